@@ -1,0 +1,82 @@
+# `make` lists what there is. A target is here only once it does something.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+# Given to pytest as it is: make test ARGS='-k ladder -x'
+ARGS ?=
+# The first interpreter that is new enough and can make an environment. Override: make venv PYTHON=/opt/python3.12/bin/python3
+PYTHON ?= $(firstword $(shell for p in $$(type -ap python3 python3.13 python3.12 python3.11) /usr/bin/python3; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p"; done))
+
+.PHONY: help
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: venv
+venv: $(STAMP)  ## .venv with everything that the lock names, and this checkout in it (editable)
+
+# --no-build-isolation: the build backend comes from the lock, too, and building this checkout asks no network.
+$(STAMP): requirements.lock pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "No Python >= 3.11 that can make a virtual environment was found." >&2; \
+		echo "On Debian and Ubuntu: apt-get install python3-venv, then try again; or: make venv PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi
+	@if ! [ -x $(BIN)/python ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		echo "$(VENV) from $(PYTHON)"; rm -rf $(VENV); "$(PYTHON)" -m venv $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: lock
+lock:  ## requirements.lock anew, from pyproject.toml (newest versions that fit; UPGRADE= keeps the pinned ones)
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	"$(PYTHON)" -m venv "$$tmp" && "$$tmp/bin/pip" install --quiet --disable-pip-version-check uv && \
+	"$$tmp/bin/uv" pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra controller --extra dev \
+		pyproject.toml -o requirements.lock; \
+	! grep -n '://' requirements.lock
+UPGRADE ?= --upgrade
+
+.PHONY: lint
+lint: $(STAMP)  ## ruff (lint, format) and mypy; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: format
+format: $(STAMP)  ## what ruff can put right by itself
+	$(BIN)/ruff check --fix-only --exit-zero .
+	$(BIN)/ruff format .
+
+.PHONY: packages
+packages: $(STAMP)  ## Debian packages for the local Slurm (root); nothing to do if they are there
+	$(BIN)/python -c "from deploy.demo.cluster import ensure_packages; ensure_packages()"
+
+.PHONY: packages-if-root
+packages-if-root: $(STAMP)
+	@if [ "$$(id -u)" = 0 ]; then \
+		$(BIN)/python -c "from deploy.demo.cluster import ensure_packages; ensure_packages()"; \
+	else \
+		echo "Not root: integration tests that need a local Slurm will be skipped, each with its reason."; \
+	fi
+
+.PHONY: demo
+demo: packages  ## a real Slurm on this machine, a job that hangs, and what the watchdog does about it (KEEP=1 leaves it running)
+	KEEP="$(KEEP)" $(BIN)/python -m deploy.demo
+
+.PHONY: test
+test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: clean
+clean:  ## removes the environment and what the tools left
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

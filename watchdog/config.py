@@ -1,0 +1,496 @@
+"""The configuration: declared once, strict, rejected whole, never silently adjusted.
+
+The models below are the schema, the defaults and the text of `config.example.yaml`. Durations need a unit
+(`5s`, `10min`, `1h30min`), sizes too (`8MiB`): a bare number is refused, because nobody can tell seconds
+from milliseconds at 3 a.m. In Python every duration is seconds and every size is bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+_DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|h|d)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)")
+
+
+def parse_duration(value: object) -> float:
+    """Seconds of a duration such as `5s`, `250ms`, `1h30min`. Raises ValueError for anything else."""
+    text = value.strip() if isinstance(value, str) else ""
+    parts = _DURATION_PART.findall(text.replace(" ", ""))
+    if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
+        raise ValueError(
+            f"a duration needs a number and a unit ({', '.join(_DURATION_UNITS_S)}), such as 5s or 10min; got {value!r}"
+        )
+    return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
+
+
+def parse_size(value: object) -> int:
+    """Bytes of a size such as `8MiB`. Raises ValueError for anything else."""
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"a size needs a number and a unit ({', '.join(_SIZE_UNITS)}), such as 8MiB; got {value!r}")
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest text that `parse_duration` reads back as `seconds`."""
+    for unit in ("d", "h", "min", "s"):
+        if seconds >= _DURATION_UNITS_S[unit] and seconds % _DURATION_UNITS_S[unit] == 0:
+            return f"{seconds / _DURATION_UNITS_S[unit]:g}{unit}"
+    return f"{seconds * 1000:g}ms" if seconds < 1 else f"{seconds:g}s"
+
+
+def format_size(size: int) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        if size >= _SIZE_UNITS[unit] and size % _SIZE_UNITS[unit] == 0:
+            return f"{size // _SIZE_UNITS[unit]}{unit}"
+    return f"{size}B"
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
+Bytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]
+Percent = Annotated[float, Field(ge=0, le=100)]
+Count = Annotated[int, Field(ge=0)]
+Mode = Literal["off", "observe", "act"]
+
+
+class Section(BaseModel):
+    """A block of the file: unknown keys are errors, values are not coerced, nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=False)
+
+
+class Agent(Section):
+    """The daemon on every compute node."""
+
+    controller_url: str = Field(
+        "http://127.0.0.1:9765", description="Where reports go: the controller's `listen` address."
+    )
+    node_name: str = Field(
+        "auto", description="Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name."
+    )
+    interval: Seconds = Field(5.0, description="Time between two reports.")
+    metrics_listen: str = Field(
+        "127.0.0.1:9766", description="Address of the agent's /metrics for Prometheus; empty = none."
+    )
+    spool_bytes: Bytes = Field(8 * 1024**2, description="Reports kept in memory while the controller is away.")
+    spool_age: Seconds = Field(600.0, description="Reports older than this are dropped from the spool, and counted.")
+    probe_deadline: Seconds = Field(
+        10.0, description="A child that has not answered by then is reported as hung, left alone and not replaced."
+    )
+    log_patterns: list[str] = Field(
+        [],
+        description="Further logs of a job to follow, besides what Slurm and its processes name: "
+        "paths with {job_id} {user} {node} {workdir}.",
+    )
+
+
+class Controller(Section):
+    """The daemon on the management node."""
+
+    listen: str = Field("127.0.0.1:9765", description="Address for agents, /metrics and /healthz.")
+    socket: str = Field(
+        "/run/slurm-watchdog/controller.sock",
+        description="Local socket for `slurm-watchdog status`, `restart`, `pause` and the other commands.",
+    )
+    state_directory: str = Field("/var/lib/slurm-watchdog", description="The journal lies here: on a local disk.")
+    journal_url: str = Field(
+        "", description="SQLAlchemy address of the journal; empty = SQLite in `state_directory`."
+    )
+    tick: Seconds = Field(1.0, description="Time between two judgements.")
+    report_lifetime: Seconds = Field(
+        30.0, description="Reports older than this are kept for the record and never judged."
+    )
+    agent_silent_after: Seconds = Field(
+        45.0, description="After this time without a report, what a node's processes do counts as unknown."
+    )
+    warm_up: Seconds = Field(60.0, description="After its start, or its own pause, the controller only looks on.")
+
+
+class Slurm(Section):
+    """How the controller talks to Slurm."""
+
+    bin_directory: str = Field("", description="Where squeue and scontrol are; empty = PATH.")
+    poll_interval: Seconds = Field(10.0, description="Time between two listings of jobs and nodes.")
+    deadline: Seconds = Field(20.0, description="An answer that takes longer counts as unknown, never as empty.")
+
+
+class Security(Section):
+    """Who may speak to the controller."""
+
+    token_file: str = Field(
+        "",
+        description="A file, readable by root and the watchdog only, with a secret that agents and controller share. "
+        "Required unless the controller listens on the loopback address.",
+    )
+    check_node_address: bool = Field(
+        True, description="Accept a node's report only from the address that Slurm has for that node."
+    )
+
+
+class Jobs(Section):
+    """Which jobs are watched, and what is known about them."""
+
+    partitions: list[str] = Field([], description="Watch jobs of these partitions only; empty = all.")
+    kill_switch: str = Field(
+        "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill",
+        description="File that the trainer looks for at every step. {job_id} {restarts} {user} {workdir}; written on "
+        "every node of the job, as its owner.",
+    )
+    checkpoint_trackers: list[str] = Field(
+        [],
+        description="Files that hold the step of the newest complete checkpoint, such as "
+        "'{workdir}/checkpoints/latest_checkpointed_iteration.txt'. Log lines that announce a checkpoint are read anyway.",
+    )
+    opt_out_comment: str = Field(
+        "watchdog=off", description="A job with these words in its --comment is watched and never touched."
+    )
+
+
+class FilesystemStall(Section):
+    """A process of a job waits in one system call on one file; other nodes reach the filesystem."""
+
+    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
+    blocked_for: Seconds = Field(60.0, description="Time in the same call on the same file.")
+    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
+
+
+class FilesystemOutage(Section):
+    """A filesystem answers on no node that was asked, or blocks processes on two nodes or more. Never acted on."""
+
+    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
+    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
+
+
+class CollectiveHang(Section):
+    """Ranks are alive, the training loop does not turn."""
+
+    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
+    floor: Seconds = Field(60.0, description="No job counts as hanging sooner than this after its last step.")
+    factor: float = Field(3.0, ge=1.5, description="Limit = this x the slowest of the recent steps, never below `floor`.")
+    startup_grace: Seconds = Field(3600.0, description="Limit until enough steps of this run were seen.")
+    warmup_steps: Count = Field(5, description="Steps of a run to see before its own speed counts.")
+    evaluation_floor: Seconds = Field(1800.0, description="Floor while the log says that an evaluation runs.")
+    checkpoint_floor: Seconds = Field(1800.0, description="Floor while the log says that a checkpoint is written.")
+    busy_limit: Seconds = Field(
+        1800.0,
+        description="Limit while stacks move or a rank outside the collective computes, and where no stack can be had.",
+    )
+    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
+
+
+class LingeringJob(Section):
+    """A rank is dead, the others wait for it, Slurm says RUNNING."""
+
+    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
+    grace: Seconds = Field(
+        30.0, description="Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`)."
+    )
+    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
+
+
+class Detectors(Section):
+    """One block a detector."""
+
+    filesystem_stall: FilesystemStall = FilesystemStall()
+    filesystem_outage: FilesystemOutage = FilesystemOutage()
+    collective_hang: CollectiveHang = CollectiveHang()
+    lingering_job: LingeringJob = LingeringJob()
+
+
+class Policy(Section):
+    """What may be done, and how often. Each line can only take an action away."""
+
+    cooldown: Seconds = Field(900.0, description="Time between two actions on the same job.")
+    attempts: Count = Field(3, description="Actions on one job before a person has to look.")
+    budget: Count = Field(4, description="Actions on the whole cluster within `budget_window`.")
+    budget_percent: Percent = Field(20.0, description="… and never more than this share of the running jobs (at least one).")
+    budget_window: Seconds = Field(3600.0, description="The window of the two budgets.")
+    storm_jobs: Count = Field(
+        3, description="So many jobs in trouble of the same kind at once: it is the fabric or the storage. No action."
+    )
+    storm_nodes_percent: Percent = Field(20.0, description="More silent nodes than this: no action.")
+    max_excluded_nodes: Count = Field(8, description="Never exclude more nodes than this from one job.")
+
+
+class Ladder(Section):
+    """How long each rung of an action may take."""
+
+    kill_switch_limit: Seconds = Field(60.0, description="For all nodes of the job to have the kill switch.")
+    checkpoint_limit: Seconds = Field(
+        1800.0, description="For a complete checkpoint after the kill switch; then the restart is given up."
+    )
+    step_limit: Seconds = Field(120.0, description="For one request to Slurm, retries included.")
+    mount_limit: Seconds = Field(86400.0, description="A restart waits so long for a stalled filesystem to answer.")
+    confirm_limit: Seconds = Field(7200.0, description="For the first new step after the restart.")
+
+
+class Slack(Section):
+    """Messages to Slack through an incoming webhook."""
+
+    webhook_url_file: str = Field(
+        "", description="A file with the webhook's address, which is a secret; empty = no Slack."
+    )
+    deadline: Seconds = Field(10.0, description="For one message. A Slack outage never delays an action.")
+
+
+class Notify(Section):
+    """Whom to tell."""
+
+    slack: Slack = Slack()
+
+
+class Config(Section):
+    """slurm-watchdog: everything that can be set."""
+
+    cluster_name: str = Field("cluster", min_length=1, description="Shown in messages.")
+    mode: Mode = Field(
+        "observe",
+        description="off: no judgement; observe: says what it would do; act: does it. It ships observing.",
+    )
+    agent: Agent = Agent()
+    controller: Controller = Controller()
+    slurm: Slurm = Slurm()
+    security: Security = Security()
+    jobs: Jobs = Jobs()
+    detectors: Detectors = Detectors()
+    policy: Policy = Policy()
+    ladder: Ladder = Ladder()
+    notify: Notify = Notify()
+
+    @model_validator(mode="after")
+    def _checks_across_fields(self) -> Config:
+        problems = []
+        host, _ = split_address(self.controller.listen, problems, "controller.listen")
+        if self.agent.metrics_listen:
+            split_address(self.agent.metrics_listen, problems, "agent.metrics_listen")
+        if host and host not in ("127.0.0.1", "::1", "localhost") and not self.security.token_file:
+            problems.append(
+                "security.token_file: required because controller.listen is not the loopback address "
+                f"({self.controller.listen}); make one with: openssl rand -hex 32 > FILE"
+            )
+        if urlsplit(self.agent.controller_url).scheme not in ("http", "https"):
+            problems.append(f"agent.controller_url: must begin with http:// or https://, got {self.agent.controller_url!r}")
+        if self.controller.report_lifetime < 2 * self.agent.interval:
+            problems.append("controller.report_lifetime: must be at least twice agent.interval, or reports expire on the way")
+        if self.controller.agent_silent_after < 2 * self.agent.interval:
+            problems.append("controller.agent_silent_after: must be at least twice agent.interval")
+        _check_template(self.jobs.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems)
+        if "{job_id}" not in self.jobs.kill_switch:
+            problems.append("jobs.kill_switch: must contain {job_id}, or one job's switch would end another job")
+        for index, template in enumerate(self.jobs.checkpoint_trackers):
+            _check_template(template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems)
+        for index, template in enumerate(self.agent.log_patterns):
+            _check_template(template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def mode_of(self, kind: str) -> Mode:
+        """The mode that holds for incidents of `kind`: its detector's own, otherwise the top-level one."""
+        block = getattr(self.detectors, kind, None)
+        own: Mode | None = getattr(block, "mode", None)
+        return own or self.mode
+
+
+def split_address(address: str, problems: list[str], where: str) -> tuple[str, int]:
+    """Host and port of `host:port`; adds a sentence to `problems` and returns ("", 0) if it is none."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        problems.append(f"{where}: must be HOST:PORT such as 127.0.0.1:9765, got {address!r}")
+        return "", 0
+    return host.strip("[]"), int(port)
+
+
+def _check_template(template: str, allowed: set[str], where: str, problems: list[str]) -> None:
+    if not template.startswith(("/", "{workdir}")):
+        problems.append(f"{where}: must be an absolute path or begin with {{workdir}}, got {template!r}")
+    for name in re.findall(r"\{([^}]*)\}", template):
+        if name not in allowed:
+            known = " ".join("{" + each + "}" for each in sorted(allowed))
+            problems.append(f"{where}: unknown placeholder {{{name}}}; known: {known}")
+
+
+# ------------------------------------------------------------------------------------------------- loading
+
+
+class ConfigProblem(BaseModel):
+    """One thing that is wrong in a configuration file."""
+
+    path: str
+    """The key, as a dotted path; empty for the file as a whole."""
+    line: int | None
+    message: str
+
+
+class ConfigError(Exception):
+    """The file was rejected, whole. `problems` has every error at once."""
+
+    def __init__(self, file: str, problems: list[ConfigProblem]):
+        self.file = file
+        self.problems = problems
+        super().__init__("\n".join(self.lines()))
+
+    def lines(self) -> list[str]:
+        """One line an error: file, line, key, what is wrong."""
+        return [
+            f"{self.file}{f':{p.line}' if p.line else ''}: {f'{p.path}: ' if p.path else ''}{p.message}"
+            for p in self.problems
+        ]
+
+
+def load_config(file: str) -> Config:
+    """Reads and checks a configuration file. Raises ConfigError with every problem in it."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
+        raise ConfigError(file, [ConfigProblem(path="", line=None, message=f"cannot be read: {reason}")]) from error
+    return parse_config(text, file)
+
+
+def parse_config(text: str, file: str = "configuration") -> Config:
+    """Checks the text of a configuration file; `file` is its name in messages. Raises ConfigError."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        message = f"is not valid YAML: {getattr(error, 'problem', None) or error}"
+        raise ConfigError(
+            file, [ConfigProblem(path="", line=mark.line + 1 if mark else None, message=message)]
+        ) from error
+    lines, duplicates = _lines_by_path(node)
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise ConfigError(file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")])
+    problems = [
+        ConfigProblem(path=path, line=line, message="is given twice; remove one") for path, line in duplicates
+    ]
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        for each in error.errors():
+            problems.extend(_explain(each, lines))
+        config = None
+    if problems or config is None:
+        raise ConfigError(file, sorted(problems, key=lambda p: (p.line or 0, p.path)))
+    return config
+
+
+def _lines_by_path(node: yaml.Node | None) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """The line of every key, by dotted path, and the keys that are given twice."""
+    lines: dict[str, int] = {}
+    duplicates: list[tuple[str, int]] = []
+
+    def walk(current: yaml.Node | None, path: str) -> None:
+        if isinstance(current, yaml.MappingNode):
+            for key, value in current.value:
+                inner = f"{path}.{key.value}" if path else str(key.value)
+                if inner in lines:
+                    duplicates.append((inner, key.start_mark.line + 1))
+                lines[inner] = key.start_mark.line + 1
+                walk(value, inner)
+        elif isinstance(current, yaml.SequenceNode):
+            for index, value in enumerate(current.value):
+                lines[f"{path}[{index}]"] = value.start_mark.line + 1
+                walk(value, f"{path}[{index}]")
+
+    walk(node, "")
+    return lines, duplicates
+
+
+def _explain(error: Any, lines: dict[str, int]) -> list[ConfigProblem]:
+    """pydantic's error in our words, with its line. A cross-field check holds several."""
+    path = ""
+    for part in error["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else (f".{part}" if path else str(part))
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not path:
+        found = []
+        for sentence in message.splitlines():
+            where, _, rest = sentence.partition(": ")
+            found.append(ConfigProblem(path=where, line=_nearest_line(where, lines), message=rest))
+        return found
+    if error["type"] == "extra_forbidden":
+        parent, _, key = path.rpartition(".")
+        message = f"unknown key{_did_you_mean(parent, key)}"
+    elif error["type"] == "model_type":
+        message = "must be a mapping of keys and values"
+    return [ConfigProblem(path=path, line=_nearest_line(path, lines), message=message[:1].lower() + message[1:])]
+
+
+def _nearest_line(path: str, lines: dict[str, int]) -> int | None:
+    while path:
+        if path in lines:
+            return lines[path]
+        path = re.sub(r"(\.[^.\[]+|\[\d+\]|^[^.\[]+)$", "", path)
+    return None
+
+
+def _did_you_mean(parent: str, key: str) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415  only for an error message
+
+    section: type[BaseModel] = Config
+    for part in parent.split(".") if parent else []:
+        field = section.model_fields.get(part)
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return ""
+        section = field.annotation
+    close = get_close_matches(key, section.model_fields, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(section.model_fields)}"
+
+
+# ------------------------------------------------------------------------------------------------- example
+
+
+def example_config() -> str:
+    """The text of `config.example.yaml`: every key with its default and what it means. It loads as it is."""
+    out = [
+        "# slurm-watchdog: every setting with its default. Generated from watchdog/config.py by `make example`.",
+        "# Check a changed file with: slurm-watchdog check-config FILE",
+        "# Durations need a unit (ms, s, min, h, d), sizes too (B, KiB, MiB, GiB).",
+        "",
+    ]
+    _write_section(Config(), out, indent=0)
+    return "\n".join(out) + "\n"
+
+
+def _write_section(section: Section, out: list[str], indent: int) -> None:
+    from textwrap import wrap  # noqa: PLC0415  only the generator wraps text
+
+    pad = "  " * indent
+    plain = section.model_dump()
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            if indent == 0:
+                out.append("")
+            out.extend(f"{pad}# {line}" for line in wrap(type(value).__doc__ or "", 100))
+            out.append(f"{pad}{name}:")
+            _write_section(value, out, indent + 1)
+            continue
+        choices = _choices(field.annotation)
+        text = (field.description or "") + (f" One of: {', '.join(choices)}." if choices and indent else "")
+        out.extend(f"{pad}# {line}" for line in wrap(text, 108))
+        out.append(f"{pad}{name}: {_scalar(plain[name])}")
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    found = [_choices(each) for each in get_args(annotation)]
+    return next((each for each in found if each), ())
+
+
+def _scalar(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")

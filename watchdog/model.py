@@ -1,0 +1,535 @@
+"""Every value that crosses an arrow of the design: frozen, typed, without behaviour.
+
+Ages and durations are seconds (`_s`), sizes are bytes, dates are seconds since the epoch (`_at`).
+Agents send ages, never dates: windows are measured on the receiver's clock.
+All structs tolerate unknown fields, so that an agent and a controller one version apart understand
+each other; new fields always carry a default.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Common settings of every value: immutable, by keyword only, defaults left off the wire."""
+
+
+# ---------------------------------------------------------------------------------------- what agents see
+
+
+class Role(StrEnum):
+    """What a process is to its job."""
+
+    RANK = "rank"
+    """Holds a rank: the process that runs the training loop."""
+    WORKER = "worker"
+    """Descends from a rank (a DataLoader worker, a compiler); carries the rank of its ancestor."""
+    HELPER = "helper"
+    """Anything else of the job: batch shell, srun, torchrun, tee."""
+
+
+class Blocked(Value):
+    """One thread that has been in the same system call, consuming nothing, for a while."""
+
+    thread_id: int
+    seconds: float
+    """How long, continuously, in the same call with the same arguments (a lower bound: seen so long)."""
+    state: str
+    """The letter of /proc/PID/stat: D, or S behind network and FUSE clients."""
+    wchan: str | None = None
+    syscall: str | None = None
+    """Name of the system call (`write`), or its number in decimal where the name is not known."""
+    path: str | None = None
+    """The file, as its descriptor names it."""
+    mount: str | None = None
+    """The mount point that the path lies on, in the process's own mount namespace."""
+    fs_type: str | None = None
+    """Type of that filesystem: ext4, nfs4, lustre, fuse.sshfs."""
+    device: str | None = None
+    """Source of that mount as /proc/PID/mountinfo names it: /dev/loop0, server:/export."""
+
+
+class Process(Value):
+    """One process of a Slurm job on one node, at one moment."""
+
+    pid: int
+    start_ticks: int
+    """Start time in clock ticks after boot (field 22 of stat): pid + start_ticks is unique until a reboot."""
+    job_id: str
+    role: Role
+    comm: str
+    state: str
+    """One letter of /proc/PID/stat: R S D T t Z X I."""
+    uid: int
+    step_id: str | None = None
+    """Slurm step ("0", "batch"), where known."""
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    cpu_s: float = 0.0
+    """User and system time of all its threads."""
+    io_bytes: int | None = None
+    """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
+    blocked: Blocked | None = None
+    """Its longest blocked thread, None when none is."""
+
+
+class LogFile(Value):
+    """One file of a job that the agent follows."""
+
+    job_id: str
+    path: str
+    growth_age_s: float | None = None
+    """Seconds since the file last grew (or was first opened), None when it was never read."""
+    error: str | None = None
+    """Why it cannot be read now: missing, permission, its mount does not answer."""
+
+
+class EventKind(StrEnum):
+    PROGRESS = "progress"
+    """A count of steps, iterations, samples or tokens was logged."""
+    PHASE = "phase"
+    """The log says that evaluation, a checkpoint, … began or ended."""
+    CHECKPOINT = "checkpoint"
+    """A complete checkpoint was announced, or found by its tracker file."""
+    ERROR = "error"
+    """A line that looks like an error."""
+
+
+class Event(Value):
+    """Something that happened once, most often a line of a log."""
+
+    kind: EventKind
+    job_id: str
+    age_s: float
+    """Seconds before the report was made."""
+    source: str
+    """Path of the file it was read from."""
+    line: str = ""
+    """The line, bounded, without its control characters."""
+    step: int | None = None
+    total_steps: int | None = None
+    step_s: float | None = None
+    """Seconds a step took, as the log says."""
+    loss: float | None = None
+    phase: str | None = None
+    pattern: str | None = None
+    """Which entry of the knowledge matched."""
+    rank: int | None = None
+    """The rank that the line's prefix names."""
+
+
+class MountProbe(Value):
+    """What a disposable child found out about one mount."""
+
+    mount: str
+    responding: bool
+    seconds: float
+    """How long the probe took; while it is out, how long it has been waiting."""
+    error: str | None = None
+    """An error is an answer: permission denied, read-only."""
+    device: str | None = None
+
+
+class HungProbe(Value):
+    """A child of the agent that did not come back."""
+
+    probe: str
+    """Kind of the probe and its resource: `files:/shared`, `stacks`."""
+    seconds: float
+
+
+class Frame(Value):
+    function: str
+    file: str
+    line: int = 0
+
+
+class ThreadStack(Value):
+    thread_id: int
+    name: str
+    active: bool
+    frames: tuple[Frame, ...]
+    """Innermost first, as py-spy prints them."""
+
+
+class ProcessStack(Value):
+    """The Python stacks of one process, or why there are none."""
+
+    node: str
+    pid: int
+    start_ticks: int
+    job_id: str
+    role: Role
+    rank: int | None = None
+    local_rank: int | None = None
+    threads: tuple[ThreadStack, ...] = ()
+    error: str | None = None
+    """Why it could not be dumped: that is evidence too."""
+    state: str | None = None
+    wchan: str | None = None
+    syscall: str | None = None
+    cpu_s: float = 0.0
+    """CPU time used so far, at the moment of the dump."""
+
+
+# ---------------------------------------------------------------------------------------- the wire
+
+
+class DumpStacks(Value, tag="dump_stacks"):
+    """Dump the Python stacks of every rank (and worker) of the job on this node, stopping nothing."""
+
+    id: str
+    job_id: str
+    restarts: int
+    expires_s: float = 60.0
+
+
+class ProbeMount(Value, tag="probe_mount"):
+    """Write and read back on a mount, in `directory`, as `uid`; leaves nothing behind when it answers."""
+
+    id: str
+    mount: str
+    directory: str
+    uid: int
+    expires_s: float = 60.0
+
+
+class WriteKillSwitch(Value, tag="write_kill_switch"):
+    """Create the kill switch of one run of one job, as the job's owner."""
+
+    id: str
+    job_id: str
+    restarts: int
+    path: str
+    uid: int
+    content: str
+    """One JSON line: who, why, which incident."""
+    expires_s: float = 60.0
+
+
+class RemoveKillSwitch(Value, tag="remove_kill_switch"):
+    """Remove a kill switch if, and only if, it holds exactly `content`: we wrote it."""
+
+    id: str
+    job_id: str
+    path: str
+    uid: int
+    content: str
+    expires_s: float = 300.0
+
+
+Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch
+
+
+class CommandResult(Value):
+    """What became of one command. Every command is answered once, refusals included."""
+
+    command_id: str
+    ok: bool
+    error: str | None = None
+    stacks: tuple[ProcessStack, ...] = ()
+    probe: MountProbe | None = None
+
+
+class Report(Value):
+    """What one agent saw in one tick."""
+
+    node: str
+    boot_id: str
+    agent_id: str
+    """Random, new at every start of the agent."""
+    sequence: int
+    """Rises by one with every report of this agent_id; a report seen before is dropped."""
+    age_s: float = 0.0
+    """Seconds between making and sending; not 0 when it waited in the spool."""
+    interval_s: float = 5.0
+    version: int = 1
+    agent_version: str = ""
+    processes: tuple[Process, ...] = ()
+    logs: tuple[LogFile, ...] = ()
+    events: tuple[Event, ...] = ()
+    events_dropped: int = 0
+    mounts: tuple[MountProbe, ...] = ()
+    hung_probes: tuple[HungProbe, ...] = ()
+    results: tuple[CommandResult, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Collectors that failed this tick, each with its reason."""
+
+
+class JobWatch(Value):
+    """What the controller tells an agent about a job that runs on its node."""
+
+    job_id: str
+    restarts: int
+    uid: int
+    log_paths: tuple[str, ...] = ()
+    """Followed by this node: the job's standard output and error on its batch host."""
+    checkpoint_trackers: tuple[str, ...] = ()
+    """Files that hold the step of the newest complete checkpoint (Megatron's tracker)."""
+    kill_switch: str = ""
+    """Its directory is made ready on this node, owned by the job's owner."""
+
+
+class Reply(Value):
+    """The controller's answer to a report."""
+
+    commands: tuple[Command, ...] = ()
+    watch: tuple[JobWatch, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------- what Slurm says
+
+
+class SlurmJob(Value):
+    """One job as Slurm lists it. `None` means that Slurm did not say."""
+
+    job_id: str
+    """As commands want it: `123`, or `123_4` for an array element."""
+    state: str
+    """Slurm's own word in capitals: PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, REQUEUE_HOLD, …"""
+    reason: str = ""
+    name: str = ""
+    user: str = ""
+    uid: int = -1
+    account: str = ""
+    partition: str = ""
+    nodes: tuple[str, ...] = ()
+    batch_host: str | None = None
+    restarts: int = 0
+    start_at: float | None = None
+    excluded_nodes: tuple[str, ...] = ()
+    is_batch: bool = True
+    requeueable: bool | None = None
+    held: bool = False
+    stdout: str | None = None
+    stderr: str | None = None
+    workdir: str | None = None
+    comment: str = ""
+
+
+class SlurmNode(Value):
+    name: str
+    address: str
+    state: str
+    reason: str = ""
+
+
+class SlurmView(Value):
+    """One complete answer of Slurm: all jobs, all nodes."""
+
+    jobs: tuple[SlurmJob, ...]
+    nodes: tuple[SlurmNode, ...]
+
+
+# ---------------------------------------------------------------------------------------- judgement
+
+
+class Kind(StrEnum):
+    """What can be wrong. Modules, registry, configuration, metrics and journal use these names."""
+
+    FILESYSTEM_OUTAGE = "filesystem_outage"
+    FILESYSTEM_STALL = "filesystem_stall"
+    LINGERING_JOB = "lingering_job"
+    COLLECTIVE_HANG = "collective_hang"
+    OPERATOR_RESTART = "operator_restart"
+
+
+class Truth(StrEnum):
+    BAD = "bad"
+    OK = "ok"
+    UNKNOWN = "unknown"
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class Culprit(Value):
+    """Who is named. Fields that are not known stay None; an empty list of culprits names nobody."""
+
+    node: str | None = None
+    rank: int | None = None
+    pid: int | None = None
+    gpu_uuid: str | None = None
+    path: str | None = None
+    mount: str | None = None
+    reason: str = ""
+
+
+class StacksWanted(Value, tag="stacks"):
+    """A detector needs the stacks of every rank of the job before it can say more."""
+
+    job_id: str
+
+
+class ProbeWanted(Value, tag="probe"):
+    """A detector needs to know whether other nodes can write to the mount."""
+
+    mount: str
+    directory: str
+    uid: int
+    nodes: tuple[str, ...]
+
+
+Wanted = StacksWanted | ProbeWanted
+
+
+class Finding(Value):
+    """What one detector says about one subject at one moment."""
+
+    kind: Kind
+    subject: str
+    """What it is about, `job:123` or `mount:/shared`: one incident for each kind and subject."""
+    truth: Truth
+    summary: str
+    """One sentence for a tired reader; with UNKNOWN, what is not known."""
+    job_ids: tuple[str, ...] = ()
+    severity: Severity = Severity.CRITICAL
+    culprits: tuple[Culprit, ...] = ()
+    facts: tuple[str, ...] = ()
+    """The evidence, a sentence each."""
+    lasted_s: float = 0.0
+    """For how long the condition has held already."""
+    wanted: tuple[Wanted, ...] = ()
+
+
+class IncidentState(StrEnum):
+    PENDING = "pending"
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+class Incident(Value):
+    """A finding that lasted. Times are the controller's wall clock, for people; windows use `*_mono`."""
+
+    id: str
+    kind: Kind
+    subject: str
+    state: IncidentState
+    severity: Severity
+    job_ids: tuple[str, ...]
+    opened_at: float
+    """When the condition began, as far as is known."""
+    pending_mono: float
+    """Controller's monotonic clock at the first BAD."""
+    clear_mono: float | None = None
+    """Since when it has been OK without a break; None while it is BAD."""
+    fired_at: float | None = None
+    resolved_at: float | None = None
+    detected_after_s: float | None = None
+    """From the beginning of the condition to firing."""
+    culprits: tuple[Culprit, ...] = ()
+    summary: str = ""
+    facts: tuple[str, ...] = ()
+    runs: tuple[tuple[str, int], ...] = ()
+    """(job id, restart count) of each job when it fired: what a decision is fenced by."""
+    inhibited_by: str | None = None
+    """Id of the incident that explains this one; it is then not acted on and not announced."""
+    resolution: str = ""
+
+
+# ---------------------------------------------------------------------------------------- decisions and actions
+
+
+class Action(StrEnum):
+    NONE = "none"
+    """Evidence and alert only."""
+    REQUEUE = "requeue"
+    """Requeue held, add exclusions to the existing ones, release, see the first new step."""
+    GRACEFUL_RESTART = "graceful_restart"
+    """Kill switch, complete checkpoint, then as REQUEUE."""
+
+
+class Verdict(StrEnum):
+    ALLOWED = "allowed"
+    SUPPRESSED = "suppressed"
+    OBSERVED = "observed"
+    """Would have been done, had the mode been `act`."""
+
+
+class Fence(Value):
+    """The one run of the one job that a decision is about. Anything else is left alone."""
+
+    job_id: str
+    restarts: int
+    start_at: float | None
+
+
+class Decision(Value):
+    id: str
+    incident_id: str
+    action: Action
+    verdict: Verdict
+    by: str
+    """The guard that took the action away, or the rule that allowed it."""
+    reason: str
+    decided_at: float
+    fence: Fence | None = None
+    exclude: tuple[str, ...] = ()
+    kill_switch: str | None = None
+    kill_switch_uid: int | None = None
+    kill_switch_content: str = ""
+    nodes: tuple[str, ...] = ()
+    """Nodes of the run, where the kill switch is written and removed."""
+    step_at_decision: int | None = None
+    asked_by: str | None = None
+    """The operator, for a restart that a person asked for."""
+    wait_until_responding: tuple[str, ...] = ()
+    """Mounts that have to answer before the job is released."""
+
+
+class Rung(StrEnum):
+    """The steps of an action, each with an intent before and an outcome after in the journal."""
+
+    WRITE_KILL_SWITCH = "write_kill_switch"
+    WAIT_CHECKPOINT = "wait_checkpoint"
+    REQUEUE_HOLD = "requeue_hold"
+    EXCLUDE = "exclude"
+    REMOVE_KILL_SWITCH = "remove_kill_switch"
+    RELEASE = "release"
+    CONFIRM = "confirm"
+
+
+class RungOutcome(StrEnum):
+    DONE = "done"
+    FAILED = "failed"
+    """Refused for good: the reason is in `detail`."""
+    UNKNOWN = "unknown"
+    """No answer: the world is asked before anything else."""
+    SKIPPED = "skipped"
+
+
+class RungRecord(Value):
+    """One rung of one action, as the journal keeps it. `outcome` None: the intent only."""
+
+    rung: Rung
+    attempt: int
+    intent_at: float
+    outcome: RungOutcome | None = None
+    outcome_at: float | None = None
+    detail: str = ""
+
+
+class ActionEnd(Value):
+    """How an action ended, in writing: nothing is forgotten."""
+
+    ok: bool
+    ended_at: float
+    detail: str
+    resumed_at_step: int | None = None
+    steps_lost: int | None = None
+    downtime_s: float | None = None
+
+
+class ActionRun(Value):
+    """A decision that was allowed, with everything done for it so far."""
+
+    decision: Decision
+    records: tuple[RungRecord, ...] = ()
+    end: ActionEnd | None = None

@@ -1,0 +1,176 @@
+"""Who may know whom. Read from the source, so a module that does not exist yet breaks nothing.
+
+An import counts wherever it stands: in a function, under TYPE_CHECKING, or behind another module of ours. Importing `a.b`
+also runs `a/__init__.py`, so that counts, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """`modules` (with all below them) reach none of `forbidden`, directly or through other modules of ours."""
+
+    name: str
+    modules: tuple[str, ...]
+    forbidden: tuple[str, ...]
+
+
+EDGES = (
+    "watchdog.config", "watchdog.metrics", "watchdog.log", "watchdog.clock", "watchdog.runner", "watchdog.agent",
+    "watchdog.cli", "watchdog.actuate", "watchdog.notify", "watchdog.slurm.command_line",
+    "watchdog.slurm.pyslurm_client", "watchdog.controller.app", "watchdog.controller.journal",
+    "watchdog.controller.ingest",
+)  # fmt: skip
+WORLD = (
+    "os", "socket", "subprocess", "time", "asyncio", "threading", "aiohttp", "sqlalchemy", "prometheus_client",
+    "psutil", "pydantic", "pynvml", "pyslurm", "slack_sdk", "urllib.request", "http.client",
+)  # fmt: skip
+CONTROLLER_PACKAGES = ("aiohttp", "uvloop", "sqlalchemy", "slack_sdk")
+PURE = (
+    "watchdog.model", "watchdog.detect", "watchdog.diagnose", "watchdog.slurm.parse", "watchdog.controller.correlate",
+    "watchdog.controller.policy", "watchdog.controller.ladder",
+)  # fmt: skip
+
+CONTRACTS = (
+    Contract("judging is pure", PURE, EDGES + WORLD),
+    Contract(
+        "the agent observes and never judges",
+        ("watchdog.agent",),
+        ("watchdog.controller", "watchdog.detect", "watchdog.notify", *CONTROLLER_PACKAGES, "pyslurm"),
+    ),
+    Contract(
+        "actuators and notifiers don't judge",
+        ("watchdog.actuate", "watchdog.notify"),
+        ("watchdog.detect", "watchdog.controller.policy", "watchdog.controller.ladder"),
+    ),
+)
+
+
+def within(module: str, package: str) -> bool:
+    """Whether `module` is `package` or lies below it."""
+    return module == package or module.startswith(package + ".")
+
+
+def parse_imports(source: str) -> Iterator[str]:
+    """Every dotted name that `source` imports; for `from a import b` both `a` and `a.b`, for b may be a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def read_modules() -> dict[str, tuple[str, ...]]:
+    """Module name to what it imports, for every module of the package."""
+    found = {}
+    for path in sorted((CHECKOUT / "watchdog").rglob("*.py")):
+        parts = path.relative_to(CHECKOUT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = tuple(parse_imports(path.read_text()))
+    return found
+
+
+def parents(name: str) -> list[str]:
+    """`a.b.c` gives a, a.b and a.b.c: importing the last runs all of them."""
+    parts = name.split(".")
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def chains_to(start: str, forbidden: tuple[str, ...], modules: dict[str, tuple[str, ...]]) -> list[str]:
+    """How `start` reaches something forbidden, one line each ("a -> b -> os"); empty if it does not."""
+    bad, seen, todo = [], {start}, [(start,)]
+    while todo:
+        chain = todo.pop()
+        for imported in modules[chain[-1]]:
+            if any(within(imported, name) for name in forbidden):
+                bad.append(" -> ".join((*chain, imported)))
+                continue
+            for name in parents(imported):
+                if name in modules and name not in seen:
+                    seen.add(name)
+                    todo.append((*chain, name))
+    return bad
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.name)
+def test_a_contract_holds(contract: Contract) -> None:
+    modules = read_modules()
+    bad = [
+        chain
+        for module in modules
+        if any(within(module, name) for name in contract.modules)
+        for chain in chains_to(module, contract.forbidden, modules)
+    ]
+    assert not bad, f"{contract.name}:\n" + "\n".join(sorted(set(bad)))
+
+
+def test_a_forbidden_import_is_found_through_other_modules() -> None:
+    modules = {
+        "watchdog": (),
+        "watchdog.detect": ("watchdog.helper.deep",),
+        "watchdog.helper": ("os.path",),
+        "watchdog.helper.deep": ("re",),
+    }
+    assert chains_to("watchdog.detect", ("os",), modules) == ["watchdog.detect -> watchdog.helper -> os.path"]
+    assert chains_to("watchdog.detect", ("ossify",), modules) == []
+
+
+def test_every_form_of_import_counts() -> None:
+    source = "import a.b as c\nfrom d import e\ndef f():\n    import g\n"
+    assert list(parse_imports(source)) == ["a.b", "d", "d.e", "g"]
+
+
+def standard_library_only() -> list[Path]:
+    """Files that run inside someone else's Python: a training environment, a container, a compute node."""
+    return [
+        *sorted((CHECKOUT / "deploy" / "trainers").rglob("*.py")),
+        *(CHECKOUT / "deploy/demo").glob("trainer.py"),
+    ]
+
+
+def test_code_for_training_environments_imports_the_standard_library_only() -> None:
+    bad = [
+        f"{path.relative_to(CHECKOUT)}: {name}"
+        for path in standard_library_only()
+        for name in parse_imports(path.read_text())
+        if name.split(".")[0] not in sys.stdlib_module_names
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_nothing_is_mocked() -> None:
+    bad = [
+        f"{path.relative_to(CHECKOUT)}: {name}"
+        for folder in ("watchdog", "deploy", "tests")
+        for path in sorted((CHECKOUT / folder).rglob("*.py"))
+        for name in parse_imports(path.read_text())
+        if within(name, "unittest.mock") or within(name, "mock")
+    ]
+    assert not bad, "Write a fake that implements the Protocol:\n" + "\n".join(bad)
+
+
+@pytest.mark.parametrize("module", ["watchdog.cli.main", "watchdog.agent.app"])
+def test_a_compute_node_needs_no_package_of_the_controller(module: str) -> None:
+    if module not in read_modules():
+        pytest.skip(f"{module} is not written yet")
+    blocked = "".join(f"sys.modules[{name!r}] = None; " for name in (*CONTROLLER_PACKAGES, "pyslurm"))
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {blocked}import {module}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

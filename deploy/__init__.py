@@ -1,0 +1,1 @@
+"""What surrounds the watchdog: demo, Slurm snippets, trainer integrations."""

@@ -450,35 +450,43 @@ class ProcessGroup:
             time.sleep(3600)  # like NCCL without a timeout: the peer is gone, nobody says so, we wait
         return answer["value"]
 
-    def _exchange(self, op, value=None, src=0):
+    def exchange(self, op, value=None, src=0):
         try:
             send_message(self.sock, {"op": op, "value": value, "src": src})
         except OSError:
             pass  # rank 0 is gone; recv decides what that means
         return self.recv(op)
 
-    def barrier(self):
-        self._exchange("barrier")
 
-    def all_reduce(self, value):
-        """The mean of a float over all ranks."""
-        return self._exchange("all_reduce", value)
+# Functions of the module, as in torch.distributed: a stack dump then shows "all_reduce", with no class before it.
+def barrier(group):
+    group.exchange("barrier")
 
-    def broadcast(self, value, src=0):
-        return self._exchange("broadcast", value, src)
 
-    def all_gather(self, value):
-        """A list: every rank's value, in rank order."""
-        return self._exchange("all_gather", value)
+def all_reduce(value, group):
+    """The mean of a float over all ranks."""
+    return group.exchange("all_reduce", value)
 
-    def destroy_process_group(self, faults, step):
-        faults.teardown(step)
-        self.barrier()
-        if self.announcement:
-            try:
-                os.unlink(self.announcement)
-            except OSError:
-                pass
+
+def broadcast(value, src, group):
+    """The value that rank src gave."""
+    return group.exchange("broadcast", value, src)
+
+
+def all_gather(value, group):
+    """A list: every rank's value, in rank order."""
+    return group.exchange("all_gather", value)
+
+
+def destroy_process_group(group, faults, step):
+    """The end: all ranks meet once more, then rank 0 takes its address back."""
+    faults.teardown(step)
+    barrier(group)
+    if group.announcement:
+        try:
+            os.unlink(group.announcement)
+        except OSError:
+            pass
 
 
 def local_rank_of(ranks, rank):
@@ -944,7 +952,7 @@ class Trainer:
 
     def agreed_reason_to_stop(self):
         """The first rank's reason, the same on every rank, so that all stop after the same step."""
-        return next(filter(None, self.group.all_gather(self.reason_to_stop())), "")
+        return next(filter(None, all_gather(self.reason_to_stop(), self.group)), "")
 
     # -- checkpoints -------------------------------------------------------------------------------
     def load_checkpoint(self):
@@ -954,7 +962,7 @@ class Trainer:
         step = newest_complete_step(directory) if self.rank == 0 else None
         if self.rank == 0:
             self._compare_tracker(step)
-        step = self.group.broadcast(step)
+        step = broadcast(step, 0, self.group)
         if step is None:
             self.print_rank_0(f" WARNING: no complete checkpoint in {directory}, will start from random")
             return
@@ -975,7 +983,7 @@ class Trainer:
             )
         self.step, self.checksum, self.saved_step = step, state["checksum"], step
         self.nan_iterations = state["nan_iterations"]
-        self.group.barrier()
+        barrier(self.group)
         self.print_rank_0(f"  successfully loaded checkpoint from {directory} at iteration {step}")
 
     def _compare_tracker(self, step):
@@ -998,7 +1006,7 @@ class Trainer:
         os.makedirs(directory, exist_ok=True)
         if self.rank == 0 and os.path.exists(os.path.join(directory, "complete")):
             os.unlink(os.path.join(directory, "complete"))  # being written anew: not complete any more
-        self.group.barrier()
+        barrier(self.group)
         state = {
             "step": step,
             "checksum": self.checksum,
@@ -1013,13 +1021,13 @@ class Trainer:
             json.dumps(state) + "\n",
             args.checkpoint_seconds if takes_long else 0.0,
         )
-        self.group.barrier()
+        barrier(self.group)
         if self.rank == 0:
             marker = {"step": step, "world_size": args.world_size, "checksum": self.checksum}
             write_atomically(os.path.join(directory, "complete"), json.dumps(marker) + "\n")
             write_atomically(os.path.join(args.checkpoint_dir, TRACKER), f"{step}")
             prune_checkpoints(args.checkpoint_dir, args.keep_last)
-        self.group.barrier()
+        barrier(self.group)
         self.saved_step = step
         self.print_rank_0(f"  successfully saved checkpoint at iteration {step:7d} to {args.checkpoint_dir}")
 
@@ -1034,8 +1042,10 @@ class Trainer:
 
     def evaluate(self):
         self.faults.fire(self.step, phase="eval")
-        losses = [self.eval_batch() for _ in range(self.args.eval_iters)]
-        return math.fsum(losses) / len(losses)
+        total = 0.0
+        for _ in range(self.args.eval_iters):
+            total += self.eval_batch()
+        return total / self.args.eval_iters
 
     def eval_batch(self):
         batch = self._exec_schedule(self.args.eval_seconds / self.args.eval_iters)
@@ -1043,7 +1053,7 @@ class Trainer:
         return self._bcast_pipe_scalar(loss)
 
     def _bcast_pipe_scalar(self, loss):
-        return self.group.broadcast(loss, src=self.args.world_size - 1)
+        return broadcast(loss, self.args.world_size - 1, self.group)
 
     # -- one step ----------------------------------------------------------------------------------
     def _exec_schedule(self, seconds):
@@ -1067,7 +1077,7 @@ class Trainer:
             math.fsum(range(1000))
 
     def _reduce_outputs(self, loss):
-        return self.group.all_reduce(loss)
+        return all_reduce(loss, self.group)
 
     def loss_of(self, batch):
         loss = 1.9 + 9.0 * (self.step + 1) ** -0.35 + 0.02 * math.fsum(batch) / len(batch)
@@ -1079,7 +1089,7 @@ class Trainer:
         self.faults.fire(self.step)
         batch = self._exec_schedule(self.args.step_seconds)
         loss = self._reduce_outputs(self.loss_of(batch))
-        self.group.barrier()
+        barrier(self.group)
         self.checksum = chain_checksum(self.checksum, self.step)
         self.nan_iterations += 0 if math.isfinite(loss) else 1
         return loss, time.monotonic() - started
@@ -1382,7 +1392,7 @@ def main(argv=None):
             ).start()
     try:
         trainer.pretrain()
-        group.destroy_process_group(trainer.faults, trainer.step)
+        destroy_process_group(group, trainer.faults, trainer.step)
     except PeerLeft as error:
         loader.shutdown_workers()
         fail(1, f"{error}. The others stop too (--abort-on-peer-death); see that rank's log.")

@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -36,7 +44,9 @@ def parse_size(value: object) -> int:
     """Bytes of a size such as `8MiB`. Raises ValueError for anything else."""
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"a size needs a number and a unit ({', '.join(_SIZE_UNITS)}), such as 8MiB; got {value!r}")
+        raise ValueError(
+            f"a size needs a number and a unit ({', '.join(_SIZE_UNITS)}), such as 8MiB; got {value!r}"
+        )
     return int(float(match[1]) * _SIZE_UNITS[match[2]])
 
 
@@ -75,16 +85,22 @@ class Agent(Section):
         "http://127.0.0.1:9765", description="Where reports go: the controller's `listen` address."
     )
     node_name: str = Field(
-        "auto", description="Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name."
+        "auto",
+        description="Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name.",
     )
     interval: Seconds = Field(5.0, description="Time between two reports.")
     metrics_listen: str = Field(
         "127.0.0.1:9766", description="Address of the agent's /metrics for Prometheus; empty = none."
     )
-    spool_bytes: Bytes = Field(8 * 1024**2, description="Reports kept in memory while the controller is away.")
-    spool_age: Seconds = Field(600.0, description="Reports older than this are dropped from the spool, and counted.")
+    spool_bytes: Bytes = Field(
+        8 * 1024**2, description="Reports kept in memory while the controller is away."
+    )
+    spool_age: Seconds = Field(
+        600.0, description="Reports older than this are dropped from the spool, and counted."
+    )
     probe_deadline: Seconds = Field(
-        10.0, description="A child that has not answered by then is reported as hung, left alone and not replaced."
+        10.0,
+        description="A child that has not answered by then is reported as hung, left alone and not replaced.",
     )
     log_patterns: list[str] = Field(
         [],
@@ -101,7 +117,9 @@ class Controller(Section):
         "/run/slurm-watchdog/controller.sock",
         description="Local socket for `slurm-watchdog status`, `restart`, `pause` and the other commands.",
     )
-    state_directory: str = Field("/var/lib/slurm-watchdog", description="The journal lies here: on a local disk.")
+    state_directory: str = Field(
+        "/var/lib/slurm-watchdog", description="The journal lies here: on a local disk."
+    )
     journal_url: str = Field(
         "", description="SQLAlchemy address of the journal; empty = SQLite in `state_directory`."
     )
@@ -112,7 +130,9 @@ class Controller(Section):
     agent_silent_after: Seconds = Field(
         45.0, description="After this time without a report, what a node's processes do counts as unknown."
     )
-    warm_up: Seconds = Field(60.0, description="After its start, or its own pause, the controller only looks on.")
+    warm_up: Seconds = Field(
+        60.0, description="After its start, or its own pause, the controller only looks on."
+    )
 
 
 class Slurm(Section):
@@ -120,7 +140,9 @@ class Slurm(Section):
 
     bin_directory: str = Field("", description="Where squeue and scontrol are; empty = PATH.")
     poll_interval: Seconds = Field(10.0, description="Time between two listings of jobs and nodes.")
-    deadline: Seconds = Field(20.0, description="An answer that takes longer counts as unknown, never as empty.")
+    deadline: Seconds = Field(
+        20.0, description="An answer that takes longer counts as unknown, never as empty."
+    )
 
 
 class Security(Section):
@@ -175,11 +197,15 @@ class CollectiveHang(Section):
 
     mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
     floor: Seconds = Field(60.0, description="No job counts as hanging sooner than this after its last step.")
-    factor: float = Field(3.0, ge=1.5, description="Limit = this x the slowest of the recent steps, never below `floor`.")
+    factor: float = Field(
+        3.0, ge=1.5, description="Limit = this x the slowest of the recent steps, never below `floor`."
+    )
     startup_grace: Seconds = Field(3600.0, description="Limit until enough steps of this run were seen.")
     warmup_steps: Count = Field(5, description="Steps of a run to see before its own speed counts.")
     evaluation_floor: Seconds = Field(1800.0, description="Floor while the log says that an evaluation runs.")
-    checkpoint_floor: Seconds = Field(1800.0, description="Floor while the log says that a checkpoint is written.")
+    checkpoint_floor: Seconds = Field(
+        1800.0, description="Floor while the log says that a checkpoint is written."
+    )
     busy_limit: Seconds = Field(
         1800.0,
         description="Limit while stacks move or a rank outside the collective computes, and where no stack can be had.",
@@ -192,7 +218,8 @@ class LingeringJob(Section):
 
     mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
     grace: Seconds = Field(
-        30.0, description="Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`)."
+        30.0,
+        description="Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`).",
     )
     hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
 
@@ -212,10 +239,13 @@ class Policy(Section):
     cooldown: Seconds = Field(900.0, description="Time between two actions on the same job.")
     attempts: Count = Field(3, description="Actions on one job before a person has to look.")
     budget: Count = Field(4, description="Actions on the whole cluster within `budget_window`.")
-    budget_percent: Percent = Field(20.0, description="… and never more than this share of the running jobs (at least one).")
+    budget_percent: Percent = Field(
+        20.0, description="… and never more than this share of the running jobs (at least one)."
+    )
     budget_window: Seconds = Field(3600.0, description="The window of the two budgets.")
     storm_jobs: Count = Field(
-        3, description="So many jobs in trouble of the same kind at once: it is the fabric or the storage. No action."
+        3,
+        description="So many jobs in trouble of the same kind at once: it is the fabric or the storage. No action.",
     )
     storm_nodes_percent: Percent = Field(20.0, description="More silent nodes than this: no action.")
     max_excluded_nodes: Count = Field(8, description="Never exclude more nodes than this from one job.")
@@ -229,7 +259,9 @@ class Ladder(Section):
         1800.0, description="For a complete checkpoint after the kill switch; then the restart is given up."
     )
     step_limit: Seconds = Field(120.0, description="For one request to Slurm, retries included.")
-    mount_limit: Seconds = Field(86400.0, description="A restart waits so long for a stalled filesystem to answer.")
+    mount_limit: Seconds = Field(
+        86400.0, description="A restart waits so long for a stalled filesystem to answer."
+    )
     confirm_limit: Seconds = Field(7200.0, description="For the first new step after the restart.")
 
 
@@ -268,7 +300,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _checks_across_fields(self) -> Config:
-        problems = []
+        problems: list[str] = []
         host, _ = split_address(self.controller.listen, problems, "controller.listen")
         if self.agent.metrics_listen:
             split_address(self.agent.metrics_listen, problems, "agent.metrics_listen")
@@ -278,18 +310,30 @@ class Config(Section):
                 f"({self.controller.listen}); make one with: openssl rand -hex 32 > FILE"
             )
         if urlsplit(self.agent.controller_url).scheme not in ("http", "https"):
-            problems.append(f"agent.controller_url: must begin with http:// or https://, got {self.agent.controller_url!r}")
+            problems.append(
+                f"agent.controller_url: must begin with http:// or https://, got {self.agent.controller_url!r}"
+            )
         if self.controller.report_lifetime < 2 * self.agent.interval:
-            problems.append("controller.report_lifetime: must be at least twice agent.interval, or reports expire on the way")
+            problems.append(
+                "controller.report_lifetime: must be at least twice agent.interval, or reports expire on the way"
+            )
         if self.controller.agent_silent_after < 2 * self.agent.interval:
             problems.append("controller.agent_silent_after: must be at least twice agent.interval")
-        _check_template(self.jobs.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems)
+        _check_template(
+            self.jobs.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems
+        )
         if "{job_id}" not in self.jobs.kill_switch:
-            problems.append("jobs.kill_switch: must contain {job_id}, or one job's switch would end another job")
+            problems.append(
+                "jobs.kill_switch: must contain {job_id}, or one job's switch would end another job"
+            )
         for index, template in enumerate(self.jobs.checkpoint_trackers):
-            _check_template(template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems)
+            _check_template(
+                template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems
+            )
         for index, template in enumerate(self.agent.log_patterns):
-            _check_template(template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems)
+            _check_template(
+                template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -353,7 +397,9 @@ def load_config(file: str) -> Config:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
-        raise ConfigError(file, [ConfigProblem(path="", line=None, message=f"cannot be read: {reason}")]) from error
+        raise ConfigError(
+            file, [ConfigProblem(path="", line=None, message=f"cannot be read: {reason}")]
+        ) from error
     return parse_config(text, file)
 
 
@@ -372,7 +418,9 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise ConfigError(file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")])
+        raise ConfigError(
+            file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")]
+        )
     problems = [
         ConfigProblem(path=path, line=line, message="is given twice; remove one") for path, line in duplicates
     ]
@@ -426,7 +474,9 @@ def _explain(error: Any, lines: dict[str, int]) -> list[ConfigProblem]:
         message = f"unknown key{_did_you_mean(parent, key)}"
     elif error["type"] == "model_type":
         message = "must be a mapping of keys and values"
-    return [ConfigProblem(path=path, line=_nearest_line(path, lines), message=message[:1].lower() + message[1:])]
+    return [
+        ConfigProblem(path=path, line=_nearest_line(path, lines), message=message[:1].lower() + message[1:])
+    ]
 
 
 def _nearest_line(path: str, lines: dict[str, int]) -> int | None:
@@ -438,12 +488,16 @@ def _nearest_line(path: str, lines: dict[str, int]) -> int | None:
 
 
 def _did_you_mean(parent: str, key: str) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415  only for an error message
+    from difflib import get_close_matches
 
     section: type[BaseModel] = Config
     for part in parent.split(".") if parent else []:
         field = section.model_fields.get(part)
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+        if (
+            field is None
+            or not isinstance(field.annotation, type)
+            or not issubclass(field.annotation, BaseModel)
+        ):
             return ""
         section = field.annotation
     close = get_close_matches(key, section.model_fields, n=1)
@@ -466,7 +520,7 @@ def example_config() -> str:
 
 
 def _write_section(section: Section, out: list[str], indent: int) -> None:
-    from textwrap import wrap  # noqa: PLC0415  only the generator wraps text
+    from textwrap import wrap
 
     pad = "  " * indent
     plain = section.model_dump()

@@ -31,7 +31,7 @@ class Role(StrEnum):
     """Anything else of the job: batch shell, srun, torchrun, tee."""
 
 
-class Blocked(Value):
+class Blocked(Value, frozen=True, kw_only=True):
     """One thread that has been in the same system call, consuming nothing, for a while."""
 
     thread_id: int
@@ -52,7 +52,7 @@ class Blocked(Value):
     """Source of that mount as /proc/PID/mountinfo names it: /dev/loop0, server:/export."""
 
 
-class Process(Value):
+class Process(Value, frozen=True, kw_only=True):
     """One process of a Slurm job on one node, at one moment."""
 
     pid: int
@@ -77,7 +77,7 @@ class Process(Value):
     """Its longest blocked thread, None when none is."""
 
 
-class LogFile(Value):
+class LogFile(Value, frozen=True, kw_only=True):
     """One file of a job that the agent follows."""
 
     job_id: str
@@ -99,7 +99,7 @@ class EventKind(StrEnum):
     """A line that looks like an error."""
 
 
-class Event(Value):
+class Event(Value, frozen=True, kw_only=True):
     """Something that happened once, most often a line of a log."""
 
     kind: EventKind
@@ -122,7 +122,7 @@ class Event(Value):
     """The rank that the line's prefix names."""
 
 
-class MountProbe(Value):
+class MountProbe(Value, frozen=True, kw_only=True):
     """What a disposable child found out about one mount."""
 
     mount: str
@@ -134,7 +134,7 @@ class MountProbe(Value):
     device: str | None = None
 
 
-class HungProbe(Value):
+class HungProbe(Value, frozen=True, kw_only=True):
     """A child of the agent that did not come back."""
 
     probe: str
@@ -142,13 +142,13 @@ class HungProbe(Value):
     seconds: float
 
 
-class Frame(Value):
+class Frame(Value, frozen=True, kw_only=True):
     function: str
     file: str
     line: int = 0
 
 
-class ThreadStack(Value):
+class ThreadStack(Value, frozen=True, kw_only=True):
     thread_id: int
     name: str
     active: bool
@@ -156,7 +156,7 @@ class ThreadStack(Value):
     """Innermost first, as py-spy prints them."""
 
 
-class ProcessStack(Value):
+class ProcessStack(Value, frozen=True, kw_only=True):
     """The Python stacks of one process, or why there are none."""
 
     node: str
@@ -173,13 +173,15 @@ class ProcessStack(Value):
     wchan: str | None = None
     syscall: str | None = None
     cpu_s: float = 0.0
-    """CPU time used so far, at the moment of the dump."""
+    """CPU time used so far by the whole process, at the moment of the dump."""
+    main_cpu_s: float | None = None
+    """CPU time used so far by its main thread alone."""
 
 
 # ---------------------------------------------------------------------------------------- the wire
 
 
-class DumpStacks(Value, tag="dump_stacks"):
+class DumpStacks(Value, frozen=True, kw_only=True, tag="dump_stacks"):
     """Dump the Python stacks of every rank (and worker) of the job on this node, stopping nothing."""
 
     id: str
@@ -188,7 +190,7 @@ class DumpStacks(Value, tag="dump_stacks"):
     expires_s: float = 60.0
 
 
-class ProbeMount(Value, tag="probe_mount"):
+class ProbeMount(Value, frozen=True, kw_only=True, tag="probe_mount"):
     """Write and read back on a mount, in `directory`, as `uid`; leaves nothing behind when it answers."""
 
     id: str
@@ -198,7 +200,7 @@ class ProbeMount(Value, tag="probe_mount"):
     expires_s: float = 60.0
 
 
-class WriteKillSwitch(Value, tag="write_kill_switch"):
+class WriteKillSwitch(Value, frozen=True, kw_only=True, tag="write_kill_switch"):
     """Create the kill switch of one run of one job, as the job's owner."""
 
     id: str
@@ -211,7 +213,7 @@ class WriteKillSwitch(Value, tag="write_kill_switch"):
     expires_s: float = 60.0
 
 
-class RemoveKillSwitch(Value, tag="remove_kill_switch"):
+class RemoveKillSwitch(Value, frozen=True, kw_only=True, tag="remove_kill_switch"):
     """Remove a kill switch if, and only if, it holds exactly `content`: we wrote it."""
 
     id: str
@@ -225,7 +227,7 @@ class RemoveKillSwitch(Value, tag="remove_kill_switch"):
 Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch
 
 
-class CommandResult(Value):
+class CommandResult(Value, frozen=True, kw_only=True):
     """What became of one command. Every command is answered once, refusals included."""
 
     command_id: str
@@ -235,7 +237,7 @@ class CommandResult(Value):
     probe: MountProbe | None = None
 
 
-class Report(Value):
+class Report(Value, frozen=True, kw_only=True):
     """What one agent saw in one tick."""
 
     node: str
@@ -260,7 +262,7 @@ class Report(Value):
     """Collectors that failed this tick, each with its reason."""
 
 
-class JobWatch(Value):
+class JobWatch(Value, frozen=True, kw_only=True):
     """What the controller tells an agent about a job that runs on its node."""
 
     job_id: str
@@ -274,7 +276,7 @@ class JobWatch(Value):
     """Its directory is made ready on this node, owned by the job's owner."""
 
 
-class Reply(Value):
+class Reply(Value, frozen=True, kw_only=True):
     """The controller's answer to a report."""
 
     commands: tuple[Command, ...] = ()
@@ -284,7 +286,7 @@ class Reply(Value):
 # ---------------------------------------------------------------------------------------- what Slurm says
 
 
-class SlurmJob(Value):
+class SlurmJob(Value, frozen=True, kw_only=True):
     """One job as Slurm lists it. `None` means that Slurm did not say."""
 
     job_id: str
@@ -311,14 +313,14 @@ class SlurmJob(Value):
     comment: str = ""
 
 
-class SlurmNode(Value):
+class SlurmNode(Value, frozen=True, kw_only=True):
     name: str
     address: str
     state: str
     reason: str = ""
 
 
-class SlurmView(Value):
+class SlurmView(Value, frozen=True, kw_only=True):
     """One complete answer of Slurm: all jobs, all nodes."""
 
     jobs: tuple[SlurmJob, ...]
@@ -350,7 +352,7 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
-class Culprit(Value):
+class Culprit(Value, frozen=True, kw_only=True):
     """Who is named. Fields that are not known stay None; an empty list of culprits names nobody."""
 
     node: str | None = None
@@ -362,13 +364,15 @@ class Culprit(Value):
     reason: str = ""
 
 
-class StacksWanted(Value, tag="stacks"):
+class StacksWanted(Value, frozen=True, kw_only=True, tag="stacks"):
     """A detector needs the stacks of every rank of the job before it can say more."""
 
     job_id: str
+    apart_s: float = 10.0
+    """Time between two dumps, so that they can tell stuck from busy."""
 
 
-class ProbeWanted(Value, tag="probe"):
+class ProbeWanted(Value, frozen=True, kw_only=True, tag="probe"):
     """A detector needs to know whether other nodes can write to the mount."""
 
     mount: str
@@ -380,7 +384,7 @@ class ProbeWanted(Value, tag="probe"):
 Wanted = StacksWanted | ProbeWanted
 
 
-class Finding(Value):
+class Finding(Value, frozen=True, kw_only=True):
     """What one detector says about one subject at one moment."""
 
     kind: Kind
@@ -397,6 +401,12 @@ class Finding(Value):
     lasted_s: float = 0.0
     """For how long the condition has held already."""
     wanted: tuple[Wanted, ...] = ()
+    actionable: bool = False
+    """The evidence is good enough to act on; without it there is an alert only."""
+    exclude_nodes: tuple[str, ...] = ()
+    """Nodes that the evidence blames as a place: a restart should avoid them."""
+    mounts: tuple[str, ...] = ()
+    """Filesystems that have to answer before a restart makes sense."""
 
 
 class IncidentState(StrEnum):
@@ -405,7 +415,7 @@ class IncidentState(StrEnum):
     RESOLVED = "resolved"
 
 
-class Incident(Value):
+class Incident(Value, frozen=True, kw_only=True):
     """A finding that lasted. Times are the controller's wall clock, for people; windows use `*_mono`."""
 
     id: str
@@ -429,6 +439,9 @@ class Incident(Value):
     facts: tuple[str, ...] = ()
     runs: tuple[tuple[str, int], ...] = ()
     """(job id, restart count) of each job when it fired: what a decision is fenced by."""
+    actionable: bool = False
+    exclude_nodes: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
     inhibited_by: str | None = None
     """Id of the incident that explains this one; it is then not acted on and not announced."""
     resolution: str = ""
@@ -453,7 +466,7 @@ class Verdict(StrEnum):
     """Would have been done, had the mode been `act`."""
 
 
-class Fence(Value):
+class Fence(Value, frozen=True, kw_only=True):
     """The one run of the one job that a decision is about. Anything else is left alone."""
 
     job_id: str
@@ -461,7 +474,7 @@ class Fence(Value):
     start_at: float | None
 
 
-class Decision(Value):
+class Decision(Value, frozen=True, kw_only=True):
     id: str
     incident_id: str
     action: Action
@@ -505,7 +518,7 @@ class RungOutcome(StrEnum):
     SKIPPED = "skipped"
 
 
-class RungRecord(Value):
+class RungRecord(Value, frozen=True, kw_only=True):
     """One rung of one action, as the journal keeps it. `outcome` None: the intent only."""
 
     rung: Rung
@@ -516,7 +529,7 @@ class RungRecord(Value):
     detail: str = ""
 
 
-class ActionEnd(Value):
+class ActionEnd(Value, frozen=True, kw_only=True):
     """How an action ended, in writing: nothing is forgotten."""
 
     ok: bool
@@ -527,7 +540,7 @@ class ActionEnd(Value):
     downtime_s: float | None = None
 
 
-class ActionRun(Value):
+class ActionRun(Value, frozen=True, kw_only=True):
     """A decision that was allowed, with everything done for it so far."""
 
     decision: Decision

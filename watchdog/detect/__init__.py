@@ -1,0 +1,46 @@
+"""Detectors: pure functions from a view of the cluster to findings. They judge and never act.
+
+A new detector is one module here, one line in `DETECTORS`, one block in the configuration, one test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from watchdog.detect import collective_hang, filesystem_outage, filesystem_stall, lingering_job
+from watchdog.detect.view import ClusterView
+from watchdog.model import Finding, Kind
+
+
+class FilesystemSettings(Protocol):
+    @property
+    def blocked_for(self) -> float: ...
+
+
+class Settings(Protocol):
+    """The configuration's block of detectors, as far as detectors know it."""
+
+    @property
+    def filesystem_stall(self) -> FilesystemSettings: ...
+    @property
+    def collective_hang(self) -> collective_hang.Settings: ...
+    @property
+    def lingering_job(self) -> lingering_job.Settings: ...
+
+
+Detector = Callable[[ClusterView, Settings], list[Finding]]
+
+DETECTORS: tuple[tuple[Kind, Detector], ...] = (
+    (
+        Kind.FILESYSTEM_OUTAGE,
+        lambda view, s: filesystem_outage.detect(view, blocked_for_s=s.filesystem_stall.blocked_for),
+    ),
+    (
+        Kind.FILESYSTEM_STALL,
+        lambda view, s: filesystem_stall.detect(view, blocked_for_s=s.filesystem_stall.blocked_for),
+    ),
+    (Kind.LINGERING_JOB, lambda view, s: lingering_job.detect(view, s.lingering_job)),
+    (Kind.COLLECTIVE_HANG, lambda view, s: collective_hang.detect(view, s.collective_hang)),
+)
+"""Every detector, causes before their consequences."""

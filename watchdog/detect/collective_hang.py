@@ -1,0 +1,115 @@
+"""`collective_hang`: every rank is alive and the loop does not turn. Stacks tell who keeps the others waiting."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from watchdog.detect.limits import Limit, LimitSettings, progress_limit
+from watchdog.detect.view import ClusterView, JobView
+from watchdog.diagnose.filesystem import describe
+from watchdog.diagnose.stacks import Vote, vote
+from watchdog.model import Finding, Kind, StacksWanted, Truth
+
+SUSPICION = 0.5
+"""From this share of the limit on, stacks are collected: the verdict is ready when the limit is reached."""
+
+SPACING = 0.15
+"""Time between two dumps as a share of the limit: three dumps between suspicion and verdict."""
+
+
+class Settings(LimitSettings, Protocol):
+    @property
+    def busy_limit(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job."""
+    return [_judge(job, settings) for job in view.jobs]
+
+
+def _judge(job: JobView, settings: Settings) -> Finding:
+    limit = progress_limit(job, settings)
+    finding = Finding(
+        kind=Kind.COLLECTIVE_HANG,
+        subject=f"job:{job.job.job_id}",
+        truth=Truth.UNKNOWN,
+        summary="",
+        job_ids=(job.job.job_id,),
+    )
+    ranks = job.ranks
+    if not ranks:
+        return replace(finding, summary=f"no ranks of job {job.job.job_id} are known")
+    if job.silent_nodes:
+        return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
+    if not all(rank.alive for rank in ranks):
+        return replace(finding, summary=f"a rank of job {job.job.job_id} is gone")
+    age_s = job.progress.age_s if job.progress else job.run_age_s
+    if age_s < SUSPICION * limit.seconds:
+        return replace(
+            finding, truth=Truth.OK, summary=f"job {job.job.job_id} makes progress", lasted_s=age_s
+        )
+    wanted = (StacksWanted(job_id=job.job.job_id, apart_s=min(20.0, SPACING * limit.seconds)),)
+    finding = replace(finding, wanted=wanted, lasted_s=age_s)
+    if age_s < limit.seconds:
+        return replace(
+            finding, summary=f"no step for {age_s:.0f} s, limit {limit.seconds:.0f} s ({limit.reason})"
+        )
+    return _accuse(job, finding, limit, vote(job.snapshots), age_s, max(settings.busy_limit, limit.seconds))
+
+
+def _accuse(
+    job: JobView, finding: Finding, limit: Limit, voted: Vote, age_s: float, busy_limit_s: float
+) -> Finding:
+    """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective; else only much later."""
+    stuck = voted.moving is False and (voted.waiting > 0 or bool(voted.undumped))
+    if not stuck and age_s < busy_limit_s:
+        why = {
+            True: "the ranks still move",
+            False: "no rank waits in a collective",
+            None: "the stacks are not in yet",
+        }
+        return replace(finding, summary=f"no step for {age_s:.0f} s, but {why[voted.moving]}")
+    progress = job.progress
+    if not stuck and progress is None:
+        return replace(finding, summary=f"job {job.job.job_id} has never logged a step that could be read")
+    last = f"after step {progress.step}" if progress else "before its first step"
+    culprits = (*voted.outside, *voted.undumped) if stuck else ()
+    if culprits:
+        first = culprits[0]
+        more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+        who = f"{describe(first)}{more} {first.reason}, {voted.waiting} ranks wait for it"
+    elif stuck:
+        who = f"all {voted.waiting} ranks wait in the same collective and none is outside it, so nobody is named"
+    else:
+        who = "the ranks' stacks do not show where they wait, so nobody is named"
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} hangs {last}: no step for {age_s:.0f} s "
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}.",
+        culprits=culprits,
+        facts=_facts(job, voted),
+        actionable=stuck,
+    )
+
+
+def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
+    facts = [
+        f"{len(group.ranks)} ranks ({_few(group.ranks)} on {_few(group.nodes)}): {group.place}, "
+        f"{' < '.join(group.frames[:4])}"
+        for group in voted.groups[:8]
+    ]
+    facts += [f"{describe(c)} {c.reason}" for c in voted.undumped[:8]]
+    facts += [
+        f"{p.node} rank {p.process.rank}: state {p.process.state}"
+        for p in job.ranks
+        if p.process.state in "DTt"
+    ][:8]
+    return tuple(facts)
+
+
+def _few(values: tuple[object, ...]) -> str:
+    shown = ", ".join(str(value) for value in values[:6])
+    return shown if len(values) <= 6 else f"{shown}, … {len(values)} in all"

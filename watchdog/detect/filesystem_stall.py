@@ -1,0 +1,107 @@
+"""`filesystem_stall`: a process waits in one call on one file, while other nodes reach the filesystem."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from watchdog.detect.view import ClusterView, FilesystemView
+from watchdog.diagnose.filesystem import (
+    Assessment,
+    Scope,
+    assess,
+    blocked_call,
+    culprits,
+    describe,
+    probes_wanted,
+)
+from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+
+SCOPES = {
+    Kind.FILESYSTEM_OUTAGE: (Scope.OUTAGE,),
+    Kind.FILESYSTEM_STALL: (Scope.ONE_NODE, Scope.ONE_FILE, Scope.UNKNOWN),
+}
+"""Which of the two kinds a scope belongs to: each case is exactly one of them."""
+
+SUSPICION = 0.5
+"""From this share of the limit on, other nodes are asked: the answer is there when the limit is reached."""
+
+PROBE_PATIENCE_S = 15.0
+"""How long past the limit the answers of other nodes are waited for: a probe's default deadline of 10 s and a
+report interval of 5 s."""
+
+
+def detect(view: ClusterView, *, blocked_for_s: float) -> list[Finding]:
+    """One finding for each filesystem in trouble: BAD if it is the trouble of one node or one file."""
+    return [judge(view, filesystem, Kind.FILESYSTEM_STALL, blocked_for_s) for filesystem in view.filesystems]
+
+
+def judge(view: ClusterView, filesystem: FilesystemView, kind: Kind, blocked_for_s: float) -> Finding:
+    """What is to be said about one filesystem under the name of `kind`."""
+    state = assess(filesystem, blocked_for_s)
+    finding = Finding(
+        kind=kind,
+        subject=f"mount:{filesystem.key}",
+        truth=Truth.OK,
+        summary=f"{filesystem.mount} answers",
+        job_ids=tuple(sorted({p.process.job_id for p in filesystem.blocked})),
+        lasted_s=state.blocked_s,
+        mounts=(filesystem.mount,),
+    )
+    silent = [node for node in filesystem.known_nodes if node not in view.reporting_nodes]
+    if state.blocked_s < blocked_for_s:
+        if state.unanswering or silent:
+            missing = ", ".join([*state.unanswering, *silent])
+            return _say(finding, Truth.UNKNOWN, f"no answer yet from {missing} about {filesystem.mount}")
+        if state.blocked_s < SUSPICION * blocked_for_s:
+            return finding
+        suspicion = f"a process has been blocked on {filesystem.mount} for {state.blocked_s:.0f} s"
+        return replace(_say(finding, Truth.UNKNOWN, suspicion), wanted=probes_wanted(view, filesystem))
+    wanted = probes_wanted(view, filesystem)
+    if state.scope is Scope.UNKNOWN and state.blocked_s < blocked_for_s + PROBE_PATIENCE_S:
+        waiting = f"waiting to hear from other nodes whether they reach {filesystem.mount}"
+        return replace(_say(finding, Truth.UNKNOWN, waiting), wanted=wanted)
+    if state.scope not in SCOPES[kind]:
+        return replace(_say(finding, Truth.OK, f"{filesystem.mount}: {state.scope}"), wanted=wanted)
+    named = culprits(filesystem, blocked_for_s)
+    one_node = state.scope is Scope.ONE_NODE
+    return replace(
+        _say(finding, Truth.BAD, _sentence(filesystem, state, named)),
+        severity=Severity.CRITICAL,
+        culprits=named,
+        facts=_facts(filesystem, state, named),
+        wanted=wanted,
+        actionable=one_node,
+        exclude_nodes=tuple(sorted({c.node for c in named if c.node})) if one_node else (),
+    )
+
+
+def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, ...]) -> str:
+    first = named[0]
+    longest = max(filesystem.blocked, key=lambda p: blocked_call(p).seconds)
+    call = blocked_call(longest)
+    who = f"{describe(first)} of job {longest.process.job_id}"
+    what = f"has been in {call.syscall or 'a system call'} on {first.path or filesystem.mount} for {state.blocked_s:.0f} s"
+    more = f" ({len(named)} processes in all)" if len(named) > 1 else ""
+    consequence = {
+        Scope.OUTAGE: f"filesystem {filesystem.mount} does not answer on "
+        f"{', '.join(sorted({c.node or '?' for c in named} | set(state.unanswering)))}: an outage, no fault of a node. "
+        "Nothing is restarted and no node is excluded while it lasts.",
+        Scope.ONE_NODE: f"other nodes ({', '.join(state.answering)}) get an answer from {filesystem.mount}: "
+        f"it is {first.node} that lost it.",
+        Scope.ONE_FILE: f"{filesystem.mount} answers on that node: it is this file (a lock, or its part of the storage).",
+        Scope.UNKNOWN: f"no other node has answered yet whether it reaches {filesystem.mount}.",
+    }[state.scope]
+    return f"{who} {what}{more}; {consequence}"
+
+
+def _facts(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, ...]) -> tuple[str, ...]:
+    facts = [f"{describe(c)}: {c.reason}, file {c.path or 'unknown'}" for c in named[:8]]
+    if state.answering:
+        facts.append(f"a probe of {filesystem.mount} answered on {', '.join(state.answering)}")
+    if state.unanswering:
+        facts.append(f"a probe of {filesystem.mount} got no answer on {', '.join(state.unanswering)}")
+    return tuple(facts)
+
+
+def _say(finding: Finding, truth: Truth, summary: str) -> Finding:
+    return replace(finding, truth=truth, summary=summary)

@@ -1,0 +1,128 @@
+"""`lingering_job`: a rank is dead, the others wait for it for ever, Slurm says RUNNING."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from watchdog.detect.view import ClusterView, JobView, ProcessView
+from watchdog.diagnose.filesystem import describe
+from watchdog.diagnose.stacks import vote
+from watchdog.model import Culprit, Finding, Kind, StacksWanted, Truth
+
+SUSPICION = 0.3
+"""From this share of the grace on, the survivors' stacks are collected."""
+
+PROGRESS_SLACK_S = 5.0
+"""A step may be read this much later than it was made: the agent's default interval."""
+
+
+class Settings(Protocol):
+    """Durations in seconds."""
+
+    @property
+    def grace(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job."""
+    return [_judge(job, settings) for job in view.jobs]
+
+
+def dead_for_s(rank: ProcessView) -> float | None:
+    """Seconds since the rank was last known alive, None while it is (or nobody can tell)."""
+    if rank.gone_s is not None:
+        return rank.gone_s
+    return None if rank.alive else rank.seen_age_s
+
+
+def _judge(job: JobView, settings: Settings) -> Finding:
+    job_id = job.job.job_id
+    finding = Finding(
+        kind=Kind.LINGERING_JOB, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
+    )
+    ranks = job.ranks
+    if not ranks:
+        return replace(finding, summary=f"no ranks of job {job_id} are known")
+    if job.silent_nodes:
+        return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
+    dead = [rank for rank in _newest_of_each_rank(ranks) if not rank.alive]
+    survivors = [rank for rank in ranks if rank.alive]
+    if not dead or not survivors:
+        return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
+    first = max(dead, key=lambda rank: dead_for_s(rank) or 0.0)
+    age_s = dead_for_s(first) or 0.0
+    progress = job.progress
+    if progress and progress.total_steps is not None and progress.step >= progress.total_steps:
+        return replace(finding, summary=f"job {job_id} has made its last step and is ending")
+    if progress and progress.age_s + PROGRESS_SLACK_S < age_s:
+        return replace(
+            finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
+        )
+    finding = replace(finding, lasted_s=age_s)
+    if age_s >= SUSPICION * settings.grace:
+        apart_s = max(2.5, SPACING * settings.grace)
+        finding = replace(finding, wanted=(StacksWanted(job_id=job_id, apart_s=apart_s),))
+    if age_s < settings.grace:
+        return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
+    return _accuse(job, finding, dead, len(survivors), first, age_s)
+
+
+SPACING = 0.25
+"""Time between two dumps of the survivors as a share of the grace: two dumps before it ends."""
+
+
+def _accuse(
+    job: JobView, finding: Finding, dead: list[ProcessView], survivors: int, first: ProcessView, age_s: float
+) -> Finding:
+    """The grace is over: BAD; to be acted on only if the survivors are seen to wait and to stand still."""
+    voted = vote(job.snapshots)
+    if voted.moving:
+        return replace(
+            finding, summary=f"rank {first.process.rank} ended {age_s:.0f} s ago, the others still work"
+        )
+    culprits = tuple(
+        Culprit(
+            node=rank.node,
+            rank=rank.process.rank,
+            pid=rank.process.pid,
+            reason="is a zombie" if rank.gone_s is None else f"ended {rank.gone_s:.0f} s ago",
+        )
+        for rank in sorted(dead, key=lambda rank: -(dead_for_s(rank) or 0.0))
+    )
+    more = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
+    words = _last_words(job, first)
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} ended "
+        f"{age_s:.0f} s ago, {survivors} ranks are left"
+        f"{f', {voted.waiting} of them wait in a collective' if voted.waiting else ''}.",
+        culprits=culprits,
+        facts=(
+            *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
+            *(f"last words: {line}" for line in words),
+            *(f"{len(g.ranks)} ranks left: {g.place}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
+            "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job by itself",
+        ),
+        actionable=voted.moving is False and voted.waiting > 0,
+    )
+
+
+def _newest_of_each_rank(ranks: tuple[ProcessView, ...]) -> list[ProcessView]:
+    """An elastic launcher starts a dead rank again: the newest process of a rank stands for it."""
+    newest: dict[int, ProcessView] = {}
+    for rank in ranks:
+        number = rank.process.rank or 0
+        known = newest.get(number)
+        if known is None or (rank.alive, -rank.seen_age_s) > (known.alive, -known.seen_age_s):
+            newest[number] = rank
+    return list(newest.values())
+
+
+def _last_words(job: JobView, first: ProcessView) -> list[str]:
+    """Error lines that name the dead rank, otherwise the last ones of its node."""
+    named = [e for e in job.errors if e.event.rank is not None and e.event.rank == first.process.rank]
+    nearby = [e for e in job.errors if e.event.rank is None]
+    return [error.event.line for error in (named or nearby)[-3:]]

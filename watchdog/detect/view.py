@@ -1,0 +1,125 @@
+"""What detectors look at: the whole cluster at one moment, as frozen values.
+
+Every age is in seconds before `ClusterView.now`, on the controller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from watchdog.model import Event, Process, ProcessStack, Role, SlurmJob, Value
+
+
+class NoData(Exception):
+    """A detector cannot judge: what it needs was not seen. Opens nothing, closes nothing."""
+
+
+class ProcessView(Value, frozen=True, kw_only=True):
+    """One process of a job, as last seen."""
+
+    node: str
+    process: Process
+    seen_age_s: float
+    """Since the report that last held it."""
+    gone_s: float | None = None
+    """Since the first report of its node that no longer held it; None while it is there or the node is silent."""
+
+    @property
+    def alive(self) -> bool:
+        """Present in its node's newest report, and no zombie."""
+        return self.gone_s is None and self.process.state not in ("Z", "X")
+
+
+class Progress(Value, frozen=True, kw_only=True):
+    """The progress clock of one run of one job."""
+
+    step: int
+    age_s: float
+    """Since the step last rose (or since a grace was granted, whichever is shorter)."""
+    steps_seen: int
+    """How many times it rose in this run."""
+    intervals_s: tuple[float, ...] = ()
+    """The recent times between two rises, oldest first."""
+    stride: int = 1
+    """Steps between two log lines."""
+    total_steps: int | None = None
+    first_step: int | None = None
+    """The first step that this run logged."""
+    phase: str | None = None
+    phase_age_s: float = 0.0
+    source: str = ""
+
+
+class Checkpoint(Value, frozen=True, kw_only=True):
+    step: int
+    age_s: float
+
+
+class StackSnapshot(Value, frozen=True, kw_only=True):
+    """One dump of all ranks of a job."""
+
+    age_s: float
+    stacks: tuple[ProcessStack, ...]
+    silent_nodes: tuple[str, ...] = ()
+    """Nodes that did not answer in time."""
+
+
+class ErrorLine(Value, frozen=True, kw_only=True):
+    node: str
+    age_s: float
+    event: Event
+
+
+class JobView(Value, frozen=True, kw_only=True):
+    """One run of one job that Slurm says is running."""
+
+    job: SlurmJob
+    run_age_s: float
+    """Since this run was first seen, or since a grace was granted."""
+    processes: tuple[ProcessView, ...] = ()
+    progress: Progress | None = None
+    checkpoint: Checkpoint | None = None
+    snapshots: tuple[StackSnapshot, ...] = ()
+    """Taken since the last step, oldest first."""
+    errors: tuple[ErrorLine, ...] = ()
+    silent_nodes: tuple[str, ...] = ()
+    """Nodes of the job whose agent has not reported lately."""
+
+    @property
+    def ranks(self) -> tuple[ProcessView, ...]:
+        """The processes that hold a rank, in the order of their ranks."""
+        found = [p for p in self.processes if p.process.role is Role.RANK and p.process.rank is not None]
+        return tuple(sorted(found, key=lambda p: (p.process.rank or 0, p.node, p.process.pid)))
+
+
+class MountAnswer(Value, frozen=True, kw_only=True):
+    """What the newest probe of a mount on one node said."""
+
+    responding: bool
+    age_s: float
+    seconds: float
+    error: str | None = None
+
+
+class FilesystemView(Value, frozen=True, kw_only=True):
+    """One filesystem on which a process of a job is, or was lately, blocked."""
+
+    key: str
+    """Names the filesystem itself: the same on two nodes only if it is the same one."""
+    mount: str
+    blocked: tuple[ProcessView, ...] = ()
+    """Processes that are blocked on it now."""
+    known_nodes: tuple[str, ...] = ()
+    """Nodes where a process was blocked on it since the trouble began."""
+    answers: tuple[tuple[str, MountAnswer], ...] = ()
+    """(node, answer) of the probes since the trouble began."""
+
+
+class ClusterView(Value, frozen=True, kw_only=True):
+    """Everything, at one moment."""
+
+    now: float
+    jobs: tuple[JobView, ...] = ()
+    filesystems: tuple[FilesystemView, ...] = ()
+    reporting_nodes: tuple[str, ...] = ()
+    silent_nodes: tuple[str, ...] = ()
+    slurm_age_s: float | None = None
+    """Since Slurm last answered; None if it never did."""

@@ -1,0 +1,113 @@
+"""Whose fault is a blocked call: one file, one node, or the filesystem itself?"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from os.path import dirname
+
+from watchdog.detect.view import ClusterView, FilesystemView, ProcessView
+from watchdog.model import Blocked, Culprit, ProbeWanted, Role, Value
+
+PROBED_PEERS = 4
+"""How many other nodes are asked: enough for a vote, few enough not to load a filesystem in trouble."""
+
+
+class Scope(StrEnum):
+    OUTAGE = "outage"
+    """Blocked, or not answering, on two nodes or more."""
+    ONE_NODE = "one_node"
+    """Other nodes get an answer, this one does not."""
+    ONE_FILE = "one_file"
+    """The node gets an answer from the filesystem, and yet the call on this file does not return."""
+    UNKNOWN = "unknown"
+    """Nobody else was asked, or has answered yet."""
+
+
+class Assessment(Value, frozen=True, kw_only=True):
+    scope: Scope
+    blocked_s: float
+    """Of the process that has been blocked longest."""
+    answering: tuple[str, ...]
+    unanswering: tuple[str, ...]
+
+
+def blocked_call(view: ProcessView) -> Blocked:
+    """The blocked call of a process that is known to have one."""
+    assert view.process.blocked is not None
+    return view.process.blocked
+
+
+def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
+    """Weighs who is blocked for at least `blocked_for_s` against what the probes of other nodes say.
+
+    A probe that answered before the trouble began is not in `filesystem.answers`, so it cannot clear anybody.
+    """
+    long_blocked = [p for p in filesystem.blocked if blocked_call(p).seconds >= blocked_for_s]
+    blocked_nodes = {p.node for p in long_blocked}
+    answering = {node for node, answer in filesystem.answers if answer.responding}
+    unanswering = {node for node, answer in filesystem.answers if not answer.responding}
+    affected = (blocked_nodes - answering) | unanswering
+    longest_s = max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0)
+    if len(affected) >= 2:
+        scope = Scope.OUTAGE
+    elif blocked_nodes and blocked_nodes <= answering:
+        scope = Scope.ONE_FILE
+    elif affected and answering - affected:
+        scope = Scope.ONE_NODE
+    else:
+        scope = Scope.UNKNOWN
+    return Assessment(
+        scope=scope,
+        blocked_s=longest_s,
+        answering=tuple(sorted(answering)),
+        unanswering=tuple(sorted(unanswering)),
+    )
+
+
+def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[ProbeWanted, ...]:
+    """Asks the node itself and a few others of the same jobs (or, for a job on one node, any others)."""
+    if not filesystem.blocked:
+        return ()
+    first = max(filesystem.blocked, key=lambda p: blocked_call(p).seconds)
+    path = blocked_call(first).path or filesystem.mount
+    jobs = {p.process.job_id for p in filesystem.blocked}
+    affected = {p.node for p in filesystem.blocked} | {node for node, _ in filesystem.answers}
+    peers = [node for job in view.jobs if job.job.job_id in jobs for node in job.job.nodes]
+    others = [node for node in (*peers, *view.reporting_nodes) if node in view.reporting_nodes]
+    asked = list(dict.fromkeys([*sorted(affected), *others]))[: len(affected) + PROBED_PEERS]
+    directory = dirname(path) if path.startswith(filesystem.mount) else filesystem.mount
+    return (
+        ProbeWanted(
+            mount=filesystem.mount,
+            directory=directory or "/",
+            uid=first.process.uid,
+            nodes=tuple(node for node in asked if node in view.reporting_nodes),
+        ),
+    )
+
+
+def culprits(filesystem: FilesystemView, blocked_for_s: float) -> tuple[Culprit, ...]:
+    """Every process that is blocked long enough, the longest first: ranks before their workers and helpers."""
+    found = [p for p in filesystem.blocked if blocked_call(p).seconds >= blocked_for_s]
+    order = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
+    found.sort(key=lambda p: (order[p.process.role], -blocked_call(p).seconds))
+    return tuple(
+        Culprit(
+            node=p.node,
+            rank=p.process.rank,
+            pid=p.process.pid,
+            path=blocked_call(p).path,
+            mount=filesystem.mount,
+            reason=f"{p.process.comm} in {blocked_call(p).syscall or 'a system call'}"
+            f" for {blocked_call(p).seconds:.0f} s (state {blocked_call(p).state}"
+            f"{f', {blocked_call(p).wchan}' if blocked_call(p).wchan else ''})",
+        )
+        for p in found
+    )
+
+
+def describe(culprit: Culprit) -> str:
+    """`rank 2 (pid 4711 on n3)`, or what of it is known."""
+    who = f"rank {culprit.rank}" if culprit.rank is not None else "a process"
+    where = f"pid {culprit.pid} on {culprit.node}" if culprit.pid is not None else f"on {culprit.node}"
+    return f"{who} ({where})"

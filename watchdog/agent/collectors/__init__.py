@@ -1,0 +1,1 @@
+"""One module a thing that is looked at in every tick: reading is split from parsing."""

@@ -1,0 +1,1 @@
+"""What is fetched only when the controller asks for it."""

@@ -1,0 +1,137 @@
+"""The only module that sleeps: fixed cadence, one failure stays one failure, signals only set flags, sd_notify."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TypeVar
+
+from watchdog import clock
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def next_due(due: float, now: float, interval_s: float) -> float:
+    """When the tick after the one of `due` starts: on the same grid, after `now`; ticks that were missed are not made up."""
+    missed = max(0, int((now - due) // interval_s))
+    return due + (missed + 1) * interval_s
+
+
+@dataclass
+class Isolated:
+    """What became of the parts of one tick."""
+
+    problems: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+
+
+def isolate(name: str, work: Callable[[], T], default: T, seen: Isolated) -> T:
+    """Runs one part of a tick. If it raises, `seen` gets a sentence about it, the log a traceback, and `default` comes back."""
+    began = clock.monotonic()
+    try:
+        return work()
+    except Exception as error:  # the boundary: one part never stops the others
+        log.exception("%s failed", name)
+        seen.problems.append(f"{name}: {type(error).__name__}: {error}")
+        seen.failed.add(name)
+        return default
+    finally:
+        seen.seconds[name] = clock.monotonic() - began
+
+
+class Signals:
+    """SIGTERM and SIGINT ask to stop, SIGHUP to read files again. Handlers set flags and nothing else."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.reload = False
+        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def install(self) -> None:
+        """Takes the signals over; call it from the main thread, after every child was forked that should not have them."""
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self.stop = True
+
+    def _on_reload(self, number: int, frame: FrameType | None) -> None:
+        self.reload = True
+
+    def fileno(self) -> int:
+        """Readable after a signal: a wait that includes it ends at once."""
+        return self._read_fd
+
+    def drain(self) -> None:
+        """Empties the wake-up pipe."""
+        try:
+            while os.read(self._read_fd, 4096):
+                pass
+        except BlockingIOError:
+            pass
+
+
+def wait_readable(fds: Iterable[int], seconds: float) -> list[int]:
+    """Sleeps until one of `fds` can be read, at most `seconds`; returns those that can."""
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    return [fd for fd, _ in poller.poll(max(0.0, seconds) * 1000)]
+
+
+def run_cadence(
+    tick: Callable[[float], None],
+    interval_s: float,
+    signals: Signals,
+    wake_fds: Callable[[], Iterable[int]] = tuple,
+    between: Callable[[float], None] = lambda now: None,
+) -> None:
+    """Calls `tick(now)` every `interval_s` until a signal says stop.
+
+    While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable. Ticks stay on their grid:
+    one that took long, or a pause of the whole process, delays the next tick and never causes a burst of them.
+    After each whole tick, and only then, systemd is told that we are alive.
+    """
+    due = clock.monotonic()
+    ready = False
+    while not signals.stop:
+        now = clock.monotonic()
+        if now >= due:
+            tick(now)
+            sd_notify("WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1")
+            ready = True
+            due = next_due(due, clock.monotonic(), interval_s)
+            continue
+        readable = wait_readable([signals.fileno(), *wake_fds()], due - now)
+        if signals.fileno() in readable:
+            signals.drain()
+        if readable and not signals.stop:
+            between(clock.monotonic())
+    sd_notify("STOPPING=1")
+
+
+def sd_notify(message: str) -> bool:
+    """Sends `message` (see sd_notify(3)) to systemd if it waits for one; False where it does not."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return False
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.setblocking(False)
+            sock.sendto(message.encode(), address)
+    except OSError as error:
+        log.warning("systemd could not be notified: %s", error)
+        return False
+    return True

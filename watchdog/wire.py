@@ -1,0 +1,62 @@
+"""Reports and replies as JSON bytes, and back, strictly. Both sides of the wire use these four functions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from watchdog.model import Reply, Report
+
+MAX_BYTES: Final = 8 * 1024**2
+"""A report of 1,000 processes with stacks has about 2 MiB; anything larger than this is a mistake or an attack."""
+
+
+class WireError(Exception):
+    """Bytes that are no report or no reply. The text says which, and what is wrong with them."""
+
+
+_encoder = msgspec.json.Encoder()
+_reports = msgspec.json.Decoder(Report)
+_replies = msgspec.json.Decoder(Reply)
+
+
+def encode_report(report: Report) -> bytes:
+    """The bytes of a report. Raises WireError if they exceed MAX_BYTES."""
+    return _bounded(_encoder.encode(report), "report")
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """The bytes of a reply. Raises WireError if they exceed MAX_BYTES."""
+    return _bounded(_encoder.encode(reply), "reply")
+
+
+def decode_report(data: bytes) -> Report:
+    """The report in `data`. Raises WireError if it is too large, no JSON, or no report of a version we know."""
+    try:
+        report = _reports.decode(_bounded(data, "report"))
+    except msgspec.MsgspecError as error:
+        raise WireError(f"this is no report: {error}") from error
+    except RecursionError as error:
+        raise WireError("this is no report: nested too deeply") from error
+    if report.version != 1:
+        raise WireError(
+            f"report of version {report.version}: this end reads version 1; bring both to one release"
+        )
+    return report
+
+
+def decode_reply(data: bytes) -> Reply:
+    """The reply in `data`. Raises WireError if it is too large, no JSON, or no reply."""
+    try:
+        return _replies.decode(_bounded(data, "reply"))
+    except msgspec.MsgspecError as error:
+        raise WireError(f"this is no reply of a controller: {error}") from error
+    except RecursionError as error:
+        raise WireError("this is no reply of a controller: nested too deeply") from error
+
+
+def _bounded(data: bytes, what: str) -> bytes:
+    if len(data) > MAX_BYTES:
+        raise WireError(f"{what} of {len(data)} bytes: the limit is {MAX_BYTES}")
+    return data

@@ -36,6 +36,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import fnmatch
 import json
 import os
 import pwd
@@ -159,11 +160,21 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def mount_points(below: Path) -> list[Path]:
-    """What is mounted below a directory in our mount namespace, the latest mount first."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    points = [Path(line.split()[4]) for line in lines]
+def mount_points(below: Path, filesystem: str | None = None) -> list[Path]:
+    """What is mounted below a directory in our mount namespace (of one kind only), the latest mount first."""
+    fields = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    points = [Path(field[1]) for field in fields if filesystem in (None, field[2])]
     return [point for point in reversed(points) if point.is_relative_to(below)]
+
+
+def empty(directory: Path) -> None:
+    """Remove all that is in a directory, but for what mkfs puts there."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            if path.name != "lost+found":
+                shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def set_frozen(mount_point: Path, frozen: bool) -> None:
@@ -215,8 +226,6 @@ def ensure_packages(timeout_s: float = 300) -> None:
         )
     print(f"installing {', '.join(missing)} (at most {timeout_s:g} s) ...", file=sys.stderr, flush=True)
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    if Path("/usr/sbin/policy-rc.d").exists() is False:
-        environment["RUNLEVEL"] = "1"  # the packages' own services are not wanted, we start ours
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *missing]):
         try:
             run_command(command, timeout_s=timeout_s, env=environment)
@@ -294,7 +303,7 @@ def remove(directory: Path) -> None:
         if not directory.exists():
             return
         index = int(directory.name.rpartition(".")[2])
-        for point in mount_points(directory):
+        for point in mount_points(directory, "ext4"):
             set_frozen(point, False)
         kill_all(directory, index)
         for point in mount_points(directory):
@@ -566,6 +575,9 @@ class Cluster:
         self._processes: dict[str, subprocess.Popen] = {}  # "munged", "slurmctld", and each node's namespaces
         self._inits: dict[str, int] = {}  # node -> its PID 1 as the host numbers it
         self._layout: Layout | None = None
+        self._dying: list[
+            subprocess.Popen
+        ] = []  # killed nodes of which something waits for a frozen filesystem
         self._old_sigterm: Any = None  # the handler to put back; None: we set none
 
     # -- life
@@ -617,9 +629,10 @@ class Cluster:
             return
         with signals_held():
             remove(self.directory)
-            for process in self._processes.values():
+            for process in [*self._processes.values(), *self._dying]:
                 process.wait(timeout=10)
             self._processes.clear()
+            self._dying.clear()
             self._inits.clear()
             self._layout = None
         atexit.unregister(self.stop)
@@ -635,6 +648,29 @@ class Cluster:
         if self._old_sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._old_sigterm)
             self._old_sigterm = None
+
+    def reset(self, timeout_s: float = 60) -> None:
+        """Back to how it was after start(): all faults undone, all nodes up and idle, no job, no file of a test."""
+        for node in (None, *self.nodes):
+            self.thaw(node)
+        if "slurmctld" not in self._processes:
+            self.start_controller()
+        for node in self.nodes:
+            self.join(node)
+            if node not in self._inits:
+                self._boot(node)
+        jobs = [job["job_id"] for job in self.squeue()]
+        if jobs:
+            self.slurm("scancel", *jobs, check=False)
+        if not wait_until(lambda: not self.squeue(), timeout_s, 0.2):
+            raise ClusterError(f"jobs do not end within {timeout_s:g} s: {self.squeue()}\n{self.log_tail()}")
+        for node in self.nodes:
+            if "DRAIN" in self.node(node)["State"]:
+                self.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            self.wait_for_node_state(node, "IDLE", timeout_s)
+            empty(self.node_local(node))
+            empty(self.node_path(node, "/run/slurm-watchdog"))
+        empty(self.shared)
 
     # -- what and where
 
@@ -695,10 +731,9 @@ class Cluster:
     def log_tail(self, *names: str) -> str:
         """The last lines of the controller's log and of those of the nodes named."""
         log = self.directory / "log"
-        paths = [log / "slurmctld.log", log / "slurmctld.out"]
-        for name in names:
-            paths += [log / f"slurmd-{name}.log", log / f"{name}.out"]
-        return "\n".join(tail(path) for path in paths if path.exists())
+        pairs = [(log / "slurmctld.log", log / "slurmctld.out")]
+        pairs += [(log / f"slurmd-{name}.log", log / f"{name}.out") for name in names]
+        return "\n".join(tail(path if path.exists() else before) for path, before in pairs)
 
     def _known(self, node: str) -> str:
         if node not in self.nodes:
@@ -783,9 +818,12 @@ class Cluster:
         pid = self.init_pid(node)
         self.cut(node)
         os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._processes[node].wait(timeout=3)
         del self._inits[node]
+        process = self._processes.pop(node)
+        try:
+            process.wait(timeout=3)
+        except subprocess.TimeoutExpired:
+            self._dying.append(process)
 
     def start_node(self, node: str, timeout_s: float = 60) -> None:
         """Boot a node that was killed and wait until Slurm has it back."""
@@ -899,13 +937,13 @@ class Cluster:
     def wait_for_job_state(
         self, job_id: str, state: str | Collection[str], timeout_s: float = 30
     ) -> dict[str, str]:
-        """Wait until the job is in (one of) these states; returns its fields then. Raises ClusterError."""
+        """Wait until the job is in (one of) these states; returns its fields. Raises ClusterError if it is late."""
         return self._wait_for(f"job {job_id}", lambda: self.job(job_id), "JobState", state, timeout_s)
 
     def wait_for_node_state(
         self, node: str, state: str | Collection[str], timeout_s: float = 60
     ) -> dict[str, str]:
-        """Wait until Slurm has the node in (one of) these states, e.g. IDLE, DOWN*; returns its fields then."""
+        """Wait until the node is in (one of) these states, shell patterns as IDLE or DOWN*; returns its fields."""
         return self._wait_for(f"node {node}", lambda: self.node(node), "State", state, timeout_s, node)
 
     def _wait_for(
@@ -928,7 +966,7 @@ class Cluster:
                 last = str(error)
             else:
                 last = f"{fields[field]}, reason {fields.get('Reason', 'none')}"
-                if fields[field] in wanted:
+                if any(fnmatch.fnmatchcase(fields[field], pattern) for pattern in wanted):
                     return fields
             time.sleep(0.1)
         raise ClusterError(
@@ -949,15 +987,16 @@ def signals_held() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    old = [signal.signal(number, lambda got, _: arrived.append(got)) for number in numbers]
+    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        for number in old:
+            signal.signal(number, lambda got, _: arrived.append(got))
         yield
     finally:
-        for number, handler in zip(numbers, old, strict=True):
+        for number, handler in old.items():
             signal.signal(number, handler)
-        for number in arrived[:1]:
-            os.kill(os.getpid(), number)
+        for first in arrived[:1]:
+            os.kill(os.getpid(), first)
 
 
 # --- command line -----------------------------------------------------------------------------------------------------

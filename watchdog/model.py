@@ -86,6 +86,8 @@ class LogFile(Value, frozen=True, kw_only=True):
     """Seconds since the file last grew (or was first opened), None when it was never read."""
     error: str | None = None
     """Why it cannot be read now: missing, permission, its mount does not answer."""
+    offset: int | None = None
+    """Bytes of the file that were read: where the next run of the job goes on, on whatever node."""
 
 
 class EventKind(StrEnum):
@@ -120,6 +122,8 @@ class Event(Value, frozen=True, kw_only=True):
     """Which entry of the knowledge matched."""
     rank: int | None = None
     """The rank that the line's prefix names."""
+    backlog: bool = False
+    """It stood in the file already when the agent first opened it: nobody knows when it was written."""
 
 
 class MountProbe(Value, frozen=True, kw_only=True):
@@ -272,6 +276,8 @@ class JobWatch(Value, frozen=True, kw_only=True):
     """Followed by this node: the job's standard output and error on its batch host."""
     checkpoint_trackers: tuple[str, ...] = ()
     """Files that hold the step of the newest complete checkpoint (Megatron's tracker)."""
+    log_offsets: tuple[tuple[str, int], ...] = ()
+    """(path, bytes): where this run's lines begin in files that earlier runs wrote; from 0 if a file is shorter."""
     kill_switch: str = ""
     """Its directory is made ready on this node, owned by the job's owner."""
 

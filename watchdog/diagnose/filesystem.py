@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from os.path import dirname
 
 from watchdog.detect.view import ClusterView, FilesystemView, ProcessView
 from watchdog.model import Blocked, Culprit, ProbeWanted, Role, Value
@@ -75,7 +74,7 @@ def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[ProbeW
     peers = [node for job in view.jobs if job.job.job_id in jobs for node in job.job.nodes]
     others = [node for node in (*peers, *view.reporting_nodes) if node in view.reporting_nodes]
     asked = list(dict.fromkeys([*sorted(affected), *others]))[: len(affected) + PROBED_PEERS]
-    directory = dirname(path) if path.startswith(filesystem.mount) else filesystem.mount
+    directory = path.rpartition("/")[0] if path.startswith(filesystem.mount) else filesystem.mount
     return (
         ProbeWanted(
             mount=filesystem.mount,

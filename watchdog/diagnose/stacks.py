@@ -60,7 +60,8 @@ class Vote(Value, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=4096)
 def place_of(function: str, file: str) -> Place:
-    """Which known place one frame means."""
+    """Which known place one frame means. From Python 3.11 on py-spy prints `Class.method`: the last name counts."""
+    function = function.rpartition(".")[2]
     for place, function_pattern, file_pattern in FRAMES:
         if re.fullmatch(function_pattern, function) and re.fullmatch(file_pattern, file):
             return place

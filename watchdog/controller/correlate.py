@@ -1,0 +1,176 @@
+"""From findings to incidents: pending -> firing -> resolved, one incident a cause, the unknown freezes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from watchdog.model import Finding, Incident, IncidentState, Kind, Truth, Value
+
+CAUSES: dict[Kind, tuple[Kind, ...]] = {
+    Kind.FILESYSTEM_STALL: (Kind.FILESYSTEM_OUTAGE,),
+    Kind.LINGERING_JOB: (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL),
+    Kind.COLLECTIVE_HANG: (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL, Kind.LINGERING_JOB),
+}
+"""Which kinds of incident explain a kind away, if they concern the same job."""
+
+RESOLVE_AFTER_S = 10.0
+"""A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
+
+
+class CorrelateSettings(Value, frozen=True, kw_only=True):
+    hold_s: Mapping[Kind, float]
+    resolve_after_s: float = RESOLVE_AFTER_S
+
+
+class Moment(Value, frozen=True, kw_only=True):
+    """When, and in which world, findings are turned into incidents."""
+
+    mono: float
+    wall: float
+    restarts: Mapping[str, int]
+    """Restart count of every job that is active now."""
+    over: frozenset[str] = frozenset()
+    """Jobs that Slurm says have ended, or have begun another run since their incident."""
+
+
+def correlate(
+    open_incidents: Sequence[Incident],
+    findings: Sequence[Finding],
+    settings: CorrelateSettings,
+    moment: Moment,
+    new_id: Callable[[], str],
+) -> list[Incident]:
+    """The open incidents after these findings: changed, newly opened, or resolved just now.
+
+    A pending incident whose condition goes away vanishes without a trace. UNKNOWN, and no finding at all,
+    change nothing, unless every job concerned is over or runs anew.
+    """
+    by_subject = {(f.kind, f.subject): f for f in findings}
+    after = []
+    known = set()
+    for incident in open_incidents:
+        known.add((incident.kind, incident.subject))
+        changed = _update(incident, by_subject.get((incident.kind, incident.subject)), settings, moment)
+        if changed is not None:
+            after.append(changed)
+    for (kind, subject), finding in by_subject.items():
+        if finding.truth is Truth.BAD and (kind, subject) not in known:
+            after.append(_open(finding, moment, new_id()))
+    suspected = [f for f in findings if f.truth is not Truth.OK]
+    inhibited = [_inhibit(incident, after, suspected) for incident in after]
+    return [_fire(incident, settings, moment) for incident in inhibited]
+
+
+def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
+    return Incident(
+        id=incident_id,
+        kind=finding.kind,
+        subject=finding.subject,
+        state=IncidentState.PENDING,
+        severity=finding.severity,
+        job_ids=finding.job_ids,
+        opened_at=moment.wall - finding.lasted_s,
+        pending_mono=moment.mono,
+        summary=finding.summary,
+        facts=finding.facts,
+        culprits=finding.culprits,
+        actionable=finding.actionable,
+        exclude_nodes=finding.exclude_nodes,
+        mounts=finding.mounts,
+        runs=_runs(finding.job_ids, moment),
+    )
+
+
+def _runs(job_ids: Sequence[str], moment: Moment) -> tuple[tuple[str, int], ...]:
+    return tuple((job, moment.restarts[job]) for job in job_ids if job in moment.restarts)
+
+
+def _update(
+    incident: Incident, finding: Finding | None, settings: CorrelateSettings, moment: Moment
+) -> Incident | None:
+    """The incident after one finding; None if a pending one came to nothing."""
+    if incident.subject.startswith("job:") and _runs_are_over(incident, moment):
+        return _resolve(incident, moment, "the job has ended or runs anew")
+    if incident.kind is Kind.OPERATOR_RESTART or finding is None or finding.truth is Truth.UNKNOWN:
+        return replace(incident, clear_mono=None) if finding is not None else incident
+    if finding.truth is Truth.BAD:
+        job_ids = tuple(dict.fromkeys((*incident.job_ids, *finding.job_ids)))
+        return replace(
+            incident,
+            clear_mono=None,
+            job_ids=job_ids,
+            runs=tuple({**dict(_runs(finding.job_ids, moment)), **dict(incident.runs)}.items()),
+            summary=finding.summary,
+            facts=finding.facts,
+            culprits=finding.culprits or incident.culprits,
+            actionable=finding.actionable,
+            exclude_nodes=finding.exclude_nodes,
+            mounts=finding.mounts,
+        )
+    if incident.state is IncidentState.PENDING:
+        return None
+    since = moment.mono if incident.clear_mono is None else incident.clear_mono
+    if moment.mono - since >= settings.resolve_after_s:
+        return _resolve(incident, moment, finding.summary)
+    return replace(incident, clear_mono=since)
+
+
+def _runs_are_over(incident: Incident, moment: Moment) -> bool:
+    if not incident.runs:
+        return bool(incident.job_ids) and all(job in moment.over for job in incident.job_ids)
+    return all(
+        job in moment.over or moment.restarts.get(job, restarts) != restarts
+        for job, restarts in incident.runs
+    )
+
+
+def _resolve(incident: Incident, moment: Moment, why: str) -> Incident | None:
+    if incident.state is IncidentState.PENDING:
+        return None
+    return replace(incident, state=IncidentState.RESOLVED, resolved_at=moment.wall, resolution=why)
+
+
+def _inhibit(incident: Incident, incidents: Sequence[Incident], suspected: Sequence[Finding]) -> Incident:
+    """Notes the incident that explains this one; a mere suspicion keeps a pending one from firing."""
+    kinds = CAUSES.get(incident.kind, ())
+    for other in incidents:
+        if (
+            other.kind in kinds
+            and other.state is not IncidentState.RESOLVED
+            and _same_matter(incident, other)
+        ):
+            return replace(incident, inhibited_by=other.id)
+    for finding in suspected:
+        if (
+            incident.state is IncidentState.PENDING
+            and finding.kind in kinds
+            and finding.lasted_s > 0
+            and finding.wanted
+            and set(finding.job_ids) & set(incident.job_ids)
+        ):
+            return replace(incident, inhibited_by=f"suspicion:{finding.kind}")
+    return replace(incident, inhibited_by=None) if incident.inhibited_by else incident
+
+
+def _same_matter(incident: Incident, cause: Incident) -> bool:
+    if incident.subject.startswith("mount:"):
+        return incident.subject == cause.subject
+    return bool(set(incident.job_ids) & set(cause.job_ids))
+
+
+def _fire(incident: Incident, settings: CorrelateSettings, moment: Moment) -> Incident:
+    held_s = moment.mono - incident.pending_mono
+    if (
+        incident.state is not IncidentState.PENDING
+        or incident.inhibited_by is not None
+        or held_s < settings.hold_s.get(incident.kind, 0.0)
+    ):
+        return incident
+    return replace(
+        incident,
+        state=IncidentState.FIRING,
+        fired_at=moment.wall,
+        detected_after_s=max(0.0, moment.wall - incident.opened_at),
+    )

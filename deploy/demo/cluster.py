@@ -75,12 +75,14 @@ mkdir /run/slurm-watchdog /run/lock
 mount --bind "$dir/hosts" /etc/hosts
 mount --bind "$dir/local/$node" "$dir/scratch"
 # A copy of a mount in here would keep it alive after its owner, another cluster or node, is gone.
-while read -r _ _ _ _ point _; do
+mapfile -t mounts </proc/mounts # at once: the kernel's list moves while we unmount
+for line in "${mounts[@]}"; do
+    read -r _ point _ <<<"$line"
     case $point in
         "$dir/shared" | "$dir/scratch") ;;
         "$family".*) umount "$point" || true ;;
     esac
-done </proc/self/mountinfo
+done
 slurmd -D -N "$node" &
 while true; do wait || true; sleep 1; done
 """
@@ -91,6 +93,11 @@ class ClusterError(Exception):
 
 
 # --- small tools ------------------------------------------------------------------------------------------------------
+
+
+def search_path() -> str:
+    """PATH with the directories of the administrator's commands, which a user's PATH lacks."""
+    return os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
 
 
 def run_command(
@@ -104,6 +111,7 @@ def run_command(
     """Run `argv` to its end, as `user` if given, and return its exit code and text. Raises ClusterError."""
     command = [*as_user(user), *map(str, argv)]
     shown = shlex.join(command)
+    options.setdefault("env", os.environ | {"PATH": search_path()})
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)
     except FileNotFoundError as error:
@@ -206,7 +214,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float, interval_s: fl
 
 def missing_packages() -> list[str]:
     """Debian packages of PACKAGES of which a command is not there."""
-    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    path = search_path()
     return [
         name for name, commands in PACKAGES.items() if not all(shutil.which(c, path=path) for c in commands)
     ]
@@ -708,8 +716,7 @@ class Cluster:
             for key, value in os.environ.items()
             if not key.startswith(("SLURM", "SBATCH_", "SRUN_"))
         }
-        path = base.get("PATH", "/usr/bin:/bin")
-        return base | {"PATH": f"{path}:/usr/sbin:/sbin", "SLURM_CONF": f"{self.directory}/slurm.conf"}
+        return base | {"PATH": search_path(), "SLURM_CONF": f"{self.directory}/slurm.conf"}
 
     def node_local(self, node: str) -> Path:
         """The scratch filesystem of one node, as the host sees it. On the node it is `scratch`."""

@@ -108,6 +108,12 @@ def test_every_node_has_its_own_name_processes_and_run_directory(cluster: Cluste
     assert not Path("/run/slurm-watchdog/name").exists()
 
 
+def test_a_node_sees_of_all_clusters_only_its_own_filesystems(cluster: Cluster) -> None:
+    mounts = [line.split()[1] for line in cluster.node_run("n3", ["cat", "/proc/mounts"]).stdout.splitlines()]
+    of_clusters = {mount for mount in mounts if mount.startswith("/tmp/slurm-watchdog-demo.")}
+    assert of_clusters == {str(cluster.shared), str(cluster.scratch)}
+
+
 def test_a_node_reaches_the_controllers_address_and_its_neighbours_by_name(cluster: Cluster) -> None:
     listener = subprocess.Popen(
         [sys.executable, "-c", "import socket, sys\n"
@@ -201,7 +207,7 @@ def test_a_node_whose_cable_is_cut_runs_on_alone(cluster: Cluster) -> None:
     assert reaches(cluster, "n1", "n3")
     assert cluster.node_run("n2", ["hostname"]).stdout == "n2\n"
     cluster.join("n2")
-    assert reaches(cluster, "n1", "n2")
+    assert wait_until(lambda: reaches(cluster, "n1", "n2"), 10)
 
 
 def test_a_killed_node_takes_its_processes_along_and_comes_back(cluster: Cluster) -> None:

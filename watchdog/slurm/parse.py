@@ -1,0 +1,326 @@
+"""Pure: what Slurm's commands print, into values. Measured on Slurm 22.05.8.
+
+A user chooses the job's name, comment and paths, line breaks and `JobState=COMPLETED` included, and the listing prints
+them raw. So every field ends with a mark that is drawn anew for each call (`Marks`), and what stands between two marks
+is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as it is). For a field that squeue does not
+know it prints an empty column without a title and still exits with 0: so the header is asked for and must have a title for
+each field (which title differs between releases), and an answer without a header is no empty queue.
+
+Requeueing, as observed: `scontrol requeuehold J` on a running job gives at once COMPLETING, reason `job requeued in held
+state`, priority 0, restarts + 1; when the processes are gone PENDING with the same reason. Exclusions may be
+set and the job released in both. Then PENDING with reason BeginTime until the credential's lifetime is over.
+`requeuehold Incomplete J` touches only CONFIGURING, RUNNING, STOPPED and SUSPENDED jobs, decided by
+slurmctld under its lock: a job that has ended, is completing or is pending stays as it is, *and the command says nothing and
+exits with 0*. What became of it has to be read afterwards: `judge_requeue`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+from watchdog.model import SlurmJob, SlurmNode
+
+JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)
+"""One job, or one element of an array, as scontrol takes it."""
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
+
+JOB_FIELDS = (
+    "jobid", "jobarrayid", "state", "restartcnt", "batchflag", "requeue", "prioritylong", "starttime", "userid",
+    "username", "batchhost", "nodelist", "partition",
+    # From here on a user has a hand in it.
+    "reason", "account", "workdir", "stdout", "stderr", "comment", "name",
+)  # fmt: skip
+"""What squeue -O is asked for, in this order."""
+EXCLUDED_FIELDS = ("%i", "%x")
+"""The excluded nodes exist in squeue -o only, the restart count in squeue -O only."""
+NODE_FIELDS = ("nodelist", "nodeaddr", "statecomplete", "reason")
+"""What sinfo -O is asked for."""
+FIRST_TITLES = frozenset({"JOBID", "NODELIST"})
+
+FINISHED = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "REVOKED", "TIMEOUT",
+    }
+)  # fmt: skip
+WAITING = frozenset({"PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+"""States in which a job may be held. COMPLETING: the run before is still going away."""
+REQUEUED_HELD = "job requeued in held state"
+NO_VAL = "4294967294"
+"""What Slurm writes for the array index of a job that is no array."""
+
+
+class ParseError(ValueError):
+    """Output that is cut short, or not what was asked for. Never take it for an empty answer."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Ends of a field and of a record: letters and digits, the first no digit, that nobody can guess."""
+
+    field: str
+    record: str
+
+
+# ------------------------------------------------------------------------------------------------- formats
+
+
+def long_format(fields: tuple[str, ...], marks: Marks) -> str:
+    """The argument of `-O` (squeue, sinfo) that prints `fields` unpadded, each with its mark."""
+    *others, last = fields
+    return ",".join([*(f"{name}:0{marks.field}" for name in others), f"{last}:0{marks.record}"])
+
+
+def short_format(fields: tuple[str, ...], marks: Marks) -> str:
+    """The same for squeue `-o`."""
+    return marks.field.join(fields) + marks.record
+
+
+def parse_table(text: str, fields: tuple[str, ...], marks: Marks) -> list[list[str]]:
+    """Output with header into rows of raw fields; raises ParseError unless it is whole and as asked for."""
+    *records, rest = text.split(marks.record + "\n")
+    if rest:
+        raise ParseError(f"the answer ends in the middle of a record: {rest[-80:]!r}")
+    if not records:
+        raise ParseError("the answer is empty, even its header is missing")
+    rows = [record.split(marks.field) for record in records]
+    if len(rows[0]) != len(fields) or rows[0][0] not in FIRST_TITLES or not all(rows[0]):
+        raise ParseError(f"{len(fields)} fields were asked for, and the header is {rows[0]!r}")
+    for row in rows[1:]:
+        if len(row) != len(fields):
+            raise ParseError(f"a record has {len(row)} fields, not {len(fields)}: {row[:2]!r}")
+    return rows[1:]
+
+
+# ------------------------------------------------------------------------------------------------- jobs
+
+
+def parse_jobs(text: str, marks: Marks) -> tuple[SlurmJob, ...]:
+    """The listing of jobs (`JOB_FIELDS`, times as seconds since the epoch), without excluded nodes.
+
+    Raises ParseError.
+    """
+    return tuple(
+        _job(dict(zip(JOB_FIELDS, row, strict=True))) for row in parse_table(text, JOB_FIELDS, marks)
+    )
+
+
+def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
+    """The excluded nodes of one job in a listing of `EXCLUDED_FIELDS`. Raises ParseError, also if it isn't in it."""
+    found = {_job_id(shown): excluded for shown, excluded in parse_table(text, EXCLUDED_FIELDS, marks)}
+    if job_id not in found:
+        raise ParseError(f"the answer for job {job_id} is about {sorted(found)[:5]}")
+    return expand_nodes(found[job_id])
+
+
+def _job(row: dict[str, str]) -> SlurmJob:
+    job_id = _job_id(row["jobarrayid"])
+    state = row["state"]
+    if not re.fullmatch(r"[A-Z_]+", state):
+        raise ParseError(f"job {job_id} is in the state {state!r}")
+    is_batch = _flag(row["batchflag"], job_id)
+    priority = _number(row["prioritylong"], job_id)
+    name, user, host = row["name"], row["username"], row["batchhost"]
+    batch_host = host if is_batch and NODE_NAME.fullmatch(host) else None
+    names = Names(row["jobid"], job_id, user, name, batch_host or "")
+    held = row["reason"] == REQUEUED_HELD or row["reason"].startswith("JobHeld") or priority == 0
+    return SlurmJob(
+        job_id=job_id,
+        state=state,
+        reason=row["reason"],
+        name=name,
+        user=user,
+        uid=_number(row["userid"], job_id),
+        account=_given(row["account"]),
+        partition=row["partition"],
+        nodes=expand_nodes(row["nodelist"]),
+        batch_host=batch_host,
+        restarts=_number(row["restartcnt"], job_id),
+        # Before a start it is only a plan, which changes from listing to listing.
+        start_at=None if state == "PENDING" else _time(row["starttime"], job_id),
+        is_batch=is_batch,
+        requeueable=_flag(row["requeue"], job_id),
+        held=state in {"REQUEUE_HOLD", "SPECIAL_EXIT"} or (state in WAITING and held),
+        stdout=expand_path(row["stdout"], row["workdir"], names) if is_batch else None,
+        stderr=expand_path(row["stderr"], row["workdir"], names) if is_batch else None,
+        workdir=_given(row["workdir"]) or None,
+        comment=_given(row["comment"]),
+    )
+
+
+def _job_id(text: str) -> str:
+    """squeue's own id as scontrol takes it: the first component of a heterogeneous job, `16+0`, is `16` there.
+
+    `16+1` and the unsplit rest of an array, `6_[2-9%2]`, stay as they are: no command takes them.
+    """
+    text = text.removesuffix("+0")
+    if not re.fullmatch(r"\d+(\+\d+|_\d+|_\[[0-9,:%.-]+\])?", text, re.ASCII):
+        raise ParseError(f"no id of a job: {text[:80]!r}")
+    return text
+
+
+def _number(text: str, job_id: str) -> int:
+    if not re.fullmatch(r"\d{1,20}", text, re.ASCII):
+        raise ParseError(f"job {job_id}: {text[:80]!r} is no number")
+    return int(text)
+
+
+def _flag(text: str, job_id: str) -> bool:
+    if text not in {"0", "1"}:
+        raise ParseError(f"job {job_id}: {text[:80]!r} is neither 0 nor 1")
+    return text == "1"
+
+
+def _time(text: str, job_id: str) -> float | None:
+    if text in {"N/A", "Unknown", "NONE"}:
+        return None
+    return float(_number(text, job_id))
+
+
+def _given(text: str) -> str:
+    return "" if text == "(null)" else text
+
+
+@lru_cache(maxsize=16384)
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """`n[1-2],x` gives n1, n2, x; nothing, or Slurm's words for nothing, gives no nodes. Raises ParseError.
+
+    Groups (`@name`) are not looked up: that would run whatever the groups of this machine are configured to run.
+    """
+    if text in {"", "(null)", "n/a", "None", "None assigned"}:
+        return ()
+    try:
+        return tuple(str(node) for node in NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise ParseError(f"no list of nodes: {text[:80]!r} ({error})") from error
+
+
+# ------------------------------------------------------------------------------------------------- log paths
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the patterns of an output path stand for."""
+
+    raw_id: str
+    """The id of this one job; for an array's element not the one with the underscore."""
+    job_id: str
+    user: str
+    name: str
+    batch_host: str
+
+
+def expand_path(path: str, workdir: str, names: Names) -> str | None:
+    """The file that a batch script's output goes to, from its pattern (`--output`); None if there is no path.
+
+    Patterns as 22.05 fills them in: %A %a %j %J %N %n %s %t %u %x %%, numbers padded by a width (`%4j`); others stay as they
+    are. A path with a backslash has none and loses its backslashes. Later releases list the path filled in already.
+    """
+    if path in {"", "(null)", "N/A"} or "\0" in path:
+        return None
+    array, _, index = names.job_id.partition("_")
+    if not index or not index.isdigit():
+        array, index = names.raw_id, NO_VAL
+    host = names.batch_host.partition(".")[0]
+    words = {
+        "A": array, "a": index, "j": names.raw_id, "J": names.raw_id, "N": host, "n": "0", "s": "batch", "t": "0",
+        "u": names.user, "x": names.name,
+    }  # fmt: skip
+
+    def fill(match: re.Match[str]) -> str:
+        width, letter = match.groups()
+        if letter == "%":
+            return "%"
+        if letter not in words:
+            return match.group(0)
+        word = words[letter]
+        return word.zfill(min(int(width), 10)) if width and letter in "AajJnt" else word
+
+    if "\\" in path:
+        filled = re.sub(r"\\(.?)", r"\1", path, flags=re.DOTALL)
+    else:
+        filled = re.sub(r"%(\d*)([A-Za-z%])", fill, path)
+    if filled.startswith("/") or not workdir.startswith("/"):
+        return filled
+    return f"{workdir.rstrip('/')}/{filled}"
+
+
+# ------------------------------------------------------------------------------------------------- nodes
+
+
+def parse_nodes(text: str, marks: Marks) -> tuple[SlurmNode, ...]:
+    """The listing of nodes (`NODE_FIELDS`), each once, states in capitals with their flags: IDLE+DRAIN, DOWN*.
+
+    sinfo prints a node once for each of its partitions, and those of no partition not at all. Raises ParseError.
+    """
+    nodes = {}
+    for name, address, state, reason in parse_table(text, NODE_FIELDS, marks):
+        if not NODE_NAME.fullmatch(name):
+            raise ParseError(f"no name of a node: {name[:80]!r}")
+        nodes[name] = SlurmNode(
+            name=name, address=address, state=state.upper(), reason="" if reason == "none" else reason
+        )
+    return tuple(nodes.values())
+
+
+# ------------------------------------------------------------------------------------------------- outcomes
+
+REFUSALS = (
+    "Invalid job id specified",
+    "Invalid user id",
+    "Invalid node name specified",
+    "Access/permission denied",
+    "Requested operation is presently disabled",
+    "Requested operation not supported",
+    "Only batch jobs are accepted or processed",
+    "Job/step already completing or completed",
+    "Job has already finished",
+    "Job is no longer pending execution",
+    "Job is pending execution",
+    "Job is not pending nor running",
+    "Job update not available right now",
+    "Requested node configuration is not available",
+    "Requested nodes are busy",
+    "Node count specification invalid",
+    "Cannot modify/cancel",
+)
+"""Messages after which nothing was changed and nothing will be by asking again.
+
+Whatever is not here counts as unknown: `Unable to contact slurm controller`, `Socket timed out on send/recv
+operation`, `Job can not be altered now, try again later`, `Slurm backup controller in standby mode`, and all that we never saw.
+"""
+
+
+def parse_refusal(stderr: str) -> str | None:
+    """Slurm's line that says no for good; None if what it printed leaves the outcome open."""
+    for line in stderr.splitlines():
+        if any(phrase in line for phrase in REFUSALS):
+            return line.strip()[:300]
+    return None
+
+
+def says_unknown_job(stderr: str) -> bool:
+    """Whether the answer is, positively, that there is no such job."""
+    return "Invalid job id specified" in stderr
+
+
+def judge_requeue(job: SlurmJob | None) -> tuple[bool | None, str]:
+    """What `requeuehold Incomplete` did, from the job as read afterwards.
+
+    (True, …) it is requeued and held; (False, why) it was left alone; (None, why) that can't be said yet.
+    """
+    if job is None:
+        return False, "Slurm no longer knows the job"
+    if job.held and job.state in WAITING:
+        return True, f"{job.state}, {job.reason}"
+    if job.state in FINISHED:
+        return False, f"the job has already finished ({job.state})"
+    if job.state == "COMPLETING":
+        return False, "the job is already ending by itself (COMPLETING)"
+    if job.state == "PENDING":
+        return False, f"the job is not running (PENDING, {job.reason})"
+    return None, f"Slurm accepted the requeue, yet the job is still {job.state}"

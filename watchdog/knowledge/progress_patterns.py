@@ -1,0 +1,138 @@
+"""How frameworks write down that a step was done, that a phase began, that a checkpoint is complete.
+
+A row is tried only if its `needle` is in the lower-cased line; the first row that matches wins, so special forms
+stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), loss, epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+NUMBER = r"[-+]?(?:\d[\d_,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One way to write a count that rises."""
+
+    name: str
+    needle: str
+    regex: re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One way to write that a phase began, or that a checkpoint is complete (`complete`)."""
+
+    name: str
+    needle: str
+    regex: re.Pattern[str]
+    phase: str | None = None
+    complete: bool = False
+
+
+def _pattern(name: str, needle: str, regex: str, flags: int = 0) -> Pattern:
+    return Pattern(name, needle, re.compile(regex, flags))
+
+
+def _sign(name: str, needle: str, regex: str, phase: str | None = None, complete: bool = False) -> Sign:
+    return Sign(name, needle, re.compile(regex, re.IGNORECASE), phase, complete)
+
+
+# Lines with a number that rises while nothing is trained: status reporters, queues, retries, loading, downloads.
+NOT_PROGRESS = re.compile(
+    r"\bPULSE\b|waiting to be scheduled|\bre-?try|\bretri|\battempt\b|\bresum(?:e|ed|ing)\b|\brestor|\bre-?start"
+    r"|\bload(?:ed|ing)\b|\bdownload|\btokeniz|\bfetching\b|\bgenerating\b|\bfilter(?:ing)?\b|\bsanity\b|\bheartbeat\b"
+    r"|\bcheckpoint(?:s|ing)?\b.*\b\d+\s*/\s*\d+|\bwarm-?up steps?\b|\bnum_(?:train_)?(?:steps|iters)\b|\bmax_(?:steps|iters)\b"
+    r"|\btotal (?:optimization |training )?steps\b|\bNum (?:steps|batches)\b|^\s*Map\b",
+    re.IGNORECASE,
+)
+
+SIGNS: tuple[Sign, ...] = (
+    # Megatron-LM, Megatron-DeepSpeed
+    _sign("megatron_saved", "successfully saved checkpoint", r"successfully saved checkpoint (?:from|at) iteration\s+(?P<step>\d+)", complete=True),
+    _sign("megatron_saving", "saving checkpoint at iteration", r"saving checkpoint at iteration\s+(?P<step>\d+)", "checkpointing"),
+    # Its result comes once for each of several data sets: the evaluation is over only with the next step.
+    _sign("megatron_validation", "loss at iteration", r"(?:valid|validation|test) loss at iteration\s+(?P<step>\d+)", "evaluating"),
+    # DeepSpeed engine
+    _sign("deepspeed_saved", "is ready now", r"\[Torch\] Checkpoint global_step(?P<step>\d+) is ready now", complete=True),
+    _sign("deepspeed_saving", "is about to be saved", r"Checkpoint global_step(?P<step>\d+) is about to be saved", "checkpointing"),
+    # torchtitan and torch.distributed.checkpoint
+    _sign("torchtitan_saved", "finished saving the checkpoint", r"Finished saving the checkpoint.*", complete=True),
+    _sign("torchtitan_saving", "saving the checkpoint", r"Saving the checkpoint", "checkpointing"),
+    # Hugging Face Trainer
+    _sign("hf_saving", "saving model checkpoint to", r"Saving model checkpoint to .*checkpoint-(?P<step>\d+)", "checkpointing"),
+    _sign("hf_evaluation", "***** running evaluation", r"\*{5} Running Evaluation", "evaluating"),
+    # fairseq, Composer, MaxText, Lightning
+    _sign("fairseq_saved", "saved checkpoint", r"Saved checkpoint \S*.*@ \d+ epochs?, (?P<step>\d+) updates", complete=True),
+    _sign("fairseq_saving", "preparing to save checkpoint", r"Preparing to save checkpoint .* @ (?P<step>\d+) updates", "checkpointing"),
+    _sign("maxtext_saved", "saved a checkpoint at step", r"saved a checkpoint at step (?P<step>\d+)", complete=True),
+    _sign("nanogpt_evaluation", "train loss", r"^step (?P<step>\d+): train loss .*val loss", "evaluating"),
+    _sign("validation_bar", "valid", r"\bValid(?:ation|ating)?\b(?: DataLoader \d+)?\s*:\s+\d+%\|", "evaluating"),
+    _sign("evaluation_bar", "evaluat", r"\bEvaluat(?:ing|ion)\b\s*:?\s+\d+%\|", "evaluating"),
+    # Anybody
+    _sign("saved", "checkpoint", r"(?:checkpoint saved|saved checkpoint|checkpoint complete)\b.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+)", complete=True),
+    _sign("saving", "saving checkpoint", r"saving checkpoint(?:.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+))?", "checkpointing"),
+    _sign("evaluating", "evaluat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?(?:evaluation|validation)\b|\bevaluating\b(?! metrics)", "evaluating"),
+    _sign("validating", "validat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?validation\b|\bvalidating\b", "evaluating"),
+    _sign("finishing", "train", r"\btraining (?:is )?(?:complete[d]?|finished|done)\b|\bfinished training\b|\[after training is done\]", "finishing"),
+)  # fmt: skip
+
+STEP_WORD = r"(?:global[ _]?step|train[ _]?step|step|iteration|iter|update|batch)"
+
+PATTERNS: tuple[Pattern, ...] = (
+    _pattern("nemo2", "training epoch", r"Training epoch (?P<epoch>\d+), iteration \d+/(?P<total>\d+) .*?\bglobal_step: (?P<step>\d+)"),
+    _pattern("megatron", "iteration", r"\biteration\s+(?P<step>\d+)\s*/\s*(?P<total>\d+)\s*\|"),
+    _pattern("deepspeed", "skipped=", r"\bstep=(?P<step>\d+), skipped=\d+, lr="),
+    _pattern("nemo", "global_step=", r"\d+%\|.*\bglobal_step=(?P<step>\d+)(?:\.0*)?\b"),
+    _pattern("lightning", "epoch", r"\bEpoch (?P<epoch>\d+)\s*:\s+(?::\s+)?\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)"),
+    _pattern("tqdm", "%|", r"\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)\s*\[[\d:]+<[\d:?]+(?:,\s*(?:(?P<step_s>[\d.]+)\s*s/\w+|(?P<rate>[\d.]+)\s*\w+/s))?"),
+    _pattern("torchtitan", "loss:", r"\bstep:\s*(?P<step>\d+)\s+loss:"),
+    _pattern("nanogpt", "iter ", r"\biter (?P<step>\d+): loss (?:.*?\btime (?P<step_ms>[\d.]+)\s*ms)?"),
+    _pattern("maxtext", "completed step", r"\bcompleted step:\s*(?P<step>\d+), seconds:\s*(?P<step_s>[\d.]+)"),
+    _pattern("composer", "[batch=", r"\[batch=(?P<step>\d+)/(?P<total>\d+)\]"),
+    _pattern("fairseq", "epoch", r"\bepoch (?P<epoch>\d+):\s+(?P<step>\d+) / (?P<total>\d+)\b"),
+    _pattern("num_updates", "num_updates", r"\bnum_updates[\"']?\s*[=:]?\s*[\"']?(?P<step>\d+)"),
+    _pattern("key_value", "=", r"(?<![\w.-])" + STEP_WORD + r"\s*=\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])", re.IGNORECASE),
+    _pattern("step_of", "", r"(?<![\w.-])" + STEP_WORD + r"\s*[:#]?\s*\[?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b", re.IGNORECASE),
+    _pattern("bracketed", "[", r"\[\s*" + STEP_WORD + r"\s*[:#=]?\s*(?P<step>\d+)\s*\]", re.IGNORECASE),
+    _pattern("step", "", r"(?:^|[\s|>,;\]:(])" + STEP_WORD + r"\s*[:#]?\s*(?P<step>\d+)(?=\s*(?:$|[\s|:,;)\]]))(?!\.\d)", re.IGNORECASE),
+    _pattern("tokens", "token", r"\b(?:consumed|processed|seen|total|trained)[ _]tokens\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\btokens[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
+    _pattern("samples", "sample", r"\b(?:consumed|processed|seen|total|trained)[ _]samples\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\bsamples[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
+)  # fmt: skip
+
+# What else such a line may say, whatever the framework.
+STEP_SECONDS = re.compile(
+    rf"elapsed time per iteration \((?P<unit>m?s)\):\s*(?P<value>{NUMBER})"
+    rf"|(?:step_time|iter_time|step time|time per step|sec_per_step|train_step_timing in s)\s*[=:]\s*(?P<plain>{NUMBER})\s*(?P<suffix>ms\b)?",
+    re.IGNORECASE,
+)
+LOSS = re.compile(
+    rf"(?<![\w])(?:lm |train_|train |reduced_train_)?loss[\"']?\s*[=:]?\s*[\"']?(?P<loss>{NUMBER})",
+    re.IGNORECASE,
+)
+
+# Keys of a JSON line, or of the dictionary that the Hugging Face Trainer prints, in the order of trust.
+STEP_KEYS = (
+    "global_step",
+    "step",
+    "iteration",
+    "iter",
+    "num_updates",
+    "trainer/global_step",
+    "_step",
+    "update",
+)
+TOTAL_KEYS = ("total_steps", "max_steps", "num_steps", "total_iterations", "train_iters")
+SECONDS_KEYS = ("step_time", "step_time_s", "step_seconds", "seconds_per_step", "iter_time", "sec_per_step")
+LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")
+
+# What stands before a line and names the rank; `local` is a rank on an unnamed node and therefore names no rank.
+PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("torchrun", re.compile(r"\[(?:default|[A-Za-z_]*worker)(?P<local>\d+)\]:\s?")),
+    ("rank", re.compile(r"\[rank(?P<rank>\d+)\]:?\s?")),
+    ("host_rank", re.compile(r"\[(?P<host>[A-Za-z][\w.-]*):(?P<rank>\d+)\]:?\s?")),
+    ("srun_label", re.compile(r"(?P<rank>\d{1,6}): ")),
+    ("host", re.compile(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
+)

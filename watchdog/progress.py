@@ -1,0 +1,232 @@
+"""What one line of a training log says. Pure: a line goes in, a fact or nothing comes out.
+
+Only a count of steps, iterations, samples or tokens is progress. Lines that merely appear (a PULSE an hour, a retry, a
+redrawn bar) are not; whether the count *rises* is for the caller to see, who knows the line before.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import msgspec
+
+from watchdog.knowledge.log_signatures import HARMLESS, SIGNATURES
+from watchdog.knowledge.progress_patterns import (
+    LOSS,
+    LOSS_KEYS,
+    NOT_PROGRESS,
+    PATTERNS,
+    PREFIXES,
+    SECONDS_KEYS,
+    SIGNS,
+    STEP_KEYS,
+    STEP_SECONDS,
+    TOTAL_KEYS,
+    Sign,
+)
+from watchdog.model import EventKind
+
+MAX_LINE = 500
+"""Characters of a line that are kept as evidence."""
+_MAX_PARSED = 4096
+"""No framework writes what we look for further to the right; a line of megabytes must not cost seconds."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+class LogFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a line says. `step` may be a count of samples or tokens: `pattern` tells, and counts compare within one pattern."""
+
+    kind: EventKind
+    pattern: str
+    step: int | None = None
+    total_steps: int | None = None
+    step_s: float | None = None
+    loss: float | None = None
+    phase: str | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    host: str | None = None
+
+
+def clean_line(line: str) -> str:
+    """`line` without colours and control characters, at most MAX_LINE characters."""
+    return _CONTROL.sub(" ", _ESCAPES.sub("", line[:_MAX_PARSED])).strip()[:MAX_LINE]
+
+
+def parse_line(line: str) -> LogFact | None:
+    """The fact in one line of a log (without its end), or None if it says nothing we know."""
+    text = _CONTROL.sub(" ", _ESCAPES.sub("", line[:_MAX_PARSED]))
+    text, who = split_prefix(text)
+    lower = text.lower()
+    fact = _error(text, lower, who) or _sign(text, lower, who)
+    return fact or _progress(text, lower, who)
+
+
+def split_prefix(text: str) -> tuple[str, dict[str, Any]]:
+    """The line without what launchers put in front, and whom that names: `rank`, `local_rank`, `host`."""
+    who: dict[str, Any] = {}
+    for _ in range(3):  # a host's prefix before a rank's, and no deeper
+        for name, regex in PREFIXES:
+            match = regex.match(text)
+            if match is None:
+                continue
+            groups = match.groupdict()
+            if groups.get("rank"):
+                # `12: ` of srun may stand before a rank's own word, which knows better.
+                who["rank"] = int(groups["rank"])
+            if groups.get("local"):
+                who["local_rank"] = int(groups["local"])
+            if groups.get("host"):
+                who["host"] = groups["host"]
+            text = text[match.end() :]
+            if name == "rank":
+                return text, who
+            break
+        else:
+            break
+    return text, who
+
+
+def _error(text: str, lower: str, who: dict[str, Any]) -> LogFact | None:
+    for row in SIGNATURES:
+        if row.needle in lower and row.regex.search(text) and not HARMLESS.search(text):
+            return LogFact(kind=EventKind.ERROR, pattern=row.name, **who)
+    return None
+
+
+def _sign(text: str, lower: str, who: dict[str, Any]) -> LogFact | None:
+    for row in SIGNS:
+        match = row.regex.search(text) if row.needle in lower else None
+        if match is not None:
+            return _from_sign(row, match, text, who)
+    return None
+
+
+def _from_sign(row: Sign, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact:
+    step = match.groupdict().get("step")
+    return LogFact(
+        kind=EventKind.CHECKPOINT if row.complete else EventKind.PHASE,
+        pattern=row.name,
+        step=int(step) if step else None,
+        phase=None if row.complete else row.phase,
+        loss=_loss(text) if row.phase == "evaluating" else None,
+        **who,
+    )
+
+
+def _progress(text: str, lower: str, who: dict[str, Any]) -> LogFact | None:
+    if NOT_PROGRESS.search(text):
+        return None
+    if text.lstrip().startswith("{"):
+        return _from_mapping(text.strip(), who)
+    for row in PATTERNS:
+        if row.needle not in lower:
+            continue
+        match = row.regex.search(text)
+        if match is not None:
+            return _from_match(row.name, match, text, who)
+    return None
+
+
+def _from_match(name: str, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact:
+    groups = match.groupdict()
+    step = int(re.sub(r"[,_]", "", groups.get("step") or groups.get("step_b") or "0"))
+    total = int(groups["total"]) if groups.get("total") else None
+    if name in ("lightning", "fairseq") and total:
+        # Their count begins anew with every epoch; together with the epoch it rises.
+        step += int(groups["epoch"]) * total
+        total = None
+    if name == "nemo2":
+        total = None
+    seconds = None
+    if groups.get("step_s"):
+        seconds = _number(groups["step_s"])
+    elif groups.get("step_ms"):
+        seconds = _scaled(groups["step_ms"], 0.001)
+    elif groups.get("rate"):
+        rate = _number(groups["rate"])
+        seconds = 1 / rate if rate else None
+    if seconds is None:
+        seconds = _step_seconds(text)
+    return LogFact(
+        kind=EventKind.PROGRESS,
+        pattern=name,
+        step=step,
+        total_steps=total,
+        step_s=seconds,
+        loss=_loss(text),
+        **who,
+    )
+
+
+def _from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
+    """A line of JSON, or a Python dictionary as the Hugging Face Trainer prints it: progress if it has a step."""
+    pattern = "json"
+    try:
+        data = msgspec.json.decode(text.replace("NaN", "null") if "NaN" in text else text)
+    except (msgspec.MsgspecError, RecursionError):
+        pattern = "hf_trainer"
+        try:
+            data = ast.literal_eval(re.sub(r"\b(nan|inf)\b", r"'\1'", text))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+    if not isinstance(data, dict):
+        return None
+    step = next((count for key in STEP_KEYS if (count := _count(data.get(key))) is not None), None)
+    if step is None:
+        return None
+    loss = next((value for key in LOSS_KEYS if (value := _value(data.get(key))) is not None), None)
+    return LogFact(
+        kind=EventKind.PROGRESS,
+        pattern=pattern,
+        step=step,
+        total_steps=next((count for key in TOTAL_KEYS if (count := _count(data.get(key))) is not None), None),
+        step_s=next((value for key in SECONDS_KEYS if (value := _value(data.get(key))) is not None), None),
+        loss=_loss(text) if loss is None else loss,
+        **who,
+    )
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() and len(value) < 19 else None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2**62 else None
+    return value if isinstance(value, int) and 0 <= value < 2**62 else None
+
+
+def _value(value: object) -> float | None:
+    if isinstance(value, str):
+        return _number(value)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        return None
+
+
+def _scaled(text: str, factor: float) -> float | None:
+    value = _number(text)
+    return None if value is None else value * factor
+
+
+def _loss(text: str) -> float | None:
+    match = LOSS.search(text)
+    return _number(match["loss"].rstrip(",")) if match else None
+
+
+def _step_seconds(text: str) -> float | None:
+    match = STEP_SECONDS.search(text)
+    if match is None:
+        return None
+    if match["value"]:
+        return _scaled(match["value"], 0.001 if match["unit"] == "ms" else 1.0)
+    return _scaled(match["plain"], 0.001 if match["suffix"] else 1.0)

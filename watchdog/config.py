@@ -130,6 +130,9 @@ class Controller(Section):
     agent_silent_after: Seconds = Field(
         45.0, description="After this time without a report, what a node's processes do counts as unknown."
     )
+    resolve_after: Seconds = Field(
+        10.0, description="A condition has to be gone this long before its incident closes."
+    )
     warm_up: Seconds = Field(
         60.0, description="After its start, or its own pause, the controller only looks on."
     )

@@ -287,6 +287,8 @@ class Reply(Value, frozen=True, kw_only=True):
 
     commands: tuple[Command, ...] = ()
     watch: tuple[JobWatch, ...] = ()
+    controller_id: str = ""
+    """Random, new at every start of the controller: one that is new to an agent is told the recent past again."""
 
 
 # ---------------------------------------------------------------------------------------- what Slurm says

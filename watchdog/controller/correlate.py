@@ -32,7 +32,9 @@ class Moment(Value, frozen=True, kw_only=True):
     restarts: Mapping[str, int]
     """Restart count of every job that is active now."""
     over: frozenset[str] = frozenset()
-    """Jobs that Slurm says have ended, or have begun another run since their incident."""
+    """Jobs that Slurm says have ended."""
+    acting: frozenset[str] = frozenset()
+    """Incidents with an action under way: nothing changes about them until it has ended."""
 
 
 def correlate(
@@ -91,10 +93,14 @@ def _update(
     incident: Incident, finding: Finding | None, settings: CorrelateSettings, moment: Moment
 ) -> Incident | None:
     """The incident after one finding; None if a pending one came to nothing."""
+    if incident.id in moment.acting or incident.kind is Kind.OPERATOR_RESTART:
+        return incident
     if incident.subject.startswith("job:") and _runs_are_over(incident, moment):
         return _resolve(incident, moment, "the job has ended or runs anew")
-    if incident.kind is Kind.OPERATOR_RESTART or finding is None or finding.truth is Truth.UNKNOWN:
-        return replace(incident, clear_mono=None) if finding is not None else incident
+    if finding is None:
+        return incident
+    if finding.truth is Truth.UNKNOWN:
+        return replace(incident, clear_mono=None)
     if finding.truth is Truth.BAD:
         job_ids = tuple(dict.fromkeys((*incident.job_ids, *finding.job_ids)))
         return replace(

@@ -181,7 +181,7 @@ def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limit
             )
         return _once(run, world, limits, Do(rung=Rung.WRITE_KILL_SWITCH, attempt=0))
     switched_at = next(r.intent_at for r in run.records if r.rung is Rung.WRITE_KILL_SWITCH)
-    saved = world.complete_checkpoint_step is not None
+    saved = world.complete_checkpoint_step is not None or _done(run, Rung.WAIT_CHECKPOINT)
     if not saved:
         if stage is Stage.FINISHED and world.now - switched_at > limits.step_s:
             return _leave(

@@ -301,13 +301,19 @@ class ClusterState:
     def reporting_nodes(self, now: float) -> tuple[str, ...]:
         return tuple(sorted(n for n, s in self._nodes.items() if now - s.reported_at <= self._silent_after_s))
 
+    def address_of(self, node: str) -> str | None:
+        """The address that Slurm has for a node; None for a node that it does not know."""
+        return self.node_addresses.get(node)
+
     def known_nodes(self) -> tuple[str, ...]:
         return tuple(sorted(self._nodes))
 
-    def jobs_on(self, node: str) -> list[SlurmJob]:
-        """The jobs that run on a node, as the agent there has to know them."""
+    def jobs_on(self, node: str, now: float) -> list[tuple[SlurmJob, dict[str, int]]]:
+        """The jobs that run on a node, or ended there lately, with the offsets at which their logs begin."""
         return [
-            run.job for run in self._runs.values() if node in run.job.nodes and run.job.state in ACTIVE_STATES
+            (run.job, run.log_starts)
+            for run in self._runs.values()
+            if node in run.job.nodes and (run.inactive_since is None or now - run.inactive_since < READ_ON_S)
         ]
 
     def view(self, now: float) -> ClusterView:

@@ -1,0 +1,283 @@
+"""From incidents that fire to actions that run: gathers the situation, asks the policy, writes, drives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+from watchdog.controller.journal import JournalError
+
+from watchdog import clock
+from watchdog.actuate import kill_switch
+from watchdog.controller.drive import Driver, Tools
+from watchdog.controller.ladder import LadderLimits
+from watchdog.controller.policy import Limits, Situation, decide, is_final, is_news
+from watchdog.controller.state import ACTIVE_STATES
+from watchdog.model import (
+    Action,
+    ActionRun,
+    Decision,
+    Incident,
+    IncidentState,
+    Kind,
+    RungRecord,
+    Severity,
+    SlurmJob,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from watchdog.controller.app import Controller
+
+log = logging.getLogger(__name__)
+
+HISTORY_S = 7 * 86400.0
+"""Attempts on a job are counted over a week, Slurm's usual longest time limit."""
+DRIVE_AGAIN_S = 15.0
+"""After an action's task has failed (a full disk under the journal), before it is taken up again."""
+
+
+class Decider:
+    """Keeps the running actions. One event loop owns it."""
+
+    def __init__(self, controller: Controller):
+        self._c = controller
+        config = controller.config
+        policy, ladder = config.policy, config.ladder
+        self._limits = Limits(
+            cooldown_s=policy.cooldown,
+            attempts=policy.attempts,
+            budget=policy.budget,
+            budget_percent=policy.budget_percent,
+            budget_window_s=policy.budget_window,
+            storm_jobs=policy.storm_jobs,
+            storm_nodes_percent=policy.storm_nodes_percent,
+            max_excluded_nodes=policy.max_excluded_nodes,
+            opt_out_comment=config.jobs.opt_out_comment,
+        )
+        self._tools = Tools(
+            journal=controller.journal,
+            state=controller.state,
+            slurm=controller.slurm,
+            desk=controller.desk,
+            limits=LadderLimits(
+                kill_switch_s=ladder.kill_switch_limit,
+                checkpoint_s=ladder.checkpoint_limit,
+                step_s=ladder.step_limit,
+                mount_s=ladder.mount_limit,
+                confirm_s=ladder.confirm_limit,
+            ),
+            command_deadline_s=3 * config.agent.interval + config.agent.probe_deadline,
+            poll_s=min(2.0, config.slurm.poll_interval),
+            paused=lambda: self._paused() is not None,
+            on_record=self._on_record,
+        )
+        self._drivers: dict[str, Driver] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._given_up: dict[str, float] = {}
+
+    # ------------------------------------------------------------------------------------ deciding
+
+    def decide(self, now: float) -> None:
+        """Looks at every incident that fires and is not explained by another one."""
+        for incident in self._c.incidents:
+            if (
+                incident.state is IncidentState.FIRING
+                and incident.inhibited_by is None
+                and incident.kind is not Kind.OPERATOR_RESTART
+            ):
+                try:
+                    self._decide_one(incident, now)
+                except JournalError as error:
+                    self._c.journal_error = str(error)
+
+    def _decide_one(self, incident: Incident, now: float) -> None:
+        earlier = self._c.journal.decisions(incident.id)
+        if any(is_final(decision) for decision in earlier):
+            return
+        job = self._c.state.jobs.get(incident.job_ids[0]) if incident.job_ids else None
+        decision = decide(incident, self._situation(incident, job, now), self._limits, uuid.uuid4().hex[:12])
+        if is_news(decision, earlier):
+            self._take(incident, decision)
+
+    def _situation(self, incident: Incident, job: SlurmJob | None, now: float) -> Situation:
+        c = self._c
+        view = c.state.job_view(job.job_id, now) if job is not None else None
+        firing = [i for i in c.incidents if i.kind is incident.kind and i.state is IncidentState.FIRING]
+        troubled = {job_id for i in firing if i.inhibited_by is None for job_id in i.job_ids}
+        nodes = c.state.known_nodes()
+        recent = c.journal.decisions_since(clock.wall() - HISTORY_S)
+        return Situation(
+            now_wall=clock.wall(),
+            mode=c.config.mode_of(incident.kind),
+            job=job,
+            paused=self._paused(),
+            blind=c.blind(now),
+            recent=tuple(d for d in recent if d.action is not Action.NONE),
+            busy=any(
+                d.run.decision.fence and job and d.run.decision.fence.job_id == job.job_id
+                for d in self._drivers.values()
+            ),
+            running_jobs=sum(1 for j in c.state.jobs.values() if j.state in ACTIVE_STATES),
+            jobs_in_trouble=len(troubled),
+            nodes_known=len(nodes),
+            nodes_silent=len(nodes) - len(c.state.reporting_nodes(now)),
+            mounts_stalled=self._outages(incident),
+            step=view.progress.step if view is not None and view.progress is not None else None,
+        )
+
+    def _outages(self, incident: Incident) -> tuple[str, ...]:
+        """Filesystems with an open outage that concerns one of the incident's jobs."""
+        return tuple(
+            mount
+            for other in self._c.incidents
+            if other.kind is Kind.FILESYSTEM_OUTAGE and set(other.job_ids) & set(incident.job_ids)
+            for mount in other.mounts
+        )
+
+    def _paused(self) -> str | None:
+        paused = self._c.journal.paused()
+        return None if paused is None else (paused[0] or "no reason given")
+
+    def _take(self, incident: Incident, decision: Decision) -> None:
+        """Writes the decision before anything else; only then it is told and, if allowed, carried out."""
+        c = self._c
+        c.journal.add_decision(decision)
+        c.metrics.decisions.labels(decision.action, decision.verdict, decision.by).inc()
+        sentence = f"{decision.action}: {decision.verdict} by {decision.by}: {decision.reason}"
+        log.warning("incident %s, job %s: %s", incident.id, ",".join(incident.job_ids), sentence)
+        c.note(incident, sentence)
+        c.write(lambda: c.notifier.decided(incident, decision))
+        if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+            self.drive(ActionRun(decision=decision))
+
+    # ------------------------------------------------------------------------------------ an operator asks
+
+    def kill_switch_path(self, job: SlurmJob) -> str:
+        return kill_switch.path_for(self._c.config.jobs.kill_switch, job)
+
+    def ask_restart(
+        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str
+    ) -> tuple[Incident, Decision]:
+        """An operator's graceful restart: an incident and a decision like any other. Raises JournalError."""
+        c, now, wall = self._c, clock.monotonic(), clock.wall()
+        incident = Incident(
+            id=uuid.uuid4().hex[:12],
+            kind=Kind.OPERATOR_RESTART,
+            subject=f"job:{job.job_id}",
+            state=IncidentState.FIRING,
+            severity=Severity.INFO,
+            job_ids=(job.job_id,),
+            opened_at=wall,
+            pending_mono=now,
+            fired_at=wall,
+            detected_after_s=0.0,
+            summary=f"{asked_by} asked for a restart of job {job.job_id}"
+            + (f" without {', '.join(exclude)}" if exclude else "")
+            + (f": {reason}" if reason else "."),
+            runs=((job.job_id, job.restarts),),
+            actionable=True,
+            exclude_nodes=exclude,
+        )
+        decision = decide(incident, self._situation(incident, job, now), self._limits, uuid.uuid4().hex[:12])
+        decision = replace(
+            decision,
+            asked_by=asked_by,
+            kill_switch=self.kill_switch_path(job),
+            kill_switch_uid=job.uid,
+            kill_switch_content=kill_switch.content_for(decision.id, incident.id, incident.summary, asked_by),
+        )
+        c.journal.save_incident(incident)
+        c.note(incident, incident.summary)
+        c.write(lambda: c.notifier.opened(incident))
+        self._take(incident, decision)
+        if decision.verdict is Verdict.ALLOWED:
+            c.incidents.append(incident)
+        else:
+            c.close_incident(incident, f"refused: {decision.reason}")
+        return incident, decision
+
+    # ------------------------------------------------------------------------------------ acting
+
+    def take_up(self) -> None:
+        """Goes on with every action that a journal left open. The ladder asks the world before it does anything."""
+        for run in self._c.journal.open_actions():
+            if run.decision.action is not Action.NONE and run.decision.id not in self._drivers:
+                log.warning("taking up action %s on job %s", run.decision.id, run.decision.fence)
+                self.drive(run)
+
+    def drive(self, run: ActionRun) -> None:
+        driver = Driver(run, self._tools)
+        self._drivers[run.decision.id] = driver
+        self._tasks[run.decision.id] = asyncio.create_task(self._drive(driver))
+
+    def acting(self) -> frozenset[str]:
+        """Ids of the incidents that are being acted on."""
+        return frozenset(driver.run.decision.incident_id for driver in self._drivers.values())
+
+    async def _drive(self, driver: Driver) -> None:
+        """Drives to the end; a journal that fails stops nothing for good: the action is taken up again."""
+        decision_id = driver.run.decision.id
+        while True:
+            try:
+                await driver.drive()
+                break
+            except JournalError as error:
+                self._c.journal_error = str(error)
+                log.error("action %s waits for the journal: %s", decision_id, error)
+                await asyncio.sleep(DRIVE_AGAIN_S)
+                self._c.write(lambda: self._reload(driver))
+        self._drivers.pop(decision_id, None)
+        self._tasks.pop(decision_id, None)
+        self._ended(driver.run)
+
+    def _reload(self, driver: Driver) -> None:
+        """After a failed write, what the journal holds is what counts."""
+        for run in self._c.journal.open_actions():
+            if run.decision.id == driver.run.decision.id:
+                driver.run = run
+
+    def _on_record(self, run: ActionRun, record: RungRecord) -> None:
+        incident = self._incident_of(run)
+        if incident is not None:
+            self._c.note(incident, f"{record.rung}: {record.outcome}: {record.detail}")
+
+    def _ended(self, run: ActionRun) -> None:
+        c, end = self._c, run.end
+        assert end is not None
+        c.metrics.actions.labels(run.decision.action, "ok" if end.ok else "failed").inc()
+        if end.ok and end.steps_lost and run.decision.fence is not None:
+            view = c.state.job_view(run.decision.fence.job_id, clock.monotonic())
+            recent = (
+                sorted(view.progress.intervals_s) if view is not None and view.progress is not None else []
+            )
+            c.metrics.lost_work.inc(end.steps_lost * (recent[len(recent) // 2] if recent else 0.0))
+        log.warning("action %s on job %s has ended: %s", run.decision.action, run.decision.fence, end.detail)
+        incident = self._incident_of(run)
+        if incident is None:
+            return
+        c.note(incident, f"{run.decision.action} {'succeeded' if end.ok else 'failed'}: {end.detail}")
+        c.write(lambda: c.notifier.ended(incident, run))
+        if incident.state is not IncidentState.RESOLVED and (
+            end.ok or incident.kind is Kind.OPERATOR_RESTART
+        ):
+            c.close_incident(incident, end.detail)
+
+    def _incident_of(self, run: ActionRun) -> Incident | None:
+        for incident in self._c.incidents:
+            if incident.id == run.decision.incident_id:
+                return incident
+        try:
+            return self._c.journal.incident(run.decision.incident_id)
+        except JournalError as error:
+            self._c.journal_error = str(error)
+            return None
+
+    async def close(self) -> None:
+        """Stops driving. Nothing is lost: the journal has every intent, and the next start takes it up."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -1,0 +1,185 @@
+"""Carries actions out: asks the ladder, writes the intent, pulls the lever, writes the outcome. One task an action."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from watchdog.controller.journal import Journal
+
+from watchdog import clock
+from watchdog.actuate import kill_switch, restart
+from watchdog.controller.commands import CommandDesk
+from watchdog.controller.ladder import Do, End, LadderLimits, Move, Settle, Wait, World, next_move
+from watchdog.controller.state import ClusterState
+from watchdog.detect.view import JobView
+from watchdog.model import (
+    ActionEnd,
+    ActionRun,
+    Command,
+    CommandResult,
+    Rung,
+    RungOutcome,
+    RungRecord,
+    SlurmJob,
+)
+from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+
+log = logging.getLogger(__name__)
+
+Outcome = tuple[RungOutcome, str]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What every action is driven with; durations in seconds."""
+
+    journal: Journal
+    state: ClusterState
+    slurm: SlurmClient
+    desk: CommandDesk
+    limits: LadderLimits
+    command_deadline_s: float
+    poll_s: float
+    paused: Callable[[], bool]
+    on_record: Callable[[ActionRun, RungRecord], None]
+
+
+class Driver:
+    """Drives one action from wherever its journal stands to its end."""
+
+    def __init__(self, run: ActionRun, tools: Tools):
+        self.run = run
+        self._tools = tools
+        self._step: int | None = run.decision.step_at_decision
+        self._total_steps: int | None = None
+        self.waiting_for = ""
+
+    async def drive(self) -> ActionEnd:
+        """Until the action has ended in writing. Errors of the journal end the task, never the intent."""
+        while True:
+            world = await self._look()
+            move = next_move(self.run, world, self._tools.limits)
+            if isinstance(move, End):
+                if self.run.end is None:
+                    self._tools.journal.end_action(self.run.decision.id, move.end)
+                    self.run = replace(self.run, end=move.end)
+                return move.end
+            await self._make(move)
+
+    async def _make(self, move: Move) -> None:
+        if isinstance(move, Wait):
+            if move.reason != self.waiting_for:
+                log.info("job %s: %s", self._job_id, move.reason)
+                self.waiting_for = move.reason
+            await asyncio.sleep(self._tools.poll_s)
+        elif isinstance(move, Settle):
+            self._close(move.rung, move.attempt, move.outcome, move.detail)
+        elif isinstance(move, Do):
+            at = clock.wall()
+            self._tools.journal.rung_intent(self.run.decision.id, move.rung, move.attempt, at)
+            self._put(RungRecord(rung=move.rung, attempt=move.attempt, intent_at=at))
+            outcome, detail = await self._pull(move)
+            self._close(move.rung, move.attempt, outcome, detail)
+
+    @property
+    def _job_id(self) -> str:
+        return self.run.decision.fence.job_id if self.run.decision.fence else ""
+
+    def _put(self, record: RungRecord) -> None:
+        others = tuple(r for r in self.run.records if (r.rung, r.attempt) != (record.rung, record.attempt))
+        self.run = replace(self.run, records=(*others, record))
+
+    def _close(self, rung: Rung, attempt: int, outcome: RungOutcome, detail: str) -> None:
+        at = clock.wall()
+        self._tools.journal.rung_outcome(self.run.decision.id, rung, attempt, outcome, at, detail)
+        intent = next(r for r in self.run.records if r.rung is rung and r.attempt == attempt)
+        record = replace(intent, outcome=outcome, outcome_at=at, detail=detail)
+        self._put(record)
+        log.info("job %s: %s: %s (%s)", self._job_id, rung, outcome, detail)
+        self._tools.on_record(self.run, record)
+
+    async def _pull(self, move: Do) -> Outcome:
+        decision = self.run.decision
+        assert decision.fence is not None
+        match move.rung:
+            case Rung.WRITE_KILL_SWITCH:
+                return await kill_switch.write(self._ask, decision, self._tools.command_deadline_s)
+            case Rung.WAIT_CHECKPOINT:
+                return RungOutcome.DONE, "a complete checkpoint came after the kill switch"
+            case Rung.REQUEUE_HOLD:
+                return await restart.requeue_hold(
+                    self._tools.slurm, decision.fence, only_unfinished=move.only_unfinished
+                )
+            case Rung.EXCLUDE:
+                return await restart.exclude(self._tools.slurm, self._job_id, move.nodes)
+            case Rung.REMOVE_KILL_SWITCH:
+                reporting = frozenset(self._tools.state.reporting_nodes(clock.monotonic()))
+                return await kill_switch.remove(
+                    self._ask, decision, reporting, self._tools.command_deadline_s
+                )
+            case Rung.RELEASE:
+                return await restart.release(self._tools.slurm, self._job_id)
+            case _:
+                raise AssertionError(f"the ladder has no lever for {move.rung}")
+
+    async def _ask(self, node: str, command: Command, deadline_s: float) -> CommandResult:
+        return await self._tools.desk.ask(node, command, deadline_s)
+
+    async def _look(self) -> World:
+        """The job as Slurm has it at this moment, and what the agents say of its run."""
+        known, job = await self._read_job()
+        now = clock.monotonic()
+        if job is not None:
+            self._tools.state.apply_job(job, now)
+        view = self._tools.state.job_view(self._job_id, now)
+        fence = self.run.decision.fence
+        assert fence is not None
+        before = view if view is not None and view.job.restarts == fence.restarts else None
+        after = view if view is not None and view.job.restarts > fence.restarts else None
+        if before is not None and before.progress is not None:
+            self._step = max(self._step or 0, before.progress.step)
+            self._total_steps = before.progress.total_steps
+        return World(
+            now=clock.wall(),
+            job_known=known,
+            job=job,
+            step=self._step,
+            total_steps=self._total_steps,
+            complete_checkpoint_step=self._saved_step(before),
+            next_first_step=after.progress.first_step
+            if after is not None and after.progress is not None
+            else None,
+            next_stride=after.progress.stride if after is not None and after.progress is not None else 1,
+            stalled_mounts=self._stalled_mounts(now),
+            paused=self._tools.paused(),
+        )
+
+    async def _read_job(self) -> tuple[bool, SlurmJob | None]:
+        try:
+            return True, await self._tools.slurm.read_job(self._job_id)
+        except (SlurmUnavailable, SlurmRefused) as error:
+            log.warning("job %s cannot be read: %s", self._job_id, error)
+            return False, None
+
+    def _saved_step(self, view: JobView | None) -> int | None:
+        """Step of a checkpoint that was completed after our kill switch was written."""
+        written = next((r for r in self.run.records if r.rung is Rung.WRITE_KILL_SWITCH), None)
+        if view is None or view.checkpoint is None or written is None:
+            return None
+        completed_at = clock.wall() - view.checkpoint.age_s
+        return view.checkpoint.step if completed_at >= written.intent_at else None
+
+    def _stalled_mounts(self, now: float) -> tuple[str, ...]:
+        """Mounts of the decision, or of any open trouble of this job, that do not answer everywhere."""
+        concerned = set(self.run.decision.wait_until_responding)
+        exempt = set(self.run.decision.exclude)
+        stalled = set()
+        for filesystem in self._tools.state.view(now).filesystems:
+            nodes = {node for node, answer in filesystem.answers if not answer.responding}
+            if filesystem.mount in concerned and nodes - exempt:
+                stalled.add(filesystem.mount)
+        return tuple(sorted(stalled))

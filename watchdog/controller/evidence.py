@@ -1,0 +1,105 @@
+"""Fetches what detectors want to know: stacks of all ranks, probes of a mount. At most one of a kind at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine, Iterable
+
+from watchdog.clock import monotonic
+from watchdog.controller.commands import CommandDesk
+from watchdog.controller.state import ClusterState
+from watchdog.model import DumpStacks, Finding, ProbeMount, ProbeWanted, ProcessStack, StacksWanted
+
+DUMP_DEADLINE_S = 25.0
+"""For one node: two report intervals and 8 ranks x 1 s of py-spy."""
+PROBE_EVERY_S = 15.0
+"""A filesystem in trouble is asked this often whether it answers again."""
+LATER_DUMPS_EVERY_S = 300.0
+"""Once several dumps are in, the stacks are refreshed no more often than this."""
+EARLY_DUMPS = 3
+
+
+class EvidenceDesk:
+    """Keeps the tasks that are out. One event loop owns it."""
+
+    def __init__(self, state: ClusterState, desk: CommandDesk, *, probe_deadline_s: float, interval_s: float):
+        self._state = state
+        self._desk = desk
+        self._patience_s = probe_deadline_s + 3 * interval_s
+        self._probe_every_s = min(PROBE_EVERY_S, 3 * interval_s)
+        self._dump_deadline_s = max(DUMP_DEADLINE_S, 3 * interval_s)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._last: dict[str, float] = {}
+
+    def serve(self, findings: Iterable[Finding], now: float) -> None:
+        """Starts what is wanted and not under way; never waits."""
+        for finding in findings:
+            for wanted in finding.wanted:
+                if isinstance(wanted, StacksWanted):
+                    self._dump(wanted, now)
+                else:
+                    self._probe(wanted, now)
+
+    def _dump(self, wanted: StacksWanted, now: float) -> None:
+        view = self._state.job_view(wanted.job_id, now)
+        if view is None:
+            return
+        key = f"stacks:{wanted.job_id}.{view.job.restarts}"
+        taken = len(view.snapshots)
+        last_at = self._last.get(key, float("-inf"))
+        every_s = wanted.apart_s if taken < EARLY_DUMPS else LATER_DUMPS_EVERY_S
+        if key in self._tasks or now - last_at < every_s:
+            return
+        self._last[key] = now
+        self._spawn(key, self._dump_job(wanted.job_id, view.job.restarts, view.job.nodes))
+
+    async def _dump_job(self, job_id: str, restarts: int, nodes: tuple[str, ...]) -> None:
+        deadline_s = self._dump_deadline_s
+        results = await asyncio.gather(
+            *(
+                self._desk.ask(
+                    node,
+                    DumpStacks(id=uuid.uuid4().hex, job_id=job_id, restarts=restarts, expires_s=deadline_s),
+                    deadline_s,
+                )
+                for node in nodes
+            )
+        )
+        stacks: list[ProcessStack] = []
+        silent = []
+        for node, result in zip(nodes, results, strict=True):
+            stacks.extend(result.stacks)
+            if not result.ok and not result.stacks:
+                silent.append(node)
+        self._state.add_snapshot(job_id, restarts, tuple(stacks), tuple(silent), monotonic())
+
+    def _probe(self, wanted: ProbeWanted, now: float) -> None:
+        for node in wanted.nodes:
+            key = f"probe:{node}:{wanted.mount}"
+            last_at = self._last.get(key, float("-inf"))
+            if key in self._tasks or now - last_at < self._probe_every_s:
+                continue
+            self._last[key] = now
+            self._spawn(key, self._probe_node(node, wanted))
+
+    async def _probe_node(self, node: str, wanted: ProbeWanted) -> None:
+        command = ProbeMount(
+            id=uuid.uuid4().hex,
+            mount=wanted.mount,
+            directory=wanted.directory,
+            uid=wanted.uid,
+            expires_s=self._patience_s,
+        )
+        result = await self._desk.ask(node, command, self._patience_s)
+        if result.probe is not None:
+            self._state.apply_probe(node, result.probe, monotonic())
+
+    def _spawn(self, key: str, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    async def close(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()

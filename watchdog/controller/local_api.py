@@ -1,0 +1,217 @@
+"""The local socket for the commands: who asks is known from the kernel, and written into the journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from watchdog.controller.journal import JournalError
+
+from watchdog import __version__, clock
+from watchdog.controller.present import action_json, incident_json, status_json
+from watchdog.model import Incident, IncidentState
+from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+
+if TYPE_CHECKING:
+    from watchdog.controller.app import Controller
+
+SOCKET_MODE = 0o660
+"""Root and the socket's group: whoever may use the commands is in that group."""
+MAX_BODY_BYTES = 64 * 1024
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Refused(Exception):
+    """A request that cannot be served: status and a sentence."""
+
+    def __init__(self, status: int, sentence: str):
+        self.status = status
+        super().__init__(sentence)
+
+
+async def open_socket(runner: web.AppRunner, path: str) -> None:
+    """Listens on `path`; a socket that a dead controller left is replaced. Raises OSError if a live one holds it."""
+    _make_room(Path(path))
+    await web.UnixSite(runner, path).start()
+    os.chmod(path, SOCKET_MODE)
+
+
+def _make_room(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+        else:
+            raise OSError(f"another controller answers on {path}; stop it first")
+
+
+def peer_of(request: web.Request) -> tuple[int, str]:
+    """uid and name of the process at the other end, as the kernel tells it."""
+    sock = request.transport.get_extra_info("socket") if request.transport else None
+    if sock is None:
+        raise Refused(403, "who is asking is not known")
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid = struct.unpack("3i", credentials)[1]
+    try:
+        return uid, pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return uid, f"uid {uid}"
+
+
+@web.middleware
+async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as error:
+        return web.json_response({"error": str(error)}, status=error.status)
+    except JournalError as error:
+        return web.json_response({"error": f"the journal does not work: {error}"}, status=503)
+    except (SlurmUnavailable, SlurmRefused) as error:
+        return web.json_response({"error": f"Slurm: {error}"}, status=503)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return web.json_response({"error": "the request's body is no JSON"}, status=400)
+
+
+def make_app(controller: Controller) -> web.Application:
+    """Every route of the local socket."""
+    api = LocalApi(controller)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_sentences])
+    app.router.add_get("/v1/status", api.status)
+    app.router.add_get("/v1/incidents", api.incidents)
+    app.router.add_get("/v1/incidents/{id}", api.explain)
+    app.router.add_post("/v1/pause", api.pause)
+    app.router.add_post("/v1/resume", api.resume)
+    app.router.add_post("/v1/restart", api.restart)
+    return app
+
+
+class LocalApi:
+    """The handlers; each answers JSON."""
+
+    def __init__(self, controller: Controller):
+        self._c = controller
+
+    async def status(self, _: web.Request) -> web.Response:
+        c, now = self._c, clock.monotonic()
+        resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
+        answer = status_json(c.view, c.limits_s, c.incidents, resolved)
+        answer["mode"] = c.config.mode
+        answer["paused"] = self._paused()
+        answer["controller"] = {
+            "version": __version__,
+            "started_at": c.started_at,
+            "last_tick_age_s": None if c.last_tick is None else now - c.last_tick,
+            "warming_up": now - c.warm_from < c.config.controller.warm_up,
+            "journal_error": c.journal_error,
+        }
+        answer["slurm"] = {"age_s": c.view.slurm_age_s, "error": c.slurm_error}
+        return web.json_response(answer)
+
+    def _paused(self) -> dict[str, Any] | None:
+        paused = self._c.journal.paused()
+        return None if paused is None else {"reason": paused[0], "by": paused[1], "at": paused[2]}
+
+    async def incidents(self, request: web.Request) -> web.Response:
+        job = request.query.get("job")
+        stored = self._c.journal.incidents(job_id=job)
+        known = {incident.id for incident in stored}
+        pending = [i for i in self._c.incidents if i.id not in known and (job is None or job in i.job_ids)]
+        return web.json_response([self._incident(i) for i in (*pending, *stored)])
+
+    def _incident(self, incident: Incident) -> dict[str, Any]:
+        current = next((i for i in self._c.incidents if i.id == incident.id), incident)
+        journal = self._c.journal
+        return incident_json(current, journal.decisions(incident.id), journal.actions(incident.id))
+
+    async def explain(self, request: web.Request) -> web.Response:
+        incident_id = request.match_info["id"]
+        journal = self._c.journal
+        incident = journal.incident(incident_id) or next(
+            (i for i in self._c.incidents if i.id == incident_id), None
+        )
+        if incident is None:
+            raise Refused(
+                404, f"there is no incident {incident_id[:40]!r}; `slurm-watchdog incidents` lists them"
+            )
+        return web.json_response(
+            {
+                "incident": self._incident(incident),
+                "timeline": [{"at": at, "text": text} for at, text in journal.timeline(incident_id)],
+                "evidence": [
+                    {"at": at, "kind": kind, "document": document}
+                    for at, kind, document in journal.evidence(incident_id)
+                ],
+                "actions": [action_json(run) for run in journal.actions(incident_id)],
+            }
+        )
+
+    async def pause(self, request: web.Request) -> web.Response:
+        body, name = await self._body(request), self._administrator(request)
+        self._c.journal.pause(str(body.get("reason", ""))[:300], name, clock.wall())
+        return web.json_response({"paused": self._paused()})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        self._c.journal.resume(self._administrator(request), clock.wall())
+        return web.json_response({"paused": self._paused()})
+
+    async def restart(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        job_id, exclude = str(body.get("job_id", "")), body.get("exclude", [])
+        if not _JOB.fullmatch(job_id):
+            raise Refused(400, f"{job_id[:40]!r} is no job id")
+        if not isinstance(exclude, list) or not all(
+            isinstance(n, str) and _NODE.fullmatch(n) for n in exclude
+        ):
+            raise Refused(400, "exclude has to be a list of node names")
+        unknown = [node for node in exclude if node not in self._c.state.node_addresses]
+        if unknown:
+            raise Refused(400, f"Slurm knows no node {', '.join(unknown)}")
+        job = await self._c.slurm.read_job(job_id)
+        if job is None:
+            raise Refused(404, f"Slurm knows no job {job_id}")
+        uid, name = peer_of(request)
+        if uid not in (0, os.geteuid(), job.uid):
+            raise Refused(
+                403, f"job {job_id} belongs to {job.user}: only its owner and administrators may restart it"
+            )
+        self._c.state.apply_job(job, clock.monotonic())
+        reason = str(body.get("reason", ""))[:300]
+        incident, decision = self._c.decider.ask_restart(job, tuple(dict.fromkeys(exclude)), reason, name)
+        return web.json_response(
+            {
+                "incident_id": incident.id,
+                "decision_id": decision.id,
+                "verdict": decision.verdict,
+                "by": decision.by,
+                "reason": decision.reason,
+            }
+        )
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        raw = await request.read()
+        body = json.loads(raw) if raw else {}
+        if not isinstance(body, dict):
+            raise Refused(400, "the request's body has to be a JSON object")
+        return body
+
+    def _administrator(self, request: web.Request) -> str:
+        uid, name = peer_of(request)
+        if uid not in (0, os.geteuid()):
+            raise Refused(403, "only root, or the user that the controller runs as, may pause and resume")
+        return name

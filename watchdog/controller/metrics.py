@@ -1,0 +1,100 @@
+"""What Prometheus reads from the controller. Labels are job ids and fixed words only: no pid, no user's text."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from watchdog.detect.view import ClusterView
+from watchdog.model import Incident, IncidentState, Kind
+
+
+class ControllerMetrics:
+    """The controller's own registry; nothing global."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        prefix, registry = "slurm_watchdog_", self.registry
+        self._age = Gauge(
+            f"{prefix}job_progress_age_seconds",
+            "Time since the job's last step",
+            ["job_id"],
+            registry=registry,
+        )
+        self._step = Gauge(
+            f"{prefix}job_step", "Newest step of the job's present run", ["job_id"], registry=registry
+        )
+        self._step_s = Gauge(
+            f"{prefix}job_step_seconds",
+            "Median of the recent times between steps",
+            ["job_id"],
+            registry=registry,
+        )
+        self._limit = Gauge(
+            f"{prefix}job_stall_limit_seconds",
+            "Progress age at which the job counts as hanging",
+            ["job_id"],
+            registry=registry,
+        )
+        self._phase = Gauge(
+            f"{prefix}job_phase", "1 for the phase a job is in", ["job_id", "phase"], registry=registry
+        )
+        self._incidents = Gauge(f"{prefix}incidents", "Open incidents", ["kind", "state"], registry=registry)
+        self.incidents_total = Counter(
+            f"{prefix}incidents_total", "Incidents that fired", ["kind"], registry=registry
+        )
+        self.decisions = Counter(
+            f"{prefix}decisions_total", "Decisions", ["action", "verdict", "by"], registry=registry
+        )
+        self.actions = Counter(
+            f"{prefix}actions_total", "Actions that ended", ["action", "outcome"], registry=registry
+        )
+        self.lost_work = Counter(
+            f"{prefix}lost_work_seconds_total", "Work repeated after restarts", registry=registry
+        )
+        self._nodes = Gauge(f"{prefix}nodes", "Nodes by what their agents do", ["state"], registry=registry)
+        self.reports = Counter(f"{prefix}reports_total", "Reports received", ["outcome"], registry=registry)
+        self.tick_duration = Histogram(
+            f"{prefix}tick_duration_seconds", "Time of one judgement", registry=registry
+        )
+        self.last_tick = Gauge(
+            f"{prefix}controller_last_complete_tick_timestamp_seconds",
+            "Dead-man switch: must keep rising",
+            registry=registry,
+        )
+        self.slurm_requests = Counter(
+            f"{prefix}slurm_requests_total", "Requests to Slurm", ["call", "outcome"], registry=registry
+        )
+        self.detector_failures = Counter(
+            f"{prefix}detector_failures_total", "Detectors that raised", ["kind"], registry=registry
+        )
+
+    def show(self, view: ClusterView, limits_s: dict[str, float], open_incidents: Iterable[Incident]) -> None:
+        """Sets every gauge from one view; series of jobs that are gone go as well."""
+        for gauge in (self._age, self._step, self._step_s, self._limit, self._phase):
+            gauge.clear()
+        for job in view.jobs:
+            job_id = job.job.job_id
+            self._limit.labels(job_id).set(limits_s.get(job_id, 0.0))
+            if job.progress is None:
+                self._age.labels(job_id).set(job.run_age_s)
+                self._phase.labels(job_id, "starting").set(1)
+                continue
+            self._age.labels(job_id).set(job.progress.age_s)
+            self._step.labels(job_id).set(job.progress.step)
+            self._phase.labels(job_id, job.progress.phase or "training").set(1)
+            if job.progress.intervals_s:
+                self._step_s.labels(job_id).set(
+                    sorted(job.progress.intervals_s)[len(job.progress.intervals_s) // 2]
+                )
+        tally = Tally((incident.kind, incident.state) for incident in open_incidents)
+        for kind in Kind:
+            for state in (IncidentState.PENDING, IncidentState.FIRING):
+                self._incidents.labels(kind, state).set(tally[kind, state])
+        self._nodes.labels("reporting").set(len(view.reporting_nodes))
+        self._nodes.labels("silent").set(len(view.silent_nodes))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

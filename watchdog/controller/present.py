@@ -1,0 +1,124 @@
+"""How the controller's values look in JSON, for the commands and for people's scripts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from watchdog.detect.view import ClusterView, JobView
+from watchdog.model import ActionRun, Decision, Incident, IncidentState
+
+
+def incident_json(
+    incident: Incident, decisions: Sequence[Decision], actions: Sequence[ActionRun]
+) -> dict[str, Any]:
+    """One incident as `incidents --json` promises it; further keys may be added, none is taken away."""
+    ends = {run.decision.id: run.end for run in actions}
+    return {
+        "id": incident.id,
+        "kind": incident.kind,
+        "state": incident.state,
+        "severity": incident.severity,
+        "job_id": incident.job_ids[0] if incident.job_ids else None,
+        "job_ids": list(incident.job_ids),
+        "opened_at": incident.opened_at,
+        "fired_at": incident.fired_at,
+        "resolved_at": incident.resolved_at,
+        "detected_after_s": incident.detected_after_s,
+        "culprits": [
+            {
+                "node": c.node,
+                "rank": c.rank,
+                "pid": c.pid,
+                "gpu_uuid": c.gpu_uuid,
+                "mount": c.mount,
+                "path": c.path,
+                "reason": c.reason,
+            }
+            for c in incident.culprits
+        ],
+        "summary": incident.summary,
+        "evidence": list(incident.facts),
+        "inhibited_by": incident.inhibited_by,
+        "resolution": incident.resolution,
+        "decisions": [
+            {
+                "action": d.action,
+                "verdict": d.verdict,
+                "by": d.by,
+                "reason": d.reason,
+                "exclude": list(d.exclude),
+                "outcome": _outcome(d, ends),
+            }
+            for d in decisions
+        ],
+    }
+
+
+def _outcome(decision: Decision, ends: dict[str, Any]) -> str | None:
+    end = ends.get(decision.id)
+    return None if end is None else end.detail
+
+
+def action_json(run: ActionRun) -> dict[str, Any]:
+    """One action with every rung that was climbed."""
+    decision = run.decision
+    return {
+        "decision_id": decision.id,
+        "action": decision.action,
+        "verdict": decision.verdict,
+        "by": decision.by,
+        "reason": decision.reason,
+        "rungs": [
+            {
+                "rung": r.rung,
+                "attempt": r.attempt,
+                "outcome": r.outcome,
+                "detail": r.detail,
+                "intent_at": r.intent_at,
+                "outcome_at": r.outcome_at,
+            }
+            for r in run.records
+        ],
+        "end": None if run.end is None else msgspec.to_builtins(run.end),
+    }
+
+
+def status_json(
+    view: ClusterView, limits_s: dict[str, float], open_incidents: Sequence[Incident], resolved: int
+) -> dict[str, Any]:
+    """Nodes, jobs and counts of incidents."""
+    states = [incident.state for incident in open_incidents]
+    return {
+        "nodes": {"reporting": list(view.reporting_nodes), "silent": list(view.silent_nodes)},
+        "jobs": [_job_json(job, limits_s.get(job.job.job_id)) for job in view.jobs],
+        "incidents": {
+            "firing": states.count(IncidentState.FIRING),
+            "pending": states.count(IncidentState.PENDING),
+            "resolved": resolved,
+        },
+    }
+
+
+def _job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
+    progress = view.progress
+    recent = sorted(progress.intervals_s) if progress else []
+    return {
+        "job_id": view.job.job_id,
+        "name": view.job.name,
+        "user": view.job.user,
+        "state": view.job.state,
+        "nodes": list(view.job.nodes),
+        "restarts": view.job.restarts,
+        "step": progress.step if progress else None,
+        "total_steps": progress.total_steps if progress else None,
+        "step_s": recent[len(recent) // 2] if recent else None,
+        "progress_age_s": progress.age_s if progress else None,
+        "limit_s": limit_s,
+        "phase": (progress.phase or "training") if progress else "starting",
+        "ranks": len(view.ranks),
+        "ranks_alive": sum(rank.alive for rank in view.ranks),
+        "checkpoint_step": view.checkpoint.step if view.checkpoint else None,
+    }

@@ -1,0 +1,1 @@
+"""The daemon on the management node: takes reports in, judges, decides, acts, and writes all of it down."""

@@ -45,6 +45,11 @@ lock:  ## requirements.lock anew, from pyproject.toml (newest versions that fit;
 	! grep -n '://' requirements.lock
 UPGRADE ?= --upgrade
 
+.PHONY: example
+example: $(STAMP)  ## config.example.yaml anew, from the schema in watchdog/config.py
+	$(BIN)/python -c "from watchdog.config import example_config; print(example_config(), end='')" > config.example.yaml.new
+	mv config.example.yaml.new config.example.yaml
+
 .PHONY: lint
 lint: $(STAMP)  ## ruff (lint, format) and mypy; changes nothing
 	$(BIN)/ruff check .

@@ -1,0 +1,574 @@
+"""The commands against a small HTTP server on a Unix socket that plays the controller."""
+
+from __future__ import annotations
+
+import json
+import re
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from watchdog import __version__
+from watchdog.cli.client import Client, ClientError
+from watchdog.cli.main import main
+
+COMMANDS = sorted(main.commands)
+Answer = Callable[[str, str, Any], tuple[int, Any]]
+"""(method, target, body) to (status, document); bytes are sent as they are."""
+
+
+class FakeController:
+    """Answers requests with `answer`, and remembers them."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.requests: list[tuple[str, str, Any]] = []
+        self.answers: dict[tuple[str, str], Any] = {}
+        self.answer: Answer = self._from_table
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                body = json.loads(self.rfile.read(length)) if length else None
+                fake.requests.append((self.command, self.path, body))
+                status, document = fake.answer(self.command, self.path, body)
+                data = document if isinstance(document, bytes) else json.dumps(document).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_POST = do_GET
+
+            def address_string(self) -> str:
+                return "local"
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+            daemon_threads = True
+
+        self._server = Server(str(path), Handler)
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def _from_table(self, method: str, target: str, body: Any) -> tuple[int, Any]:
+        answer = self.answers[method, target]
+        return answer if isinstance(answer, tuple) else (200, answer)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[FakeController]:
+    fake = FakeController(tmp_path / "c.sock")
+    yield fake
+    fake.close()
+
+
+def run(*arguments: str, socket: Path | None = None, **environment: str) -> Result:
+    """One command, as from a pipe."""
+    more = ["--socket", str(socket)] if socket else []
+    return CliRunner(env={"SLURM_WATCHDOG_SOCKET": "", "COLUMNS": "100", **environment}).invoke(
+        main, [*arguments, *more]
+    )
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    return {
+        "job_id": "4711", "name": "gpt", "user": "ann", "state": "RUNNING", "nodes": ["n1", "n2", "n3"], "restarts": 1,
+        "step": 120, "total_steps": 1000, "step_s": 4.2, "progress_age_s": 3.0, "limit_s": 60.0, "phase": "training",
+        "ranks": 8, "ranks_alive": 8, "checkpoint_step": 100, **changes,
+    }  # fmt: skip
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    return {
+        "mode": "observe",
+        "paused": None,
+        "controller": {"version": "0.1.0", "started_at": 1.0, "last_tick_age_s": 0.4, "warming_up": False},
+        "slurm": {"age_s": 3.0, "error": None},
+        "nodes": {"reporting": ["n1", "n2", "n3"], "silent": []},
+        "jobs": [job()],
+        "incidents": {"firing": 0, "pending": 0, "resolved": 2},
+        **changes,
+    }
+
+
+def incident(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": "7f3a", "kind": "collective_hang", "state": "firing", "severity": "critical", "job_id": "4711",
+        "opened_at": 1700000000.0, "detected_after_s": 62.0,
+        "culprits": [{"node": "n3", "rank": 2, "pid": 471, "gpu_uuid": None, "mount": None,
+                      "reason": "waits for its data loader"}],
+        "summary": "Job 4711 hangs after step 120.", "evidence": ["7 ranks wait in all_reduce"],
+        "decisions": [{"action": "requeue", "verdict": "observed", "by": "mode", "reason": "mode is observe",
+                       "outcome": None}],
+        **changes,
+    }  # fmt: skip
+
+
+def action(rungs: list[dict[str, Any]], end: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "decision_id": "d1", "action": "graceful_restart", "verdict": "allowed", "by": "operator_restart",
+        "reason": "no guard objects", "rungs": rungs, "end": end,
+    }  # fmt: skip
+
+
+def rung(name: str, outcome: str | None, detail: str = "", attempt: int = 1) -> dict[str, Any]:
+    return {
+        "rung": name, "attempt": attempt, "outcome": outcome, "detail": detail, "intent_at": 1700000000.0,
+        "outcome_at": None if outcome is None else 1700000001.0,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ help
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert re.search(rf"Examples?:\n\s+slurm-watchdog {command}", result.output) or command == "explain"
+    assert f"slurm-watchdog {command}" in result.output
+
+
+def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
+    assert set(COMMANDS) == {
+        "agent", "controller", "check-config", "status", "incidents", "explain", "pause", "resume", "restart",
+    }  # fmt: skip
+
+
+def test_the_version_is_printed() -> None:
+    assert run("--version").output.strip() == f"slurm-watchdog, version {__version__}"
+
+
+# ---------------------------------------------------------------------------------------------- status
+
+
+def test_status_is_ok_when_everything_is_seen_and_nothing_is_wrong(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/status"] = status()
+    result = run("status", socket=controller.path)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "OK: 1 job watched, 3 nodes reporting, mode observe."
+    assert lines[1].split()[:5] == ["JOB", "NAME", "USER", "STATE", "NODES"]
+    for part in ("4711", "gpt", "n[1-3]", "8/8", "120/1000", "4.2 s", "3 s ago", "60 s", "training", "100"):
+        assert part in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"incidents": {"firing": 1, "pending": 0, "resolved": 0}}, 2, "CRITICAL: 1 incident firing"),
+        ({"incidents": {"firing": 0, "pending": 2, "resolved": 0}}, 1, "WARNING: 2 incidents pending"),
+        ({"paused": {"reason": "move", "by": "ann", "at": 1.0}}, 1, "actions are paused by ann: move"),
+        ({"nodes": {"reporting": ["n1"], "silent": ["n2", "n3"]}}, 1, "2 nodes silent: n[2-3]"),
+        ({"nodes": {"reporting": [], "silent": ["n1"]}}, 3, "UNKNOWN: no node reports"),
+        ({"slurm": {"age_s": None, "error": "timed out"}}, 3, "Slurm has not answered yet (timed out)"),
+        ({"slurm": {"age_s": 600.0, "error": None}}, 3, "Slurm last answered 10 min ago"),
+        ({"slurm": {"age_s": 5.0, "error": "exit 1"}}, 1, "Slurm's last answer was an error (exit 1)"),
+        ({"controller": {"last_tick_age_s": 300.0}}, 3, "last complete tick was 5 min ago"),
+        ({"controller": {"last_tick_age_s": None}}, 3, "has not completed a tick yet"),
+        ({"controller": {"last_tick_age_s": 1.0, "warming_up": True}}, 1, "only looks on"),
+        (
+            {"controller": {"last_tick_age_s": 1.0, "journal_error": "disk full"}},
+            3,
+            "nothing is done (disk full)",
+        ),
+        ({"mode": "off"}, 1, "nothing is judged"),
+    ],
+)
+def test_status_says_why_it_is_not_ok(
+    controller: FakeController, changes: dict[str, Any], code: int, words: str
+) -> None:
+    controller.answers["GET", "/v1/status"] = status(**changes)
+    result = run("status", socket=controller.path)
+    assert words in result.stdout.splitlines()[0]
+    assert result.exit_code == code
+
+
+def test_an_incident_outranks_blindness(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/status"] = status(
+        incidents={"firing": 1, "pending": 0, "resolved": 0}, slurm={"age_s": None, "error": None}
+    )
+    result = run("status", socket=controller.path)
+    assert result.exit_code == 2
+    assert "1 incident firing; Slurm has not answered yet" in result.stdout
+
+
+def test_status_as_json_is_the_document_of_the_controller_with_the_same_exit_code(
+    controller: FakeController,
+) -> None:
+    document = status(incidents={"firing": 1, "pending": 0, "resolved": 0}, more="kept")
+    controller.answers["GET", "/v1/status"] = document
+    result = run("status", "--json", socket=controller.path)
+    assert json.loads(result.stdout) == document
+    assert result.exit_code == 2
+
+
+def test_a_job_of_which_little_is_known_is_printed_with_dashes(controller: FakeController) -> None:
+    unknown = dict.fromkeys(
+        ["step", "total_steps", "step_s", "progress_age_s", "limit_s", "phase", "checkpoint_step"]
+    )
+    controller.answers["GET", "/v1/status"] = status(jobs=[job(**unknown, nodes=[])])
+    result = run("status", socket=controller.path)
+    assert result.exit_code == 0
+    assert "None" not in result.stdout
+
+
+HOSTILE = "[red]x[/red]\x1b[31m\x1b]0;title\x07\x9b2J\n\rfake OK\u202e\u200b[link=http://x]y[/"
+
+
+def test_a_hostile_job_name_is_shown_as_text_and_moves_no_cursor(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/status"] = status(jobs=[job(name=HOSTILE, phase=HOSTILE)])
+    for extra in ({}, {"FORCE_COLOR": "1", "COLUMNS": "400"}):
+        result = run("status", socket=controller.path, **extra)
+        assert result.exit_code == 0, result.output
+        assert "[red]x[/red]" in result.stdout
+        assert "[link=http://x]y[/" in result.stdout
+        for bad in ("\x1b[31m\x1b", "title", "\x9b", "\r", "\u202e", "\u200b", "\nfake"):
+            assert bad not in result.stdout
+    assert "\x1b" not in run("status", socket=controller.path).stdout
+
+
+def test_json_carries_hostile_text_escaped(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/status"] = status(jobs=[job(name=HOSTILE)])
+    result = run("status", "--json", socket=controller.path)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\uffff]", result.stdout)
+    assert json.loads(result.stdout)["jobs"][0]["name"] == HOSTILE
+
+
+def test_a_terminal_gets_colour_unless_no_color_is_set(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/status"] = status()
+    coloured = run("status", socket=controller.path, FORCE_COLOR="1", TERM="xterm").stdout
+    assert "\x1b[32m" in coloured
+    assert (
+        "\x1b[3"
+        not in run("status", socket=controller.path, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm").stdout
+    )
+
+
+# --------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["incidents"], ["explain", "x"], ["pause"], ["resume"], ["restart", "1"]]
+)
+def test_without_a_controller_the_exit_code_is_unknown_and_the_next_step_is_named(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    result = run(*arguments, socket=tmp_path / "none.sock")
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    first, second = result.stderr.splitlines()
+    assert first == f"The controller's socket {tmp_path}/none.sock does not exist."
+    assert second == "Is the controller running? systemctl status slurm-watchdog-controller"
+
+
+def test_with_json_a_failure_is_json_too(tmp_path: Path) -> None:
+    result = run("incidents", "--json", socket=tmp_path / "none.sock")
+    assert result.exit_code == 3
+    assert "does not exist" in json.loads(result.stdout)["error"]
+
+
+def test_a_socket_that_nobody_listens_on_is_told_from_none(controller: FakeController) -> None:
+    controller.close()
+    result = run("status", socket=controller.path)
+    assert (result.exit_code, "Nobody listens" in result.stderr) == (3, True)
+
+
+def test_an_error_of_the_server_is_unknown_and_points_to_its_log(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/status"] = (500, {"error": "The journal\x1b[2J cannot be read."})
+    result = run("status", socket=controller.path)
+    assert result.exit_code == 3
+    assert "The journal cannot be read." in result.stderr
+    assert "journalctl -u slurm-watchdog-controller" in result.stderr
+
+
+def test_a_refused_request_is_wrong_usage(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents/no%2Fsuch"] = (404, {"error": "There is no incident no/such."})
+    result = run("explain", "no/such", socket=controller.path)
+    assert (result.exit_code, result.stderr) == (2, "There is no incident no/such.\n")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"mode": 1}', b"", b"[" * 100_000])
+def test_an_answer_of_another_shape_is_not_believed(controller: FakeController, body: bytes) -> None:
+    controller.answers["GET", "/v1/status"] = (200, body)
+    result = run("status", socket=controller.path)
+    assert result.exit_code == 3
+    assert "is not what this release expects" in result.stderr
+
+
+def test_an_error_without_a_sentence_names_its_code(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/status"] = (502, b"oops")
+    assert "answered 502" in run("status", socket=controller.path).stderr
+
+
+def test_the_deadline_holds_for_the_whole_request_even_if_bytes_trickle_in(tmp_path: Path) -> None:
+    class Slow(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            try:
+                self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                for _ in range(100):
+                    self.request.sendall(b" ")
+                    time.sleep(0.05)
+            except OSError:
+                pass
+
+    with socketserver.UnixStreamServer(str(tmp_path / "slow"), Slow) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(ClientError, match=r"did not answer on .* within 0.3 s"):
+            Client(str(tmp_path / "slow"), deadline_s=0.3).status()
+        assert time.monotonic() - began < 2
+
+
+def test_the_socket_comes_from_the_environment_and_else_from_the_configuration(
+    controller: FakeController, tmp_path: Path
+) -> None:
+    controller.answers["GET", "/v1/status"] = status()
+    assert run("status", SLURM_WATCHDOG_SOCKET=str(controller.path)).exit_code == 0
+    config = tmp_path / "config.yaml"
+    config.write_text(f"controller:\n  socket: {controller.path}\n")
+    assert run("status", "--config", str(config)).exit_code == 0
+    config.write_text("controler: {}\n")
+    broken = run("status", "--config", str(config))
+    assert (broken.exit_code, "did you mean 'controller'" in broken.stderr) == (2, True)
+
+
+# ----------------------------------------------------------------------------------- incidents, explain
+
+
+def test_incidents_are_listed_and_a_firing_one_is_something_found(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents"] = [
+        incident(),
+        incident(id="00aa", state="resolved", culprits=[]),
+    ]
+    result = run("incidents", socket=controller.path)
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0] == "2 incidents, 1 of them is firing."
+    assert "rank 2 pid 471 on n3" in lines[2]
+    assert "requeue observed" in lines[2]
+    assert lines[2].endswith("Job 4711 hangs after step 120.")
+    assert "nobody" in lines[3]
+
+
+def test_incidents_of_one_job_are_asked_for_by_its_id(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents?job=47_1"] = []
+    result = run("incidents", "--job", "47_1", socket=controller.path)
+    assert (result.exit_code, result.stdout) == (0, "No incident of job 47_1 is known.\n")
+
+
+def test_incidents_as_json_is_the_list(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents"] = [incident()]
+    assert json.loads(run("incidents", "--json", socket=controller.path).stdout) == [incident()]
+
+
+def explanation(**changes: Any) -> dict[str, Any]:
+    return {
+        "incident": incident(),
+        "timeline": [{"at": 1700000000.0, "text": "pending: no step for 61 s"}],
+        "evidence": [{"at": 1700000000.0, "kind": "stacks", "document": {"n3": ["wait (queue.py:171)"]}},
+                     {"at": 1700000000.0, "kind": "log", "document": "\n".join(f"line {n}" for n in range(100))}],
+        "actions": [action([rung("requeue_hold", "done", "held"), rung("exclude", None)], None)],
+        **changes,
+    }  # fmt: skip
+
+
+def test_explain_tells_who_when_why_and_what_was_done(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents/7f3a"] = explanation()
+    result = run("explain", "7f3a", socket=controller.path)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("7f3a: collective_hang of job 4711, firing since 2023-11-1")
+    for part in (
+        "found after 62 s", "waits for its data loader", "pending: no step for 61 s", "- 7 ranks wait in all_reduce",
+        "wait (queue.py:171)", "line 39", "60 more lines", "requeue: observed by mode: mode is observe",
+        "requeue_hold", "held", "in progress", "It is under way.",
+    ):  # fmt: skip
+        assert part in result.stdout
+    assert "line 40" not in result.stdout
+
+
+def test_explain_tells_how_an_action_ended(controller: FakeController) -> None:
+    end = {"ok": True, "detail": "trains again", "resumed_at_step": 101, "steps_lost": 20, "downtime_s": 95.0}
+    controller.answers["GET", "/v1/incidents/7f3a"] = explanation(actions=[action([], end)])
+    result = run("explain", "7f3a", socket=controller.path)
+    assert (
+        "graceful_restart succeeded, resumed at step 101, 20 steps lost, 95 s without a step: trains again."
+        in result.stdout
+    )
+
+
+def test_explain_as_json_is_the_document(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents/7f3a"] = explanation()
+    assert json.loads(run("explain", "7f3a", "--json", socket=controller.path).stdout) == explanation()
+
+
+def test_hostile_log_lines_in_evidence_are_harmless(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents/7f3a"] = explanation(
+        evidence=[{"at": 1.0, "kind": "log", "document": HOSTILE}], timeline=[{"at": 1e300, "text": HOSTILE}]
+    )
+    result = run("explain", "7f3a", socket=controller.path)
+    assert result.exit_code == 0, result.output
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u202e]", result.stdout)
+
+
+# ------------------------------------------------------------------------------- pause, resume, restart
+
+
+def test_pause_and_resume_send_the_reason_and_say_what_it_means(controller: FakeController) -> None:
+    controller.answers["POST", "/v1/pause"] = {"paused": {"reason": "moving", "by": "ann", "at": 1.0}}
+    controller.answers["POST", "/v1/resume"] = {"paused": None}
+    paused = run("pause", "moving", socket=controller.path)
+    assert (paused.exit_code, paused.stdout.split(":")[0]) == (0, "Paused (moving)")
+    assert run("resume", socket=controller.path).exit_code == 0
+    assert controller.requests == [("POST", "/v1/pause", {"reason": "moving"}), ("POST", "/v1/resume", {})]
+    assert json.loads(run("resume", "--json", socket=controller.path).stdout) == {"paused": None}
+
+
+def allowed(**changes: Any) -> dict[str, Any]:
+    return {"incident_id": "7f3a", "decision_id": "d1", "verdict": "allowed", "by": "operator_restart",
+            "reason": "no guard objects", **changes}  # fmt: skip
+
+
+def restarts(controller: FakeController, *stages: Any) -> None:
+    """The controller allows a restart; each look at the incident shows the next of `stages`, the last one for ever."""
+    left = list(stages)
+
+    def answer(method: str, target: str, body: Any) -> tuple[int, Any]:
+        if method == "POST":
+            return 200, allowed()
+        stage = left.pop(0) if len(left) > 1 else left[0]
+        return stage if isinstance(stage, tuple) else (200, explanation(actions=stage))
+
+    controller.answer = answer
+
+
+ENDED = {"ok": True, "detail": "", "resumed_at_step": 121, "steps_lost": 0, "downtime_s": 30.0}
+
+
+def test_restart_is_followed_rung_by_rung_to_its_end(controller: FakeController) -> None:
+    written = rung("write_kill_switch", "done", "on 3 nodes")
+    restarts(
+        controller,
+        [],
+        [action([written, rung("wait_checkpoint", None)], None)],
+        (503, {"error": "The controller is starting."}),
+        [action([written, rung("wait_checkpoint", "done"), rung("confirm", "done")], ENDED)],
+    )
+    result = run(
+        "restart",
+        "4711",
+        "--exclude",
+        "n[7-8]",
+        "--exclude",
+        "n7",
+        "--reason",
+        "slow",
+        socket=controller.path,
+    )
+    assert result.exit_code == 0, result.output
+    assert controller.requests[0] == (
+        "POST", "/v1/restart", {"job_id": "4711", "exclude": ["n7", "n8"], "reason": "slow"},
+    )  # fmt: skip
+    lines = [re.sub(r"^[\d-]{10} [\d:]{8}  ", "", line) for line in result.stdout.splitlines()]
+    assert lines == [
+        "Restart of job 4711 is under way (incident 7f3a).",
+        "write_kill_switch: done, on 3 nodes",
+        "wait_checkpoint: begun",
+        "wait_checkpoint: done",
+        "confirm: done",
+        "graceful_restart succeeded, resumed at step 121, 0 steps lost, 30 s without a step.",
+    ]
+
+
+def test_a_restart_that_failed_is_something_found(controller: FakeController) -> None:
+    end = {"ok": False, "detail": "no checkpoint within 1800 s"}
+    restarts(controller, [action([rung("wait_checkpoint", "failed", "no checkpoint")], end)])
+    result = run("restart", "4711", socket=controller.path)
+    assert result.exit_code == 1
+    assert result.stdout.endswith("graceful_restart failed: no checkpoint within 1800 s.\n")
+
+
+def test_restart_as_json_is_one_document_with_its_end(controller: FakeController) -> None:
+    restarts(controller, [action([rung("confirm", "done")], ENDED)])
+    result = run("restart", "4711", "--json", socket=controller.path)
+    assert json.loads(result.stdout) == {**allowed(), "rungs": [rung("confirm", "done")], "end": ENDED}
+
+
+def test_restart_without_waiting_leaves_after_the_verdict(controller: FakeController) -> None:
+    controller.answers["POST", "/v1/restart"] = allowed()
+    result = run("restart", "4711", "--no-wait", socket=controller.path)
+    assert (result.exit_code, len(controller.requests)) == (0, 1)
+
+
+def test_a_suppressed_restart_names_its_guard(controller: FakeController) -> None:
+    controller.answers["POST", "/v1/restart"] = allowed(
+        verdict="suppressed", by="storage", reason="/s does not answer"
+    )
+    result = run("restart", "4711", socket=controller.path)
+    assert result.exit_code == 1
+    assert result.stdout == "Restart of job 4711 was refused, by storage: /s does not answer\n"
+
+
+def test_a_restart_that_the_controller_refuses_is_something_found(controller: FakeController) -> None:
+    controller.answers["POST", "/v1/restart"] = (404, {"error": "Slurm has no running job 9."})
+    result = run("restart", "9", socket=controller.path)
+    assert (result.exit_code, result.stderr) == (1, "Slurm has no running job 9.\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["restart", "x"], ["restart", "1;reboot"], ["restart", "1", "--exclude", "@all"], ["restart", "1", "--exclude", "n[1"],
+     ["restart", "1", "--exclude", "n1 n2"], ["restart"], ["explain"], ["nonsense"]],
+)  # fmt: skip
+def test_wrong_usage_has_its_own_code_and_asks_nobody(tmp_path: Path, arguments: list[str]) -> None:
+    assert run(*arguments, SLURM_WATCHDOG_SOCKET=str(tmp_path / "none")).exit_code == 2
+
+
+# ------------------------------------------------------------------------------ check-config, services
+
+
+def test_check_config_prints_every_error_with_its_line_and_exits_with_2(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("mode: maybe\nagent:\n  interval: 5\n")
+    result = run("check-config", str(file))
+    assert result.exit_code == 2
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"{file} has 2 errors and would be refused:"
+    assert lines[1].startswith(f"{file}:1: mode: ")
+    assert lines[2].startswith(f"{file}:3: agent.interval: a duration needs a number and a unit")
+    document = json.loads(run("check-config", str(file), "--json").stdout)
+    assert [(each["path"], each["line"]) for each in document["problems"]] == [
+        ("mode", 1),
+        ("agent.interval", 3),
+    ]
+
+
+def test_check_config_is_content_with_the_example(checkout: Path) -> None:
+    result = run("check-config", str(checkout / "config.example.yaml"))
+    assert (result.exit_code, "is fine: mode observe" in result.stdout) == (0, True)
+    assert (
+        json.loads(run("check-config", str(checkout / "config.example.yaml"), "--json").stdout)["ok"] is True
+    )
+
+
+@pytest.mark.parametrize("service", ["agent", "controller"])
+def test_a_service_does_not_start_with_a_wrong_configuration(tmp_path: Path, service: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("agent:\n  intervall: 5s\n")
+    result = run(service, "--config", str(file))
+    assert result.exit_code == 2
+    assert "c.yaml:2: agent.intervall: unknown key; did you mean 'interval'?" in result.stderr

@@ -1,0 +1,277 @@
+"""The configuration: defaults are the example, and a wrong file is refused whole, with every error and its line."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from watchdog.config import (
+    Config,
+    ConfigError,
+    example_config,
+    format_duration,
+    format_size,
+    load_config,
+    parse_config,
+    parse_duration,
+    parse_size,
+)
+
+
+def problems(text: str) -> list[tuple[int | None, str, str]]:
+    """(line, key, message) of everything that is wrong in `text`."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text)
+    return [(each.line, each.path, each.message) for each in caught.value.problems]
+
+
+# ---------------------------------------------------------------------------------------------- example
+
+
+def test_the_example_is_up_to_date(checkout: Path) -> None:
+    assert (checkout / "config.example.yaml").read_text() == example_config(), "run: make example"
+
+
+def test_the_example_holds_the_defaults(checkout: Path) -> None:
+    assert load_config(str(checkout / "config.example.yaml")) == Config()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing set\n", "{}"])
+def test_an_empty_file_gives_the_defaults(text: str) -> None:
+    assert parse_config(text) == Config()
+
+
+def test_it_ships_observing() -> None:
+    config = Config()
+    assert config.mode == "observe"
+    assert {config.mode_of(kind) for kind in type(config.detectors).model_fields} == {"observe"}
+
+
+def test_the_mode_of_a_detector_overrides_the_general_one() -> None:
+    config = parse_config("mode: act\ndetectors:\n  lingering_job:\n    mode: observe\n")
+    assert (config.mode_of("lingering_job"), config.mode_of("collective_hang")) == ("observe", "act")
+
+
+def test_every_setting_is_explained() -> None:
+    lines = example_config().splitlines()
+    bare = [
+        line
+        for before, line in pairwise(lines)
+        if ": " in line and not line.strip().startswith("#") and not before.strip().startswith("#")
+    ]
+    assert not bare
+
+
+# ----------------------------------------------------------------------------------------------- errors
+
+
+def test_all_errors_come_at_once_each_with_its_line() -> None:
+    text = """\
+mode: sometimes
+agent:
+  interval: 5
+  intervall: 5s
+policy:
+  attempts: many
+detectors:
+  collective_hang:
+    factor: 1
+"""
+    found = problems(text)
+    assert [(line, path) for line, path, _ in found] == [
+        (1, "mode"),
+        (3, "agent.interval"),
+        (4, "agent.intervall"),
+        (6, "policy.attempts"),
+        (9, "detectors.collective_hang.factor"),
+    ]
+    assert found[2][2] == "unknown key; did you mean 'interval'?"
+
+
+def test_an_error_is_printed_as_file_line_key_and_sentence() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config("slurm:\n  deadline: 20\n", "/etc/x.yaml")
+    (line,) = caught.value.lines()
+    assert line.startswith("/etc/x.yaml:2: slurm.deadline: a duration needs a number and a unit")
+    assert str(caught.value) == line
+
+
+def test_broken_yaml_names_its_line() -> None:
+    ((line, path, message),) = problems("mode: observe\nagent: [1, 2\npolicy: {}\n")
+    assert line is not None
+    assert line >= 2
+    assert (path, message.startswith("is not valid YAML")) == ("", True)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just words", "5"])
+def test_a_file_that_is_no_mapping_is_refused(text: str) -> None:
+    assert problems(text)[0][2] == "must be a mapping of keys and values"
+
+
+def test_a_section_that_is_no_mapping_is_refused() -> None:
+    assert problems("mode: observe\nagent: 5s\n") == [(2, "agent", "must be a mapping of keys and values")]
+
+
+def test_python_objects_in_yaml_are_refused() -> None:
+    assert problems("mode: !!python/object/apply:os.getcwd []\n")[0][2].startswith("is not valid YAML")
+
+
+def test_an_unknown_key_gets_a_suggestion_or_the_list_of_known_ones() -> None:
+    assert problems("controler: {}\n") == [(1, "controler", "unknown key; did you mean 'controller'?")]
+    ((_, _, message),) = problems("slurm:\n  zzz: 1\n")
+    assert message == "unknown key; known keys: bin_directory, poll_interval, deadline"
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    assert problems("mode: observe\nmode: act\n") == [(2, "mode", "is given twice; remove one")]
+    text = "policy:\n  attempts: 1\n  budget: 1\n  attempts: 2\n"
+    assert problems(text) == [(4, "policy.attempts", "is given twice; remove one")]
+
+
+@pytest.mark.parametrize(
+    "value", ["5", "5.5", "'5'", "5 minutes", "s", "-5s", "5s6", "''", "true", "[5s]", "1e3s", "null"]
+)
+def test_a_duration_without_a_known_unit_is_refused(value: str) -> None:
+    ((line, path, message),) = problems(f"agent:\n  interval: {value}\n")
+    assert (line, path) == (2, "agent.interval")
+    assert "needs a number and a unit (ms, s, min, h, d)" in message
+
+
+@pytest.mark.parametrize("value", ["8", "8MB", "8 mib", "MiB", "-1MiB", "true"])
+def test_a_size_without_a_known_unit_is_refused(value: str) -> None:
+    ((_, path, message),) = problems(f"agent:\n  spool_bytes: {value}\n")
+    assert (path, "needs a number and a unit (B, KiB, MiB, GiB)" in message) == ("agent.spool_bytes", True)
+
+
+@pytest.mark.parametrize("line", ["attempts: '3'", "attempts: 3.5", "attempts: -1", "budget_percent: 101"])
+def test_values_are_not_coerced(line: str) -> None:
+    assert problems(f"policy:\n  {line}\n")[0][1] == f"policy.{line.partition(':')[0]}"
+
+
+def test_a_missing_file_is_one_problem(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
+        load_config(str(tmp_path / "none.yaml"))
+    (tmp_path / "latin1.yaml").write_bytes(b"cluster_name: M\xfcnchen\n")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        load_config(str(tmp_path / "latin1.yaml"))
+
+
+# ------------------------------------------------------------------------------------------ cross checks
+
+
+def test_listening_beyond_loopback_needs_a_token() -> None:
+    ((line, path, message),) = problems("controller:\n  listen: 0.0.0.0:9765\n")
+    assert path == "security.token_file"
+    assert line is None
+    assert "openssl rand -hex 32" in message
+    parse_config("controller:\n  listen: 0.0.0.0:9765\nsecurity:\n  token_file: /etc/slurm-watchdog/token\n")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:9765", "'[::1]:9765'"])
+def test_the_loopback_address_needs_no_token(address: str) -> None:
+    parse_config(f"controller:\n  listen: {address}\n")
+
+
+@pytest.mark.parametrize("address", ["9765", "':9765'", "'host:'", "host:0", "host:70000", "host:x"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    found = problems(f"controller:\n  listen: {address}\n")
+    assert found[0][:2] == (2, "controller.listen")
+
+
+def test_a_kill_switch_is_the_switch_of_one_job() -> None:
+    ((line, path, message),) = problems("jobs:\n  kill_switch: /shared/kill\n")
+    assert (line, path) == (2, "jobs.kill_switch")
+    assert message.startswith("must contain {job_id}")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "words"),
+    [
+        (
+            "jobs:\n  kill_switch: kill.{job_id}\n",
+            "jobs.kill_switch",
+            "absolute path or begin with {workdir}",
+        ),
+        ("jobs:\n  kill_switch: /x/{job_id}/{rank}\n", "jobs.kill_switch", "unknown placeholder {rank}"),
+        ("jobs:\n  checkpoint_trackers: ['/a', 'b']\n", "jobs.checkpoint_trackers[1]", "absolute path"),
+        (
+            "agent:\n  log_patterns: ['/l/{restarts}']\n",
+            "agent.log_patterns[0]",
+            "unknown placeholder {restarts}",
+        ),
+        ("agent:\n  controller_url: mgmt:9765\n", "agent.controller_url", "http:// or https://"),
+        ("agent:\n  interval: 30s\n", "controller.report_lifetime", "at least twice agent.interval"),
+        ("agent:\n  interval: 30s\n", "controller.agent_silent_after", "at least twice agent.interval"),
+        ("agent:\n  metrics_listen: here\n", "agent.metrics_listen", "must be HOST:PORT"),
+    ],
+)
+def test_fields_are_checked_against_each_other(text: str, path: str, words: str) -> None:
+    assert [message for _, where, message in problems(text) if where == path and words in message]
+
+
+def test_several_cross_checks_fail_at_once() -> None:
+    found = problems("controller:\n  listen: 0.0.0.0:1\njobs:\n  kill_switch: kill\n")
+    assert [path for _, path, _ in found].count("jobs.kill_switch") == 2
+    assert "security.token_file" in [path for _, path, _ in found]
+
+
+@pytest.mark.parametrize(
+    "template", ["/r/{job_id}", "{workdir}/kill.{job_id}.{restarts}", "/s/{user}/{job_id}"]
+)
+def test_a_kill_switch_may_lie_where_the_trainer_looks(template: str) -> None:
+    assert parse_config(f"jobs:\n  kill_switch: '{template}'\n").jobs.kill_switch == template
+
+
+# ------------------------------------------------------------------------------------------------ units
+
+
+@given(st.integers(0, 999_999) | st.integers(0, 999_999).map(lambda milliseconds: milliseconds / 1000))
+@example(90.5)
+def test_a_duration_comes_back_as_it_was_written(seconds: float) -> None:
+    # Six digits are what format_duration keeps: 11 days to the second, 16 minutes to the millisecond.
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=1e-9)
+
+
+@given(st.integers(0, 2**50))
+def test_a_size_comes_back_as_it_was_written(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+@given(st.text(max_size=20) | st.integers() | st.floats() | st.none() | st.booleans())
+def test_a_duration_is_read_or_refused_with_value_error(value: object) -> None:
+    try:
+        assert parse_duration(value) >= 0
+    except ValueError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5s", 5),
+        ("250ms", 0.25),
+        ("1h30min", 5400),
+        ("1h 30min", 5400),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        ("0s", 0),
+    ],
+)
+def test_durations_are_seconds(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8MiB", 8388608), ("1 KiB", 1024), ("0B", 0), ("1.5GiB", 1610612736)]
+)
+def test_sizes_are_bytes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_a_loaded_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Config().mode = "act"  # type: ignore[misc]

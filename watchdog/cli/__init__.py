@@ -1,0 +1,1 @@
+"""The command line: one module a command. What only one command needs is imported inside that command."""

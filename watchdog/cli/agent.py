@@ -1,0 +1,28 @@
+"""`slurm-watchdog agent`: the service on a compute node."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from watchdog.cli.options import load_or_exit, service_options
+
+
+@click.command()
+@service_options
+@click.option("--json", "as_json", is_flag=True, help="Print reports as JSON on standard output.")
+def agent(config_file: str, once: bool, as_json: bool) -> None:
+    """The service on a compute node: observes the jobs there and reports to the controller.
+
+    \b
+    Examples:
+      slurm-watchdog agent --config /etc/slurm-watchdog/config.yaml
+      slurm-watchdog agent --once --json      what it sees now
+    """
+    config = load_or_exit(config_file)
+    from watchdog import log
+    from watchdog.agent.app import run_agent
+
+    log.set_up()
+    sys.exit(run_agent(config, once=once, as_json=as_json))

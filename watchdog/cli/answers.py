@@ -1,0 +1,173 @@
+"""What the controller answers on its socket, as frozen values. Unknown fields are ignored, missing ones have a default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Common settings of every answer."""
+
+
+class Pause(Answer, frozen=True, kw_only=True):
+    reason: str = ""
+    by: str = ""
+    at: float | None = None
+
+
+class Paused(Answer, frozen=True, kw_only=True):
+    """`paused` is None where actions are allowed."""
+
+    paused: Pause | None = None
+
+
+class ControllerState(Answer, frozen=True, kw_only=True):
+    version: str = ""
+    started_at: float | None = None
+    last_tick_age_s: float | None = None
+    warming_up: bool = False
+    journal_error: str | None = None
+
+
+class SlurmState(Answer, frozen=True, kw_only=True):
+    age_s: float | None = None
+    """Since Slurm last answered; None if it never did."""
+    error: str | None = None
+
+
+class Nodes(Answer, frozen=True, kw_only=True):
+    reporting: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+
+
+class Job(Answer, frozen=True, kw_only=True):
+    job_id: str
+    name: str = ""
+    user: str = ""
+    state: str = ""
+    nodes: tuple[str, ...] = ()
+    restarts: int = 0
+    step: int | None = None
+    total_steps: int | None = None
+    step_s: float | None = None
+    progress_age_s: float | None = None
+    """Since the step last rose."""
+    limit_s: float | None = None
+    """How old that may become before the job counts as hanging."""
+    phase: str | None = None
+    ranks: int | None = None
+    ranks_alive: int | None = None
+    checkpoint_step: int | None = None
+
+
+class IncidentCounts(Answer, frozen=True, kw_only=True):
+    firing: int = 0
+    pending: int = 0
+    resolved: int = 0
+
+
+class Status(Answer, frozen=True, kw_only=True):
+    mode: str
+    controller: ControllerState
+    slurm: SlurmState
+    nodes: Nodes
+    incidents: IncidentCounts
+    jobs: tuple[Job, ...] = ()
+    paused: Pause | None = None
+
+
+class Culprit(Answer, frozen=True, kw_only=True):
+    node: str | None = None
+    rank: int | None = None
+    pid: int | None = None
+    gpu_uuid: str | None = None
+    path: str | None = None
+    mount: str | None = None
+    reason: str | None = None
+
+
+class DecisionSummary(Answer, frozen=True, kw_only=True):
+    action: str = ""
+    verdict: str = ""
+    by: str = ""
+    reason: str = ""
+    outcome: str | None = None
+
+
+class Incident(Answer, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    state: str
+    severity: str = ""
+    job_id: str | None = None
+    opened_at: float | None = None
+    detected_after_s: float | None = None
+    culprits: tuple[Culprit, ...] = ()
+    summary: str = ""
+    evidence: tuple[Any, ...] = ()
+    """Sentences."""
+    decisions: tuple[DecisionSummary, ...] = ()
+    resolution: str = ""
+    inhibited_by: str | None = None
+    """The incident that explains this one."""
+
+
+class Moment(Answer, frozen=True, kw_only=True):
+    at: float
+    text: str
+
+
+class Evidence(Answer, frozen=True, kw_only=True):
+    at: float
+    kind: str
+    document: Any = None
+    """Text, or any JSON."""
+
+
+class Rung(Answer, frozen=True, kw_only=True):
+    rung: str
+    attempt: int = 1
+    outcome: str | None = None
+    """None while it is being tried."""
+    detail: str | None = None
+    intent_at: float | None = None
+    outcome_at: float | None = None
+
+
+class End(Answer, frozen=True, kw_only=True):
+    ok: bool
+    detail: str | None = None
+    resumed_at_step: int | None = None
+    steps_lost: int | None = None
+    downtime_s: float | None = None
+
+
+class ActionRun(Answer, frozen=True, kw_only=True):
+    decision_id: str
+    action: str = ""
+    verdict: str = ""
+    by: str = ""
+    reason: str = ""
+    rungs: tuple[Rung, ...] = ()
+    end: End | None = None
+
+
+class Explanation(Answer, frozen=True, kw_only=True):
+    """Everything about one incident."""
+
+    incident: Incident
+    timeline: tuple[Moment, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    actions: tuple[ActionRun, ...] = ()
+
+
+class Accepted(Answer, frozen=True, kw_only=True):
+    """What policy said to a restart that a person asked for."""
+
+    incident_id: str
+    decision_id: str
+    verdict: str
+    by: str = ""
+    reason: str = ""

@@ -1,0 +1,36 @@
+"""`slurm-watchdog controller`: the service on the management node."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
+
+
+@click.command()
+@service_options
+def controller(config_file: str, once: bool) -> None:
+    """The service on the management node: judges what agents report, decides, and acts where the mode allows it.
+
+    \b
+    Examples:
+      slurm-watchdog controller --config /etc/slurm-watchdog/config.yaml
+      slurm-watchdog controller --once        one look at the cluster
+    """
+    config = load_or_exit(config_file)
+    from watchdog import log
+
+    try:
+        from watchdog.controller.app import run_controller
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "watchdog":
+            raise
+        click.echo(
+            f"The controller needs the Python package {error.name}, which is not installed here.", err=True
+        )
+        click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
+        sys.exit(EXIT_USAGE)
+    log.set_up()
+    sys.exit(run_controller(config, once=once))

@@ -1,0 +1,88 @@
+"""`slurm-watchdog incidents`: what happened, one line each."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from watchdog.cli.answers import Culprit, Incident
+from watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
+    failures_told,
+    open_client,
+    operator_options,
+    print_json,
+)
+from watchdog.cli.text import count, duration, moment, sentence, table
+
+STYLES = {"firing": "bold red", "pending": "yellow", "resolved": "dim"}
+
+
+@click.command()
+@click.option("--job", "job_id", metavar="J", help="Only incidents of this job.")
+@operator_options
+def incidents(job_id: str | None, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+    """What happened: pending, firing and resolved incidents. Exit code 1 while one of those listed is firing.
+
+    \b
+    Examples:
+      slurm-watchdog incidents
+      slurm-watchdog incidents --job 4711 --json
+    """
+    client = open_client(socket_path, config_file)
+    with failures_told(as_json):
+        found, document = client.incidents(job_id)
+    firing = [each for each in found if each.state == "firing"]
+    if as_json:
+        print_json(document)
+    else:
+        _print(found, len(firing), job_id)
+    sys.exit(EXIT_FOUND if firing else EXIT_FINE)
+
+
+def _print(found: list[Incident], firing: int, job_id: str | None) -> None:
+    of_job = f" of job {job_id}" if job_id else ""
+    if not found:
+        sentence(f"No incident{of_job} is known.")
+        return
+    are = "is" if firing == 1 else "are"
+    sentence(f"{count(len(found), 'incident')}{of_job}, {firing or 'none'} of them {are} firing.")
+    table(
+        ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "DECISION", "SUMMARY"),
+        [_row(each) for each in found],
+        [STYLES.get(each.state, "") for each in found],
+    )
+    sentence("More: slurm-watchdog explain ID")
+
+
+def _row(each: Incident) -> tuple[str, ...]:
+    first = who(each.culprits[0]) if each.culprits else "nobody"
+    more = f" +{len(each.culprits) - 1}" if len(each.culprits) > 1 else ""
+    last = each.decisions[-1] if each.decisions else None
+    return (
+        each.id,
+        each.state,
+        each.kind,
+        each.job_id or "-",
+        moment(each.opened_at) if each.opened_at is not None else "-",
+        duration(each.detected_after_s),
+        f"{first}{more}",
+        f"{last.action} {last.verdict}" + (f": {last.outcome}" if last.outcome else "") if last else "-",
+        each.summary,
+    )
+
+
+def who(culprit: Culprit) -> str:
+    """`rank 2 (pid 4711 on n3)`, or what of it is known."""
+    parts = [f"rank {culprit.rank}"] if culprit.rank is not None else []
+    if culprit.pid is not None:
+        parts.append(f"pid {culprit.pid}")
+    if culprit.node:
+        parts.append(f"on {culprit.node}")
+    if culprit.gpu_uuid:
+        parts.append(f"GPU {culprit.gpu_uuid}")
+    if not parts and culprit.mount:
+        parts.append(culprit.mount)
+    return " ".join(parts) or "unknown"

@@ -1,0 +1,37 @@
+"""`slurm-watchdog`: the list of commands. Each one is a module of its own beside this one."""
+
+from __future__ import annotations
+
+import click
+
+from watchdog import __version__
+from watchdog.cli.agent import agent
+from watchdog.cli.check_config import check_config
+from watchdog.cli.controller import controller
+from watchdog.cli.explain import explain
+from watchdog.cli.incidents import incidents
+from watchdog.cli.pause import pause
+from watchdog.cli.restart import restart
+from watchdog.cli.resume import resume
+from watchdog.cli.status import status
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 fine, 1 something found, 2 wrong usage or configuration, 3 unknown (the controller gave no "
+    "answer). `status` is a monitoring plugin: 0 OK, 1 warning, 2 critical, 3 unknown.",
+)
+@click.version_option(__version__, prog_name="slurm-watchdog")
+def main() -> None:
+    """Watches training jobs on Slurm: says which rank on which node stopped and why, and can restart the job.
+
+    \b
+    Examples:
+      slurm-watchdog status
+      slurm-watchdog explain 7f3a
+      slurm-watchdog pause "moving the storage"
+    """
+
+
+for _command in (status, incidents, explain, pause, resume, restart, check_config, agent, controller):
+    main.add_command(_command)

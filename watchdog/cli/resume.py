@@ -1,0 +1,26 @@
+"""`slurm-watchdog resume`: ends a pause."""
+
+from __future__ import annotations
+
+import click
+
+from watchdog.cli.options import failures_told, open_client, operator_options, print_json
+from watchdog.cli.text import sentence
+
+
+@click.command()
+@operator_options
+def resume(socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+    """Ends a pause: the mode of each detector decides again what is acted on.
+
+    \b
+    Example:
+      slurm-watchdog resume
+    """
+    client = open_client(socket_path, config_file)
+    with failures_told(as_json):
+        _, document = client.resume()
+    if as_json:
+        print_json(document)
+        return
+    sentence("Resumed: the mode of each detector decides again what is acted on.")

@@ -1,0 +1,126 @@
+"""Words for people: text that users wrote made harmless, times, ages, and tables that are plain when piped.
+
+Job names, paths and log lines come from users. They pass `clean` before anything prints them, and they are
+printed as rich's Text, which reads no markup.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_TERMINAL_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC: window title, links
+    r"|\x1b[@-Z\\-_]"
+)
+_HARMLESS_CATEGORIES = frozenset("LMNPS")
+"""First letters of Unicode's categories: letters, marks, numbers, punctuation, symbols."""
+
+
+def clean(text: object) -> str:
+    """One line without control characters, terminal sequences and invisible or direction-changing characters."""
+    bare = _TERMINAL_SEQUENCE.sub("", str(text))
+    kept = (
+        each if unicodedata.category(each)[0] in _HARMLESS_CATEGORIES else " " if each.isspace() else ""
+        for each in bare
+    )
+    return "".join(kept).rstrip()
+
+
+def clean_lines(text: object) -> list[str]:
+    """The same for text of several lines."""
+    return [clean(line) for line in str(text).splitlines()]
+
+
+def duration(seconds: float | None) -> str:
+    """`45 s`, `12 min`, `3.5 h`, `2.0 d`; `-` for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds else "0 s"
+    for limit, unit_s, unit, digits in ((120, 1, "s", 0), (7200, 60, "min", 0), (172800, 3600, "h", 1)):
+        if seconds < limit:
+            return f"{seconds / unit_s:.{digits}f} {unit}"
+    return f"{seconds / 86400:.1f} d"
+
+
+def moment(at: float) -> str:
+    """Date and time where the reader is, to the second."""
+    try:
+        return datetime.fromtimestamp(at, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, OSError, ValueError):
+        return f"epoch {at:g}"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """`1 job`, `3 jobs`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def fold_nodes(nodes: Sequence[str]) -> str:
+    """`n[1-3,7]`, as Slurm's users write it."""
+    if not nodes:
+        return "-"
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    try:
+        return clean(NodeSet.fromlist(list(nodes), resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        return clean(",".join(nodes))
+
+
+def screen() -> Console:
+    """Standard output. Colours only on a terminal, and never with NO_COLOR."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def sentence(text: str, style: str = "") -> None:
+    """One line, cleaned; coloured on a terminal."""
+    from rich.text import Text
+
+    screen().print(Text(clean(text), style=style))
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+    """A table: drawn and wrapped on a terminal, columns of plain text without any wrapping elsewhere.
+
+    `styles` has one for each row, or is empty.
+    """
+    if not rows:
+        return
+    cells = [[clean(cell) for cell in row] for row in rows]
+    console = screen()
+    if not console.is_terminal:
+        click.echo(_plain([list(headings), *cells]))
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, row in enumerate(cells):
+        drawn.add_row(*(Text(cell) for cell in row), style=styles[index] if styles else None)
+    console.print(drawn, soft_wrap=False)
+
+
+def _plain(lines: Sequence[Sequence[str]]) -> str:
+    from rich.cells import cell_len
+
+    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )

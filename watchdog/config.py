@@ -261,6 +261,9 @@ class Ladder(Section):
     checkpoint_limit: Seconds = Field(
         1800.0, description="For a complete checkpoint after the kill switch; then the restart is given up."
     )
+    exit_limit: Seconds = Field(
+        60.0, description="For a job that has saved for the kill switch to end by itself, before it is requeued anyway."
+    )
     step_limit: Seconds = Field(120.0, description="For one request to Slurm, retries included.")
     mount_limit: Seconds = Field(
         86400.0, description="A restart waits so long for a stalled filesystem to answer."

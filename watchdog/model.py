@@ -298,7 +298,8 @@ class SlurmJob(Value, frozen=True, kw_only=True):
     """One job as Slurm lists it. `None` means that Slurm did not say."""
 
     job_id: str
-    """As commands want it: `123`, or `123_4` for an array element."""
+    """As Slurm's commands want it: `123`, or `123_4` for an array element. `scontrol requeue 123` on the number that an
+    element shares with its array would hit every element."""
     state: str
     """Slurm's own word in capitals: PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, REQUEUE_HOLD, …"""
     reason: str = ""
@@ -319,6 +320,13 @@ class SlurmJob(Value, frozen=True, kw_only=True):
     stderr: str | None = None
     workdir: str | None = None
     comment: str = ""
+    raw_id: str = ""
+    """The number that the job's processes have as SLURM_JOB_ID, also for an array element; empty = `job_id`."""
+
+    @property
+    def process_id(self) -> str:
+        """The job's id in its processes' environment, in cgroup names, and so in everything that agents say."""
+        return self.raw_id or self.job_id
 
 
 class SlurmNode(Value, frozen=True, kw_only=True):
@@ -499,6 +507,8 @@ class Decision(Value, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """Nodes of the run, where the kill switch is written and removed."""
     step_at_decision: int | None = None
+    process_job_id: str | None = None
+    """The job's id as agents know it."""
     asked_by: str | None = None
     """The operator, for a restart that a person asked for."""
     wait_until_responding: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ Outcome = tuple[RungOutcome, str]
 def path_for(template: str, job: SlurmJob) -> str:
     """The kill switch of one run of a job. `{workdir}` and `{user}` come from Slurm."""
     return (
-        template.replace("{job_id}", job.job_id)
+        template.replace("{job_id}", job.process_id)
         .replace("{restarts}", str(job.restarts))
         .replace("{user}", job.user)
         .replace("{workdir}", job.workdir or "")
@@ -51,7 +51,7 @@ async def write(ask: Ask, decision: Decision, deadline_s: float) -> Outcome:
                 node,
                 WriteKillSwitch(
                     id=uuid.uuid4().hex,
-                    job_id=fence.job_id,
+                    job_id=decision.process_job_id or fence.job_id,
                     restarts=fence.restarts,
                     path=path,
                     uid=decision.kill_switch_uid or 0,
@@ -72,7 +72,7 @@ async def remove(ask: Ask, decision: Decision, reporting: frozenset[str], deadli
     assert decision.fence is not None
     assert decision.kill_switch is not None
     path, fence = decision.kill_switch, decision.fence
-    harmless = f"{fence.job_id}.{fence.restarts}" in path
+    harmless = f"{decision.process_job_id or fence.job_id}.{fence.restarts}" in path
     nodes = [node for node in decision.nodes if node in reporting or not harmless]
     results = await asyncio.gather(
         *(
@@ -80,7 +80,7 @@ async def remove(ask: Ask, decision: Decision, reporting: frozenset[str], deadli
                 node,
                 RemoveKillSwitch(
                     id=uuid.uuid4().hex,
-                    job_id=fence.job_id,
+                    job_id=decision.process_job_id or fence.job_id,
                     path=path,
                     uid=decision.kill_switch_uid or 0,
                     content=decision.kill_switch_content,

@@ -27,12 +27,23 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
         await client.requeue_hold(fence.job_id, only_unfinished=only_unfinished)
         after = await client.read_job(fence.job_id)
     except SlurmRefused as error:
-        return RungOutcome.FAILED, str(error)
+        return await _ended_meanwhile(client, fence, str(error))
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, str(error)
     if after is not None and after.restarts == fence.restarts:
         return RungOutcome.UNKNOWN, f"Slurm did not requeue it: the job is {after.state}"
     return RungOutcome.DONE, "requeued and held"
+
+
+async def _ended_meanwhile(client: SlurmClient, fence: Fence, refusal: str) -> Outcome:
+    """A run that ended between the look and the request is no refusal for good: the ladder looks again."""
+    try:
+        job = await client.read_job(fence.job_id)
+    except (SlurmUnavailable, SlurmRefused):
+        return RungOutcome.FAILED, refusal
+    if job is not None and job.state != "RUNNING":
+        return RungOutcome.UNKNOWN, f"the job had become {job.state}: {refusal}"
+    return RungOutcome.FAILED, refusal
 
 
 async def exclude(client: SlurmClient, job_id: str, nodes: Sequence[str]) -> Outcome:

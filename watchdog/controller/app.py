@@ -13,8 +13,6 @@ import msgspec
 import uvloop
 from aiohttp import web
 from msgspec.structs import replace
-from watchdog.controller.journal import Journal, JournalError
-from watchdog.notify.queue import Notifier
 
 from watchdog import __version__, clock
 from watchdog.config import Config, split_address
@@ -24,6 +22,7 @@ from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
 from watchdog.controller.decide import Decider
 from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.ingest import Door, read_token
+from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.state import ACTIVE_STATES, ClusterState
 from watchdog.detect import DETECTORS
@@ -38,6 +37,7 @@ from watchdog.model import (
     Report,
     SlurmJob,
 )
+from watchdog.notify.queue import Notifier, make_notifier
 from watchdog.runner import sd_notify
 from watchdog.slurm.client import SlurmClient, SlurmUnavailable
 from watchdog.slurm.command_line import CommandLineSlurm
@@ -76,7 +76,11 @@ class Controller:
         self.last_tick: float | None = None
         self.slurm_error: str | None = None
         self.journal_error: str | None = None
-        self.incidents: list[Incident] = journal.load_open_incidents()
+        self.incidents = [
+            replace(incident, pending_mono=self.started_mono, clear_mono=None)
+            for incident in journal.load_open_incidents()
+        ]
+        """Open ones. The monotonic clock of whoever wrote them means nothing here."""
         self.view = self.state.view(self.started_mono)
         self.limits_s: dict[str, float] = {}
         self.decider = Decider(self)
@@ -100,13 +104,13 @@ class Controller:
     def _watch(self, job: SlurmJob, starts: dict[str, int], node: str) -> JobWatch:
         logs = [path for path in (job.stdout, job.stderr) if path and path != "/dev/null"]
         return JobWatch(
-            job_id=job.job_id,
+            job_id=job.process_id,
             restarts=job.restarts,
             uid=job.uid,
             log_paths=tuple(dict.fromkeys(logs)) if node == job.batch_host else (),
             log_offsets=tuple(starts.items()),
             checkpoint_trackers=tuple(
-                template.replace("{job_id}", job.job_id)
+                template.replace("{job_id}", job.process_id)
                 .replace("{user}", job.user)
                 .replace("{workdir}", job.workdir or "")
                 for template in self.config.jobs.checkpoint_trackers

@@ -8,11 +8,11 @@ import uuid
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
-from watchdog.controller.journal import JournalError
 
 from watchdog import clock
 from watchdog.actuate import kill_switch
 from watchdog.controller.drive import Driver, Tools
+from watchdog.controller.journal import JournalError
 from watchdog.controller.ladder import LadderLimits
 from watchdog.controller.policy import Limits, Situation, decide, is_final, is_news
 from watchdog.controller.state import ACTIVE_STATES
@@ -66,6 +66,7 @@ class Decider:
             limits=LadderLimits(
                 kill_switch_s=ladder.kill_switch_limit,
                 checkpoint_s=ladder.checkpoint_limit,
+                exit_s=ladder.exit_limit,
                 step_s=ladder.step_limit,
                 mount_s=ladder.mount_limit,
                 confirm_s=ladder.confirm_limit,
@@ -187,6 +188,7 @@ class Decider:
             decision,
             asked_by=asked_by,
             kill_switch=self.kill_switch_path(job),
+            process_job_id=job.process_id,
             kill_switch_uid=job.uid,
             kill_switch_content=kill_switch.content_for(decision.id, incident.id, incident.summary, asked_by),
         )

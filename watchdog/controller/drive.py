@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
-from watchdog.controller.journal import Journal
 
 from watchdog import clock
 from watchdog.actuate import kill_switch, restart
 from watchdog.controller.commands import CommandDesk
+from watchdog.controller.journal import Journal
 from watchdog.controller.ladder import Do, End, LadderLimits, Move, Settle, Wait, World, next_move
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView

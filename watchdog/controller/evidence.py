@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable
 from watchdog.clock import monotonic
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.state import ClusterState
-from watchdog.model import DumpStacks, Finding, ProbeMount, ProbeWanted, ProcessStack, StacksWanted
+from watchdog.model import DumpStacks, Finding, ProbeMount, ProbeWanted, ProcessStack, SlurmJob, StacksWanted
 
 DUMP_DEADLINE_S = 25.0
 """For one node: two report intervals and 8 ranks x 1 s of py-spy."""
@@ -52,15 +52,17 @@ class EvidenceDesk:
         if key in self._tasks or now - last_at < every_s:
             return
         self._last[key] = now
-        self._spawn(key, self._dump_job(wanted.job_id, view.job.restarts, view.job.nodes))
+        self._spawn(key, self._dump_job(view.job))
 
-    async def _dump_job(self, job_id: str, restarts: int, nodes: tuple[str, ...]) -> None:
-        deadline_s = self._dump_deadline_s
+    async def _dump_job(self, job: SlurmJob) -> None:
+        deadline_s, restarts, nodes = self._dump_deadline_s, job.restarts, job.nodes
         results = await asyncio.gather(
             *(
                 self._desk.ask(
                     node,
-                    DumpStacks(id=uuid.uuid4().hex, job_id=job_id, restarts=restarts, expires_s=deadline_s),
+                    DumpStacks(
+                        id=uuid.uuid4().hex, job_id=job.process_id, restarts=restarts, expires_s=deadline_s
+                    ),
                     deadline_s,
                 )
                 for node in nodes
@@ -72,7 +74,7 @@ class EvidenceDesk:
             stacks.extend(result.stacks)
             if not result.ok and not result.stacks:
                 silent.append(node)
-        self._state.add_snapshot(job_id, restarts, tuple(stacks), tuple(silent), monotonic())
+        self._state.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic())
 
     def _probe(self, wanted: ProbeWanted, now: float) -> None:
         for node in wanted.nodes:

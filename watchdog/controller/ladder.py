@@ -52,6 +52,8 @@ class LadderLimits(Value, frozen=True, kw_only=True):
 
     kill_switch_s: float
     checkpoint_s: float
+    exit_s: float
+    """For a job that has saved to end by itself, before it is requeued although it runs."""
     step_s: float
     mount_s: float
     confirm_s: float
@@ -198,6 +200,9 @@ def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limit
         return Do(rung=Rung.WAIT_CHECKPOINT, attempt=_attempts(run, Rung.WAIT_CHECKPOINT) + 1)
     if stage is Stage.ENDING:
         return Wait(reason="the job has saved and is ending")
+    saved_at = next(r.intent_at for r in run.records if r.rung is Rung.WAIT_CHECKPOINT)
+    if stage is Stage.SAME_RUN and world.now - saved_at < limits.exit_s:
+        return Wait(reason="the job has saved; it has a moment to end by itself")
     return _once(
         run, world, limits, Do(rung=Rung.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
     )

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from watchdog.controller.journal import JournalError
 
 from watchdog import __version__, clock
+from watchdog.controller.journal import JournalError
 from watchdog.controller.present import action_json, incident_json, status_json
 from watchdog.model import Incident, IncidentState
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from watchdog.detect.view import (
     Checkpoint,
     ClusterView,
@@ -118,6 +120,8 @@ class ClusterState:
         self._runs: dict[str, _Run] = {}
         self._nodes: dict[str, _Node] = {}
         self._filesystems: dict[str, _Filesystem] = {}
+        self._job_ids: dict[str, str] = {}
+        """What agents call a job -> what Slurm's commands call it."""
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""
         self.node_addresses: dict[str, str] = {}
@@ -129,6 +133,7 @@ class ClusterState:
         """Takes over one complete listing: new runs begin, runs that are over are forgotten."""
         self.slurm_at = now
         self.jobs = {job.job_id: job for job in view.jobs}
+        self._job_ids = {job.process_id: job.job_id for job in view.jobs}
         self.node_addresses = {node.name: node.address for node in view.nodes}
         for job in view.jobs:
             self.apply_job(job, now)
@@ -138,6 +143,7 @@ class ClusterState:
     def apply_job(self, job: SlurmJob, now: float) -> None:
         """Takes over what Slurm says of one job."""
         self.jobs[job.job_id] = job
+        self._job_ids[job.process_id] = job.job_id
         if self._partitions and job.partition not in self._partitions:
             return
         run = self._runs.get(job.job_id)
@@ -172,8 +178,9 @@ class ClusterState:
             return "expired"
         self._apply_processes(report, made_at)
         for log in report.logs:
-            if log.offset is not None and log.job_id in self._runs:
-                offsets = self._runs[log.job_id].log_offsets
+            run = self._run(log.job_id)
+            if log.offset is not None and run is not None:
+                offsets = run.log_offsets
                 offsets[log.path] = max(log.offset, offsets.get(log.path, 0))
         for event in report.events:
             self._apply_event(report.node, event, made_at)
@@ -181,14 +188,20 @@ class ClusterState:
             self.apply_probe(report.node, probe, now)
         return "accepted"
 
+    def _run(self, process_job_id: str) -> _Run | None:
+        """The run of the job that agents know by this id."""
+        return self._runs.get(self._job_ids.get(process_job_id, process_job_id))
+
     def _apply_processes(self, report: Report, made_at: float) -> None:
         present: dict[str, set[ProcessKey]] = {}
         for process in report.processes:
-            run = self._runs.get(process.job_id)
+            run = self._run(process.job_id)
             key = (report.node, process.pid, process.start_ticks)
             if run is None or key in run.left_over:
                 continue
-            present.setdefault(process.job_id, set()).add(key)
+            present.setdefault(run.job.job_id, set()).add(key)
+            if process.job_id != run.job.job_id:
+                process = replace(process, job_id=run.job.job_id)
             if run.job.state in ACTIVE_STATES:
                 run.processes[key] = (process, made_at, None)
                 self._note_blocked(report, process, made_at)
@@ -212,7 +225,7 @@ class ClusterState:
         filesystem.last_blocked_at = made_at
 
     def _apply_event(self, node: str, event: Event, made_at: float) -> None:
-        run = self._runs.get(event.job_id)
+        run = self._run(event.job_id)
         at = made_at - max(0.0, event.age_s)
         if run is None or at < run.valid_from or run.job.state in WAITING_STATES:
             return

@@ -130,6 +130,7 @@ def _job(row: dict[str, str]) -> SlurmJob:
     held = row["reason"] == REQUEUED_HELD or row["reason"].startswith("JobHeld") or priority == 0
     return SlurmJob(
         job_id=job_id,
+        raw_id=row["jobid"],
         state=state,
         reason=row["reason"],
         name=name,

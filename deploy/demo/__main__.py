@@ -1,0 +1,288 @@
+"""The story of case 1 and its sequels, live on this machine: `make demo`, or `slurm-watchdog demo`.
+
+Three acts on a real Slurm with real processes: a filesystem freezes and thaws; a rank hangs in its data loader while
+PULSE lines keep coming; an operator moves the run off a node. The last line printed is `RESULT {json}`: for each of the
+acts "a", "b", "c" that ended as it should, {"incident", "detected_after_s", "culprit", "action", "resumed_at_step",
+"steps_lost"}. The exit code is 0 if all three did.
+With KEEP=1 in the environment everything stays up after the story until Ctrl-C, to be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from deploy.demo.cluster import Cluster, ClusterError, ensure_packages, why_impossible
+from deploy.demo.stack import PORT, Watchdog, WatchdogError, train_script
+
+SAVE_INTERVAL = 20
+HUNG_RANK = 2
+STEP_S = 0.4
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class WrongEnd(Exception):
+    """The story took a turn that it must not take."""
+
+
+COLOURS = {"act": "bold", "we": "cyan", "training": "dim", "watchdog": "yellow", "slack": "magenta"}
+
+
+class Teller:
+    """Prints the story: who says what, and when."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def say(self, who: str, text: str) -> None:
+        seconds = int(time.monotonic() - self._began)
+        colour = COLOURS[who]
+        console.print(f"[dim]{seconds // 60:02d}:{seconds % 60:02d}[/] [{colour}]{who:>8}[/]  {escape(text)}")
+
+    def act(self, title: str) -> None:
+        console.print()
+        self.say("act", title)
+
+
+class Story:
+    """The cluster, the job and the watchdog of the demo."""
+
+    def __init__(self, cluster: Cluster, watchdog: Watchdog, teller: Teller):
+        self.cluster = cluster
+        self.watchdog = watchdog
+        self.teller = teller
+        self.job = ""
+        self._told: set[tuple[str, str]] = set()
+
+    def begin(self) -> None:
+        """Submits the training job and sees its first steps."""
+        shared = self.cluster.shared
+        script = train_script(
+            self.cluster,
+            f"--log {shared}/main_log.txt",
+            f"--steps 100000 --step-seconds {STEP_S} --save-interval {SAVE_INTERVAL}",
+            "--eval-interval 60 --eval-seconds 1",
+            f"--fault-dir {shared}/faults",
+        )
+        (shared / "faults").mkdir(exist_ok=True)
+        (shared / "faults").chmod(0o777)
+        output = self.cluster.directory / "demo.out"
+        self.job = self.cluster.sbatch(script, "-N3", f"--output={output}", "--job-name=tr11-176B-demo")
+        self.teller.say("we", f"submitted job {self.job}: 6 ranks on 3 of {len(self.cluster.nodes)} nodes")
+        self.watchdog.wait_for(lambda: self.watchdog.step(self.job) >= 5, 60, "the first steps")
+        job = self.watchdog.status()["jobs"][0]
+        self.teller.say(
+            "training", f"runs on {', '.join(job['nodes'])}, step {job['step']}, {job['ranks']} ranks"
+        )
+
+    # ------------------------------------------------------------------------------------ helpers
+
+    def incident(self, kind: str, timeout_s: float) -> dict[str, Any]:
+        found: dict[str, Any] = self.watchdog.wait_for(
+            lambda: self.watchdog.firing(self.job, kind), timeout_s, f"a {kind} to fire"
+        )
+        self.teller.say("watchdog", f"{kind}, {found['detected_after_s']:.0f} s after it began:")
+        self.teller.say("watchdog", found["summary"])
+        for fact in found["evidence"][:4]:
+            self.teller.say("watchdog", f"  {fact}")
+        return found
+
+    def follow(self, incident_id: str, timeout_s: float) -> dict[str, Any]:
+        """Tells every rung as it happens; returns the ended action."""
+
+        def ended() -> dict[str, Any] | None:
+            for action in self.watchdog.explain(incident_id)["actions"]:
+                for rung in action["rungs"]:
+                    key = (action["decision_id"], f"{rung['rung']}{rung['attempt']}{rung['outcome']}")
+                    if rung["outcome"] and key not in self._told:
+                        self._told.add(key)
+                        self.teller.say("watchdog", f"  {rung['rung']}: {rung['detail']}")
+                if action["end"]:
+                    end: dict[str, Any] = action
+                    return end
+            return None
+
+        action: dict[str, Any] = self.watchdog.wait_for(ended, timeout_s, "the action to end")
+        self.teller.say("watchdog", action["end"]["detail"])
+        return action
+
+    def say_slack(self, since: int) -> None:
+        for text in self.watchdog.slack.texts()[since:]:
+            self.teller.say("slack", text.splitlines()[0] if text else "")
+
+    def check(self, good: bool, what: str) -> None:
+        if not good:
+            raise WrongEnd(what)
+
+    # ------------------------------------------------------------------------------------ the acts
+
+    def filesystem_freezes(self) -> dict[str, Any]:
+        """(a) Nothing may be done about an outage but to tell, and to wait."""
+        self.teller.act("(a) The parallel filesystem stops answering")
+        slack = len(self.watchdog.slack.messages)
+        before = self.cluster.job(self.job)
+        step = self.watchdog.step(self.job)
+        self.cluster.freeze()
+        self.teller.say("we", f"froze {self.cluster.shared}: whoever writes there waits in state D")
+        incident = self.incident("filesystem_outage", 60)
+        time.sleep(4)
+        now = self.cluster.job(self.job)
+        untouched = all(before.get(key) == now.get(key) for key in ("Restarts", "ExcNodeList", "JobState"))
+        self.check(untouched, "the job was touched during a filesystem outage")
+        kept = next(i for i in self.watchdog.incidents(self.job) if i["id"] == incident["id"])
+        actions = [d["action"] for d in kept["decisions"] if d["verdict"] == "allowed"]
+        self.check(actions == ["none"], f"actions during a filesystem outage: {actions}")
+        self.teller.say("watchdog", "nothing restarted, no node excluded: " + kept["decisions"][0]["reason"])
+        self.cluster.thaw()
+        self.teller.say("we", "thawed it")
+        self.watchdog.wait_for(lambda: self.watchdog.step(self.job) > step + 3, 30, "training to go on")
+        self.teller.say("training", f"goes on by itself at step {self.watchdog.step(self.job)}")
+        self.watchdog.wait_for(lambda: self._is_resolved(incident["id"]), 30, "the incident to close itself")
+        self.teller.say("watchdog", "the incident has closed itself")
+        others = [i["kind"] for i in self.watchdog.incidents(self.job) if i["id"] != incident["id"]]
+        self.say_slack(slack)
+        culprit = incident["culprits"][0]
+        self.check(culprit["mount"] == str(self.cluster.shared), f"the mount is {culprit['mount']}")
+        self.check(culprit["pid"] is not None and culprit["rank"] is not None, f"nobody is named: {culprit}")
+        return {
+            "act": "a",
+            "incident": incident["kind"],
+            "detected_after_s": round(incident["detected_after_s"], 1),
+            "culprit": culprit,
+            "action": "none",
+            "resumed_at_step": None,
+            "steps_lost": 0,
+            "other_incidents": others,
+        }
+
+    def _is_resolved(self, incident_id: str) -> bool:
+        return str(self.watchdog.explain(incident_id)["incident"]["state"]) == "resolved"
+
+    def rank_hangs(self) -> dict[str, Any]:
+        """(b) The hang is found although PULSE lines keep the log growing."""
+        self.teller.act("(b) A rank waits for ever in its data loader; PULSE lines keep coming")
+        slack = len(self.watchdog.slack.messages)
+        step = self.watchdog.step(self.job)
+        nodes = self.watchdog.status()["jobs"][0]["nodes"]
+        self.watchdog.wait_for(lambda: self.watchdog.step(self.job) % SAVE_INTERVAL > SAVE_INTERVAL // 3, 30)
+        (self.cluster.shared / "faults" / f"dataloader_hang.rank{HUNG_RANK}").touch()
+        self.teller.say("we", f"rank {HUNG_RANK} gets no more data, from step {step} on")
+        incident = self.incident("collective_hang", 60)
+        output = (self.cluster.directory / "demo.out").read_text(errors="replace").splitlines()
+        self.teller.say("training", f"its log ends with: {output[-1][:100]}")
+        culprit = incident["culprits"][0]
+        hung_node = nodes[HUNG_RANK // 2]
+        named = [(c["rank"], c["node"]) for c in incident["culprits"]]
+        self.check(
+            named == [(HUNG_RANK, hung_node)], f"named {named}, but it is rank {HUNG_RANK} on {hung_node}"
+        )
+        action = self.follow(incident["id"], 90)
+        end = action["end"]
+        self.check(end["ok"], f"the restart failed: {end['detail']}")
+        self.check(0 <= end["steps_lost"] <= SAVE_INTERVAL, f"{end['steps_lost']} steps were lost")
+        self.say_slack(slack)
+        return {
+            "act": "b",
+            "incident": incident["kind"],
+            "detected_after_s": round(incident["detected_after_s"], 1),
+            "culprit": culprit,
+            "action": action["action"],
+            "resumed_at_step": end["resumed_at_step"],
+            "steps_lost": end["steps_lost"],
+        }
+
+    def operator_moves_the_run(self) -> dict[str, Any]:
+        """(c) A healthy job leaves a node through the kill switch."""
+        self.teller.act("(c) An operator wants a node back: `slurm-watchdog restart --exclude`")
+        self.watchdog.wait_for(lambda: self.watchdog.step(self.job) % SAVE_INTERVAL > SAVE_INTERVAL // 3, 60)
+        slack = len(self.watchdog.slack.messages)
+        node = self.watchdog.status()["jobs"][0]["nodes"][0]
+        self.teller.say(
+            "we", f"slurm-watchdog restart {self.job} --exclude {node} --reason 'fan replacement'"
+        )
+        done = self.watchdog.command(
+            "restart", self.job, "--exclude", node, "--reason", "fan replacement", "--json"
+        )
+        self.check(done.returncode == 0, f"restart said: {done.stdout}{done.stderr}")
+        incident = next(i for i in self.watchdog.incidents(self.job) if i["kind"] == "operator_restart")
+        action = self.follow(incident["id"], 90)
+        end = action["end"]
+        nodes = self.watchdog.wait_for(lambda: self.watchdog.status()["jobs"][0]["nodes"], 20)
+        self.teller.say("training", f"runs on {', '.join(nodes)}")
+        self.check(node not in nodes, f"the job still has {node}")
+        self.check(end["steps_lost"] == 0, f"{end['steps_lost']} steps were lost")
+        self.say_slack(slack)
+        return {
+            "act": "c",
+            "incident": incident["kind"],
+            "detected_after_s": 0.0,
+            "culprit": {"node": node},
+            "action": action["action"],
+            "resumed_at_step": end["resumed_at_step"],
+            "steps_lost": end["steps_lost"],
+        }
+
+
+def tell(nodes: int = 4) -> int:
+    """Tells the whole story. Returns 0 if every act ended as it should."""
+    teller = Teller()
+    acts: list[dict[str, Any]] = []
+    good = True
+    try:
+        teller.say(
+            "we", "starting Slurm: slurmctld, munged and one slurmd a node, each in its own namespaces"
+        )
+        with Cluster(nodes=nodes) as cluster, Watchdog(cluster, mode="act") as watchdog:
+            teller.say("we", f"watchdog: {len(watchdog.agents)} agents and a controller, mode act")
+            story = Story(cluster, watchdog, teller)
+            story.begin()
+            for act in (story.filesystem_freezes, story.rank_hangs, story.operator_moves_the_run):
+                acts.append(act())
+            if os.environ.get("KEEP"):
+                _keep(cluster, watchdog, teller)
+    except (ClusterError, WatchdogError, WrongEnd) as error:
+        good = False
+        console.print(f"\nThe demo went wrong: {escape(str(error))}", style="red")
+    except KeyboardInterrupt:
+        good = False
+        console.print("\nstopped; everything is taken down again")
+    print("RESULT " + json.dumps({act.pop("act"): act for act in acts}), flush=True)
+    return 0 if good and len(acts) == 3 else 1
+
+
+def _keep(cluster: Cluster, watchdog: Watchdog, teller: Teller) -> None:
+    teller.act("KEEP=1: everything stays up until Ctrl-C")
+    teller.say("we", f"slurm-watchdog status --socket {watchdog.socket}")
+    teller.say("we", f"metrics: http://{cluster.controller_address}:{PORT}/metrics")
+    teller.say("we", f"Slurm: SLURM_CONF={cluster.env['SLURM_CONF']} squeue")
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: stop.set())
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop.wait()
+
+
+def main() -> int:
+    """Checks that this machine can do it, then tells the story."""
+    try:
+        ensure_packages()
+    except ClusterError as error:
+        console.print(str(error), style="red")
+        return 2
+    reason = why_impossible()
+    if reason is not None:
+        console.print(f"The demo cannot run here: {escape(reason)}", style="red")
+        return 2
+    return tell()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

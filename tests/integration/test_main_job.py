@@ -1,0 +1,333 @@
+"""The main job, whole: a real Slurm, real agents, a real controller, a real trainer, real faults."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import sqlite3
+import stat
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.demo.cluster import Cluster
+from deploy.demo.stack import PORT, Watchdog, train_script
+
+SAVE_INTERVAL = 10
+
+
+def submit(
+    cluster: Cluster, *options: str, nodes: int = 2, user: str | None = None, sbatch: tuple[str, ...] = ()
+) -> str:
+    faults = cluster.shared / "faults"
+    faults.mkdir(exist_ok=True)
+    faults.chmod(0o1777)
+    output = Path(cluster.directory) / "log" / "job-%j.out"
+    output.parent.chmod(0o1777)
+    script = train_script(
+        cluster,
+        f"--steps 100000 --step-seconds 0.3 --save-interval {SAVE_INTERVAL} --fault-dir {faults}",
+        *options,
+    )
+    return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch, user=user)
+
+
+def inject(cluster: Cluster, fault: str, content: str = "") -> None:
+    (cluster.shared / "faults" / fault).write_text(content)
+
+
+def training(watchdog: Watchdog, job: str, at_least: int = 5) -> None:
+    watchdog.wait_for(lambda: watchdog.step(job) >= at_least, 60, f"job {job} to reach step {at_least}")
+
+
+def ended_action(watchdog: Watchdog, incident_id: str, timeout_s: float = 90) -> dict[str, Any]:
+    def ended() -> Any:
+        return next((a for a in watchdog.explain(incident_id)["actions"] if a["end"]), None)
+
+    found: dict[str, Any] = watchdog.wait_for(ended, timeout_s, "the action to end")
+    return found
+
+
+@pytest.fixture
+def watch(cluster: Cluster) -> Iterator[Callable[..., Watchdog]]:
+    """Starts a watchdog on the cluster; stops it after the test."""
+    started: list[Watchdog] = []
+
+    def start(**options: Any) -> Watchdog:
+        watchdog = Watchdog(cluster, **options)
+        started.append(watchdog)
+        return watchdog.__enter__()
+
+    yield start
+    for watchdog in started:
+        watchdog.close()
+
+
+def test_in_observing_mode_a_hang_is_named_and_nothing_is_done(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="observe")
+    job = submit(cluster, nodes=3)
+    training(watchdog, job)
+    inject(cluster, "dataloader_hang.rank3")
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "collective_hang"), 40, "the hang to be found")
+    assert [(c["rank"], c["node"]) for c in incident["culprits"]] == [(3, "n2")]
+    assert "data loader" in incident["culprits"][0]["reason"]
+    time.sleep(3)
+    decisions = watchdog.explain(incident["id"])["incident"]["decisions"]
+    assert [(d["action"], d["verdict"], d["by"]) for d in decisions][-1] == ("requeue", "observed", "mode")
+    assert cluster.job(job)["Restarts"] == "0"
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert 'slurm_watchdog_incidents{kind="collective_hang",state="firing"} 1.0' in watchdog.metrics()
+    assert any("collective_hang" in text or "hangs" in text for text in watchdog.slack.texts())
+
+
+def test_a_dead_rank_among_waiting_ones_is_named_and_the_job_resumes(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="act")
+    job = submit(cluster, nodes=2)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 2)
+    inject(cluster, "die.rank1", "signal=9")
+    incident = watchdog.wait_for(
+        lambda: watchdog.firing(job, "lingering_job"), 40, "the dead rank to be found"
+    )
+    assert [(c["rank"], c["node"]) for c in incident["culprits"]] == [(1, "n1")]
+    end = ended_action(watchdog, incident["id"])["end"]
+    assert end["ok"], end
+    assert 0 <= end["steps_lost"] <= SAVE_INTERVAL
+    assert cluster.job(job)["Restarts"] == "1"
+
+
+def test_a_users_job_is_moved_off_a_node_with_no_step_lost(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="observe")
+    job = submit(cluster, nodes=2, user="nobody", sbatch=("--exclude=n3",))
+    training(watchdog, job)
+    cluster.slurm("scontrol", "update", f"JobId={job}", "Comment=moved")
+    excluded_before = cluster.job(job)["ExcNodeList"]
+    assert excluded_before == "n3"
+    done = watchdog.command("restart", job, "--exclude", "n3", "--reason", "a test", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    incident = next(i for i in watchdog.incidents(job) if i["kind"] == "operator_restart")
+    action = ended_action(watchdog, incident["id"])
+    assert action["end"]["ok"], action
+    assert action["end"]["steps_lost"] == 0
+    rungs = [r["rung"] for r in action["rungs"] if r["outcome"] == "done"]
+    assert rungs.index("remove_kill_switch") < rungs.index("release")
+    assert not list(cluster.node_path("n1", "/run/slurm-watchdog/jobs").glob("*/kill"))
+    assert cluster.job(job)["ExcNodeList"] == "n3"
+
+
+def test_a_filesystem_lost_by_one_node_moves_the_job_off_that_node(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="act")
+    for node in cluster.nodes:
+        cluster.node_local(node).chmod(0o1777)
+    job = submit(cluster, f"--log {cluster.scratch}/main_log.txt", nodes=2)
+    training(watchdog, job)
+    cluster.freeze(node="n2")
+    incident = watchdog.wait_for(
+        lambda: watchdog.firing(job, "filesystem_stall"), 60, "the stall to be found"
+    )
+    culprit = incident["culprits"][0]
+    assert (culprit["node"], culprit["rank"], culprit["mount"]) == ("n2", 3, str(cluster.scratch))
+    end = ended_action(watchdog, incident["id"], timeout_s=150)["end"]
+    assert end["ok"], end
+    assert "n2" not in watchdog.status()["jobs"][0]["nodes"]
+    assert not [i for i in watchdog.incidents(job) if i["kind"] == "filesystem_outage"]
+
+
+KILLING_SCONTROL = """#!/bin/sh
+# Stands before the real scontrol: kills the controller with kill -9 before or after one request, once.
+echo "$*" >>{log}
+case "$1:{when}" in
+    {verb}:before) if mkdir {once} 2>/dev/null; then kill -9 $(cat {pid}); sleep 1; fi ;;
+esac
+{real} "$@"
+code=$?
+case "$1:{when}" in
+    {verb}:after) if mkdir {once} 2>/dev/null; then kill -9 $(cat {pid}); sleep 1; fi ;;
+esac
+exit $code
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "when"),
+    [
+        ("requeuehold", "before"),
+        ("requeuehold", "after"),
+        ("update", "after"),
+        ("release", "before"),
+        ("release", "after"),
+    ],
+)
+def test_a_controller_killed_between_intent_and_outcome_requeues_exactly_once(
+    cluster: Cluster, watch: Callable[..., Watchdog], tmp_path: Path, verb: str, when: str
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    real = {name: _which(name) for name in ("squeue", "scontrol", "sinfo", "scancel")}
+    for name, path in real.items():
+        (tools / name).symlink_to(path)
+    (tools / "scontrol").unlink()
+    log, pid = tmp_path / "scontrol.log", tmp_path / "controller.pid"
+    wrapper = tools / "scontrol"
+    wrapper.write_text(
+        KILLING_SCONTROL.format(
+            log=log, verb=verb, when=when, once=tmp_path / "once", pid=pid, real=real["scontrol"]
+        )
+    )
+    wrapper.chmod(0o755)
+    watchdog = watch(mode="act", settings={"slurm": {"bin_directory": str(tools)}})
+    assert watchdog.controller is not None
+    pid.write_text(str(watchdog.controller.pid))
+    for node in cluster.nodes:
+        cluster.node_local(node).chmod(0o1777)
+    exclude_needed = verb == "update"
+    job = submit(cluster, nodes=2)
+    training(watchdog, job)
+    if exclude_needed:
+        watchdog.ask("POST", "/v1/restart", {"job_id": job, "exclude": ["n1"], "reason": "crash test"})
+    else:
+        inject(cluster, "dataloader_hang.rank1")
+    watchdog.controller.wait(timeout=90)
+    assert (tmp_path / "once").exists()
+    watchdog.start_controller()
+    watchdog.wait_for(lambda: cluster.job(job)["Restarts"] == "1", 60, "the job to be requeued")
+    watchdog.wait_for(lambda: _ended_actions(watchdog) == 1, 90, "the action to end in writing")
+    time.sleep(5)
+    assert cluster.job(job)["Restarts"] == "1"
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert _ended_actions(watchdog) == 1
+    calls = [line.split()[0] for line in log.read_text().splitlines()]
+    assert calls.count("requeuehold") in ((1, 2) if verb == "requeuehold" and when == "before" else (1,))
+
+
+def _which(name: str) -> str:
+    for directory in (*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/sbin"):
+        path = Path(directory) / name
+        if path.exists():
+            return str(path)
+    raise AssertionError(f"{name} is not there")
+
+
+def _ended_actions(watchdog: Watchdog) -> int:
+    with sqlite3.connect(
+        f"file:{watchdog.directory}/state/journal.sqlite?mode=ro", uri=True, timeout=10
+    ) as sql:
+        return int(sql.execute("select count(*) from action_ends").fetchone()[0])
+
+
+def test_agents_may_start_before_the_controller_and_their_old_reports_are_not_judged(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="act")
+    job = submit(cluster, nodes=2)
+    training(watchdog, job)
+    watchdog.kill_controller()
+    time.sleep(12)
+    watchdog.start_controller()
+    watchdog.wait_for(lambda: set(watchdog.status()["nodes"]["reporting"]) == set(cluster.nodes), 20)
+    before = watchdog.step(job)
+    watchdog.wait_for(lambda: watchdog.step(job) > max(before, 10), 30, "steps to be seen again")
+    assert watchdog.incidents() == []
+    counted = re.search(r'slurm_watchdog_reports_total\{outcome="expired"\} (\d+)', watchdog.metrics())
+    assert counted is not None
+    assert int(counted[1]) > 0
+    assert cluster.job(job)["Restarts"] == "0"
+
+
+def post(watchdog: Watchdog, body: bytes, token: str | None = None) -> int:
+    request = urllib.request.Request(
+        f"http://{watchdog.cluster.controller_address}:{PORT}/v1/report", data=body
+    )
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_garbage_at_the_door_is_refused_and_counted(cluster: Cluster, watch: Callable[..., Watchdog]) -> None:
+    watchdog = watch(mode="act")
+    token = (watchdog.directory / "token").read_text().strip()
+    assert post(watchdog, b"{}") == 401
+    assert post(watchdog, b"{}", "wrong") == 401
+    for garbage in (b"", b"\x00\xff", b"{", b"[]", b'{"node": 5}', b"[" * 5000):
+        assert post(watchdog, garbage, token) == 400
+    forged = b'{"node":"n1","boot_id":"b","agent_id":"a","sequence":1}'
+    assert post(watchdog, forged, token) == 403
+    assert post(watchdog, b"x" * (9 * 1024 * 1024), token) in (400, 413)
+    text = watchdog.metrics()
+    for outcome in ("unauthorized", "garbage", "wrong_node"):
+        assert f'slurm_watchdog_reports_total{{outcome="{outcome}"}}' in text
+    with urllib.request.urlopen(f"http://{cluster.controller_address}:{PORT}/healthz", timeout=10) as answer:
+        assert answer.status == 200
+
+
+def test_a_job_that_ends_while_it_is_looked_at_leaves_no_incident(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="act")
+    job = submit(cluster, nodes=2)
+    training(watchdog, job)
+    inject(cluster, "dataloader_hang.rank0")
+    time.sleep(5)
+    cluster.slurm("scancel", job)
+    cluster.wait_for_job_state(job, "CANCELLED")
+    time.sleep(8)
+    assert [i for i in watchdog.incidents(job) if i["state"] != "resolved"] == []
+    assert cluster.job(job)["Restarts"] == "0"
+
+
+def test_a_log_that_vanishes_accuses_nobody(cluster: Cluster, watch: Callable[..., Watchdog]) -> None:
+    watchdog = watch(mode="act")
+    job = submit(cluster, nodes=2)
+    training(watchdog, job)
+    (Path(cluster.directory) / "log" / f"job-{job}.out").unlink()
+    time.sleep(15)
+    assert cluster.job(job)["Restarts"] == "0"
+    assert [i for i in watchdog.incidents(job) if i["state"] == "firing"] == []
+
+
+def test_pause_holds_every_action_until_resume(cluster: Cluster, watch: Callable[..., Watchdog]) -> None:
+    watchdog = watch(mode="act")
+    job = submit(cluster, nodes=2)
+    training(watchdog, job)
+    assert watchdog.command("pause", "maintenance").returncode == 0
+    inject(cluster, "lock.rank2")
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "collective_hang"), 40)
+    assert [c["rank"] for c in incident["culprits"]] == [2]
+    time.sleep(3)
+    assert cluster.job(job)["Restarts"] == "0"
+    refused = watchdog.command("restart", job, "--json")
+    assert refused.returncode == 1
+    assert "paused" in refused.stdout
+    watchdog.kill_controller()
+    watchdog.start_controller()
+    assert watchdog.status()["paused"]["reason"] == "maintenance"
+    assert watchdog.command("resume").returncode == 0
+    end = ended_action(watchdog, incident["id"])["end"]
+    assert end["ok"], end
+
+
+def test_the_socket_and_the_journal_are_closed_to_others(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="observe")
+    assert stat.S_IMODE(os.stat(watchdog.socket).st_mode) & 0o007 == 0
+    assert stat.S_IMODE(os.stat(watchdog.directory / "state").st_mode) & 0o007 == 0
+    with pytest.raises((OSError, http.client.HTTPException)):
+        urllib.request.urlopen(f"http://{cluster.controller_address}:{PORT}/v1/status", timeout=5)

@@ -39,7 +39,7 @@ def test_a_running_job_is_read_whole(release: Path) -> None:
     assert job == SlurmJob(
         job_id="23", state="RUNNING", reason="None", name="plain", user="root", uid=0, partition="main", nodes=("n1",),
         batch_host="n1", restarts=0, start_at=1795241199.0, requeueable=True, stdout="/tmp/jc/23-plain.out",
-        stderr="/tmp/jc/23-plain.out", workdir="/tmp", comment="cmt plain",
+        stderr="/tmp/jc/23-plain.out", workdir="/tmp", comment="cmt plain", raw_id="23",
     )  # fmt: skip
 
 
@@ -64,6 +64,8 @@ def test_ids_are_as_commands_want_them(release: Path) -> None:
     jobs = jobs_of(release)
     assert {"29_0", "29_1", "29_[2-3%2]", "30", "30+1"} <= set(jobs)
     assert jobs["29_1"].stdout == "/tmp/jc/29_1.out"
+    # What the processes have as SLURM_JOB_ID; the last element to start has the id of the whole array.
+    assert (jobs["29_1"].process_id, jobs["30+1"].process_id, jobs["23"].process_id) == ("36", "31", "23")
 
 
 def test_an_empty_queue_is_an_answer_and_no_output_is_none(release: Path) -> None:

@@ -130,7 +130,7 @@ class JournalError(Exception):
     """A sentence: what is wrong with the journal, where it lies, what to do."""
 
 
-class OutboxItem(Value, frozen=True):
+class OutboxItem(Value, frozen=True, kw_only=True):
     """One message that waits to be sent."""
 
     id: int

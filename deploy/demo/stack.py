@@ -332,7 +332,7 @@ def train_script(
         ]
     )
     return f"""#!/bin/bash
-#SBATCH --open-mode=append --requeue
+#SBATCH --open-mode=append --requeue --ntasks-per-node={ranks_per_node}
 (while sleep {pulse_s}; do echo "[$(date '+%F %T')] PULSE: demo is running ($SLURM_JOB_ID on $SLURM_JOB_NODELIST)"; done) &
 pulse=$!
 mkdir -p {cluster.shared}/checkpoints-$SLURM_JOB_ID

@@ -712,8 +712,12 @@ class Fault:
                 )
         try:
             self.rank = values["rank"] if values["rank"] in (None, "last") else int(values["rank"])
-            self.node, self.step, self.seconds = values["node"], int(values["step"]), float(values["seconds"])
-            self.factor, self.signal = float(values["factor"]), int(values["signal"])
+            self.node, self.step, self.seconds = (
+                values["node"],
+                int(str(values["step"])),
+                float(str(values["seconds"])),
+            )
+            self.factor, self.signal = float(str(values["factor"])), int(str(values["signal"]))
         except ValueError as error:
             raise ValueError(f"fault {text!r}: {error}") from error
         self.phase, self.error = values["phase"], values["error"]

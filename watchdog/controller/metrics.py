@@ -16,6 +16,9 @@ class ControllerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        # The gauge `_incidents` and the counter `_incidents_total` may not share a registry: the library takes the
+        # counter's name without its suffix. In the text that Prometheus reads they are two names.
+        self._counters = CollectorRegistry()
         prefix, registry = "slurm_watchdog_", self.registry
         self._age = Gauge(
             f"{prefix}job_progress_age_seconds",
@@ -43,7 +46,7 @@ class ControllerMetrics:
         )
         self._incidents = Gauge(f"{prefix}incidents", "Open incidents", ["kind", "state"], registry=registry)
         self.incidents_total = Counter(
-            f"{prefix}incidents_total", "Incidents that fired", ["kind"], registry=registry
+            f"{prefix}incidents_total", "Incidents that fired", ["kind"], registry=self._counters
         )
         self.decisions = Counter(
             f"{prefix}decisions_total", "Decisions", ["action", "verdict", "by"], registry=registry
@@ -97,4 +100,4 @@ class ControllerMetrics:
         self._nodes.labels("silent").set(len(view.silent_nodes))
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(self._counters)

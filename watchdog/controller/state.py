@@ -45,7 +45,8 @@ WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT
 KEPT_GONE_S = 3600.0
 """A process that is gone is remembered this long, so that its death can be told."""
 ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
-SHARED_KERNEL_PREFIX = "/dev/"
+LOCAL_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "vfat", "tmpfs", "overlay"})
+"""Filesystems that one kernel has for itself."""
 
 ProcessKey = tuple[str, int, int]
 """(node, pid, start ticks)."""
@@ -105,8 +106,12 @@ class _Node:
 @dataclass
 class _Filesystem:
     mount: str
+    device: str | None
+    boot_id: str | None
+    """Of the only kernel that has it, for a local disk; None for a filesystem that nodes share."""
     nodes: set[str] = field(default_factory=set)
-    answers: dict[str, tuple[MountProbe, float]] = field(default_factory=dict)
+    answers: dict[str, tuple[MountProbe, float, bool]] = field(default_factory=dict)
+    """Node -> newest probe, when it came, and whether it is about this very filesystem."""
     last_blocked_at: float = 0.0
 
 
@@ -219,8 +224,12 @@ class ClusterState:
     def _note_blocked(self, report: Report, process: Process, made_at: float) -> None:
         if process.blocked is None or process.blocked.mount is None:
             return
-        key = filesystem_key(process.blocked.mount, process.blocked.device, report.boot_id)
-        filesystem = self._filesystems.setdefault(key, _Filesystem(mount=process.blocked.mount))
+        call = process.blocked
+        key = filesystem_key(call.mount or "", call.device, call.fs_type, report.boot_id)
+        boot_id = report.boot_id if is_local(call.device, call.fs_type) else None
+        filesystem = self._filesystems.setdefault(
+            key, _Filesystem(mount=call.mount or "", device=call.device, boot_id=boot_id)
+        )
         filesystem.nodes.add(report.node)
         filesystem.last_blocked_at = made_at
 
@@ -276,10 +285,11 @@ class ClusterState:
     def apply_probe(self, node: str, probe: MountProbe, now: float) -> None:
         """The answer of a node about a mount; counts for every troubled filesystem mounted there."""
         boot_id = self._nodes[node].boot_id if node in self._nodes else ""
-        exact = filesystem_key(probe.mount, probe.device, boot_id) if probe.device else None
-        for key, filesystem in self._filesystems.items():
-            if filesystem.mount == probe.mount and (exact is None or exact == key):
-                filesystem.answers[node] = (probe, now)
+        for filesystem in self._filesystems.values():
+            if filesystem.mount == probe.mount:
+                same_device = probe.device is None or filesystem.device in (None, probe.device)
+                same = same_device and filesystem.boot_id in (None, boot_id)
+                filesystem.answers[node] = (probe, now, same)
 
     def add_snapshot(
         self,
@@ -384,13 +394,13 @@ class ClusterState:
                 call = process.blocked
                 if gone_at is not None or call is None or call.mount is None or node not in self._nodes:
                     continue
-                key = filesystem_key(call.mount, call.device, self._nodes[node].boot_id)
+                key = filesystem_key(call.mount, call.device, call.fs_type, self._nodes[node].boot_id)
                 blocked.setdefault(key, []).append(
                     ProcessView(node=node, process=process, seen_age_s=now - seen_at)
                 )
         for key, filesystem in list(self._filesystems.items()):
             here = blocked.get(key, [])
-            hung = any(not probe.responding for probe, _ in filesystem.answers.values())
+            hung = any(not probe.responding and same for probe, _, same in filesystem.answers.values())
             if not here and not hung and now - filesystem.last_blocked_at > KEPT_GONE_S:
                 del self._filesystems[key]
                 continue
@@ -403,10 +413,14 @@ class ClusterState:
                     (
                         node,
                         MountAnswer(
-                            responding=p.responding, age_s=now - at, seconds=p.seconds, error=p.error
+                            responding=probe.responding,
+                            age_s=now - at,
+                            seconds=probe.seconds,
+                            error=probe.error,
+                            same_filesystem=same,
                         ),
                     )
-                    for node, (p, at) in sorted(filesystem.answers.items())
+                    for node, (probe, at, same) in sorted(filesystem.answers.items())
                 ),
             )
 
@@ -418,16 +432,21 @@ class ClusterState:
             filesystem.answers.clear()
 
 
-def filesystem_key(mount: str, device: str | None, boot_id: str) -> str:
+def is_local(device: str | None, fs_type: str | None) -> bool:
+    """Whether a mount is a disk of its node; GPFS has a device under /dev, too, and is none."""
+    if fs_type is not None:
+        return fs_type in LOCAL_TYPES
+    return device is not None and device.startswith("/dev/")
+
+
+def filesystem_key(mount: str, device: str | None, fs_type: str | None, boot_id: str) -> str:
     """Names a filesystem so that two nodes share the name only if they share the filesystem.
 
     A server's export is the same everywhere; a block device (`/dev/sda1`) is the same only under the same kernel.
     """
     if device is None:
         return mount
-    if device.startswith(SHARED_KERNEL_PREFIX):
-        return f"{mount} ({device} of {boot_id[:8]})"
-    return f"{mount} ({device})"
+    return f"{mount} ({device} of {boot_id[:8]})" if is_local(device, fs_type) else f"{mount} ({device})"
 
 
 def _new_run(job: SlurmJob, now: float, before: _Run | None) -> _Run:

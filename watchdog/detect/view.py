@@ -97,6 +97,8 @@ class MountAnswer(Value, frozen=True, kw_only=True):
     age_s: float
     seconds: float
     error: str | None = None
+    same_filesystem: bool = True
+    """False where that node has another filesystem at the same place (its own disk): no peer of the one in trouble."""
 
 
 class FilesystemView(Value, frozen=True, kw_only=True):

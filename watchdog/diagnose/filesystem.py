@@ -43,15 +43,18 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
     """
     long_blocked = [p for p in filesystem.blocked if blocked_call(p).seconds >= blocked_for_s]
     blocked_nodes = {p.node for p in long_blocked}
-    answering = {node for node, answer in filesystem.answers if answer.responding}
-    unanswering = {node for node, answer in filesystem.answers if not answer.responding}
+    answering = {node for node, answer in filesystem.answers if answer.responding and answer.same_filesystem}
+    unanswering = {
+        node for node, answer in filesystem.answers if not answer.responding and answer.same_filesystem
+    }
+    strangers = {node for node, answer in filesystem.answers if not answer.same_filesystem}
     affected = (blocked_nodes - answering) | unanswering
     longest_s = max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0)
     if len(affected) >= 2:
         scope = Scope.OUTAGE
     elif blocked_nodes and blocked_nodes <= answering:
         scope = Scope.ONE_FILE
-    elif affected and answering - affected:
+    elif affected and (answering - affected or strangers - affected):
         scope = Scope.ONE_NODE
     else:
         scope = Scope.UNKNOWN

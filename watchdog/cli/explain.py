@@ -56,7 +56,7 @@ def _print(found: Explanation, now: float) -> None:
     )
     sentence(incident.summary)
     if incident.inhibited_by:
-        sentence(f"It is explained by incident {incident.inhibited_by}.")
+        sentence(f"It is not acted on and not announced, for this explains it: {incident.inhibited_by}.")
     if incident.resolution:
         sentence(f"Resolved: {incident.resolution}")
     _heading("Who")
@@ -127,11 +127,13 @@ def describe_end(action: ActionRun) -> str:
     """How an action ended, in one sentence. It must have ended."""
     end = action.end
     assert end is not None
-    parts = [f"{action.action} {'succeeded' if end.ok else 'failed'}"]
+    numbers = []
     if end.resumed_at_step is not None:
-        parts.append(f"resumed at step {end.resumed_at_step}")
+        numbers.append(f"resumed at step {end.resumed_at_step}")
     if end.steps_lost is not None:
-        parts.append(f"{end.steps_lost} steps lost")
+        numbers.append(f"{end.steps_lost} steps lost")
     if end.downtime_s is not None:
-        parts.append(f"{duration(end.downtime_s)} without a step")
-    return f"{', '.join(parts)}{f': {end.detail}' if end.detail else ''}."
+        numbers.append(f"{duration(end.downtime_s)} from requeue to first step")
+    detail = f": {end.detail.rstrip('.')}" if end.detail else ""
+    figures = f" ({', '.join(numbers)})" if numbers else ""
+    return f"{action.action} {'succeeded' if end.ok else 'failed'}{detail}{figures}."

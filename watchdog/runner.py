@@ -89,8 +89,13 @@ def wait_readable(fds: Iterable[int], seconds: float) -> list[int]:
     return [fd for fd, _ in poller.poll(max(0.0, seconds) * 1000)]
 
 
+def sleep(seconds: float) -> None:
+    """Sleeps, where there is nothing to wake up for: never in a service."""
+    wait_readable((), seconds)
+
+
 def run_cadence(
-    tick: Callable[[float], None],
+    tick: Callable[[float], bool],
     interval_s: float,
     signals: Signals,
     wake_fds: Callable[[], Iterable[int]] = tuple,
@@ -100,16 +105,16 @@ def run_cadence(
 
     While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable. Ticks stay on their grid:
     one that took long, or a pause of the whole process, delays the next tick and never causes a burst of them.
-    After each whole tick, and only then, systemd is told that we are alive.
+    After each tick that returns True, because it was whole, and only then, systemd is told that we are alive.
     """
     due = clock.monotonic()
     ready = False
     while not signals.stop:
         now = clock.monotonic()
         if now >= due:
-            tick(now)
-            sd_notify("WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1")
-            ready = True
+            if tick(now):
+                sd_notify("WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1")
+                ready = True
             due = next_due(due, clock.monotonic(), interval_s)
             continue
         readable = wait_readable([signals.fileno(), *wake_fds()], due - now)

@@ -1,0 +1,272 @@
+"""The agent: a tick gives one report; between ticks it listens to its children and to the controller's replies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import watchdog
+from watchdog import clock, runner
+from watchdog.agent import file_actions, identify, tail
+from watchdog.agent.collectors.job_log import JobLogs
+from watchdog.agent.collectors.process import ProcessCollector
+from watchdog.agent.commands import Commands
+from watchdog.agent.evidence import stacks
+from watchdog.agent.metrics import AgentMetrics
+from watchdog.agent.mounts import Mount, read_mounts
+from watchdog.agent.probe import Function, Probes, ProbesLost
+from watchdog.agent.sender import Sender, Spool
+from watchdog.config import Config, split_address
+from watchdog.model import Event, LogFile, MountProbe, Process, Report
+from watchdog.wire import WireError
+
+log = logging.getLogger(__name__)
+
+FUNCTIONS: dict[str, Function] = {
+    "identify": identify.identify,
+    "resolve": identify.resolve,
+    "list_mounts": identify.list_mounts,
+    "list_open_logs": identify.list_open_logs,
+    "follow": tail.follow,
+    "dump_stacks": stacks.dump_stacks,
+    "probe_mount": file_actions.probe_mount,
+    "write_kill_switch": file_actions.write_kill_switch,
+    "remove_kill_switch": file_actions.remove_kill_switch,
+    "prepare_directory": file_actions.prepare_directory,
+    "remove_directory": file_actions.remove_directory,
+}
+"""Everything that the agent's children can do."""
+
+ONCE_PAUSE_S = 1.0
+"""Between the two ticks of `--once`: whether a process is blocked shows only in two looks."""
+
+
+def node_name(config: Config) -> str:
+    """Slurm's name of this node: as configured, else SLURMD_NODENAME, else the short host name."""
+    if config.agent.node_name != "auto":
+        return config.agent.node_name
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+
+
+def read_boot_id() -> str:
+    """The kernel's random name of this boot; empty where it can't be read."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Agent:
+    """What one agent knows and does. Made from the main thread, before any other thread: it forks its children's parent."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.node = node_name(config)
+        self.boot_id = read_boot_id()
+        self.agent_id = uuid.uuid4().hex
+        self.sequence = 0
+        self.probes = Probes(FUNCTIONS)
+        mounts: tuple[Mount, ...] = read_mounts()
+        self.processes = ProcessCollector(self.probes, mounts)
+        self.logs = JobLogs(
+            self.probes, mounts, self.node, tuple(config.agent.log_patterns), become_owner=os.geteuid() == 0
+        )
+        self.commands = Commands(
+            self.probes, self.logs, self.node, config.agent.probe_deadline, self.processes.environ_of
+        )
+        self.seen = runner.Isolated()
+
+    def tick(self, now: float) -> Report:
+        """One look at everything. A part that fails leaves its share empty and a sentence in `problems`."""
+        seen = self.seen = runner.Isolated()
+        deadline_s = self.config.agent.probe_deadline
+        self.probes.check()
+        self.probes.poll(now)
+        no_processes: tuple[Process, ...] = ()
+        processes = runner.isolate(
+            "process", lambda: self.processes.collect(now, deadline_s), no_processes, seen
+        )
+        self.processes.mounts = self.logs.mounts
+        no_logs: tuple[tuple[LogFile, ...], tuple[Event, ...], int] = ((), (), 0)
+        logs, events, dropped = runner.isolate(
+            "job_log", partial(self._collect_logs, processes, now, deadline_s), no_logs, seen
+        )
+        self.commands.processes = processes
+        no_mounts: tuple[MountProbe, ...] = ()
+        mounts = runner.isolate("mount", partial(self._collect_mounts, now), no_mounts, seen)
+        self.sequence += 1
+        return Report(
+            node=self.node,
+            boot_id=self.boot_id,
+            agent_id=self.agent_id,
+            sequence=self.sequence,
+            interval_s=self.config.agent.interval,
+            agent_version=watchdog.__version__,
+            processes=processes,
+            logs=logs,
+            events=events,
+            events_dropped=dropped,
+            mounts=mounts,
+            hung_probes=self.probes.hung(now),
+            results=self.commands.take_results(),
+            problems=tuple(seen.problems),
+        )
+
+    @property
+    def could_see(self) -> bool:
+        """Whether the last tick knows which processes there are: without that, its report would say that all are gone."""
+        return "process" not in self.seen.failed
+
+    def close(self) -> None:
+        """Lets the children go."""
+        self.probes.close()
+
+    def _collect_logs(
+        self, processes: tuple[Process, ...], now: float, deadline_s: float
+    ) -> tuple[tuple[LogFile, ...], tuple[Event, ...], int]:
+        jobs = {process.job_id for process in processes} | set(self.logs.jobs)
+        environs = {job_id: self.processes.environ_of(job_id) for job_id in jobs}
+        return self.logs.collect(now, processes, environs, deadline_s)
+
+    def _collect_mounts(self, now: float) -> tuple[MountProbe, ...]:
+        self.commands.watch_jobs(tuple(self.logs.watch.values()), now)
+        self.commands.advance(now)
+        return self.commands.mounts(now)
+
+
+class Service:
+    """An agent that reports: what happens in and between the ticks of the daemon."""
+
+    def __init__(self, agent: Agent, sender: Sender, metrics: AgentMetrics, signals: runner.Signals):
+        self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
+
+    def tick(self, now: float) -> bool:
+        """Makes a report and hands it to the sender; False if this tick could not see."""
+        if self.signals.reload:
+            self.signals.reload = False
+            self.sender.read_token()
+        self._take_replies(now)
+        report = self.agent.tick(now)
+        self.metrics.update(report, self.agent.seen, self.sender.spool_bytes)
+        if not self.agent.could_see:
+            return False
+        try:
+            self.sender.put(report)
+        except WireError as error:
+            log.error("this report can't be sent: %s", error)
+            return False
+        return True
+
+    def between(self, now: float) -> None:
+        """Takes what children and controller said meanwhile; results of commands go out at once, with a fresh report."""
+        self.agent.probes.check()
+        self.agent.probes.poll(now)
+        self._take_replies(now)
+        self.agent.commands.advance(now)
+        if self.agent.commands.has_results:
+            self.tick(now)
+
+    def wake_fds(self) -> list[int]:
+        """Descriptors for which `between` is called when they can be read."""
+        return [self.sender.fileno(), *self.agent.probes.filenos()]
+
+    def _take_replies(self, now: float) -> None:
+        for reply in self.sender.replies():
+            self.agent.logs.watch = {watch.job_id: watch for watch in reply.watch}
+            self.agent.commands.watch_jobs(reply.watch, now)
+            self.agent.commands.accept(reply.commands, now)
+
+
+def run_agent(config: Config, *, once: bool = False, as_json: bool = False) -> int:
+    """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the exit code."""
+    agent = Agent(config)
+    try:
+        if once:
+            return _show_once(agent, as_json)
+        return _serve(agent, config)
+    except ProbesLost as error:
+        log.critical("%s: ending, to be started anew", error)
+        return 1
+    finally:
+        agent.close()
+
+
+def _serve(agent: Agent, config: Config) -> int:
+    metrics = AgentMetrics()
+    spool = Spool(config.agent.spool_bytes, config.agent.spool_age)
+    count: Callable[[str], None] = metrics.count_report
+    sender = Sender(config.agent.controller_url, spool, config.security.token_file, count)
+    signals = runner.Signals()
+    signals.install()
+    sender.start()
+    if config.agent.metrics_listen:
+        metrics.serve(*split_address(config.agent.metrics_listen, [], "agent.metrics_listen"))
+    service = Service(agent, sender, metrics, signals)
+    log.info("watching %s for %s every %g s", agent.node, config.agent.controller_url, config.agent.interval)
+    runner.run_cadence(service.tick, config.agent.interval, signals, service.wake_fds, service.between)
+    sender.stop()
+    return 0
+
+
+def _show_once(agent: Agent, as_json: bool) -> int:
+    first = agent.tick(clock.monotonic())
+    runner.sleep(ONCE_PAUSE_S)
+    report = agent.tick(clock.monotonic())
+    events = (*first.events, *report.events)
+    dropped = first.events_dropped + report.events_dropped
+    report = msgspec.structs.replace(report, events=events, events_dropped=dropped)
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+    else:
+        _print_tables(report)
+    return 0 if agent.could_see else 1
+
+
+def _print_tables(report: Report) -> None:
+    console = Console()
+    table = Table(
+        "job",
+        "step",
+        "role",
+        "rank",
+        "pid",
+        "command",
+        "state",
+        "blocked",
+        title=f"processes on {report.node}",
+    )
+    for process in sorted(report.processes, key=lambda p: (p.job_id, p.role, p.rank or 0, p.pid)):
+        blocked = process.blocked
+        where = (
+            f"{blocked.seconds:.0f} s in {blocked.syscall} on {blocked.path} ({blocked.mount})"
+            if blocked
+            else ""
+        )
+        rank = "" if process.rank is None else str(process.rank)
+        table.add_row(
+            process.job_id, process.step_id or "", process.role, rank, str(process.pid), escape(process.comm), process.state, where
+        )  # fmt: skip
+    console.print(table)
+    logs = Table("job", "log", "last grown", "newest fact")
+    for row in report.logs:
+        facts = [
+            event.line for event in report.events if (event.job_id, event.source) == (row.job_id, row.path)
+        ]
+        age = "" if row.growth_age_s is None else f"{row.growth_age_s:.0f} s ago"
+        logs.add_row(row.job_id, row.path, row.error or age, escape(facts[-1][:100]) if facts else "")
+    console.print(logs)
+    for hung in report.hung_probes:
+        console.print(f"hung: {hung.probe} for {hung.seconds:.0f} s", style="bold red", markup=False)
+    for problem in report.problems:
+        console.print(f"problem: {problem}", style="bold red", markup=False)

@@ -1,0 +1,242 @@
+"""Who stands in one system call on one file. `Blocked` is about the call, its file and the time, not about the letter D.
+
+A thread is followed from the moment it is first seen in a call that concerns a file (or in state D). It is still the same call
+if the line of /proc/PID/task/TID/syscall is the same to the letter and one of two things proves that the thread did not
+leave it in between: it was never switched out again (voluntary switches unchanged), or its count of finished reads and
+writes is unchanged. The second holds where a filesystem's client wakes up by a timer to look again. A thread that uses
+the CPU meanwhile is not blocked: it may copy gigabytes in one call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from watchdog.agent.mounts import strip_deleted
+from watchdog.knowledge.syscalls import (
+    COUNTED,
+    FD_ARGUMENT,
+    HARMLESS_WCHAN,
+    NOT_A_FILESYSTEM_WAIT,
+    NOT_STORAGE,
+    PATH_ARGUMENT,
+    name_of,
+)
+from watchdog.model import Blocked
+
+MAX_THREADS = 1024
+"""Threads of one process that are looked at: a rank has 50 to 300."""
+FULL_SCAN_EVERY = 3
+"""Ticks between two looks at all threads of a process whose main thread gives no cause."""
+IDLE_SHARE = 0.002
+"""CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top."""
+
+ReadFile = Callable[[str], bytes]
+"""Reads a file of /proc in one go. Raises OSError: processes end while one looks."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One line of /proc/PID/syscall. `number` -1: blocked outside of a system call, in a page fault."""
+
+    number: int
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a call concerns, as resolved in a child."""
+
+    path: str | None = None
+    mount: str | None = None
+    fs_type: str | None = None
+    device: str | None = None
+
+
+@dataclass
+class Track:
+    """A thread in one call since `first_at`."""
+
+    line: bytes
+    call: Call
+    state: str
+    wchan: str | None
+    syscall: str | None
+    cpu_ticks: int
+    switches: int
+    calls: int | None
+    first_at: float
+    sightings: int = 1
+    path: str | None = None
+    target: Target | None = None
+    """As the child resolved it, in the process's own namespace."""
+    guess: Target | None = None
+    """From the agent's own table of mounts, for as long as the child has not answered."""
+
+
+def parse_syscall(text: bytes) -> Call | None:
+    """The call in /proc/PID/syscall; None for `running`, and for what is no such line."""
+    words = text.split()
+    if len(words) < 3:
+        return None
+    try:
+        return Call(int(words[0]), tuple(int(word, 16) for word in words[1:7]))
+    except ValueError:
+        return None
+
+
+def parse_switches(text: bytes) -> int:
+    """voluntary_ctxt_switches in /proc/PID/status, -1 where it is missing."""
+    return _value_after(text, b"\nvoluntary_ctxt_switches:")
+
+
+def parse_finished_calls(text: bytes) -> int:
+    """syscr + syscw in /proc/PID/io: how many reads and writes have come back."""
+    return _value_after(b"\n" + text, b"\nsyscr:") + _value_after(b"\n" + text, b"\nsyscw:")
+
+
+def parse_io_bytes(text: bytes) -> int:
+    """rchar + wchar in /proc/PID/io: bytes through system calls."""
+    return _value_after(b"\n" + text, b"\nrchar:") + _value_after(b"\n" + text, b"\nwchar:")
+
+
+def _value_after(text: bytes, label: bytes) -> int:
+    begin = text.find(label)
+    return int(text[begin + len(label) :].split(None, 1)[0]) if begin >= 0 else -1
+
+
+def parse_state_and_cpu(stat: bytes) -> tuple[str, int]:
+    """State letter, and user + system time in clock ticks, of /proc/PID/stat (fields 3, 14 and 15)."""
+    fields = stat[stat.rindex(b")") + 2 :].split(b" ", 13)
+    return fields[0].decode(), int(fields[11]) + int(fields[12])
+
+
+def is_storage(path: str | None) -> bool:
+    """Whether a descriptor's name is a file or directory on some filesystem: no pipe, socket, device, kernel table."""
+    return path is not None and path.startswith("/") and not path.startswith(NOT_STORAGE)
+
+
+def is_waiting_for_storage(track: Track) -> bool:
+    """Whether a thread in this call, on this file, may be held up by a filesystem."""
+    if track.state == "D":
+        return True
+    if track.syscall in NOT_A_FILESYSTEM_WAIT or any(word in (track.wchan or "") for word in HARMLESS_WCHAN):
+        return False
+    if track.syscall in FD_ARGUMENT:
+        return is_storage(track.path)
+    # Its path is a string in the process's memory, read in a child: until then nothing is claimed.
+    return track.syscall in PATH_ARGUMENT and (track.target is None or is_storage(track.target.path))
+
+
+@dataclass
+class BlockedThreads:
+    """Follows the threads of all processes of jobs over the ticks."""
+
+    machine: str
+    read: ReadFile
+    tracks: dict[tuple[int, int, int], Track] = field(default_factory=dict)
+    """By (pid, start of the process, thread)."""
+
+    def look(self, pid: int, start_ticks: int, state: str, now: float, full: bool) -> None:
+        """One look at one process in this tick; `state` is its main thread's, `full` asks for all of its threads."""
+        main = (pid, start_ticks, pid)
+        if not full and state != "D" and not any(key[0] == pid and key != main for key in self.tracks):
+            self._look_at(pid, start_ticks, pid, now)
+            return
+        threads = os.listdir(f"/proc/{pid}/task")[:MAX_THREADS]
+        for name in threads:
+            self._look_at(pid, start_ticks, int(name), now)
+        seen = {int(name) for name in threads}
+        for key in [
+            key for key in self.tracks if key[0] == pid and (key[1] != start_ticks or key[2] not in seen)
+        ]:
+            del self.tracks[key]
+
+    def forget(self, alive: set[tuple[int, int]]) -> None:
+        """Drops what is about processes other than these (pid, start)."""
+        for key in [key for key in self.tracks if key[:2] not in alive]:
+            del self.tracks[key]
+
+    def blocked(self, now: float) -> dict[tuple[int, int, int], Track]:
+        """Threads that were in the same call in two looks at least, and may wait for storage."""
+        return {
+            key: track
+            for key, track in self.tracks.items()
+            if track.sightings >= 2 and is_waiting_for_storage(track)
+        }
+
+    def _look_at(self, pid: int, start_ticks: int, thread: int, now: float) -> None:
+        key = (pid, start_ticks, thread)
+        try:
+            track = self._read_track(
+                f"/proc/{pid}/task/{thread}", f"/proc/{pid}/fd", self.tracks.get(key), now
+            )
+        except (OSError, ValueError, IndexError):  # the thread ended, or is another user's
+            track = None
+        if track is None:
+            self.tracks.pop(key, None)
+        else:
+            self.tracks[key] = track
+
+    def _read_track(self, task: str, fds: str, old: Track | None, now: float) -> Track | None:
+        state, cpu_ticks = parse_state_and_cpu(self.read(f"{task}/stat"))
+        if state not in ("D", "S"):
+            return None
+        line = self.read(f"{task}/syscall")
+        call = parse_syscall(line)
+        if call is None:
+            return None
+        name = name_of(call.number, self.machine) if call.number >= 0 else None
+        if state == "S" and name not in FD_ARGUMENT and name not in PATH_ARGUMENT:
+            return None
+        where = self.read(f"{task}/wchan").decode(errors="replace")
+        wchan = where if where not in ("", "0") else None
+        path = _readlink(f"{fds}/{_int32(call.args[FD_ARGUMENT[name]])}") if name in FD_ARGUMENT else None
+        switches = parse_switches(self.read(f"{task}/status"))
+        calls = parse_finished_calls(self.read(f"{task}/io")) if name in COUNTED else None
+        new = Track(line, call, state, wchan, name, cpu_ticks, switches, calls, now, path=path)
+        if old is not None and _is_same_call(old, new, now):
+            new.first_at, new.sightings, new.target = old.first_at, old.sightings + 1, old.target
+            new.guess = old.guess
+            new.cpu_ticks = old.cpu_ticks  # what it used is counted from the first sighting on
+        # A pipe or a lock is followed no further; a call seen for the first time costs one look, no more.
+        return new if is_waiting_for_storage(new) else None
+
+
+def _is_same_call(old: Track, new: Track, now: float) -> bool:
+    if old.line != new.line:
+        return False
+    stayed = old.switches == new.switches or (old.calls is not None and old.calls == new.calls)
+    idle_ticks = 1 + IDLE_SHARE * (now - old.first_at) * os.sysconf("SC_CLK_TCK")
+    return stayed and new.cpu_ticks - old.cpu_ticks <= idle_ticks
+
+
+def describe_blocked(thread: int, track: Track, now: float) -> Blocked:
+    """The value that a report carries."""
+    target = track.target if track.target and track.target.mount else track.guess or track.target or Target()
+    path = target.path or track.path
+    return Blocked(
+        thread_id=thread,
+        seconds=now - track.first_at,
+        state=track.state,
+        wchan=track.wchan,
+        syscall=track.syscall,
+        path=strip_deleted(path) if path else None,
+        mount=target.mount,
+        fs_type=target.fs_type,
+        device=target.device,
+    )
+
+
+def _readlink(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _int32(value: int) -> int:
+    """The register holds a C int: its upper half means nothing (AT_FDCWD is -100)."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value

@@ -1,0 +1,227 @@
+"""The logs of the jobs on this node: which files there are, who reads them, and what came of it.
+
+The loop only knows names. One child for each mount and owner reads (see watchdog.agent.tail), so a filesystem that
+hangs holds one child and the logs on it, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
+from watchdog.agent.mounts import Mount, mount_of
+from watchdog.agent.probe import Answer, Probes
+from watchdog.model import Event, EventKind, JobWatch, LogFile, Process, Role
+
+MAX_FILES = 16
+"""Logs of one job that are followed on one node: standard output and error, and a file of the trainer or two."""
+MAX_TRACKERS = 4
+MAX_WAITING_EVENTS = 5000
+LIST_EVERY_S = 30.0
+MAX_LISTED = 128
+"""Processes whose open files are listed at once."""
+KEPT_AFTER_END_S = 30.0
+"""So long the logs of a job are followed after its last process: the last words are the best."""
+MOUNTS_EVERY_S = 60.0
+
+
+@dataclass
+class _Job:
+    uid: int
+    seen_at: float
+    opened: list[str] = field(default_factory=list)
+
+
+@dataclass
+class JobLogs:
+    """What is followed, and what came in since the last report."""
+
+    probes: Probes
+    mounts: tuple[Mount, ...]
+    node: str
+    patterns: tuple[str, ...]
+    become_owner: bool
+    """Whether the agent is root, and its children can become the job's owner."""
+    watch: Mapping[str, JobWatch] = field(default_factory=dict)
+    jobs: dict[str, _Job] = field(default_factory=dict)
+    dropped: int = 0
+    _rows: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
+    _events: list[tuple[float, Event]] = field(default_factory=list)
+    _listed_at: float = float("-inf")
+    _listed_for: frozenset[tuple[int, int]] = frozenset()
+    _listing: bool = False
+    _mounts_at: float = float("-inf")
+
+    def collect(
+        self,
+        now: float,
+        processes: Iterable[Process],
+        environs: Mapping[str, Mapping[str, str]],
+        deadline_s: float,
+    ) -> tuple[tuple[LogFile, ...], tuple[Event, ...], int]:
+        """The files that are followed, what happened in them since the last call, and how much was left out."""
+        self._renew_mounts(now, deadline_s)
+        mine = list(processes)
+        self._note_jobs(mine, now)
+        requests = self._list_open(mine, now, deadline_s)
+        if requests:
+            self.probes.settle(SETTLE_S, requests)
+        followed, hung = self._follow(now, environs, deadline_s)
+        rows = tuple(self._row(key, now, hung.get(key)) for key in followed)
+        self._rows = {key: row for key, row in self._rows.items() if key in followed}
+        events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
+        dropped, self.dropped = self.dropped, 0
+        self._events = []
+        return rows, events, dropped
+
+    def owner_of(self, job_id: str) -> int:
+        """The user to read as: the job's owner, or -1 (whoever the agent is) where it cannot become someone else."""
+        job = self.jobs.get(job_id)
+        return job.uid if self.become_owner and job is not None else -1
+
+    def key_of(self, path: str, uid: int) -> str:
+        """The child that touches `path` as `uid`."""
+        mount = mount_of(path, self.mounts)
+        return f"files:{mount.point if mount else '/'}:{uid if uid >= 0 else 'self'}"
+
+    def _note_jobs(self, processes: list[Process], now: float) -> None:
+        for process in processes:
+            job = self.jobs.setdefault(process.job_id, _Job(process.uid, now))
+            job.seen_at = now
+            if process.role is Role.RANK:
+                job.uid = process.uid
+        for job_id, watch in self.watch.items():
+            job = self.jobs.setdefault(job_id, _Job(watch.uid, now))
+            job.seen_at, job.uid = now, watch.uid
+        for job_id in [job_id for job_id, job in self.jobs.items() if now - job.seen_at > KEPT_AFTER_END_S]:
+            del self.jobs[job_id]
+
+    # -- which files -------------------------------------------------------------------------------------------
+
+    def _list_open(self, processes: list[Process], now: float, deadline_s: float) -> list[int]:
+        present = frozenset((process.pid, process.start_ticks) for process in processes)
+        new = bool(present - self._listed_for)
+        if self._listing or not processes or (not new and now - self._listed_at < LIST_EVERY_S):
+            return []
+        ordered = sorted(processes, key=lambda process: (process.role is not Role.RANK, process.pid))[
+            :MAX_LISTED
+        ]
+        question = [
+            [process.job_id, process.pid, process.role is not Role.WORKER]
+            for process in ordered
+            if process.state not in ("Z", "X")
+        ]
+        request = self.probes.ask(IDENTIFY, "list_open_logs", question, deadline_s, now, self._take_open)
+        if request is None:
+            return []
+        self._listing, self._listed_at, self._listed_for = True, now, present
+        return [request]
+
+    def _take_open(self, answer: Answer) -> None:
+        self._listing = False
+        for job_id, paths in (answer.value or {}).items():
+            job = self.jobs.get(job_id)
+            if job is not None:
+                # A file that was open once stays: who wrote it may be dead, which is when it matters.
+                job.opened += [path for path in paths if path not in job.opened]
+                del job.opened[: -2 * MAX_FILES]
+
+    def _paths(self, job_id: str, environ: Mapping[str, str]) -> list[str]:
+        watch = self.watch.get(job_id)
+        paths = list(watch.log_paths) if watch else []
+        values = {"job_id": job_id, "node": self.node}
+        if environ.get("SLURM_JOB_USER"):
+            values["user"] = environ["SLURM_JOB_USER"]
+        if environ.get("SLURM_SUBMIT_DIR"):
+            values["workdir"] = environ["SLURM_SUBMIT_DIR"]
+        for pattern in self.patterns:
+            try:
+                paths.append(pattern.format_map(values))
+            except KeyError:
+                continue  # the job's environment is not known (yet)
+        paths += self.jobs[job_id].opened
+        return list(dict.fromkeys(path for path in paths if path.startswith("/")))[:MAX_FILES]
+
+    # -- reading them ------------------------------------------------------------------------------------------
+
+    def _follow(
+        self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float
+    ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
+        plan: dict[tuple[str, int], dict[str, list[list[str]]]] = {}
+        followed, hung = [], {}
+        for job_id in self.jobs:
+            uid = self.owner_of(job_id)
+            for path in self._paths(job_id, environs.get(job_id, {})):
+                key = self.key_of(path, uid)
+                plan.setdefault((key, uid), {"files": [], "trackers": []})["files"].append([job_id, path])
+                followed.append((job_id, path))
+                since_s = self.probes.hung_since(key, now)
+                if since_s is not None:
+                    hung[job_id, path] = f"its filesystem has not answered for {since_s:.0f} s"
+            watch = self.watch.get(job_id)
+            for path in (watch.checkpoint_trackers if watch else ())[:MAX_TRACKERS]:
+                key = self.key_of(path, uid)
+                plan.setdefault((key, uid), {"files": [], "trackers": []})["trackers"].append([job_id, path])
+        requests = [
+            self.probes.ask(key, "follow", args, deadline_s, now, partial(self._take_look, now), uid)
+            for (key, uid), args in plan.items()
+        ]
+        self.probes.settle(SETTLE_S, [request for request in requests if request is not None])
+        for key in self.probes.names():
+            if (
+                key.startswith("files:")
+                and not any(key == planned for planned, _ in plan)
+                and not key.endswith(":0")
+            ):
+                self.probes.retire(key)  # closes what it held open: a filesystem must stay unmountable
+        return followed, hung
+
+    def _take_look(self, asked_at: float, answer: Answer) -> None:
+        if answer.error is not None:
+            return  # timed out: rows say so while it hangs
+        for each in answer.value["files"]:
+            key = (each["job"], each["path"])
+            row = LogFile(job_id=key[0], path=key[1], growth_age_s=each["growth_age_s"], error=each["error"])
+            self._rows[key] = (row, asked_at)
+            self.dropped += each["dropped"]
+            self._events += [(asked_at, _event(key, item)) for item in each["events"]]
+        for each in answer.value["trackers"]:
+            event = Event(
+                kind=EventKind.CHECKPOINT, job_id=each["job"], source=each["path"], step=each["step"],
+                age_s=each["age_s"], pattern="tracker",
+            )  # fmt: skip
+            self._events.append((asked_at, event))
+        excess = len(self._events) - MAX_WAITING_EVENTS
+        if excess > 0:
+            self.dropped += excess
+            del self._events[:excess]
+
+    def _row(self, key: tuple[str, str], now: float, hung: str | None) -> LogFile:
+        row, at = self._rows.get(key, (LogFile(job_id=key[0], path=key[1]), now))
+        age_s = None if row.growth_age_s is None else row.growth_age_s + now - at
+        if key not in self._rows and not hung:
+            return replace(row, error="not read yet")
+        return replace(row, growth_age_s=age_s, error=hung or row.error)
+
+    # -- mounts ------------------------------------------------------------------------------------------------
+
+    def _renew_mounts(self, now: float, deadline_s: float) -> None:
+        if now - self._mounts_at >= MOUNTS_EVERY_S:
+            asked = self.probes.ask(IDENTIFY, "list_mounts", [], deadline_s, now, self._take_mounts)
+            if asked is not None:
+                self._mounts_at = now
+                self.probes.settle(SETTLE_S, [asked])
+
+    def _take_mounts(self, answer: Answer) -> None:
+        if answer.value:
+            self.mounts = tuple(Mount(*each) for each in answer.value)
+
+
+def _event(key: tuple[str, str], item: dict[str, Any]) -> Event:
+    fields = {name: value for name, value in item.items() if name != "kind"}
+    return Event(kind=EventKind(item["kind"]), job_id=key[0], source=key[1], **fields)

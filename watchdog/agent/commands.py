@@ -1,0 +1,279 @@
+"""What the controller asks for: each command is done at most once and answered exactly once, refusals included.
+
+The children do the work; here it is decided whether it may be done, whose child does it, and what the answer is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from watchdog.agent.collectors.job_log import JobLogs
+from watchdog.agent.evidence.stacks import choose, find_py_spy
+from watchdog.agent.probe import Answer, Probes
+from watchdog.model import (
+    Command,
+    CommandResult,
+    DumpStacks,
+    JobWatch,
+    MountProbe,
+    ProbeMount,
+    Process,
+    ProcessStack,
+    RemoveKillSwitch,
+    WriteKillSwitch,
+)
+
+log = logging.getLogger(__name__)
+
+KILL_SWITCH_BASE = "/run/slurm-watchdog/jobs"
+"""Directories of kill switches below it are made by the agent, one a run; anywhere else they are the user's business."""
+REMEMBERED = 1000
+STACKS_BUDGET_S = 50.0
+
+
+class Refused(Exception):
+    """Why a command is not carried out, in one sentence."""
+
+
+@dataclass
+class Commands:
+    """Commands on their way. `processes` and `environ_of` tell what is known of jobs on this node."""
+
+    probes: Probes
+    logs: JobLogs
+    node: str
+    deadline_s: float
+    environ_of: Callable[[str], Mapping[str, str]]
+    processes: tuple[Process, ...] = ()
+    _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _waiting: list[tuple[Command, float]] = field(default_factory=list)
+    _results: list[CommandResult] = field(default_factory=list)
+    _probed: dict[str, MountProbe] = field(default_factory=dict)
+    _answered: list[MountProbe] = field(default_factory=list)
+    _prepared: dict[str, str | None] = field(default_factory=dict)
+    """Directory of a kill switch to why it could not be made; None when it is ready."""
+    _preparing: set[str] = field(default_factory=set)
+
+    def accept(self, commands: tuple[Command, ...], now: float) -> None:
+        """Takes commands of a reply; those that were seen before are left out, whatever became of them."""
+        for command in commands:
+            if command.id in self._seen:
+                continue
+            self._seen[command.id] = None
+            if len(self._seen) > REMEMBERED:
+                self._seen.popitem(last=False)
+            self._waiting.append((command, now))
+        self.advance(now)
+
+    def advance(self, now: float) -> None:
+        """Starts what can be started, and answers what is refused or too late."""
+        waiting, self._waiting = self._waiting, []
+        for command, since in waiting:
+            try:
+                if now - since > command.expires_s:
+                    raise Refused(f"expired: it could not be started within {command.expires_s:.0f} s")
+                if not self._start(command, now, since):
+                    self._waiting.append((command, since))
+            except Refused as reason:
+                log.warning("command %s (%s) refused: %s", command.id, type(command).__name__, reason)
+                self._results.append(CommandResult(command_id=command.id, ok=False, error=str(reason)))
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is something to send at once."""
+        return bool(self._results)
+
+    def take_results(self) -> tuple[CommandResult, ...]:
+        """The answers since the last call."""
+        results, self._results = tuple(self._results), []
+        return results
+
+    def mounts(self, now: float) -> tuple[MountProbe, ...]:
+        """Answers of mounts since the last call, and every probe that is still out, with its growing time."""
+        rows, self._answered = self._answered, []
+        for key, probe in list(self._probed.items()):
+            since_s = self.probes.hung_since(key, now)
+            if since_s is not None:
+                rows.append(msgspec.structs.replace(probe, responding=False, seconds=since_s))
+            else:
+                rows.append(msgspec.structs.replace(probe, responding=True, seconds=0.0))
+                del self._probed[key]  # it came back late: the mount answers again
+        return tuple(rows)
+
+    # -- the four commands -------------------------------------------------------------------------------------
+
+    def _start(self, command: Command, now: float, since: float) -> bool:
+        """Gives `command` to its child; False if the child is busy. Raises Refused."""
+        if isinstance(command, DumpStacks):
+            return self._start_stacks(command, now, command.expires_s - (now - since))
+        if isinstance(command, ProbeMount):
+            return self._start_probe(command, now)
+        return self._start_kill_switch(command, now)
+
+    def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
+        mine = [process for process in self.processes if process.job_id == command.job_id]
+        if not mine:
+            raise Refused(f"no process of job {command.job_id} is on {self.node}")
+        self._check_restarts(command.job_id, command.restarts)
+        since_s = self.probes.hung_since("stacks", now)
+        if since_s is not None:
+            raise Refused(f"the child that reads stacks has not come back for {since_s:.0f} s")
+        budget_s = max(1.0, min(STACKS_BUDGET_S, left_s - 2.0))
+        args = {
+            "node": self.node,
+            "budget_s": budget_s,
+            "py_spy": find_py_spy(),
+            "processes": [msgspec.to_builtins(process) for process in choose(mine)],
+        }
+        return self._ask(
+            "stacks", "dump_stacks", args, budget_s + 2.0, now, partial(self._take_stacks, command)
+        )
+
+    def _take_stacks(self, command: DumpStacks, answer: Answer) -> None:
+        stacks = tuple(msgspec.convert(each, ProcessStack) for each in answer.value or ())
+        self._results.append(
+            CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error, stacks=stacks)
+        )
+
+    def _start_probe(self, command: ProbeMount, now: float) -> bool:
+        key = f"probe:{command.mount}"
+        since_s = self.probes.hung_since(key, now)
+        if since_s is not None:
+            probe = MountProbe(
+                mount=command.mount, responding=False, seconds=since_s, device=self._device(command.mount)
+            )
+            self._results.append(CommandResult(command_id=command.id, ok=True, probe=probe))
+            return True
+        args = {"mount": command.mount, "directory": command.directory, "node": self.node}
+        uid = command.uid if self.logs.become_owner else -1
+        return self._ask(
+            key, "probe_mount", args, self.deadline_s, now, partial(self._take_probe, command), uid
+        )
+
+    def _take_probe(self, command: ProbeMount, answer: Answer) -> None:
+        value = answer.value or {}
+        if answer.timed_out:
+            probe = MountProbe(
+                mount=command.mount,
+                responding=False,
+                seconds=answer.seconds,
+                device=self._device(command.mount),
+            )
+            self._probed[answer.key] = probe
+        elif not value.get("mounted"):
+            error = answer.error or value.get("error")
+            self._results.append(CommandResult(command_id=command.id, ok=False, error=error))
+            return
+        else:
+            probe = MountProbe(
+                mount=command.mount,
+                responding=value["responding"],
+                seconds=value["seconds"],
+                error=value["error"],
+                device=value["device"],
+            )
+            self._answered.append(probe)
+        self._results.append(CommandResult(command_id=command.id, ok=True, probe=probe))
+
+    def _start_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, now: float) -> bool:
+        path = command.path
+        if not path.startswith("/") or os.path.normpath(path) != path or path.endswith("/"):
+            raise Refused(f"the kill switch must be an absolute path without detours, got {path!r}")
+        self._check_owner(command.job_id, command.uid)
+        directory = os.path.dirname(path)
+        if isinstance(command, WriteKillSwitch):
+            self._check_restarts(command.job_id, command.restarts)
+            if directory in self._preparing:
+                return False
+            if self._prepared.get(directory):
+                raise Refused(f"{directory} could not be made: {self._prepared[directory]}")
+        function = "write_kill_switch" if isinstance(command, WriteKillSwitch) else "remove_kill_switch"
+        args = {"path": path, "content": command.content, "node": self.node}
+        uid = command.uid if self.logs.become_owner else -1
+        key = self.logs.key_of(path, uid)
+        since_s = self.probes.hung_since(key, now)
+        if since_s is not None:
+            raise Refused(f"the filesystem of {path} has not answered for {since_s:.0f} s")
+        return self._ask(
+            key, function, args, self.deadline_s, now, partial(self._take_kill_switch, command), uid
+        )
+
+    def _take_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, answer: Answer) -> None:
+        log.info(
+            "%s %s for job %s: %s",
+            type(command).__name__,
+            command.path,
+            command.job_id,
+            answer.error or "done",
+        )
+        self._results.append(
+            CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error)
+        )
+
+    def _ask(
+        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None], uid: int = -1
+    ) -> bool:  # fmt: skip
+        return self.probes.ask(key, function, args, deadline_s, now, then, uid) is not None
+
+    # -- may it be done ----------------------------------------------------------------------------------------
+
+    def _check_owner(self, job_id: str, uid: int) -> None:
+        watch = self.logs.watch.get(job_id)
+        owners = {process.uid for process in self.processes if process.job_id == job_id}
+        if watch is not None:
+            owners.add(watch.uid)
+        if not owners:
+            raise Refused(f"job {job_id} is not known on {self.node}")
+        if uid not in owners:
+            raise Refused(f"job {job_id} does not belong to uid {uid}")
+
+    def _check_restarts(self, job_id: str, restarts: int) -> None:
+        text = self.environ_of(job_id).get("SLURM_RESTART_COUNT", "")
+        watch = self.logs.watch.get(job_id)
+        here = int(text) if text.isdecimal() else watch.restarts if watch is not None else None
+        if here is not None and here != restarts:
+            raise Refused(
+                f"job {job_id} is in run {here} on {self.node}, the command is about run {restarts}"
+            )
+
+    def _device(self, mount: str) -> str | None:
+        return next((each.device for each in reversed(self.logs.mounts) if each.point == mount), None)
+
+    # -- directories of kill switches --------------------------------------------------------------------------
+
+    def watch_jobs(self, watch: tuple[JobWatch, ...], now: float) -> None:
+        """Makes the node-local directory of each job's kill switch ready, and removes those of jobs that are gone."""
+        if not self.logs.become_owner:
+            return
+        wanted = {}
+        for each in watch:
+            directory, name = os.path.split(each.kill_switch)
+            base, run = os.path.split(directory)
+            if base == KILL_SWITCH_BASE and name and run == f"{each.job_id}.{each.restarts}":
+                wanted[directory] = each.uid
+        key = self.logs.key_of(KILL_SWITCH_BASE, 0)
+        for directory, uid in wanted.items():
+            if directory not in self._prepared and directory not in self._preparing:
+                args = {"base": KILL_SWITCH_BASE, "name": os.path.basename(directory), "uid": uid}
+                then = partial(self._take_prepared, directory)
+                if self._ask(key, "prepare_directory", args, self.deadline_s, now, then, 0):
+                    self._preparing.add(directory)
+                    self.probes.settle(0.05, [])
+        for directory in [directory for directory in self._prepared if directory not in wanted]:
+            args = {"base": KILL_SWITCH_BASE, "name": os.path.basename(directory)}
+            if self._ask(key, "remove_directory", args, self.deadline_s, now, lambda answer: None, 0):
+                del self._prepared[directory]
+
+    def _take_prepared(self, directory: str, answer: Answer) -> None:
+        self._preparing.discard(directory)
+        self._prepared[directory] = answer.error
+        if answer.error:
+            log.error("the kill switch's directory %s could not be made: %s", directory, answer.error)

@@ -1,0 +1,167 @@
+"""Python stacks of all ranks of a job, without stopping anything: `py-spy dump --nonblocking` reads even a D-state process.
+
+Runs in the `stacks` child. Each dump is a process of its own with a deadline; one that does not come back is killed and, if the
+kernel does not let it go, left. A rank that cannot be dumped gets an entry with the reason: that is evidence, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from watchdog import clock
+from watchdog.agent.collectors.blocked import parse_state_and_cpu, parse_syscall
+from watchdog.knowledge.syscalls import name_of
+from watchdog.model import Frame, Process, ProcessStack, Role, ThreadStack
+
+AT_ONCE = 2
+ONE_DUMP_S = 10.0
+"""py-spy takes 15 to 30 ms a process; what takes this long does not come."""
+WORKERS_PER_RANK = 4
+MAX_PROCESSES = 64
+MAX_FRAMES = 100
+MAX_THREADS = 128
+MAX_OUTPUT = 4 << 20
+
+
+class _SpyFrame(msgspec.Struct):
+    name: str = ""
+    filename: str = ""
+    short_filename: str | None = None
+    line: int = 0
+
+
+class _SpyThread(msgspec.Struct):
+    thread_id: int
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    active: bool = False
+    frames: list[_SpyFrame] = []
+
+
+def choose(processes: Iterable[Process]) -> list[Process]:
+    """Which processes of a job to dump, in this order: every rank, then a few workers of each."""
+    alive = [process for process in processes if process.role is not Role.HELPER]
+    ranks = sorted((p for p in alive if p.role is Role.RANK), key=lambda p: (p.rank or 0, p.pid))
+    workers, count = [], dict[int | None, int]()
+    for process in sorted((p for p in alive if p.role is Role.WORKER), key=lambda p: (p.start_ticks, p.pid)):
+        count[process.rank] = count.get(process.rank, 0) + 1
+        if count[process.rank] <= WORKERS_PER_RANK:
+            workers.append(process)
+    return [*ranks, *workers][:MAX_PROCESSES]
+
+
+def find_py_spy() -> str | None:
+    """The program of our own environment, otherwise the one on PATH; None if there is none."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def parse_dump(text: bytes) -> tuple[ThreadStack, ...]:
+    """The threads in the output of `py-spy dump --json`, frames innermost first. Raises ValueError."""
+    try:
+        threads = msgspec.json.decode(text, type=list[_SpyThread])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"py-spy printed something else than stacks: {error}") from error
+    return tuple(
+        ThreadStack(
+            thread_id=thread.os_thread_id or thread.thread_id,
+            name=thread.thread_name or "",
+            active=thread.active,
+            frames=tuple(
+                Frame(function=frame.name, file=frame.short_filename or frame.filename, line=frame.line)
+                for frame in thread.frames[:MAX_FRAMES]
+            ),
+        )
+        for thread in threads[:MAX_THREADS]
+    )
+
+
+def dump_stacks(args: Any, state: dict[str, Any]) -> list[Any]:
+    """Given {node, budget_s, py_spy, processes: [Process as JSON…]}: a ProcessStack (as JSON) for each, in this order."""
+    processes = [msgspec.convert(each, Process) for each in args["processes"]]
+    end = clock.monotonic() + args["budget_s"]
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        stacks = list(
+            pool.map(lambda process: _dump_one(process, args["node"], args["py_spy"], end), processes)
+        )
+    return [msgspec.to_builtins(stack) for stack in stacks]
+
+
+def _dump_one(process: Process, node: str, py_spy: str | None, end: float) -> ProcessStack:
+    threads: tuple[ThreadStack, ...] = ()
+    error = None
+    before = _look(process.pid)
+    try:
+        if before["start_ticks"] != process.start_ticks:
+            raise ValueError("the process has ended")
+        if before["state"] in ("Z", "X"):
+            raise ValueError("the process is dead (a zombie)")
+        seconds = min(ONE_DUMP_S, end - clock.monotonic())
+        if seconds <= 0:
+            raise ValueError("no time was left for it")
+        threads = parse_dump(_run_py_spy(py_spy, process.pid, seconds))
+    except ValueError as problem:
+        error = str(problem)
+    if before["state"] not in ("T", "t", None) and _look(process.pid)["state"] == "T":
+        os.kill(process.pid, signal.SIGCONT)  # nothing of ours stops a process; if it happened, it is undone
+    return ProcessStack(
+        node=node,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        job_id=process.job_id,
+        role=process.role,
+        rank=process.rank,
+        local_rank=process.local_rank,
+        threads=threads,
+        error=error,
+        state=before["state"],
+        wchan=before["wchan"],
+        syscall=before["syscall"],
+        cpu_s=before["cpu_s"],
+    )
+
+
+def _run_py_spy(py_spy: str | None, pid: int, seconds: float) -> bytes:
+    """What py-spy prints. Raises ValueError with its reason, or if it did not come back."""
+    if py_spy is None:
+        raise ValueError("py-spy was not found: it belongs into the environment of slurm-watchdog")
+    command = [py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        try:
+            out, err = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait = lambda timeout=None: -9  # type: ignore[method-assign]  # it may be in D itself: left alone
+            raise ValueError(f"py-spy did not come back within {seconds:.0f} s") from None
+    if child.returncode != 0:
+        lines = [line.strip() for line in err.decode(errors="replace").splitlines() if line.strip()]
+        raise ValueError(f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {child.returncode}'}")
+    return out[:MAX_OUTPUT]
+
+
+def _look(pid: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"state": None, "wchan": None, "syscall": None, "cpu_s": 0.0, "start_ticks": None}
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        found["state"], ticks = parse_state_and_cpu(stat)
+        found["start_ticks"] = int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19])
+        found["cpu_s"] = ticks / os.sysconf("SC_CLK_TCK")
+        wchan = Path(f"/proc/{pid}/wchan").read_text()
+        found["wchan"] = wchan if wchan not in ("", "0") else None
+        call = parse_syscall(Path(f"/proc/{pid}/syscall").read_bytes())
+        found["syscall"] = name_of(call.number, os.uname().machine) if call and call.number >= 0 else None
+    except (OSError, ValueError, IndexError):
+        pass  # what is missing stays None
+    return found

@@ -1,0 +1,176 @@
+"""What children do in directories of users: probe a mount, write and remove a kill switch. Runs as the job's owner."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Any
+
+from watchdog import clock
+from watchdog.agent.mounts import mount_of, read_mounts
+from watchdog.agent.probe import describe
+
+BLOCK = b"slurm-watchdog probe\n".ljust(4096, b"\0")
+NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
+DEAD = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN})
+"""Errors with which a client says that its server does not answer. All others are the server's answer."""
+MAX_CONTENT = 64 * 1024
+
+
+def probe_mount(args: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Writes one block in `directory` on `mount`, syncs it, reads it back. Leaves nothing behind when it answers.
+
+    Returns {mounted, responding, seconds, error, device}; `mounted` is false where the directory lies on another mount here.
+    """
+    directory, began = args["directory"], clock.monotonic()
+    mount = mount_of(directory, read_mounts())
+    if mount is None or mount.point != args["mount"]:
+        where = mount.point if mount else "nothing"
+        return {"mounted": False, "error": f"{directory} lies on {where} here, not on {args['mount']}"}
+    error, responding = None, True
+    try:
+        os.statvfs(directory)
+        _write_block(directory, args["node"])
+    except OSError as problem:
+        error, responding = describe(problem), problem.errno not in DEAD
+    seconds = clock.monotonic() - began
+    return {
+        "mounted": True,
+        "responding": responding,
+        "seconds": seconds,
+        "error": error,
+        "device": mount.device,
+    }
+
+
+def _write_block(directory: str, node: str) -> None:
+    name = None
+    where = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=where)
+        except OSError as problem:
+            if problem.errno not in NO_TMPFILE:
+                raise
+            name = f".slurm-watchdog-probe.{node}.{os.getpid()}"
+            flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC
+            fd = os.open(name, flags, 0o600, dir_fd=where)
+        try:
+            os.write(fd, BLOCK)
+            os.fsync(fd)
+            if os.pread(fd, len(BLOCK), 0) != BLOCK:
+                raise OSError(errno.EIO, "what was read back differs from what was written")
+        finally:
+            os.close(fd)
+            if name is not None:
+                os.unlink(name, dir_fd=where)
+    finally:
+        os.close(where)
+
+
+def write_kill_switch(args: Any, state: dict[str, Any]) -> None:
+    """Creates `path` with `content`, whole or not at all. It is fine if it is there already with this content.
+
+    Raises OSError, FileExistsError if somebody else's switch is there.
+    """
+    directory, name = os.path.split(args["path"])
+    data = args["content"].encode()
+    where = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        temporary = f".{name}.{args['node']}.{os.getpid()}"
+        flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
+        _forget(temporary, where)
+        fd = os.open(temporary, flags, 0o644, dir_fd=where)
+        try:
+            os.write(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        try:
+            os.link(temporary, name, src_dir_fd=where, dst_dir_fd=where, follow_symlinks=False)
+        except FileExistsError:
+            if _content(name, where) != data:
+                raise FileExistsError(
+                    errno.EEXIST, "a kill switch that is not ours is there", args["path"]
+                ) from None
+        except (PermissionError, NotImplementedError):  # no hard links on this filesystem
+            _create_directly(name, where, flags, data)
+        finally:
+            _forget(temporary, where)
+    finally:
+        os.close(where)
+
+
+def _create_directly(name: str, where: int, flags: int, data: bytes) -> None:
+    fd = os.open(name, flags, 0o644, dir_fd=where)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
+    """Removes `path` if it holds exactly `content`; fine if there is nothing. Raises OSError, also if it is not ours."""
+    directory, name = os.path.split(args["path"])
+    try:
+        where = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if _content(name, where) != args["content"].encode():
+            raise OSError(errno.EPERM, "this kill switch is not ours and stays", args["path"])
+        _forget(name, where)
+    except FileNotFoundError:
+        return
+    finally:
+        os.close(where)
+
+
+def _content(name: str, where: int) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
+    try:
+        return os.read(fd, MAX_CONTENT) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    finally:
+        os.close(fd)
+
+
+def _forget(name: str, where: int) -> None:
+    try:
+        os.unlink(name, dir_fd=where)
+    except FileNotFoundError:
+        pass
+
+
+def prepare_directory(args: Any, state: dict[str, Any]) -> None:
+    """Makes `base`/`name` ready for the kill switch of user `uid`: root's directories above it, his own at the end.
+
+    Runs as root, and below `base` only, whose parents nobody but root can write. Raises OSError.
+    """
+    os.makedirs(args["base"], mode=0o755, exist_ok=True)
+    base = os.open(args["base"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            os.mkdir(args["name"], 0o755, dir_fd=base)
+        except FileExistsError:
+            pass
+        inner = os.open(
+            args["name"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base
+        )
+        try:
+            os.fchown(inner, args["uid"], -1)
+            os.fchmod(inner, 0o755)
+        finally:
+            os.close(inner)
+    finally:
+        os.close(base)
+
+
+def remove_directory(args: Any, state: dict[str, Any]) -> None:
+    """Removes `base`/`name` after the job's end, if it is empty: a switch in it is for its writer to remove."""
+    try:
+        os.rmdir(os.path.join(args["base"], args["name"]))
+    except OSError as problem:
+        if problem.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise

@@ -1,0 +1,149 @@
+"""What the `identify` child does: everything about a process that may take its memory's lock, and the tables of mounts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from watchdog.agent.jobs import ENVIRONMENT
+from watchdog.agent.mounts import Mount, mount_of, read_mounts, strip_deleted
+from watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PATH_ARGUMENT
+
+MAX_ENVIRON = 1 << 20
+MAX_FDS = 4096
+LOG_SUFFIXES = (".log", ".out", ".txt", ".jsonl", ".err")
+MAX_PATH = 4096  # linux/limits.h
+
+
+def identify(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each [pid, start_ticks]: the variables of ENVIRONMENT, and the title if it is a slurmstepd.
+
+    A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`.
+    """
+    found = []
+    for pid, start_ticks in args:
+        answer: dict[str, Any] = {"pid": pid, "start": start_ticks, "environ": None, "title": ""}
+        try:
+            answer["environ"] = parse_environ(_read(f"/proc/{pid}/environ", MAX_ENVIRON))
+            if _read(f"/proc/{pid}/comm", 64).strip() == b"slurmstepd":
+                answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
+        except OSError as error:
+            answer["error"] = error.strerror
+        found.append(answer)
+    return found
+
+
+def parse_environ(data: bytes) -> dict[str, str]:
+    """The variables of ENVIRONMENT in the text of /proc/PID/environ; of one given twice, the first, as getenv has it."""
+    wanted: dict[str, str] = {}
+    for entry in data.split(b"\0"):
+        name, separator, value = entry.partition(b"=")
+        key = name.decode(errors="replace")
+        if separator and key in ENVIRONMENT and key not in wanted:
+            wanted[key] = value.decode(errors="replace")[:1024]
+    return wanted
+
+
+def resolve(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each {pid, syscall, args}: the file that the call concerns (`path`), and the mount it lies on."""
+    return [_resolve_one(each["pid"], each["syscall"], each["args"]) for each in args]
+
+
+def _resolve_one(pid: int, syscall: str | None, args: list[int]) -> dict[str, Any]:
+    path = None
+    try:
+        if syscall in FD_ARGUMENT:
+            path = os.readlink(f"/proc/{pid}/fd/{_int32(args[FD_ARGUMENT[syscall]])}")
+        elif syscall in PATH_ARGUMENT:
+            directory, place = PATH_ARGUMENT[syscall]
+            path = _read_path(pid, args[place])
+            if not path.startswith("/"):
+                at = _int32(args[directory]) if directory is not None else -100
+                base = os.readlink(f"/proc/{pid}/cwd" if at < 0 else f"/proc/{pid}/fd/{at}")
+                path = os.path.normpath(f"{strip_deleted(base)}/{path}")
+        if path is None or not path.startswith("/") or path.startswith(NOT_STORAGE):
+            return {"path": path}
+        return describe_mount(path, read_mounts(pid))
+    except (OSError, IndexError) as error:
+        return {"path": path, "error": str(error)}
+
+
+def describe_mount(path: str, mounts: tuple[Mount, ...]) -> dict[str, Any]:
+    """`path` with `mount`, `fs_type` and `device` of the mount that it lies on."""
+    mount = mount_of(strip_deleted(path), mounts)
+    if mount is None:
+        return {"path": path}
+    return {"path": path, "mount": mount.point, "fs_type": mount.fs_type, "device": mount.device}
+
+
+def _read_path(pid: int, pointer: int) -> str:
+    """The C string at `pointer` in the memory of `pid`, read page by page so that the page behind its end is not touched."""
+    data = b""
+    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while len(data) < MAX_PATH and b"\0" not in data:
+            at = pointer + len(data)
+            chunk = os.pread(fd, 4096 - at % 4096, at)
+            if not chunk:
+                break
+            data += chunk
+    finally:
+        os.close(fd)
+    return data.split(b"\0")[0].decode(errors="replace")
+
+
+def list_mounts(args: Any, state: dict[str, Any]) -> list[list[str]]:
+    """The agent's own mounts: point, type, device."""
+    return [[mount.point, mount.fs_type, mount.device] for mount in read_mounts()]
+
+
+def list_open_logs(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:
+    """For each [job id, pid, thorough]: names of open files that look like logs, by job.
+
+    Descriptors 1 and 2 count whatever their name; with `thorough` also files open for appending, and those open for
+    writing with one of LOG_SUFFIXES. Nothing is opened or looked up: the names come from the links in /proc.
+    """
+    found: dict[str, list[str]] = {}
+    for job_id, pid, thorough in args:
+        paths = found.setdefault(job_id, [])
+        try:
+            fds = os.listdir(f"/proc/{pid}/fd")[:MAX_FDS] if thorough else ["1", "2"]
+        except OSError:
+            continue
+        for fd in fds:
+            path = _log_path(pid, fd)
+            if path and path not in paths:
+                paths.append(path)
+    return found
+
+
+def _log_path(pid: int, fd: str) -> str | None:
+    try:
+        path = os.readlink(f"/proc/{pid}/fd/{fd}")
+        if not path.startswith("/") or path.startswith(NOT_STORAGE) or path.endswith(" (deleted)"):
+            return None
+        flags = parse_fd_flags(_read(f"/proc/{pid}/fdinfo/{fd}", 4096))
+    except OSError:
+        return None
+    if not flags & (os.O_WRONLY | os.O_RDWR):
+        return None
+    wanted = fd in ("1", "2") or flags & os.O_APPEND or path.endswith(LOG_SUFFIXES)
+    return path if wanted else None
+
+
+def parse_fd_flags(text: bytes) -> int:
+    """The flags that a file was opened with, from /proc/PID/fdinfo/FD (octal there); 0 where they are missing."""
+    for line in text.splitlines():
+        if line.startswith(b"flags:"):
+            return int(line.split()[1], 8)
+    return 0
+
+
+def _read(path: str, limit: int) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(limit)
+
+
+def _int32(value: int) -> int:
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value

@@ -1,0 +1,299 @@
+"""Which processes belong to which job, step and rank. Pure: a table of processes goes in, memberships come out.
+
+Job and step come from the control group's path, else from the slurmstepd above a process, else from what was learnt about it
+before its ancestors died, else from its environment (believed only for the user whom the job belongs to). The job id is
+Slurm's plain number (SLURM_JOB_ID), also for elements of arrays. Ranks come from the environment: see `_ranks_of_step`.
+A program that forks its ranks itself and gives them no variables (torch.multiprocessing.spawn) is one rank with workers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from watchdog.model import Role
+
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Who sets them: torchrun and DeepSpeed, Open MPI, PMIx, PMI 1 and 2, srun. What is set closest to the trainer comes first."""
+LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+WORLD_SIZE_VARIABLES = (
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+)
+ENVIRONMENT = (
+    *RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES,
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT", "SLURM_JOB_USER",
+    "SLURM_SUBMIT_DIR", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "TORCHELASTIC_RUN_ID",
+)  # fmt: skip
+"""All that is ever kept of a process's environment."""
+
+NEVER_A_RANK = frozenset(
+    """
+    bash sh dash zsh ksh tcsh csh fish srun sbatch salloc torchrun accelerate deepspeed numactl taskset env time timeout
+    nohup nice ionice setsid stdbuf unbuffer script sudo su runuser setpriv apptainer singularity starter starter-suid appinit
+    sinit enroot enroot-nsenter pyxis podman docker conmon crun runc tini dumb-init nsys nsys-launcher ncu perf strace ltrace gdb
+    valgrind mpirun mpiexec mpiexec.hydra hydra_pmi_proxy orterun orted prterun prted prun tee cat grep awk gawk mawk sed sleep
+    tail head sort tr cut wc ts logger rotatelogs multilog xargs parallel ssh sshd rsync nvidia-smi dcgmi sstat sattach scontrol
+    squeue slurmstepd py-spy
+    """.split()  # noqa: SIM905  a table of words
+)
+"""Names of shells, launchers, containers and pipes that run in a task and never train."""
+BATCH_STEPS = frozenset({"batch", "interactive"})
+
+_CGROUP = re.compile(r"/job_(\d+)(?:/step_([0-9a-z]+))?(?:/(?:user/)?task_(\d+))?")
+_STEPD = re.compile(r"slurmstepd: \[(\d+)(?:\+\d+)?(?:\.([0-9a-z]+))?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Job and step ("0", "batch", …), as a control group or slurmstepd names them."""
+
+    job_id: str
+    step_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one process for telling where it belongs. `environ` None: not read yet, or not readable."""
+
+    pid: int
+    start_ticks: int
+    ppid: int
+    comm: str
+    uid: int
+    cgroup: Place | None = None
+    environ: Mapping[str, str] | None = None
+    stepd: Place | None = None
+    """Of a slurmstepd only: the step it looks after."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """Where a process belongs."""
+
+    job_id: str
+    step_id: str | None
+    role: Role
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+
+
+Key = tuple[int, int]
+"""(pid, start ticks): unique until a reboot."""
+
+
+def parse_cgroup(text: str) -> Place | None:
+    """Job and step in the text of /proc/PID/cgroup, version 1 or 2; None outside of jobs."""
+    places = [Place(match[1], match[2]) for line in text.splitlines() if (match := _CGROUP.search(line))]
+    return next((place for place in places if place.step_id), places[0] if places else None)
+
+
+def parse_stepd(cmdline: str) -> Place | None:
+    """The step that a slurmstepd names in its title: `slurmstepd: [4.0]`, `slurmstepd: [4.batch]`."""
+    match = _STEPD.match(cmdline)
+    return Place(match[1], match[2]) if match else None
+
+
+def assign(table: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[int, Member]:
+    """Membership by pid of every process that belongs to a job. `before` is the last result, by pid and start."""
+    places = _places(table, before)
+    groups: dict[Place, list[Known]] = {}
+    for pid, place in places.items():
+        groups.setdefault(place, []).append(table[pid])
+    members: dict[int, Member] = {}
+    for place, group in groups.items():
+        others = [each for each in groups if each.job_id == place.job_id and each != place]
+        members |= _ranks_of_step(place, group, others, table, before)
+    return members
+
+
+def _places(table: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[int, Place]:
+    found: dict[int, Place | None] = {}
+
+    def certain(pid: int, depth: int = 0) -> Place | None:
+        """By control group, by an ancestor, by what was known: in this order."""
+        if pid in found:
+            return found[pid]
+        process = table.get(pid)
+        if process is None or depth > 100:
+            return None
+        place = process.cgroup or process.stepd
+        if place is None or place.step_id is None:
+            above = certain(process.ppid, depth + 1) if process.ppid > 1 else None
+            place = above or place
+        if place is None and (old := before.get((pid, process.start_ticks))):
+            place = Place(old.job_id, old.step_id)
+        found[pid] = place
+        return place
+
+    for pid in table:
+        certain(pid)
+    owners: dict[str, set[int]] = {}
+    for pid, place in found.items():
+        if place is not None and table[pid].comm != "slurmstepd":
+            owners.setdefault(place.job_id, set()).add(table[pid].uid)
+    for pid, process in table.items():
+        if found.get(pid) is None and (claimed := _claimed(process)) is not None:
+            owner = owners.get(claimed.job_id)
+            if owner is None or process.uid in owner:
+                found[pid] = claimed
+    return {
+        pid: place for pid, place in found.items() if place is not None and table[pid].comm != "slurmstepd"
+    }
+
+
+def _claimed(process: Known) -> Place | None:
+    """What the environment says: a user may write there what he likes."""
+    environ = process.environ or {}
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
+    if not job_id.isdecimal():
+        return None
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
+    return Place(job_id, step if step.isdecimal() and int(step) < 0xFFFFFFF0 else "batch")
+
+
+def _ranks_of_step(
+    place: Place,
+    group: list[Known],
+    other_steps: list[Place],
+    table: Mapping[int, Known],
+    before: Mapping[Key, Member],
+) -> dict[int, Member]:
+    """Roles in one step.
+
+    The variable of ranks is the first of RANK_VARIABLES that appears somewhere in the step's tree without having been in the
+    parent's environment. A rank is the topmost process with a value of it that is no shell and no launcher (a launcher is also
+    whoever gives its children other values than its own). What descends from a rank is its worker; all else is a helper. In
+    the batch script SLURM_PROCID is 0 for everything, so it counts there only if the job has no other step and no srun.
+    """
+    kinds: Iterable[str] = RANK_VARIABLES
+    if place.step_id == "extern":
+        kinds = ()
+    elif place.step_id in BATCH_STEPS or place.step_id is None:
+        has_steps = any(step.step_id not in ("extern", "batch", None) for step in other_steps)
+        if has_steps or any(process.comm == "srun" for process in group):
+            kinds = [kind for kind in RANK_VARIABLES if kind != "SLURM_PROCID"]
+    inside = {process.pid: process for process in group}
+    kind = next((kind for kind in kinds if _is_given_here(kind, group, table)), None)
+    chosen = _choose(kind, inside, before) if kind else {}
+    members = {}
+    for process in group:
+        old = before.get((process.pid, process.start_ticks))
+        if old is not None and (old.job_id, old.step_id) != (place.job_id, place.step_id):
+            old = None
+        above = next((chosen[pid] for pid in _ancestors(process, inside) if pid in chosen), None)
+        if process.pid in chosen:
+            role, rank = Role.RANK, chosen[process.pid]
+        elif above is not None:
+            role, rank = Role.WORKER, above
+        elif old is not None and old.rank is not None and (old.role is Role.WORKER or not process.environ):
+            role, rank = old.role, old.rank
+        else:
+            members[process.pid] = Member(place.job_id, place.step_id, Role.HELPER)
+            continue
+        start = RANK_VARIABLES.index(kind) if kind else 0
+        members[process.pid] = Member(
+            place.job_id,
+            place.step_id,
+            role,
+            rank,
+            _first(process.environ, LOCAL_RANK_VARIABLES, start)
+            if process.environ or old is None
+            else old.local_rank,
+            _first(process.environ, WORLD_SIZE_VARIABLES, start)
+            if process.environ or old is None
+            else old.world_size,
+        )
+    return members
+
+
+def _is_given_here(kind: str, group: list[Known], table: Mapping[int, Known]) -> bool:
+    """Whether `kind` was put into the environment within this step, with a value a task, not inherited by all from above."""
+    having = [process for process in group if _number(process.environ, kind) is not None]
+    tasks = {_number(process.environ, "SLURM_PROCID") for process in having}
+    if len({_number(process.environ, kind) for process in having}) < len(tasks):
+        return False
+    for process in having:
+        parent = table.get(process.ppid)
+        if parent is None or parent.environ is None:
+            return True
+        own = _number(process.environ, kind)
+        if _number(parent.environ, kind) != own and not _hands_on_its_own(kind, parent, process, having):
+            return True
+    return False
+
+
+def _hands_on_its_own(kind: str, parent: Known, child: Known, having: list[Known]) -> bool:
+    """Whether a rank set `kind` to its own rank for whatever it starts (a compiler, a spawned worker), as no launcher does."""
+    if parent.comm in NEVER_A_RANK or "TORCHELASTIC_RUN_ID" in (child.environ or {}):
+        return False
+    lower = RANK_VARIABLES[RANK_VARIABLES.index(kind) + 1 :]
+    rank = next((number for name in lower if (number := _number(parent.environ, name)) is not None), None)
+    given = {_number(process.environ, kind) for process in having if process.ppid == parent.pid}
+    return rank is not None and given == {rank}
+
+
+def _choose(kind: str, inside: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[int, int]:
+    """Pid to rank: the one process of each rank."""
+    launchers = {
+        process.ppid
+        for process in inside.values()
+        if process.ppid in inside
+        and (own := _number(inside[process.ppid].environ, kind)) is not None
+        and (theirs := _number(process.environ, kind)) is not None
+        and own != theirs
+    }
+    candidates: dict[int, int] = {}
+    for process in inside.values():
+        value = _number(process.environ, kind)
+        old = before.get((process.pid, process.start_ticks))
+        was_worker = old is not None and old.role is Role.WORKER
+        if (
+            value is not None
+            and process.pid not in launchers
+            and process.comm not in NEVER_A_RANK
+            and not was_worker
+        ):
+            candidates[process.pid] = value
+    by_rank: dict[int, list[Known]] = {}
+    for pid, value in candidates.items():
+        if not any(candidates.get(above) == value for above in _ancestors(inside[pid], inside)):
+            by_rank.setdefault(value, []).append(inside[pid])
+
+    def preference(process: Known) -> tuple[bool, bool, int, int]:
+        old = before.get((process.pid, process.start_ticks))
+        was_rank = old is not None and old.role is Role.RANK
+        return (
+            not was_rank,
+            not process.comm.startswith(("python", "pt_")),
+            process.start_ticks,
+            process.pid,
+        )
+
+    return {min(group, key=preference).pid: value for value, group in by_rank.items()}
+
+
+def _ancestors(process: Known, inside: Mapping[int, Known]) -> Iterable[int]:
+    seen = {process.pid}
+    parent = inside.get(process.ppid)
+    while parent is not None and parent.pid not in seen:
+        seen.add(parent.pid)
+        yield parent.pid
+        parent = inside.get(parent.ppid)
+
+
+def _number(environ: Mapping[str, str] | None, name: str) -> int | None:
+    text = (environ or {}).get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def _first(environ: Mapping[str, str] | None, names: tuple[str, ...], start: int) -> int | None:
+    """The first number in `environ`, beginning with the name that belongs to the variable of the rank."""
+    begin = min(start, len(names) - 1)
+    found = (_number(environ, name) for name in (*names[begin:], *names[:begin]))
+    return next((number for number in found if number is not None), None)

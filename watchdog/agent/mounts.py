@@ -1,0 +1,60 @@
+"""Which mount a path lies on, from mountinfo alone: nothing here touches a filesystem but /proc."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+DELETED = " (deleted)"
+"""What the kernel appends to the name of a file that was unlinked."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    point: str
+    fs_type: str
+    device: str
+
+
+def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:
+    """The mounts of a process's namespace. Can block behind a mount that hangs: for children, or once at the start."""
+    return parse_mountinfo(Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape"))
+
+
+def parse_mountinfo(text: str) -> tuple[Mount, ...]:
+    """The mounts in the text of /proc/PID/mountinfo (see proc(5)), in its order; lines it does not understand are left out."""
+    mounts = []
+    for line in text.splitlines():
+        fields = line.split(" ")
+        try:
+            separator = fields.index("-", 6)
+            mounts.append(
+                Mount(_unescape(fields[4]), fields[separator + 1], _unescape(fields[separator + 2]))
+            )
+        except (ValueError, IndexError):
+            continue
+    return tuple(mounts)
+
+
+def _unescape(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text) if "\\" in text else text
+
+
+def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount with the longest matching point; of several on one point the last, which covers the others."""
+    best = None
+    for mount in mounts:
+        point = mount.point.rstrip("/")
+        if (path == point or path.startswith(point + "/")) and (
+            best is None or len(mount.point) >= len(best.point)
+        ):
+            best = mount
+    return best
+
+
+def strip_deleted(path: str) -> str:
+    """`/a/b (deleted)` as the kernel names an unlinked file, without the remark."""
+    return path.removesuffix(DELETED)

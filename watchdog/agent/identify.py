@@ -16,15 +16,16 @@ MAX_PATH = 4096  # linux/limits.h
 
 
 def identify(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each [pid, start_ticks]: the variables of ENVIRONMENT, and the title if it is a slurmstepd.
+    """For each [pid, start_ticks]: the variables of ENVIRONMENT, the name of its program, and the title of a slurmstepd.
 
     A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`.
     """
     found = []
     for pid, start_ticks in args:
-        answer: dict[str, Any] = {"pid": pid, "start": start_ticks, "environ": None, "title": ""}
+        answer: dict[str, Any] = {"pid": pid, "start": start_ticks, "environ": None, "exe": "", "title": ""}
         try:
             answer["environ"] = parse_environ(_read(f"/proc/{pid}/environ", MAX_ENVIRON))
+            answer["exe"] = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
             if _read(f"/proc/{pid}/comm", 64).strip() == b"slurmstepd":
                 answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
         except OSError as error:

@@ -33,7 +33,7 @@ ENVIRONMENT = (
 
 NEVER_A_RANK = frozenset(
     """
-    bash sh dash zsh ksh tcsh csh fish srun sbatch salloc torchrun accelerate deepspeed numactl taskset env time timeout
+    bash sh dash busybox zsh ksh tcsh csh fish srun sbatch salloc torchrun accelerate deepspeed numactl taskset env time timeout
     nohup nice ionice setsid stdbuf unbuffer script sudo su runuser setpriv apptainer singularity starter starter-suid appinit
     sinit enroot enroot-nsenter pyxis podman docker conmon crun runc tini dumb-init nsys nsys-launcher ncu perf strace ltrace gdb
     valgrind mpirun mpiexec mpiexec.hydra hydra_pmi_proxy orterun orted prterun prted prun tee cat grep awk gawk mawk sed sleep
@@ -67,6 +67,8 @@ class Known:
     uid: int
     cgroup: Place | None = None
     environ: Mapping[str, str] | None = None
+    exe: str = ""
+    """File name of its program: `bash` for a script that the kernel lists under the script's own name."""
     stepd: Place | None = None
     """Of a slurmstepd only: the step it looks after."""
 
@@ -230,7 +232,7 @@ def _is_given_here(kind: str, group: list[Known], table: Mapping[int, Known]) ->
 
 def _hands_on_its_own(kind: str, parent: Known, child: Known, having: list[Known]) -> bool:
     """Whether a rank set `kind` to its own rank for whatever it starts (a compiler, a spawned worker), as no launcher does."""
-    if parent.comm in NEVER_A_RANK or "TORCHELASTIC_RUN_ID" in (child.environ or {}):
+    if _is_helper(parent) or "TORCHELASTIC_RUN_ID" in (child.environ or {}):
         return False
     lower = RANK_VARIABLES[RANK_VARIABLES.index(kind) + 1 :]
     rank = next((number for name in lower if (number := _number(parent.environ, name)) is not None), None)
@@ -253,12 +255,7 @@ def _choose(kind: str, inside: Mapping[int, Known], before: Mapping[Key, Member]
         value = _number(process.environ, kind)
         old = before.get((process.pid, process.start_ticks))
         was_worker = old is not None and old.role is Role.WORKER
-        if (
-            value is not None
-            and process.pid not in launchers
-            and process.comm not in NEVER_A_RANK
-            and not was_worker
-        ):
+        if value is not None and process.pid not in launchers and not _is_helper(process) and not was_worker:
             candidates[process.pid] = value
     by_rank: dict[int, list[Known]] = {}
     for pid, value in candidates.items():
@@ -276,6 +273,10 @@ def _choose(kind: str, inside: Mapping[int, Known], before: Mapping[Key, Member]
         )
 
     return {min(group, key=preference).pid: value for value, group in by_rank.items()}
+
+
+def _is_helper(process: Known) -> bool:
+    return process.comm in NEVER_A_RANK or process.exe in NEVER_A_RANK
 
 
 def _ancestors(process: Known, inside: Mapping[int, Known]) -> Iterable[int]:

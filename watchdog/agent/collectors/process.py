@@ -241,7 +241,9 @@ class ProcessCollector:
             if environ is None or (not environ and entry.known.environ):
                 continue  # it is ending: what was known before is better
             stepd: Place | None = parse_stepd(each["title"]) if each["title"] else None
-            entry.known = replace(entry.known, environ=environ, stepd=stepd or entry.known.stepd)
+            entry.known = replace(
+                entry.known, environ=environ, exe=each["exe"], stepd=stepd or entry.known.stepd
+            )
             self._changed = True
 
     def _entry(self, pid: int, start_ticks: int) -> Entry | None:

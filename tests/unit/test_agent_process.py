@@ -1,0 +1,222 @@
+"""Lines of /proc as the kernel writes them, and what makes a thread count as blocked."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from watchdog.agent.collectors.blocked import (
+    BlockedThreads,
+    Call,
+    Track,
+    is_storage,
+    is_waiting_for_storage,
+    parse_finished_calls,
+    parse_io_bytes,
+    parse_state_and_cpu,
+    parse_switches,
+    parse_syscall,
+)
+from watchdog.agent.collectors.process import Stat, parse_stat, parse_uid
+from watchdog.agent.identify import parse_environ, parse_fd_flags
+from watchdog.agent.mounts import Mount, mount_of, parse_mountinfo
+from watchdog.knowledge.syscalls import AARCH64, X86_64, name_of
+
+STAT = b"12174 (tmux: ) (x) R) D 11998 11998 8853 0 -1 4194304 98 0 0 0 7 5 0 0 20 0 1 0 218270 3133440 380 18446744073709551615 0 0 0\n"
+IO = b"rchar: 100\nwchar: 20\nsyscr: 3\nsyscw: 4\nread_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0\n"
+STATUS = b"Name:\tcat\nUid:\t1000\t1001\t1000\t1000\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t3\n"
+WRITE = b"1 0x3 0x7f6ee25d8000 0x20 0x0 0xffffffff 0x0 0x7ffd4569ac88 0x7f6ee27542ad\n"
+
+
+def test_stat_with_brackets_in_the_name() -> None:
+    assert parse_stat(STAT) == Stat("tmux: ) (x) R", "D", 11998, 4194304, 12, 218270)
+    assert parse_state_and_cpu(STAT) == ("D", 12)
+
+
+def test_a_truncated_stat_is_refused() -> None:
+    with pytest.raises(ValueError, match="no line of stat"):
+        parse_stat(b"1 (x) R 1")
+
+
+def test_figures_of_io_and_status() -> None:
+    assert parse_io_bytes(IO) == 120
+    assert parse_finished_calls(IO) == 7
+    assert parse_switches(STATUS) == 17
+    assert parse_uid(STATUS) == 1001
+
+
+def test_a_line_of_syscall() -> None:
+    call = parse_syscall(WRITE)
+    assert call is not None
+    assert (call.number, call.args[0]) == (1, 3)
+    assert parse_syscall(b"running\n") is None
+    assert parse_syscall(b"-1 0x7ffd 0x7f6e\n") == Call(-1, (0x7FFD, 0x7F6E))
+
+
+@pytest.mark.parametrize(
+    ("table", "number", "name"),
+    [
+        (X86_64, 0, "read"), (X86_64, 1, "write"), (X86_64, 2, "open"), (X86_64, 74, "fsync"), (X86_64, 257, "openat"),
+        (X86_64, 262, "newfstatat"), (X86_64, 332, "statx"), (X86_64, 439, "faccessat2"),
+        (AARCH64, 63, "read"), (AARCH64, 64, "write"), (AARCH64, 56, "openat"), (AARCH64, 82, "fsync"), (AARCH64, 291, "statx"),
+        (AARCH64, 79, "fstatat"), (AARCH64, 276, "renameat2"), (AARCH64, 439, "faccessat2"),
+    ],
+)  # fmt: skip
+def test_numbers_of_system_calls(table: dict[int, str], number: int, name: str) -> None:
+    assert table[number] == name
+
+
+def test_an_unknown_call_keeps_its_number() -> None:
+    assert name_of(9999, "x86_64") == "9999"
+    assert name_of(1, "riscv64") == "1"
+
+
+MOUNTINFO = (
+    "21 1 8:1 / / rw - ext4 /dev/root rw\n"
+    "30 21 7:0 / /shared rw,relatime shared:5 - ext4 /dev/loop0 rw\n"
+    "31 21 0:50 /sub /mnt/a\\040b rw - nfs4 server:/export\\011x rw,vers=4.2\n"
+    "32 30 0:51 / /shared/deep rw - lustre 10.0.0.1@o2ib:/fs rw\n"
+    "33 21 0:52 / /shared rw - tmpfs tmpfs rw\n"
+    "broken\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "mount"),
+    [
+        ("/etc/passwd", Mount("/", "ext4", "/dev/root")),
+        ("/shared/deep/x.log", Mount("/shared/deep", "lustre", "10.0.0.1@o2ib:/fs")),
+        ("/mnt/a b/c", Mount("/mnt/a b", "nfs4", "server:/export\tx")),
+        ("/shared/x", Mount("/shared", "tmpfs", "tmpfs")),
+        ("/shared2/x", Mount("/", "ext4", "/dev/root")),
+        ("/shared", Mount("/shared", "tmpfs", "tmpfs")),
+    ],
+)
+def test_the_mount_of_a_path_is_the_longest_and_last(path: str, mount: Mount) -> None:
+    assert mount_of(path, parse_mountinfo(MOUNTINFO)) == mount
+
+
+def test_of_the_environment_only_what_is_needed_is_kept() -> None:
+    data = b"RANK=3\0SECRET=x\0RANK=4\0SLURM_JOB_ID=7\0broken\0"
+    assert parse_environ(data) == {"RANK": "3", "SLURM_JOB_ID": "7"}
+
+
+def test_flags_of_a_descriptor_are_octal() -> None:
+    flags = parse_fd_flags(b"pos:\t0\nflags:\t0102001\nmnt_id:\t30\n")
+    assert flags & os.O_APPEND
+    assert flags & os.O_WRONLY
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/shared/x.log", True), ("/shared/x (deleted)", True), ("pipe:[1]", False), ("socket:[1]", False),
+        ("anon_inode:[eventpoll]", False), ("/dev/nvidia0", False), ("/dev/shm/x", False), ("/memfd:x (deleted)", False),
+        ("/proc/1/stat", False), (None, False),
+    ],
+)  # fmt: skip
+def test_what_is_a_file_on_a_filesystem(path: str | None, expected: bool) -> None:
+    assert is_storage(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "syscall", "wchan", "path", "expected"),
+    [
+        ("D", "write", "percpu_rwsem_wait", "/shared/x.log", True),
+        ("D", None, "folio_wait_bit_common", None, True),
+        ("S", "write", "request_wait_answer", "/fuse/x.log", True),
+        ("S", "read", "pipe_read", "/shared/fifo", False),
+        ("S", "openat", "wait_for_partner", None, False),
+        ("S", "flock", "locks_lock_inode_wait", "/shared/lock", False),
+        ("S", "fcntl", "posix_lock_inode_wait", "/shared/lock", False),
+        ("D", "flock", "rpc_wait_bit_killable", "/shared/lock", True),
+        ("S", "read", "wait_woken", "/dev/pts/0", False),
+        ("S", "read", "unix_stream_read_generic", "socket:[5]", False),
+        ("S", "openat", "request_wait_answer", None, True),
+        ("S", "futex", "futex_do_wait", None, False),
+    ],
+)
+def test_who_may_wait_for_a_filesystem(
+    state: str, syscall: str | None, wchan: str, path: str | None, expected: bool
+) -> None:
+    track = Track(b"", Call(0, ()), state, wchan, syscall, 0, 0, None, 0.0, path=path)
+    assert is_waiting_for_storage(track) is expected
+
+
+class Thread:
+    """A thread as /proc shows it, for a reader that reads nothing else."""
+
+    def __init__(self) -> None:
+        self.state, self.line, self.switches, self.calls, self.cpu_ticks = "D", WRITE, 5, 7, 100
+
+    def read(self, path: str) -> bytes:
+        name = path.rsplit("/", 1)[1]
+        stat = f"{os.getpid()} (x) {self.state} 1 1 1 0 -1 0 0 0 0 0 {self.cpu_ticks} 0 0 0 20 0 1 0 7 0 0\n"
+        return {
+            "stat": stat.encode(),
+            "syscall": self.line,
+            "wchan": b"percpu_rwsem_wait",
+            "status": f"Name:\tx\nvoluntary_ctxt_switches:\t{self.switches}\n".encode(),
+            "io": f"syscr: {self.calls}\nsyscw: 0\n".encode(),
+        }[name]
+
+
+class Looks:
+    """Looks at one thread of this process (which has the main thread's number), a second apart."""
+
+    def __init__(self) -> None:
+        self.thread = Thread()
+        self.threads = BlockedThreads("x86_64", self.thread.read)
+        self.now = 100.0
+
+    def look(self) -> float | None:
+        """One look; how long the thread counts as blocked, None if it does not."""
+        self.now += 1
+        self.threads.look(os.getpid(), 7, "S", self.now, full=False)
+        found = self.threads.blocked(self.now)
+        return self.now - next(iter(found.values())).first_at if found else None
+
+
+def test_the_same_call_in_two_looks_counts_from_the_first() -> None:
+    looks = Looks()
+    assert [looks.look() for _ in range(4)] == [None, 1.0, 2.0, 3.0]
+
+
+def test_a_healthy_process_that_flickers_in_d_is_never_blocked() -> None:
+    looks = Looks()
+    for _ in range(10):
+        looks.thread.switches += 3
+        looks.thread.calls += 1
+        assert looks.look() is None
+
+
+def test_a_wait_that_wakes_up_by_a_timer_is_still_the_same_call() -> None:
+    looks = Looks()
+    looks.look()
+    for _ in range(3):
+        looks.thread.switches += 5
+        assert looks.look() is not None
+
+
+def test_a_call_that_computes_is_not_blocked() -> None:
+    looks = Looks()
+    for _ in range(5):
+        looks.thread.switches += 5
+        looks.thread.cpu_ticks += 30
+        assert looks.look() is None
+
+
+def test_another_call_begins_anew() -> None:
+    looks = Looks()
+    assert [looks.look(), looks.look()] == [None, 1.0]
+    looks.thread.line = WRITE.replace(b"0x20", b"0x21")
+    assert [looks.look(), looks.look()] == [None, 1.0]
+
+
+def test_leaving_the_call_ends_it() -> None:
+    looks = Looks()
+    assert [looks.look(), looks.look()] == [None, 1.0]
+    looks.thread.state = "R"
+    assert looks.look() is None
+    assert not looks.threads.tracks

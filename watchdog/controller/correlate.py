@@ -47,7 +47,8 @@ def correlate(
     """The open incidents after these findings: changed, newly opened, or resolved just now.
 
     A pending incident whose condition goes away vanishes without a trace. UNKNOWN, and no finding at all,
-    change nothing, unless every job concerned is over or runs anew.
+    open, fire and close nothing, unless every job concerned is over or runs anew. An incident that is not BAD at
+    this moment is not to be acted on: what was true a while ago is no evidence.
     """
     by_subject = {(f.kind, f.subject): f for f in findings}
     after = []
@@ -61,8 +62,12 @@ def correlate(
         if finding.truth is Truth.BAD and (kind, subject) not in known:
             after.append(_open(finding, moment, new_id()))
     suspected = [f for f in findings if f.truth is not Truth.OK]
+    bad = {subject for subject, finding in by_subject.items() if finding.truth is Truth.BAD}
     inhibited = [_inhibit(incident, after, suspected) for incident in after]
-    return [_fire(incident, settings, moment) for incident in inhibited]
+    return [
+        _fire(incident, settings, moment) if (incident.kind, incident.subject) in bad else incident
+        for incident in inhibited
+    ]
 
 
 def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
@@ -95,14 +100,14 @@ def _update(
     """The incident after one finding; None if a pending one came to nothing."""
     if incident.id in moment.acting or incident.kind is Kind.OPERATOR_RESTART:
         return incident
-    if incident.subject.startswith("job:") and _runs_are_over(incident, moment):
+    if (finding is None or incident.subject.startswith("job:")) and _runs_are_over(incident, moment):
         return _resolve(incident, moment, "the job has ended or runs anew")
     if finding is None:
-        return incident
+        return replace(incident, actionable=False)
     if finding.truth is Truth.UNKNOWN:
-        return replace(incident, clear_mono=None)
+        return replace(incident, clear_mono=None, actionable=False)
     if finding.truth is Truth.BAD:
-        job_ids = tuple(dict.fromkeys((*incident.job_ids, *finding.job_ids)))
+        job_ids = tuple(dict.fromkeys((*finding.job_ids, *incident.job_ids)))
         return replace(
             incident,
             clear_mono=None,
@@ -120,7 +125,7 @@ def _update(
     since = moment.mono if incident.clear_mono is None else incident.clear_mono
     if moment.mono - since >= settings.resolve_after_s:
         return _resolve(incident, moment, finding.summary)
-    return replace(incident, clear_mono=since)
+    return replace(incident, clear_mono=since, actionable=False)
 
 
 def _runs_are_over(incident: Incident, moment: Moment) -> bool:

@@ -214,8 +214,13 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
 
 
 def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:
-    """Whether a decision differs from the last one on its incident: only then it is written and told."""
+    """Whether a decision differs from the last one on its incident: only then it is written and told.
+
+    Evidence comes and goes with every report: that there is none at this moment is told once, if nothing else was.
+    """
     last = earlier[-1] if earlier else None
+    if last is not None and (decision.verdict, decision.by) == (Verdict.SUPPRESSED, "evidence"):
+        return False
     return last is None or (last.verdict, last.by, last.action) != (
         decision.verdict,
         decision.by,

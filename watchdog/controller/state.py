@@ -162,6 +162,9 @@ class ClusterState:
         if run is None or run.job.restarts != job.restarts:
             self._runs[job.job_id] = _new_run(job, now, run)
         else:
+            if run.inactive_since is not None or (job.state == "RUNNING" and run.job.state != "RUNNING"):
+                run.grace_from = now  # it waited in the queue, or was suspended: no step was due in that time
+                run.snapshots.clear()
             run.job, run.inactive_since = job, None
 
     def apply_report(self, report: Report, now: float) -> str:
@@ -208,7 +211,9 @@ class ClusterState:
             if process.job_id != run.job.job_id:
                 process = replace(process, job_id=run.job.job_id)
             if run.job.state in ACTIVE_STATES:
-                run.processes[key] = (process, made_at, None)
+                dead_at = run.processes[key][2] if key in run.processes else None
+                dead_at = (made_at if dead_at is None else dead_at) if process.state in ("Z", "X") else None
+                run.processes[key] = (process, made_at, dead_at)
                 self._note_blocked(report, process, made_at)
         for job_id, run in self._runs.items():
             seen = present.get(job_id, set())
@@ -475,9 +480,11 @@ def _progress(run: _Run, now: float) -> Progress | None:
         return None
     (source, _), main = max(run.clocks.items(), key=lambda item: (item[1].seen, item[1].rose_at))
     newest = max(clock.rose_at for clock in run.clocks.values() if clock.seen > 1 or clock is main)
+    rises = [clock.rose_at for clock in run.clocks.values() if clock.seen > 1]
     return Progress(
         step=main.step,
         age_s=max(0.0, now - max(newest, run.grace_from)),
+        rose_age_s=max(0.0, now - max(rises)) if rises else None,
         steps_seen=main.seen,
         intervals_s=tuple(main.intervals_s),
         stride=max(1, main.stride),

@@ -39,6 +39,8 @@ def _judge(job: JobView, settings: Settings) -> Finding:
         job_ids=(job.job.job_id,),
     )
     ranks = job.ranks
+    if job.job.state != "RUNNING":
+        return replace(finding, summary=f"job {job.job.job_id} is {job.job.state}")
     if not ranks:
         return replace(finding, summary=f"no ranks of job {job.job.job_id} are known")
     if job.silent_nodes:
@@ -56,32 +58,40 @@ def _judge(job: JobView, settings: Settings) -> Finding:
         return replace(
             finding, summary=f"no step for {age_s:.0f} s, limit {limit.seconds:.0f} s ({limit.reason})"
         )
-    return _accuse(job, finding, limit, vote(job.snapshots), age_s, max(settings.busy_limit, limit.seconds))
+    voted = vote(job.snapshots, ranks)
+    if voted.checkpointing and limit.seconds < settings.checkpoint_floor:
+        limit = Limit(seconds=settings.checkpoint_floor, reason="the stacks show a checkpoint")
+    return _accuse(job, finding, limit, voted, age_s, max(settings.busy_limit, limit.seconds))
 
 
 def _accuse(
     job: JobView, finding: Finding, limit: Limit, voted: Vote, age_s: float, busy_limit_s: float
 ) -> Finding:
-    """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective; else only much later."""
-    stuck = voted.moving is False and (voted.waiting > 0 or bool(voted.undumped))
-    if not stuck and age_s < busy_limit_s:
-        why = {
-            True: "the ranks still move",
-            False: "no rank waits in a collective",
-            None: "the stacks are not in yet",
-        }
-        return replace(finding, summary=f"no step for {age_s:.0f} s, but {why[voted.moving]}")
+    """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective; else only much later.
+
+    To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
+    that is down, or a log that is not written while the job goes on: time has to tell these two apart.
+    """
+    stuck = voted.moving is False and voted.waiting > 0 and not voted.missing
+    culprits = (*voted.outside, *voted.undumped) if stuck else ()
+    if age_s < limit.seconds or (not stuck and age_s < busy_limit_s):
+        return replace(
+            finding,
+            summary=f"no step for {age_s:.0f} s, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}",
+        )
     progress = job.progress
-    if not stuck and progress is None:
+    if progress is None and not culprits:
         return replace(finding, summary=f"job {job.job.job_id} has never logged a step that could be read")
     last = f"after step {progress.step}" if progress else "before its first step"
-    culprits = (*voted.outside, *voted.undumped) if stuck else ()
     if culprits:
         first = culprits[0]
         more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
-        who = f"{describe(first)}{more} {first.reason}, {voted.waiting} ranks wait for it"
+        it = "them" if more else "it"
+        who = f"{describe(first)}{more} {first.reason}, {voted.waiting} ranks wait for {it}"
+    elif stuck and voted.elsewhere:
+        who = f"{voted.waiting} ranks wait in a collective and {voted.elsewhere} do not, so nobody is named"
     elif stuck:
-        who = f"all {voted.waiting} ranks wait in the same collective and none is outside it, so nobody is named"
+        who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     else:
         who = "the ranks' stacks do not show where they wait, so nobody is named"
     return replace(
@@ -91,8 +101,18 @@ def _accuse(
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}.",
         culprits=culprits,
         facts=_facts(job, voted),
-        actionable=stuck,
+        actionable=stuck and progress is not None and (bool(culprits) or age_s >= busy_limit_s),
     )
+
+
+def _why_not(voted: Vote) -> str:
+    if voted.missing:
+        return f"the stacks of rank {_few(voted.missing)} are missing"
+    if voted.moving is None:
+        return "the stacks are not in yet"
+    if voted.moving:
+        return "the ranks still move"
+    return "nothing moves" if voted.waiting else "no rank waits in a collective"
 
 
 def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from watchdog.diagnose.filesystem import (
     describe,
     probes_wanted,
 )
-from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model import Culprit, Finding, Kind, Role, Severity, Truth
 
 SCOPES = {
     Kind.FILESYSTEM_OUTAGE: (Scope.OUTAGE,),
@@ -43,10 +43,17 @@ def judge(view: ClusterView, filesystem: FilesystemView, kind: Kind, blocked_for
         subject=f"mount:{filesystem.key}",
         truth=Truth.OK,
         summary=f"{filesystem.mount} answers",
-        job_ids=tuple(sorted({p.process.job_id for p in filesystem.blocked})),
+        job_ids=_jobs_concerned(view, filesystem),
         lasted_s=state.blocked_s,
         mounts=(filesystem.mount,),
     )
+    unheard = sorted({p.node for p in filesystem.blocked} - set(view.reporting_nodes))
+    if unheard:
+        return _say(
+            finding,
+            Truth.UNKNOWN,
+            f"no report from {', '.join(unheard)}, where {filesystem.mount} was in trouble",
+        )
     silent = [node for node in filesystem.known_nodes if node not in view.reporting_nodes]
     if state.blocked_s < blocked_for_s:
         if state.unanswering or silent:
@@ -70,9 +77,35 @@ def judge(view: ClusterView, filesystem: FilesystemView, kind: Kind, blocked_for
         culprits=named,
         facts=_facts(filesystem, state, named),
         wanted=wanted,
-        actionable=one_node,
+        actionable=one_node and not _goes_on(view, filesystem, finding.job_ids[0]),
         exclude_nodes=tuple(sorted({c.node for c in named if c.node})) if one_node else (),
     )
+
+
+def _jobs_concerned(view: ClusterView, filesystem: FilesystemView) -> tuple[str, ...]:
+    """The jobs with a blocked process: those that stand still first, then the longest blocked."""
+    blocked_s: dict[str, float] = {}
+    for process in filesystem.blocked:
+        job_id = process.process.job_id
+        blocked_s[job_id] = max(blocked_s.get(job_id, 0.0), blocked_call(process).seconds)
+    return tuple(sorted(blocked_s, key=lambda j: (_goes_on(view, filesystem, j), -blocked_s[j], j)))
+
+
+STEP_SLACK_S = 10.0
+"""A step may be read this much later than it was made, and a call be seen this much later than it began."""
+
+
+def _goes_on(view: ClusterView, filesystem: FilesystemView, job_id: str) -> bool:
+    """Whether the job has made a step since its process is blocked: then the loop does not depend on that process.
+
+    Of a job whose steps cannot be read, only a blocked rank says that it stands still.
+    """
+    mine = [p for p in filesystem.blocked if p.process.job_id == job_id]
+    job = next((job for job in view.jobs if job.job.job_id == job_id), None)
+    if job is None or job.progress is None or job.progress.rose_age_s is None:
+        return not any(p.process.role is Role.RANK for p in mine)
+    longest_s = max(blocked_call(p).seconds for p in mine)
+    return job.progress.rose_age_s + STEP_SLACK_S < longest_s
 
 
 def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, ...]) -> str:

@@ -30,11 +30,11 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     return [_judge(job, settings) for job in view.jobs]
 
 
-def dead_for_s(rank: ProcessView) -> float | None:
-    """Seconds since the rank was last known alive, None while it is (or nobody can tell)."""
-    if rank.gone_s is not None:
-        return rank.gone_s
-    return None if rank.alive else rank.seen_age_s
+def dead_for_s(rank: ProcessView) -> float:
+    """Seconds since the rank was last known alive, 0 while it is."""
+    if rank.alive:
+        return 0.0
+    return rank.seen_age_s if rank.gone_s is None else rank.gone_s
 
 
 def _judge(job: JobView, settings: Settings) -> Finding:
@@ -43,53 +43,72 @@ def _judge(job: JobView, settings: Settings) -> Finding:
         kind=Kind.LINGERING_JOB, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
     )
     ranks = job.ranks
+    if job.job.state != "RUNNING":
+        return replace(finding, summary=f"job {job_id} is {job.job.state}")
     if not ranks:
         return replace(finding, summary=f"no ranks of job {job_id} are known")
     if job.silent_nodes:
         return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
-    dead = [rank for rank in _newest_of_each_rank(ranks) if not rank.alive]
+    dead = sorted((rank for rank in ranks if not rank.alive), key=dead_for_s, reverse=True)
     survivors = [rank for rank in ranks if rank.alive]
     if not dead or not survivors:
         return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
-    first = max(dead, key=lambda rank: dead_for_s(rank) or 0.0)
-    age_s = dead_for_s(first) or 0.0
+    first = dead[0]
     progress = job.progress
     if progress and progress.total_steps is not None and progress.step >= progress.total_steps:
         return replace(finding, summary=f"job {job_id} has made its last step and is ending")
-    if progress and progress.age_s + PROGRESS_SLACK_S < age_s:
+    if (
+        progress
+        and progress.rose_age_s is not None
+        and progress.rose_age_s + PROGRESS_SLACK_S < dead_for_s(first)
+    ):
         return replace(
             finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
         )
+    age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
     finding = replace(finding, lasted_s=age_s)
     if age_s >= SUSPICION * settings.grace:
         apart_s = max(2.5, SPACING * settings.grace)
         finding = replace(finding, wanted=(StacksWanted(job_id=job_id, apart_s=apart_s),))
     if age_s < settings.grace:
         return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
-    return _accuse(job, finding, dead, len(survivors), first, age_s)
+    return _accuse(job, finding, dead, survivors, settings.grace)
 
 
 SPACING = 0.25
 """Time between two dumps of the survivors as a share of the grace: two dumps before it ends."""
 
 
+PATIENCE = 10.0
+"""So many times the grace is waited before an alert where the survivors are not seen to wait for the dead."""
+
+
 def _accuse(
-    job: JobView, finding: Finding, dead: list[ProcessView], survivors: int, first: ProcessView, age_s: float
+    job: JobView, finding: Finding, dead: list[ProcessView], survivors: list[ProcessView], grace_s: float
 ) -> Finding:
-    """The grace is over: BAD; to be acted on only if the survivors are seen to wait and to stand still."""
-    voted = vote(job.snapshots)
+    """The grace is over: BAD if the survivors are seen to wait and to stand still, and only then to be acted on.
+
+    At the end of a job the ranks leave one after the other, and the last one may still write for a long time: few
+    survivors that wait for nobody are an ending. If most are left there is an alert, after ten times the grace.
+    """
+    first, age_s = dead[0], finding.lasted_s
+    voted = vote(job.snapshots, survivors)
+    ended = f"rank {first.process.rank} of job {job.job.job_id} ended {age_s:.0f} s ago"
+    waits = voted.moving is False and voted.waiting > 0 and not voted.missing
     if voted.moving:
-        return replace(
-            finding, summary=f"rank {first.process.rank} ended {age_s:.0f} s ago, the others still work"
-        )
+        return replace(finding, summary=f"{ended}, the others still work")
+    if not waits and (len(survivors) <= len(dead) or age_s < PATIENCE * grace_s):
+        return replace(finding, summary=f"{ended}, and the others are not seen to wait")
     culprits = tuple(
         Culprit(
             node=rank.node,
             rank=rank.process.rank,
             pid=rank.process.pid,
-            reason="is a zombie" if rank.gone_s is None else f"ended {rank.gone_s:.0f} s ago",
+            reason=f"is a zombie since {dead_for_s(rank):.0f} s"
+            if rank.process.state in ("Z", "X")
+            else f"ended {dead_for_s(rank):.0f} s ago",
         )
-        for rank in sorted(dead, key=lambda rank: -(dead_for_s(rank) or 0.0))
+        for rank in dead
     )
     more = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
     words = _last_words(job, first)
@@ -97,7 +116,7 @@ def _accuse(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} ended "
-        f"{age_s:.0f} s ago, {survivors} ranks are left"
+        f"{age_s:.0f} s ago, {len(survivors)} ranks are left"
         f"{f', {voted.waiting} of them wait in a collective' if voted.waiting else ''}.",
         culprits=culprits,
         facts=(
@@ -106,19 +125,8 @@ def _accuse(
             *(f"{len(g.ranks)} ranks left: {g.place}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
             "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job by itself",
         ),
-        actionable=voted.moving is False and voted.waiting > 0,
+        actionable=waits,
     )
-
-
-def _newest_of_each_rank(ranks: tuple[ProcessView, ...]) -> list[ProcessView]:
-    """An elastic launcher starts a dead rank again: the newest process of a rank stands for it."""
-    newest: dict[int, ProcessView] = {}
-    for rank in ranks:
-        number = rank.process.rank or 0
-        known = newest.get(number)
-        if known is None or (rank.alive, -rank.seen_age_s) > (known.alive, -known.seen_age_s):
-            newest[number] = rank
-    return list(newest.values())
 
 
 def _last_words(job: JobView, first: ProcessView) -> list[str]:

@@ -20,7 +20,7 @@ class ProcessView(Value, frozen=True, kw_only=True):
     seen_age_s: float
     """Since the report that last held it."""
     gone_s: float | None = None
-    """Since the first report of its node that no longer held it; None while it is there or the node is silent."""
+    """Since the first report of its node that no longer held it, or held a zombie; None while it is there."""
 
     @property
     def alive(self) -> bool:
@@ -34,6 +34,8 @@ class Progress(Value, frozen=True, kw_only=True):
     step: int
     age_s: float
     """Since the step last rose (or since a grace was granted, whichever is shorter)."""
+    rose_age_s: float | None = None
+    """Since the step last rose, whatever grace was granted since; None if it was not seen to rise."""
     steps_seen: int
     """How many times it rose in this run."""
     intervals_s: tuple[float, ...] = ()
@@ -85,9 +87,25 @@ class JobView(Value, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> tuple[ProcessView, ...]:
-        """The processes that hold a rank, in the order of their ranks."""
+        """The process that stands for each rank, in the order of their ranks.
+
+        An elastic launcher starts a dead rank again: the living one counts, else the one seen last.
+        """
         found = [p for p in self.processes if p.process.role is Role.RANK and p.process.rank is not None]
-        return tuple(sorted(found, key=lambda p: (p.process.rank or 0, p.node, p.process.pid)))
+        found.sort(key=lambda p: (p.process.rank or 0, p.node, p.process.pid, p.process.start_ticks))
+        living = [p for p in found if p.alive]
+        numbers = {p.process.rank for p in living}
+        last: dict[int, ProcessView] = {}
+        for process in found:
+            number = process.process.rank or 0
+            known = last.get(number)
+            if number not in numbers and (known is None or _gone_s(process) < _gone_s(known)):
+                last[number] = process
+        return tuple(sorted([*living, *last.values()], key=lambda p: p.process.rank or 0))
+
+
+def _gone_s(process: ProcessView) -> float:
+    return process.seen_age_s if process.gone_s is None else process.gone_s
 
 
 class MountAnswer(Value, frozen=True, kw_only=True):

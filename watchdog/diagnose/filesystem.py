@@ -11,6 +11,12 @@ PROBED_PEERS = 4
 """How many other nodes are asked: enough for a vote, few enough not to load a filesystem in trouble."""
 
 
+CLEARS_FOR_S = 120.0
+"""An answer older than this clears nobody: in trouble every node is asked again every 15 s."""
+CONVICTS_FOR_S = 600.0
+"""A node that gave no answer counts so long, unless it is asked again: then it was rebooted or taken out."""
+
+
 class Scope(StrEnum):
     OUTAGE = "outage"
     """Blocked, or not answering, on two nodes or more."""
@@ -43,11 +49,14 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
     """
     long_blocked = [p for p in filesystem.blocked if blocked_call(p).seconds >= blocked_for_s]
     blocked_nodes = {p.node for p in long_blocked}
-    answering = {node for node, answer in filesystem.answers if answer.responding and answer.same_filesystem}
-    unanswering = {
-        node for node, answer in filesystem.answers if not answer.responding and answer.same_filesystem
-    }
-    strangers = {node for node, answer in filesystem.answers if not answer.same_filesystem}
+    fresh = [
+        (node, answer)
+        for node, answer in filesystem.answers
+        if answer.age_s <= (CLEARS_FOR_S if answer.responding else CONVICTS_FOR_S)
+    ]
+    answering = {node for node, answer in fresh if answer.responding and answer.same_filesystem}
+    unanswering = {node for node, answer in fresh if not answer.responding and answer.same_filesystem}
+    strangers = {node for node, answer in fresh if not answer.same_filesystem}
     affected = (blocked_nodes - answering) | unanswering
     longest_s = max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0)
     if len(affected) >= 2:

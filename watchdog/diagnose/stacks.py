@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from watchdog.detect.view import StackSnapshot
+from watchdog.detect.view import ProcessView, StackSnapshot
 from watchdog.knowledge.frames import FRAMES, SHORTENED_STANDARD_LIBRARY, STANDARD_LIBRARY, Place
 from watchdog.model import Culprit, Frame, ProcessStack, Role, ThreadStack, Value
 
@@ -21,6 +21,14 @@ MIN_APART_S = 2.0
 _INNER_FRAMES = 12
 """A collective is looked for this deep under library wrappers; the training loop itself lies deeper."""
 
+TOGETHER_RANKS = 3
+TOGETHER_SHARE = 0.7
+"""Ranks in unknown code wait together if at least so many, and this share of all, stand motionless and idle in the
+very same frames: three of four."""
+
+MAYBE_WAITING = frozenset({Place.BACKWARD, Place.DEVICE})
+"""Places where a rank may wait for its peers, or work. Rank by rank that cannot be told from the frames."""
+
 
 class RankPlace(Value, frozen=True, kw_only=True):
     """Where one rank's main thread stands in one dump."""
@@ -32,6 +40,8 @@ class RankPlace(Value, frozen=True, kw_only=True):
     frames: tuple[Frame, ...] = ()
     """From the innermost frame outside the interpreter's own library, outwards."""
     error: str | None = None
+    key: tuple[str, int, int] = ("", 0, 0)
+    """(node, pid, start ticks)."""
 
 
 class Group(Value, frozen=True, kw_only=True):
@@ -54,6 +64,12 @@ class Vote(Value, frozen=True, kw_only=True):
     """Ranks that wait in a collective."""
     undumped: tuple[Culprit, ...] = ()
     """Ranks without a stack, each with the reason."""
+    missing: tuple[int, ...] = ()
+    """Ranks of which nothing came at all: their node did not answer, or the dump was cut short."""
+    elsewhere: int = 0
+    """Ranks that do not wait in a collective, named in `outside` or too many to be named."""
+    checkpointing: bool = False
+    """Whether any rank stands below a function that writes or reads a checkpoint."""
     moving: bool | None = None
     """Whether any rank moved or computed between the dumps; None if that cannot be said."""
 
@@ -86,9 +102,10 @@ def locate(stack: ProcessStack) -> RankPlace:
     """Where a rank's main thread stands. The innermost known frame decides, lock and library frames last."""
     thread = main_thread(stack)
     rank = stack.rank if stack.rank is not None else -1
+    key = _key(stack)
     if thread is None or not thread.frames:
         error = stack.error or "no Python frames"
-        return RankPlace(node=stack.node, rank=rank, pid=stack.pid, place=Place.OTHER, error=error)
+        return RankPlace(node=stack.node, rank=rank, pid=stack.pid, place=Place.OTHER, error=error, key=key)
     frames = thread.frames
     outer = next((i for i, frame in enumerate(frames) if not _is_library(frame.file)), 0)
     place = Place.OTHER
@@ -98,39 +115,104 @@ def locate(stack: ProcessStack) -> RankPlace:
             break
     if place is Place.OTHER and outer > 0 and place_of(frames[0].function, frames[0].file) is Place.LOCK:
         place = Place.LOCK
-    return RankPlace(node=stack.node, rank=rank, pid=stack.pid, place=place, frames=frames[outer:])
+    return RankPlace(node=stack.node, rank=rank, pid=stack.pid, place=place, frames=frames[outer:], key=key)
 
 
-def vote(snapshots: Sequence[StackSnapshot]) -> Vote:
-    """Groups the newest dump of the ranks, names who stands outside, and compares it with the oldest one.
+def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) -> Vote:
+    """Groups the newest dump of the ranks, names who stands outside, and compares it with the earlier ones.
 
-    `snapshots` are oldest first, all taken since the last step. Nobody is named unless somebody waits in a
-    collective: ranks that all compute, or all sit in the same place, are no evidence against any of them.
+    `snapshots` are oldest first, all taken since the last step. Nobody is named unless the others wait: ranks that
+    all compute, or all sit in the same place, are no evidence against any of them. `ranks`, where given, are the
+    processes that count: a side step of the job (a shell, a profiler) is none of them, and one of them that is not
+    in the newest dump is missing.
     """
     if not snapshots:
         return Vote()
-    newest = snapshots[-1]
-    ranks = [s for s in newest.stacks if s.role is Role.RANK and s.rank is not None]
-    places = [locate(stack) for stack in ranks]
+    wanted = {(r.node, r.process.pid, r.process.start_ticks): r for r in ranks}
+    newest = _stacks_of_ranks(snapshots[-1], wanted)
+    history = [(s.age_s, {_key(stack): stack for stack in _stacks_of_ranks(s, wanted)}) for s in snapshots]
+    places = [locate(stack) for stack in newest]
     dumped = [p for p in places if p.error is None]
-    undumped = tuple(
-        Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"could not be dumped: {p.error}")
-        for p in places
-        if p.error is not None
-    )
-    waiting = [p for p in dumped if p.place is Place.COLLECTIVE]
-    outside = [p for p in dumped if p.place is not Place.COLLECTIVE] if waiting else []
+    waiting, outside, crowd = _sides(dumped, history)
     named = [
         Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"{p.place}, in {_call(p)}")
-        for p in sorted(outside, key=lambda p: p.rank)
-    ] or _odd_one_in_another_collective(waiting, len(dumped))
+        for p in sorted(outside, key=lambda p: (p.rank, p.node, p.pid))
+    ] or ([] if crowd else _odd_one_in_another_collective(waiting, len(places)))
+    seen = {p.key for p in places}
     return Vote(
         groups=_groups(dumped),
         outside=tuple(named),
         waiting=len(waiting),
-        undumped=undumped,
-        moving=_moving(snapshots, {p.pid for p in outside}),
+        elsewhere=len(dumped) - len(waiting),
+        undumped=tuple(
+            Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"could not be dumped: {p.error}")
+            for p in sorted(places, key=lambda p: (p.rank, p.node, p.pid))
+            if p.error is not None
+        ),
+        missing=tuple(
+            sorted({r.process.rank or 0 for key, r in wanted.items() if key not in seen and r.alive})
+        ),
+        checkpointing=any(_in_checkpoint(p) for p in dumped),
+        moving=_moving(places, {p.key for p in waiting}, history),
     )
+
+
+ProcessKey = tuple[str, int, int]
+History = Sequence[tuple[float, Mapping[ProcessKey, ProcessStack]]]
+"""(age in seconds, stacks of the ranks) of each snapshot, oldest first."""
+
+
+def _key(stack: ProcessStack) -> ProcessKey:
+    return (stack.node, stack.pid, stack.start_ticks)
+
+
+def _stacks_of_ranks(snapshot: StackSnapshot, wanted: Mapping[ProcessKey, ProcessView]) -> list[ProcessStack]:
+    return [
+        stack
+        for stack in snapshot.stacks
+        if stack.role is Role.RANK and stack.rank is not None and (not wanted or _key(stack) in wanted)
+    ]
+
+
+def _sides(dumped: Sequence[RankPlace], history: History) -> tuple[list[RankPlace], list[RankPlace], bool]:
+    """(who waits, who is named as standing outside, whether too many stand outside for anybody to be named)."""
+    waiting = [p for p in dumped if p.place is Place.COLLECTIVE]
+    maybe = [p for p in dumped if p.place in MAYBE_WAITING and _stands_still(p, history)]
+    if waiting:
+        if len(dumped) > len(waiting) + len(maybe) or 3 * len(maybe) > len(waiting):
+            waiting = waiting + maybe
+    elif 2 * len(maybe) > len(dumped):
+        waiting = maybe
+    else:
+        waiting = _together(dumped, history)
+    those = {p.key for p in waiting}
+    outside = [p for p in dumped if p.key not in those] if waiting else []
+    crowd = len(outside) > len(waiting)
+    return waiting, ([] if crowd else outside), crowd
+
+
+def _together(dumped: Sequence[RankPlace], history: History) -> list[RankPlace]:
+    """The large majority that stands motionless and idle in the very same frames, if a few others do not."""
+    by_frames: dict[tuple[str, ...], list[RankPlace]] = {}
+    for place in dumped:
+        by_frames.setdefault(_frames_key(place), []).append(place)
+    most = max(by_frames.values(), key=len, default=[])
+    enough = len(most) >= TOGETHER_RANKS and TOGETHER_SHARE * len(dumped) <= len(most) < len(dumped)
+    return most if enough and all(_stands_still(place, history) for place in most) else []
+
+
+def _stands_still(place: RankPlace, history: History) -> bool:
+    """Whether a rank was seen in the same frames all the time, and did not compute. Waiting for a GPU may spin."""
+    seen = [(age_s, stacks[place.key]) for age_s, stacks in history if place.key in stacks]
+    (first_age_s, first), (last_age_s, last) = seen[0], seen[-1]
+    apart_s = first_age_s - last_age_s
+    if apart_s < MIN_APART_S or any(_frames_key(locate(stack)) != _frames_key(place) for _, stack in seen):
+        return False
+    return place.place is Place.DEVICE or _cpu_used_s(first, last) <= BUSY_CPU_SHARE * apart_s
+
+
+def _in_checkpoint(place: RankPlace) -> bool:
+    return any(place_of(frame.function, frame.file) is Place.CHECKPOINT for frame in place.frames)
 
 
 def _call(place: RankPlace) -> str:
@@ -157,15 +239,18 @@ def _groups(places: Sequence[RankPlace]) -> tuple[Group, ...]:
     )
 
 
-def _odd_one_in_another_collective(waiting: Sequence[RankPlace], dumped: int) -> list[Culprit]:
-    """One rank in another collective than all the others (at least three, unanimous): a mismatch."""
-    if len(waiting) < 4 or len(waiting) != dumped:
+def _odd_one_in_another_collective(waiting: Sequence[RankPlace], ranks: int) -> list[Culprit]:
+    """One rank in another collective than all the others (at least three, unanimous): a mismatch.
+
+    The collective's own name counts: the same barrier is often called from two places.
+    """
+    if len(waiting) < 4 or len(waiting) != ranks or any(p.place is not Place.COLLECTIVE for p in waiting):
         return []
-    counts = Counter(_frames_key(p) for p in waiting)
+    counts = Counter(_collective(p) for p in waiting)
     (common, many), *rest = counts.most_common()
     if len(rest) != 1 or rest[0][1] != 1 or many < 3:
         return []
-    odd = next(p for p in waiting if _frames_key(p) != common)
+    odd = next(p for p in waiting if _collective(p) != common)
     return [
         Culprit(
             node=odd.node, rank=odd.rank, pid=odd.pid, reason=f"waits in another collective: {_call(odd)}"
@@ -173,27 +258,36 @@ def _odd_one_in_another_collective(waiting: Sequence[RankPlace], dumped: int) ->
     ]
 
 
-def _moving(snapshots: Sequence[StackSnapshot], outside: set[int]) -> bool | None:
-    """Whether any rank changed its place, or one outside the collective computed, between first and last dump."""
-    first, last = snapshots[0], snapshots[-1]
-    apart_s = first.age_s - last.age_s
-    if apart_s < MIN_APART_S:
-        return None
-    before = {(s.node, s.pid, s.start_ticks): s for s in first.stacks if s.role is Role.RANK}
+def _collective(place: RankPlace) -> str:
+    """The name of the collective: innermost, but not a library's `wrapper` around it."""
+    names = [
+        frame.function.rpartition(".")[2]
+        for frame in place.frames[:_INNER_FRAMES]
+        if place_of(frame.function, frame.file) is Place.COLLECTIVE
+    ]
+    return next((name for name in names if name != "wrapper"), "")
+
+
+def _moving(places: Sequence[RankPlace], waiting: set[ProcessKey], history: History) -> bool | None:
+    """Whether any rank changed its place, or one that does not wait computed, while the dumps were taken.
+
+    None if that cannot be said of every rank: one whose earlier dump is missing may well be moving.
+    """
     compared = 0
-    for stack in last.stacks:
-        earlier = before.get((stack.node, stack.pid, stack.start_ticks))
-        if stack.role is not Role.RANK or earlier is None:
-            continue
-        was, now = locate(earlier), locate(stack)
-        if was.error is not None or now.error is not None:
-            continue
-        compared += 1
-        if _frames_key(was) != _frames_key(now):
+    for place in places:
+        seen = [(age_s, stacks[place.key]) for age_s, stacks in history if place.key in stacks]
+        located = [(age_s, stack, locate(stack)) for age_s, stack in seen]
+        if len({_frames_key(p) for _, _, p in located if p.error is None}) > 1:
             return True
-        if stack.pid in outside and _cpu_used_s(earlier, stack) > BUSY_CPU_SHARE * apart_s:
+        alike = [(age_s, stack) for age_s, stack, p in located if (p.error is None) is (place.error is None)]
+        (first_age_s, first), (last_age_s, last) = alike[0], alike[-1]
+        apart_s = first_age_s - last_age_s
+        computed = _cpu_used_s(first, last) > BUSY_CPU_SHARE * apart_s
+        if apart_s >= MIN_APART_S and place.key not in waiting and waiting and computed:
             return True
-    return False if compared else None
+        if apart_s >= MIN_APART_S:
+            compared += 1
+    return False if places and compared == len(places) else None
 
 
 def _cpu_used_s(earlier: ProcessStack, later: ProcessStack) -> float:

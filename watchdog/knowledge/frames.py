@@ -19,6 +19,10 @@ class Place(StrEnum):
     TEARDOWN = "tears its process group down"
     DEBUGGER = "sits at a debugger prompt"
     LOCK = "waits for a lock"
+    BACKWARD = "is in the backward pass"
+    """DistributedDataParallel reduces gradients in there: a rank that waits for its peers shows no collective."""
+    DEVICE = "waits for its GPU"
+    """Which may in turn wait for the other ranks: with NCCL collectives the wait shows up here."""
     OTHER = "runs elsewhere"
 
 
@@ -54,9 +58,15 @@ FRAMES: tuple[tuple[Place, str, str], ...] = (
     (
         Place.CHECKPOINT,
         r"save_checkpoint|load_checkpoint|_save_checkpoint|_load_checkpoint|save_state_dict|load_state_dict|"
-        r"async_save|dist_cp_save|save_model|_save_zero_checkpoint",
+        r"async_save|dist_cp_save|save_model|_save_zero_checkpoint|save_pretrained|save_state",
         r".*",
     ),
+    (Place.CHECKPOINT, r"save|_save|_legacy_save|load|_load|_legacy_load", r".*torch/serialization\.py"),
+    (Place.CHECKPOINT, r".*", r".*(torch/distributed/checkpoint/.*|safetensors/.*)\.py"),
+    # torch 2.x: both files for gloo and NCCL, see tests/unit/stack_captures.
+    (Place.BACKWARD, r"_engine_run_backward", r".*torch/autograd/graph\.py"),
+    (Place.BACKWARD, r"backward", r".*torch/(autograd/__init__|_tensor)\.py"),
+    (Place.DEVICE, r"synchronize|current_stream_synchronize", r".*torch/(cuda|accelerator)/.*\.py"),
     (Place.LOCK, r"acquire|__enter__|wait|_wait_for_tstate_lock|join", r".*threading\.py"),
 )
 

@@ -148,8 +148,12 @@ class Agent:
 class Service:
     """An agent that reports: what happens in and between the ticks of the daemon."""
 
-    def __init__(self, agent: Agent, sender: Sender, metrics: AgentMetrics, signals: runner.Signals):
+    def __init__(
+        self, agent: Agent, sender: Sender, metrics: AgentMetrics, signals: runner.Signals, echo: bool = False
+    ):
+        """With `echo` each report is also a line of JSON on standard output."""
         self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
+        self.echo = echo
 
     def tick(self, now: float) -> bool:
         """Makes a report and hands it to the sender; False if this tick could not see."""
@@ -161,6 +165,9 @@ class Service:
         self.metrics.update(report, self.agent.seen, self.sender.spool_bytes)
         if not self.agent.could_see:
             return False
+        if self.echo:
+            sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+            sys.stdout.flush()
         try:
             self.sender.put(report)
         except WireError as error:
@@ -194,7 +201,7 @@ def run_agent(config: Config, *, once: bool = False, as_json: bool = False) -> i
     try:
         if once:
             return _show_once(agent, as_json)
-        return _serve(agent, config)
+        return _serve(agent, config, echo=as_json)
     except ProbesLost as error:
         log.critical("%s: ending, to be started anew", error)
         return 1
@@ -202,7 +209,7 @@ def run_agent(config: Config, *, once: bool = False, as_json: bool = False) -> i
         agent.close()
 
 
-def _serve(agent: Agent, config: Config) -> int:
+def _serve(agent: Agent, config: Config, echo: bool) -> int:
     metrics = AgentMetrics()
     spool = Spool(config.agent.spool_bytes, config.agent.spool_age)
     count: Callable[[str], None] = metrics.count_report
@@ -212,7 +219,7 @@ def _serve(agent: Agent, config: Config) -> int:
     sender.start()
     if config.agent.metrics_listen:
         metrics.serve(*split_address(config.agent.metrics_listen, [], "agent.metrics_listen"))
-    service = Service(agent, sender, metrics, signals)
+    service = Service(agent, sender, metrics, signals, echo)
     log.info("watching %s for %s every %g s", agent.node, config.agent.controller_url, config.agent.interval)
     runner.run_cadence(service.tick, config.agent.interval, signals, service.wake_fds, service.between)
     sender.stop()

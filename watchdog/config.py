@@ -54,8 +54,13 @@ def format_duration(seconds: float) -> str:
     """The shortest text that `parse_duration` reads back as `seconds`."""
     for unit in ("d", "h", "min", "s"):
         if seconds >= _DURATION_UNITS_S[unit] and seconds % _DURATION_UNITS_S[unit] == 0:
-            return f"{seconds / _DURATION_UNITS_S[unit]:g}{unit}"
-    return f"{seconds * 1000:g}ms" if seconds < 1 else f"{seconds:g}s"
+            return f"{_number(seconds / _DURATION_UNITS_S[unit])}{unit}"
+    return f"{_number(seconds * 1000)}ms" if seconds < 1 else f"{_number(seconds)}s"
+
+
+def _number(value: float) -> str:
+    """Plain decimals, never an exponent."""
+    return str(int(value)) if value == int(value) else f"{value:.9f}".rstrip("0")
 
 
 def format_size(size: int) -> str:
@@ -262,7 +267,8 @@ class Ladder(Section):
         1800.0, description="For a complete checkpoint after the kill switch; then the restart is given up."
     )
     exit_limit: Seconds = Field(
-        60.0, description="For a job that has saved for the kill switch to end by itself, before it is requeued anyway."
+        60.0,
+        description="For a job that has saved for the kill switch to end by itself, before it is requeued anyway.",
     )
     step_limit: Seconds = Field(120.0, description="For one request to Slurm, retries included.")
     mount_limit: Seconds = Field(

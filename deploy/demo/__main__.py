@@ -23,7 +23,7 @@ from rich.markup import escape
 from deploy.demo.cluster import Cluster, ClusterError, ensure_packages, why_impossible
 from deploy.demo.stack import PORT, Watchdog, WatchdogError, train_script
 
-SAVE_INTERVAL = 20
+SAVE_INTERVAL = 10
 HUNG_RANK = 2
 STEP_S = 0.4
 
@@ -123,6 +123,11 @@ class Story:
         if not good:
             raise WrongEnd(what)
 
+    def _is_between_checkpoints(self) -> bool:
+        """Some steps after a checkpoint: a restart would lose them, unless the run saves first."""
+        step = self.watchdog.step(self.job)
+        return step > SAVE_INTERVAL and 3 <= step % SAVE_INTERVAL <= SAVE_INTERVAL - 3
+
     # ------------------------------------------------------------------------------------ the acts
 
     def filesystem_freezes(self) -> dict[str, Any]:
@@ -173,12 +178,13 @@ class Story:
         slack = len(self.watchdog.slack.messages)
         step = self.watchdog.step(self.job)
         nodes = self.watchdog.status()["jobs"][0]["nodes"]
-        self.watchdog.wait_for(lambda: self.watchdog.step(self.job) % SAVE_INTERVAL > SAVE_INTERVAL // 3, 30)
+        self.watchdog.wait_for(self._is_between_checkpoints, 30)
         (self.cluster.shared / "faults" / f"dataloader_hang.rank{HUNG_RANK}").touch()
         self.teller.say("we", f"rank {HUNG_RANK} gets no more data, from step {step} on")
         incident = self.incident("collective_hang", 60)
         output = (self.cluster.directory / "demo.out").read_text(errors="replace").splitlines()
-        self.teller.say("training", f"its log ends with: {output[-1][:100]}")
+        pulse = [line for line in output if "PULSE" in line]
+        self.teller.say("training", f"and still its log grows: {pulse[-1][:100]}")
         culprit = incident["culprits"][0]
         hung_node = nodes[HUNG_RANK // 2]
         named = [(c["rank"], c["node"]) for c in incident["culprits"]]
@@ -203,14 +209,14 @@ class Story:
     def operator_moves_the_run(self) -> dict[str, Any]:
         """(c) A healthy job leaves a node through the kill switch."""
         self.teller.act("(c) An operator wants a node back: `slurm-watchdog restart --exclude`")
-        self.watchdog.wait_for(lambda: self.watchdog.step(self.job) % SAVE_INTERVAL > SAVE_INTERVAL // 3, 60)
+        self.watchdog.wait_for(self._is_between_checkpoints, 60)
         slack = len(self.watchdog.slack.messages)
         node = self.watchdog.status()["jobs"][0]["nodes"][0]
         self.teller.say(
             "we", f"slurm-watchdog restart {self.job} --exclude {node} --reason 'fan replacement'"
         )
         done = self.watchdog.command(
-            "restart", self.job, "--exclude", node, "--reason", "fan replacement", "--json"
+            "restart", self.job, "--exclude", node, "--reason", "fan replacement", "--no-wait"
         )
         self.check(done.returncode == 0, f"restart said: {done.stdout}{done.stderr}")
         incident = next(i for i in self.watchdog.incidents(self.job) if i["kind"] == "operator_restart")

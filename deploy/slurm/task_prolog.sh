@@ -3,17 +3,13 @@
 # slurmd runs it as the job's user and sets what its lines "export NAME=value" say. Other lines would do other things,
 # so it prints nothing else; it touches no filesystem and always ends well, for a task prolog that fails fails the task.
 #
-# The path is the default of `jobs.kill_switch`; change both together. An element of an array has its own.
+# The path is the default of `jobs.kill_switch`; change both together. An element of an array has its own,
+# because it has a SLURM_JOB_ID of its own.
 # A value of the user's own (another path) is kept; one that was inherited from another job is replaced.
 case "${SLURM_WATCHDOG_KILL_SWITCH:-/run/slurm-watchdog/jobs/}" in
 /run/slurm-watchdog/jobs/*)
-    if [ -n "${SLURM_ARRAY_JOB_ID:-}" ] && [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
-        job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
-    else
-        job="${SLURM_JOB_ID:-}"
-    fi
-    if [ -n "$job" ]; then
-        echo "export SLURM_WATCHDOG_KILL_SWITCH=/run/slurm-watchdog/jobs/$job.${SLURM_RESTART_COUNT:-0}/kill"
+    if [ -n "${SLURM_JOB_ID:-}" ]; then
+        echo "export SLURM_WATCHDOG_KILL_SWITCH=/run/slurm-watchdog/jobs/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/kill"
     fi
     ;;
 esac

@@ -35,7 +35,7 @@ def default_switch(job_id: str, restarts: int) -> str:
     [
         ({"SLURM_JOB_ID": "7"}, "7", 0),
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, "7", 2),
-        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3", 0),
+        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "9", 0),
         ({"SLURM_JOB_ID": "7", "SLURM_WATCHDOG_KILL_SWITCH": "/run/slurm-watchdog/jobs/6.0/kill"}, "7", 0),
     ],
 )

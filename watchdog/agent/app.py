@@ -154,6 +154,7 @@ class Service:
         """With `echo` each report is also a line of JSON on standard output."""
         self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
         self.echo = echo
+        self.controller_id = ""
 
     def tick(self, now: float) -> bool:
         """Makes a report and hands it to the sender; False if this tick could not see."""
@@ -191,6 +192,9 @@ class Service:
     def _take_replies(self, now: float) -> None:
         for reply in self.sender.replies():
             self.agent.logs.watch = {watch.job_id: watch for watch in reply.watch}
+            if reply.controller_id != self.controller_id:
+                self.controller_id = reply.controller_id
+                self.agent.logs.tell_again()
             self.agent.commands.watch_jobs(reply.watch, now)
             self.agent.commands.accept(reply.commands, now)
 

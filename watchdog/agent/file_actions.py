@@ -112,16 +112,18 @@ def _create_directly(name: str, where: int, flags: int, data: bytes) -> None:
 
 
 def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
-    """Removes `path` if it holds exactly `content`; fine if there is nothing. Raises OSError, also if it is not ours."""
+    """Removes `path` if it holds exactly `content`; fine if there is nothing, or somebody else's. Raises OSError.
+
+    Afterwards our switch is gone. Another one in its place is for whoever wrote it, who wants the job to end.
+    """
     directory, name = os.path.split(args["path"])
     try:
         where = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        if _content(name, where) != args["content"].encode():
-            raise OSError(errno.EPERM, "this kill switch is not ours and stays", args["path"])
-        _forget(name, where)
+        if _content(name, where) == args["content"].encode():
+            _forget(name, where)
     except FileNotFoundError:
         return
     finally:

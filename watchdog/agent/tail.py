@@ -58,6 +58,8 @@ class Tail:
     """One file of one job."""
 
     path: str
+    start: int | None = None
+    """Where this run's lines begin, if an earlier run wrote the file, too: known to the controller."""
     fd: int = -1
     identity: tuple[int, int] | None = None
     position: int = 0
@@ -79,7 +81,7 @@ class Tail:
             if not first:
                 items += self._drain(now)  # the rest of what was moved away
             self._open(first)
-            if first:
+            if first and self.start is None:
                 return self._backlog(now, wall)
         return self._condensed(items + self._drain(now))
 
@@ -96,8 +98,12 @@ class Tail:
             self.close()
             raise OSError(None, "not a regular file")
         self.identity = (about.st_dev, about.st_ino)
-        self.position = max(0, about.st_size - BACKLOG) if first else 0
-        self.lines = Lines(skipping=self.position > 0)
+        self.position, self.lines = 0, Lines()
+        if first and self.start is not None:
+            self.position = self.start if self.start <= about.st_size else 0
+        elif first:
+            self.position = max(0, about.st_size - BACKLOG)
+            self.lines = Lines(skipping=self.position > 0)
 
     def _backlog(self, now: float, wall: float) -> list[Item]:
         """The end of a file that is seen for the first time: where the job stands, dated no younger than the file."""
@@ -115,7 +121,7 @@ class Tail:
             # What stands before the newest step is over: an old error, an evaluation that ended.
             if at >= last_step or item is _last(items, EventKind.CHECKPOINT)
         ]
-        return self._condensed([{**item, "age_s": age_s} for item in kept])
+        return self._condensed([{**item, "age_s": age_s, "backlog": True} for item in kept])
 
     def _drain(self, now: float) -> list[Item]:
         if self.fd < 0:
@@ -189,19 +195,20 @@ def condense(items: list[Item], limit: int = MAX_EVENTS) -> tuple[list[Item], in
 
 
 def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """One look at all files of this child. Given {"files": [[job, path]…], "trackers": [[job, path]…]}.
+    """One look at all files of this child. Given {"files": [[job, path, start or None]…], "trackers": [[job, path]…]}.
 
-    Returns {"files": [{job, path, growth_age_s, error, events, dropped}…], "trackers": [{job, path, step, age_s}…]}; a tracker is in
+    Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset}…], "trackers": [{job, path, step, age_s}…]}; a tracker is in
     it only when its step has changed. Files that are no longer named are closed.
     """
     now, wall = clock.monotonic(), clock.wall()
     tails: dict[tuple[str, str], Tail] = state.setdefault("tails", {})
-    wanted = [(job, path) for job, path in args["files"]]
+    starts = {(job, path): start for job, path, start in args["files"]}
+    wanted = list(starts)
     for key in [key for key in tails if key not in wanted]:
         tails.pop(key).close()
     files = []
     for key in wanted:
-        tail = tails.setdefault(key, Tail(key[1]))
+        tail = tails.setdefault(key, Tail(key[1], starts[key]))
         error, events = None, []
         try:
             events = tail.read(now, wall)
@@ -210,7 +217,7 @@ def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
         age_s = None if tail.grown_at is None else max(0.0, now - tail.grown_at)
         files.append(
             {"job": key[0], "path": key[1], "growth_age_s": age_s, "error": error, "events": events,
-             "dropped": tail.dropped}
+             "dropped": tail.dropped, "offset": tail.position if tail.fd >= 0 else None}
         )  # fmt: skip
     return {"files": files, "trackers": _read_trackers(args["trackers"], state, wall)}
 

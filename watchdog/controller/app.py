@@ -33,6 +33,7 @@ from watchdog.model import (
     Incident,
     IncidentState,
     JobWatch,
+    Kind,
     Reply,
     Report,
     SlurmJob,
@@ -74,6 +75,8 @@ class Controller:
         self.started_mono = clock.monotonic()
         self.warm_from = self.started_mono
         self.last_tick: float | None = None
+        """When a tick was last completed."""
+        self._last_began: float | None = None
         self.slurm_error: str | None = None
         self.journal_error: str | None = None
         self.incidents = [
@@ -136,7 +139,7 @@ class Controller:
         if self.slurm_error is not None:
             log.info("Slurm answers again")
         self.slurm_error = None
-        self.state.apply_slurm(view, clock.monotonic())
+        self.state.apply_slurm(view, clock.monotonic(), clock.wall())
 
     def blind(self, now: float) -> str | None:
         """Why this controller must not act now; None if it sees well."""
@@ -162,8 +165,9 @@ class Controller:
         """One judgement of everything. Raises nothing: a detector that fails is counted, the others go on."""
         now = clock.monotonic()
         pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)
-        if self.last_tick is not None and now - self.last_tick > pause_s:
-            log.warning("stood still for %.0f s: everybody gets a fresh grace", now - self.last_tick)
+        began_before, self._last_began = self._last_began, now
+        if began_before is not None and now - began_before > pause_s:
+            log.warning("stood still for %.0f s: everybody gets a fresh grace", now - began_before)
             self.state.grant_grace(now)
             self.state.forget_silence(now)
             self.warm_from = now
@@ -208,6 +212,9 @@ class Controller:
         settings = CorrelateSettings(hold_s=holds, resolve_after_s=self.config.controller.resolve_after)
         after = correlate(self.incidents, findings, settings, moment, lambda: uuid.uuid4().hex[:12])
         self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
+        for incident in self.incidents:
+            if incident.kind is not Kind.OPERATOR_RESTART:
+                self.state.note_trouble(incident.job_ids, now)
         for incident in after:
             self._tell_change(before.get(incident.id), incident, now)
 

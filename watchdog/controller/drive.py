@@ -134,7 +134,7 @@ class Driver:
         known, job = await self._read_job()
         now = clock.monotonic()
         if job is not None:
-            self._tools.state.apply_job(job, now)
+            self._tools.state.apply_job(job, now, clock.wall())
         view = self._tools.state.job_view(self._job_id, now)
         fence = self.run.decision.fence
         assert fence is not None

@@ -26,8 +26,14 @@ RUNNING_STATES = frozenset(
 WAITING_STATES = frozenset(
     {"PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 )
+MIN_TRIES = 3
+"""A limit ends a rung only after so many tries: the time may have passed while Slurm was away."""
 RETRY_AFTER_S = 3.0
 """Between two tries of the same rung: Slurm's rate limit gives a user 2 calls a second."""
+
+
+CANCELLED_STATES = frozenset({"CANCELLED", "REVOKED", "DEADLINE"})
+"""Ended by a person, or by a date that a person set."""
 
 
 class Stage(StrEnum):
@@ -151,13 +157,14 @@ def _settle(lost: RungRecord, stage: Stage, run: ActionRun) -> Settle:
     """The controller died, or Slurm did not answer, between intent and outcome: what does the world show?"""
     requeued = stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN)
     shown = {
+        Rung.WAIT_CHECKPOINT: True,
         Rung.REQUEUE_HOLD: requeued,
         Rung.RELEASE: stage in (Stage.QUEUED, Stage.NEXT_RUN),
     }.get(lost.rung)
     if shown is None:
         outcome, detail = RungOutcome.UNKNOWN, "the answer was lost; it is done again, which is harmless"
     elif shown:
-        outcome, detail = RungOutcome.DONE, "the answer was lost; Slurm shows that it was done"
+        outcome, detail = RungOutcome.DONE, "the answer was lost; the world shows that it was done"
     else:
         outcome, detail = RungOutcome.UNKNOWN, "the answer was lost; Slurm shows that it was not done"
     return Settle(rung=lost.rung, attempt=lost.attempt, outcome=outcome, detail=detail)
@@ -169,21 +176,40 @@ def _before_requeue(run: ActionRun, stage: Stage, world: World, limits: LadderLi
         return Wait(reason="the job is ending by itself")
     if stage is Stage.FINISHED:
         return _leave(run, world, "the job ended by itself before it was requeued; it is not run again")
+    if _goes_on(run, world):
+        return _leave(run, world, "the job makes steps again: it is left alone")
     if world.stalled_mounts and not _tried(run, Rung.REQUEUE_HOLD):
         return _wait_for_mounts(run, world, limits)
+    if world.paused:
+        return Wait(reason="paused: the job is not touched until `slurm-watchdog resume`")
     return _once(run, world, limits, Do(rung=Rung.REQUEUE_HOLD, attempt=0))
+
+
+def _goes_on(run: ActionRun, world: World) -> bool:
+    """Whether the job has made a step since the decision: waiting for a filesystem or for `resume` can take hours."""
+    decided = run.decision.step_at_decision
+    return decided is not None and world.step is not None and world.step > decided
 
 
 def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
     """Kill switch, then a complete checkpoint, then the end of the run, whichever way it comes."""
     if not _done(run, Rung.WRITE_KILL_SWITCH):
         if stage is not Stage.SAME_RUN:
+            partly = _tried(run, Rung.WRITE_KILL_SWITCH)
             return _leave(
-                run, world, "the job ended by itself before the kill switch was written; it is not run again"
+                run,
+                world,
+                "the job ended while its kill switch was not on all nodes yet: if it heard it, restart it by hand"
+                if partly
+                else "the job ended by itself before the kill switch was written; it is not run again",
             )
+        if world.paused and not _tried(run, Rung.WRITE_KILL_SWITCH):
+            return Wait(reason="paused: the job is not touched until `slurm-watchdog resume`")
         return _once(run, world, limits, Do(rung=Rung.WRITE_KILL_SWITCH, attempt=0))
-    switched_at = next(r.intent_at for r in run.records if r.rung is Rung.WRITE_KILL_SWITCH)
-    saved = world.complete_checkpoint_step is not None or _done(run, Rung.WAIT_CHECKPOINT)
+    if stage is Stage.FINISHED and world.job is not None and world.job.state in CANCELLED_STATES:
+        return _leave(run, world, f"the job was ended by somebody ({world.job.state}); it is not run again")
+    switched_at = min(r.intent_at for r in run.records if r.rung is Rung.WRITE_KILL_SWITCH)
+    saved = world.complete_checkpoint_step is not None or _tried(run, Rung.WAIT_CHECKPOINT)
     if not saved:
         if stage is Stage.FINISHED and world.now - switched_at > limits.step_s:
             return _leave(
@@ -194,7 +220,7 @@ def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limit
                 run, world, "no complete checkpoint in time: does the trainer look for the kill switch?"
             )
         return Wait(reason="waiting for a complete checkpoint")
-    if stage is not Stage.SAME_RUN and world.total_steps is not None and world.step == world.total_steps:
+    if stage is not Stage.SAME_RUN and _made_last_step(world):
         return _leave(run, world, "the job has made its last step and ended: it is finished")
     if not _done(run, Rung.WAIT_CHECKPOINT):
         return Do(rung=Rung.WAIT_CHECKPOINT, attempt=_attempts(run, Rung.WAIT_CHECKPOINT) + 1)
@@ -203,18 +229,26 @@ def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limit
     saved_at = next(r.intent_at for r in run.records if r.rung is Rung.WAIT_CHECKPOINT)
     if stage is Stage.SAME_RUN and world.now - saved_at < limits.exit_s:
         return Wait(reason="the job has saved; it has a moment to end by itself")
+    if world.paused:
+        return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
     return _once(
         run, world, limits, Do(rung=Rung.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
     )
 
 
+def _made_last_step(world: World) -> bool:
+    return world.total_steps is not None and world.step is not None and world.step >= world.total_steps
+
+
 def _while_held(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     """Requeued and held by us: add exclusions, take the kill switch away, release."""
     assert world.job is not None
+    if _done(run, Rung.RELEASE):
+        return _leave(run, world, "the job was released and then held again by somebody else")
     missing = [node for node in run.decision.exclude if node not in world.job.excluded_nodes]
-    if missing and not _failed(run, Rung.EXCLUDE):
+    if missing and not _failed(run, Rung.EXCLUDE) and not _in_vain(run, world, limits, Rung.EXCLUDE):
         nodes = tuple(dict.fromkeys((*world.job.excluded_nodes, *missing)))
-        return _once(run, world, limits, Do(rung=Rung.EXCLUDE, attempt=0, nodes=nodes))
+        return _once(run, world, limits, Do(rung=Rung.EXCLUDE, attempt=0, nodes=nodes), for_ever=True)
     if _switch_is_out(run):
         return _once(run, world, limits, Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=0), for_ever=True)
     if world.stalled_mounts:
@@ -227,14 +261,16 @@ def _while_held(run: ActionRun, world: World, limits: LadderLimits) -> Move:
 def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
     """Released: the restart has worked when the new run has made its first new step."""
     requeued_at = next(r.intent_at for r in run.records if r.rung is Rung.REQUEUE_HOLD)
-    if _switch_is_out(run) and stage is Stage.QUEUED:
+    last_at = max(r.outcome_at or r.intent_at for r in run.records)
+    if _switch_is_out(run):
         return _once(run, world, limits, Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=0), for_ever=True)
     if world.next_first_step is not None:
         lost = None
         if run.decision.step_at_decision is not None:
             last = max(run.decision.step_at_decision, world.step or 0)
             lost = max(0, last + world.next_stride - world.next_first_step)
-        excluded = f" without {', '.join(run.decision.exclude)}" if run.decision.exclude else ""
+        avoided = [n for n in run.decision.exclude if world.job is not None and n in world.job.excluded_nodes]
+        excluded = f" without {', '.join(avoided)}" if avoided else ""
         return End(
             end=ActionEnd(
                 ok=True,
@@ -252,7 +288,7 @@ def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -
         and world.job.state not in RUNNING_STATES | WAITING_STATES
     ):
         return _leave(run, world, f"the job was restarted and is {world.job.state} without a new step")
-    if world.now - requeued_at > limits.confirm_s:
+    if world.now - last_at > limits.confirm_s:
         return _leave(run, world, f"no new step within {limits.confirm_s:.0f} s of the restart")
     return Wait(reason="waiting for the first new step")
 
@@ -264,11 +300,17 @@ def _once(run: ActionRun, world: World, limits: LadderLimits, do: Do, *, for_eve
         last = tries[-1]
         if last.outcome is RungOutcome.FAILED and not for_ever:
             return _leave(run, world, f"{do.rung} was refused: {last.detail}")
-        if world.now - tries[0].intent_at > _limit_s(do.rung, limits) and not for_ever:
+        if _in_vain(run, world, limits, do.rung) and not for_ever:
             return _leave(run, world, f"{do.rung} did not succeed in time: {last.detail}")
         if world.now - (last.outcome_at or last.intent_at) < RETRY_AFTER_S * min(10, len(tries)):
             return Wait(reason=f"{do.rung} is tried again soon: {last.detail}")
     return Do(rung=do.rung, attempt=len(tries) + 1, nodes=do.nodes, only_unfinished=do.only_unfinished)
+
+
+def _in_vain(run: ActionRun, world: World, limits: LadderLimits, rung: Rung) -> bool:
+    """Whether a rung was tried for as long as it may take, and often enough."""
+    tries = [r for r in run.records if r.rung is rung]
+    return len(tries) >= MIN_TRIES and world.now - tries[0].intent_at > _limit_s(rung, limits)
 
 
 def _limit_s(rung: Rung, limits: LadderLimits) -> float:
@@ -292,6 +334,8 @@ def _leave(run: ActionRun, world: World, why: str) -> Move:
         ):
             return Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=len(tries) + 1)
         return Wait(reason=f"{why}; the kill switch has to be removed first")
+    if stage_of(run, world.job) is Stage.HELD and not _done(run, Rung.RELEASE):
+        why = f"{why}; the job stays held: `scontrol release` lets it run"
     return End(end=ActionEnd(ok=False, ended_at=world.now, detail=why))
 
 

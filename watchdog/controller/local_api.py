@@ -190,7 +190,7 @@ class LocalApi:
             raise Refused(
                 403, f"job {job_id} belongs to {job.user}: only its owner and administrators may restart it"
             )
-        self._c.state.apply_job(job, clock.monotonic())
+        self._c.state.apply_job(job, clock.monotonic(), clock.wall())
         reason = str(body.get("reason", ""))[:300]
         incident, decision = self._c.decider.ask_restart(job, tuple(dict.fromkeys(exclude)), reason, name)
         return web.json_response(

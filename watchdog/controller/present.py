@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from watchdog.detect.view import ClusterView, JobView
-from watchdog.model import ActionRun, Decision, Incident, IncidentState
+from watchdog.model import ActionRun, Decision, Incident, IncidentState, Kind
 
 
 def incident_json(
@@ -90,7 +90,7 @@ def status_json(
     view: ClusterView, limits_s: dict[str, float], open_incidents: Sequence[Incident], resolved: int
 ) -> dict[str, Any]:
     """Nodes, jobs and counts of incidents."""
-    states = [incident.state for incident in open_incidents]
+    states = [i.state for i in open_incidents if i.kind is not Kind.OPERATOR_RESTART]
     return {
         "nodes": {"reporting": list(view.reporting_nodes), "silent": list(view.silent_nodes)},
         "jobs": [_job_json(job, limits_s.get(job.job.job_id)) for job in view.jobs],

@@ -39,6 +39,8 @@ KEPT_INTERVALS = 50
 """Recent steps that the limit is learnt from."""
 KEPT_ERRORS = 40
 KEPT_SNAPSHOTS = 3
+START_SLACK_S = 3.0
+"""Slurm gives start times in whole seconds, by the clock of its own machine."""
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
 WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
@@ -82,6 +84,8 @@ class _Run:
     """Processes of the run before that are still ending."""
     clocks: dict[tuple[str, str], _Clock] = field(default_factory=dict)
     grace_from: float = float("-inf")
+    troubled_at: float = float("-inf")
+    """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
     inactive_since: float | None = None
     log_starts: dict[str, int] = field(default_factory=dict)
     """Where this run's lines begin in the files of the run before."""
@@ -134,18 +138,21 @@ class ClusterState:
 
     # ------------------------------------------------------------------------------------ feeding
 
-    def apply_slurm(self, view: SlurmView, now: float) -> None:
-        """Takes over one complete listing: new runs begin, runs that are over are forgotten."""
+    def apply_slurm(self, view: SlurmView, now: float, wall: float | None = None) -> None:
+        """Takes over one complete listing: new runs begin, runs that are over are forgotten.
+
+        `wall` is the date of `now`: with it, what was logged before a run's start time is known to be older than it.
+        """
         self.slurm_at = now
         self.jobs = {job.job_id: job for job in view.jobs}
         self._job_ids = {job.process_id: job.job_id for job in view.jobs}
         self.node_addresses = {node.name: node.address for node in view.nodes}
         for job in view.jobs:
-            self.apply_job(job, now)
+            self.apply_job(job, now, wall)
         for job_id in [job_id for job_id in self._runs if job_id not in self.jobs]:
             del self._runs[job_id]
 
-    def apply_job(self, job: SlurmJob, now: float) -> None:
+    def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""
         self.jobs[job.job_id] = job
         self._job_ids[job.process_id] = job.job_id
@@ -154,13 +161,13 @@ class ClusterState:
         run = self._runs.get(job.job_id)
         if job.state not in ACTIVE_STATES:
             if run is not None and run.job.restarts != job.restarts:
-                self._runs[job.job_id] = _new_run(job, now, run)
+                self._runs[job.job_id] = _new_run(job, now, run, wall)
             elif run is not None:
                 run.inactive_since = now if run.inactive_since is None else run.inactive_since
                 run.job = job
             return
         if run is None or run.job.restarts != job.restarts:
-            self._runs[job.job_id] = _new_run(job, now, run)
+            self._runs[job.job_id] = _new_run(job, now, run, wall)
         else:
             if run.inactive_since is not None or (job.state == "RUNNING" and run.job.state != "RUNNING"):
                 run.grace_from = now  # it waited in the queue, or was suspended: no step was due in that time
@@ -268,7 +275,7 @@ class ClusterState:
         elif event.backlog:
             clock.step = max(clock.step, event.step)
         elif event.step > clock.step:
-            if at > clock.rose_at and clock.seen > 1:
+            if at > clock.rose_at > run.troubled_at and clock.seen > 1:
                 clock.intervals_s.append(at - clock.rose_at)
             clock.stride = event.step - clock.step
             clock.step, clock.rose_at, clock.lower = event.step, at, None
@@ -316,6 +323,12 @@ class ClusterState:
                 run = self._runs[job_id]
                 run.grace_from = now
                 run.snapshots.clear()
+
+    def note_trouble(self, job_ids: Iterable[str], now: float) -> None:
+        """These jobs have an open incident at this moment."""
+        for job_id in job_ids:
+            if job_id in self._runs:
+                self._runs[job_id].troubled_at = now
 
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
@@ -454,11 +467,16 @@ def filesystem_key(mount: str, device: str | None, fs_type: str | None, boot_id:
     return f"{mount} ({device} of {boot_id[:8]})" if is_local(device, fs_type) else f"{mount} ({device})"
 
 
-def _new_run(job: SlurmJob, now: float, before: _Run | None) -> _Run:
+def _new_run(job: SlurmJob, now: float, before: _Run | None, wall: float | None) -> _Run:
+    valid_from = float("-inf")
+    if before is not None:
+        valid_from = now
+    elif wall is not None and job.start_at is not None:
+        valid_from = now - (wall - job.start_at) - START_SLACK_S
     return _Run(
         job=job,
         began_at=now,
-        valid_from=now if before is not None else float("-inf"),
+        valid_from=valid_from,
         left_over=frozenset(before.processes) if before is not None else frozenset(),
         log_starts=dict(before.log_offsets) if before is not None else {},
         log_offsets=dict(before.log_offsets) if before is not None else {},

@@ -6,6 +6,7 @@ hangs holds one child and the logs on it, and nothing else.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,8 @@ MAX_WAITING_EVENTS = 5000
 LIST_EVERY_S = 30.0
 MAX_LISTED = 128
 """Processes whose open files are listed at once."""
+KEPT_STEPS = 12
+"""Of each counter, for a controller that was started anew: enough to learn the job's speed from at once."""
 KEPT_AFTER_END_S = 30.0
 """So long the logs of a job are followed after its last process: the last words are the best."""
 MOUNTS_EVERY_S = 60.0
@@ -50,6 +53,7 @@ class JobLogs:
     watch: Mapping[str, JobWatch] = field(default_factory=dict)
     jobs: dict[str, _Job] = field(default_factory=dict)
     dropped: int = 0
+    _recent: dict[tuple[str, str, EventKind, str], deque[tuple[float, Event]]] = field(default_factory=dict)
     _rows: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
     _events: list[tuple[float, Event]] = field(default_factory=list)
     _listed_at: float = float("-inf")
@@ -100,6 +104,8 @@ class JobLogs:
             job.seen_at, job.uid = now, watch.uid
         for job_id in [job_id for job_id, job in self.jobs.items() if now - job.seen_at > KEPT_AFTER_END_S]:
             del self.jobs[job_id]
+        if any(key[0] not in self.jobs for key in self._recent):
+            self._recent = {key: recent for key, recent in self._recent.items() if key[0] in self.jobs}
 
     # -- which files -------------------------------------------------------------------------------------------
 
@@ -152,13 +158,17 @@ class JobLogs:
     def _follow(
         self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float
     ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
-        plan: dict[tuple[str, int], dict[str, list[list[str]]]] = {}
+        plan: dict[tuple[str, int], dict[str, list[list[str | int | None]]]] = {}
         followed, hung = [], {}
         for job_id in self.jobs:
             uid = self.owner_of(job_id)
+            known = self.watch.get(job_id)
+            starts = dict(known.log_offsets) if known is not None else {}
             for path in self._paths(job_id, environs.get(job_id, {})):
                 key = self.key_of(path, uid)
-                plan.setdefault((key, uid), {"files": [], "trackers": []})["files"].append([job_id, path])
+                plan.setdefault((key, uid), {"files": [], "trackers": []})["files"].append(
+                    [job_id, path, starts.get(path)]
+                )
                 followed.append((job_id, path))
                 since_s = self.probes.hung_since(key, now)
                 if since_s is not None:
@@ -186,20 +196,44 @@ class JobLogs:
             return  # timed out: rows say so while it hangs
         for each in answer.value["files"]:
             key = (each["job"], each["path"])
-            row = LogFile(job_id=key[0], path=key[1], growth_age_s=each["growth_age_s"], error=each["error"])
+            row = LogFile(
+                job_id=key[0],
+                path=key[1],
+                growth_age_s=each["growth_age_s"],
+                error=each["error"],
+                offset=each["offset"],
+            )
             self._rows[key] = (row, asked_at)
             self.dropped += each["dropped"]
-            self._events += [(asked_at, _event(key, item)) for item in each["events"]]
+            for item in each["events"]:
+                self._take_event(asked_at, _event(key, item))
         for each in answer.value["trackers"]:
             event = Event(
                 kind=EventKind.CHECKPOINT, job_id=each["job"], source=each["path"], step=each["step"],
                 age_s=each["age_s"], pattern="tracker",
             )  # fmt: skip
-            self._events.append((asked_at, event))
+            self._take_event(asked_at, event)
         excess = len(self._events) - MAX_WAITING_EVENTS
         if excess > 0:
             self.dropped += excess
             del self._events[:excess]
+
+    def _take_event(self, at: float, event: Event) -> None:
+        """Notes an event for the next report and, as the recent past, for a controller that comes later."""
+        self._events.append((at, event))
+        if event.kind is not EventKind.ERROR:
+            limit = KEPT_STEPS if event.kind is EventKind.PROGRESS else 1
+            key = (event.job_id, event.source, event.kind, event.pattern or "")
+            self._recent.setdefault(key, deque(maxlen=limit)).append((at, event))
+
+    def tell_again(self) -> None:
+        """Puts the recent past before what is new: the controller has been started anew and knows none of it."""
+        past = sorted(
+            (each for recent in self._recent.values() for each in recent),
+            key=lambda each: each[0] - each[1].age_s,
+        )
+        new = [each for each in self._events if each not in past]
+        self._events = past + new
 
     def _row(self, key: tuple[str, str], now: float, hung: str | None) -> LogFile:
         row, at = self._rows.get(key, (LogFile(job_id=key[0], path=key[1]), now))

@@ -196,11 +196,11 @@ class ProcessCollector:
         self._changed = False
 
     def _own_tree(self) -> set[int]:
-        """The agent and its children, which may themselves run inside a job."""
+        """The agent, and all below the parent of its children: it may itself run inside a job, or have started one."""
         children: dict[int, list[int]] = {}
         for pid, entry in self.entries.items():
             children.setdefault(entry.known.ppid, []).append(pid)
-        tree, todo = set[int](), [os.getpid()]
+        tree, todo = {os.getpid()}, [self.probes.spawner_pid]
         while todo:
             pid = todo.pop()
             if pid not in tree:

@@ -41,6 +41,7 @@ class _SpyFrame(msgspec.Struct):
 
 
 class _SpyThread(msgspec.Struct):
+    pid: int
     thread_id: int
     thread_name: str | None = None
     os_thread_id: int | None = None
@@ -75,7 +76,8 @@ def parse_dump(text: bytes) -> tuple[ThreadStack, ...]:
     return tuple(
         ThreadStack(
             thread_id=thread.os_thread_id or thread.thread_id,
-            name=thread.thread_name or "",
+            # A program that never imported `threading` has no names for its threads.
+            name=thread.thread_name or ("MainThread" if thread.os_thread_id == thread.pid else ""),
             active=thread.active,
             frames=tuple(
                 Frame(function=frame.name, file=frame.short_filename or frame.filename, line=frame.line)

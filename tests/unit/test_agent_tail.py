@@ -81,6 +81,14 @@ def test_only_the_end_of_a_large_file_is_read_at_first(tmp_path: Path) -> None:
     assert steps(log.read()) == [8]
 
 
+def test_a_run_begins_in_the_middle_of_a_file_that_an_earlier_run_wrote(tmp_path: Path) -> None:
+    log = Log(tmp_path / "x.log")
+    log.write("step 90/100\nTraceback (most recent call last):\n")
+    log.tail.start = log.path.stat().st_size
+    log.write("step 51/100\n")
+    assert [(item["kind"], item["step"]) for item in log.read()] == [("progress", 51)]
+
+
 def test_rotation_loses_nothing(log: Log) -> None:
     log.write("step 1/100\n")
     log.read()
@@ -134,7 +142,9 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_said_and_the_others_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("step 1/9\n")
-    answer = follow({"files": [["4", f"{tmp_path}/none"], ["4", f"{tmp_path}/a.log"]], "trackers": []}, {})
+    answer = follow(
+        {"files": [["4", f"{tmp_path}/none", None], ["4", f"{tmp_path}/a.log", None]], "trackers": []}, {}
+    )
     assert answer["files"][0]["error"].startswith("ENOENT: No such file or directory")
     assert answer["files"][1]["error"] is None
     assert steps(answer["files"][1]["events"]) == [1]

@@ -1,0 +1,370 @@
+"""The agent on real parts: a filesystem that stops answering, Python processes in D, ranks that a real srun started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.demo.cluster import Cluster, set_frozen
+from watchdog import clock, runner
+from watchdog.agent.app import Agent
+from watchdog.config import parse_config
+from watchdog.model import (
+    Blocked,
+    DumpStacks,
+    EventKind,
+    JobWatch,
+    ProbeMount,
+    Process,
+    RemoveKillSwitch,
+    Report,
+    Role,
+    WriteKillSwitch,
+)
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+JOB = "990001"
+INTERVAL_S = 0.3
+CONFIG = "agent: {node_name: n1, probe_deadline: 1s, interval: 300ms}"
+WRITER = (
+    "import os, sys, time\n"
+    "fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
+    "step = 0\n"
+    "def log_iteration():\n"
+    "    os.write(fd, b'iteration %8d/ 100000 | lm loss: 2.0\\n' % step)\n"
+    "while True:\n"
+    "    step += 1\n"
+    "    log_iteration()\n"
+    "    time.sleep(0.05)\n"
+)
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, other users' processes"
+)
+
+
+@pytest.fixture
+def filesystem(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 of its own, mounted; it answers again when the test is over."""
+    # Not below pytest's directory, which other users may not enter.
+    image, point = tmp_path / "image.ext4", Path(tempfile.mkdtemp(prefix="slurm-watchdog-test-"))
+    with open(image, "wb") as file:
+        file.truncate(64 * 1024**2)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
+    subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True, timeout=60)
+    point.chmod(0o777)
+    yield point
+    set_frozen(point, False)
+    for _ in range(50):
+        if subprocess.run(["umount", str(point)], capture_output=True, timeout=60).returncode == 0:
+            break
+        time.sleep(0.1)
+    point.rmdir()
+
+
+class Job:
+    """Processes that look like ranks of a job, and an agent that looks at them."""
+
+    def __init__(self, mount: Path) -> None:
+        self.log = mount / "train.log"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.agent = Agent(parse_config(CONFIG))
+
+    def rank(self, rank: int, *command: str, uid: int | None = None) -> int:
+        environment = {
+            "SLURM_JOB_ID": JOB,
+            "SLURM_STEP_ID": "0",
+            "SLURM_PROCID": str(rank),
+            "SLURM_NTASKS": "2",
+        }
+        argv = command or (sys.executable, "-c", WRITER, str(self.log))
+        process = subprocess.Popen(argv, env={**os.environ, **environment}, user=uid)
+        self.processes.append(process)
+        return process.pid
+
+    def tick(self) -> Report:
+        runner.sleep(INTERVAL_S)
+        report = self.agent.tick(clock.monotonic())
+        assert report.problems == ()
+        return report
+
+    def until(self, condition: Callable[[Report], bool], ticks: int = 30) -> Report:
+        report = self.tick()
+        for _ in range(ticks):
+            if condition(report):
+                return report
+            report = self.tick()
+        pytest.fail(f"not within {ticks} ticks; the last report: {report}")
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        self.agent.close()
+
+
+@pytest.fixture
+def job(filesystem: Path) -> Iterator[Job]:
+    job = Job(filesystem)
+    yield job
+    set_frozen(filesystem, False)
+    job.close()
+
+
+def find(report: Report, pid: int) -> Process:
+    return next(process for process in report.processes if process.pid == pid)
+
+
+def blocked(report: Report, pid: int) -> Blocked | None:
+    return next((process.blocked for process in report.processes if process.pid == pid), None)
+
+
+def test_a_frozen_filesystem_is_seen_within_three_ticks_and_forgotten_when_it_thaws(
+    job: Job, filesystem: Path
+) -> None:
+    pid = job.rank(0)
+    report = job.until(lambda report: any(event.kind is EventKind.PROGRESS for event in report.events))
+    assert find(report, pid).role is Role.RANK
+    assert blocked(report, pid) is None
+    set_frozen(filesystem, True)
+    time.sleep(0.2)
+    reports = [job.tick() for _ in range(3)]
+    call = blocked(reports[-1], pid)
+    assert call is not None
+    assert (call.state, call.syscall, call.wchan) == ("D", "write", "percpu_rwsem_wait")
+    assert (call.path, call.mount, call.fs_type) == (str(job.log), str(filesystem), "ext4")
+    assert call.device is not None
+    assert call.device.startswith("/dev/loop")
+    assert call.thread_id == pid
+    longer = blocked(job.tick(), pid)
+    assert longer is not None
+    assert longer.seconds > call.seconds > INTERVAL_S
+    set_frozen(filesystem, False)
+    report = job.until(lambda report: bool(report.events))
+    assert blocked(report, pid) is None
+    assert find(report, pid).io_bytes
+
+
+def test_a_probe_that_hangs_is_counted_and_holds_up_nothing(job: Job, filesystem: Path) -> None:
+    job.rank(0)
+    job.until(lambda report: bool(report.logs))
+    set_frozen(filesystem, True)
+    command = ProbeMount(id="p1", mount=str(filesystem), directory=str(filesystem), uid=65534)
+    job.agent.commands.accept((command,), clock.monotonic())
+    began = clock.monotonic()
+    report = job.until(lambda report: bool(report.results))
+    assert 0.9 < clock.monotonic() - began < 3
+    (result,) = report.results
+    assert result.ok
+    assert result.probe is not None
+    assert result.probe.responding is False
+    again = ProbeMount(id="p2", mount=str(filesystem), directory=str(filesystem), uid=65534)
+    job.agent.commands.accept((command, again), clock.monotonic())
+    ticked = clock.monotonic()
+    report = job.tick()
+    assert clock.monotonic() - ticked < INTERVAL_S + 0.5
+    assert [result.command_id for result in report.results] == ["p2"]
+    assert [probe.probe for probe in report.hung_probes] == [f"probe:{filesystem}"]
+    first = report.mounts[0].seconds
+    assert job.tick().mounts[0].seconds > first
+    set_frozen(filesystem, False)
+    report = job.until(lambda report: not report.hung_probes)
+    assert [(probe.mount, probe.responding) for probe in report.mounts] == [(str(filesystem), True)]
+    third = ProbeMount(id="p3", mount=str(filesystem), directory=str(filesystem), uid=65534)
+    job.agent.commands.accept((third,), clock.monotonic())
+    (result,) = job.until(lambda report: bool(report.results)).results
+    assert result.probe is not None
+    assert (result.probe.responding, result.probe.error) == (True, None)
+    assert {path.name for path in filesystem.iterdir()} == {"lost+found", "train.log"}
+
+
+def test_an_error_is_the_mounts_answer_and_another_mount_is_no_answer(job: Job, filesystem: Path) -> None:
+    (filesystem / "closed").mkdir(mode=0o700)
+    commands = (
+        ProbeMount(id="a", mount=str(filesystem), directory=str(filesystem / "closed"), uid=65534),
+        ProbeMount(id="b", mount=str(filesystem) + "x", directory="/nowhere", uid=0),
+    )
+    job.agent.commands.accept(commands, clock.monotonic())
+    results = {result.command_id: result for _ in range(5) for result in job.tick().results}
+    probe = results["a"].probe
+    assert probe is not None
+    assert probe.responding
+    assert str(probe.error).startswith("EACCES")
+    assert not results["b"].ok
+    assert "lies on / here" in str(results["b"].error)
+
+
+def test_stacks_of_a_python_in_uninterruptible_sleep(job: Job, filesystem: Path) -> None:
+    stuck, idle = job.rank(0), job.rank(1, sys.executable, "-c", "import time\ntime.sleep(100)")
+    dead = job.rank(2, "sleep", "100")
+    job.until(lambda report: bool(report.events))
+    set_frozen(filesystem, True)
+    job.until(lambda report: blocked(report, stuck) is not None)
+    job.agent.commands.accept((DumpStacks(id="s", job_id=JOB, restarts=0),), clock.monotonic())
+    (result,) = job.until(lambda report: bool(report.results)).results
+    assert result.ok
+    stacks = {stack.pid: stack for stack in result.stacks}
+    assert stacks[stuck].threads[0].frames[0].function == "log_iteration"
+    assert (stacks[stuck].state, stacks[stuck].syscall, stacks[stuck].rank) == ("D", "write", 0)
+    assert stacks[idle].threads[0].name == "MainThread"
+    assert dead not in stacks  # sleep is never a rank
+    assert find(job.tick(), idle).state == "S"
+
+
+def test_a_rank_that_is_no_python_is_a_stack_with_a_reason(job: Job) -> None:
+    pid = job.rank(0, "/usr/bin/perl", "-e", "sleep 100")
+    job.until(lambda report: any(process.role is Role.RANK for process in report.processes))
+    job.agent.commands.accept((DumpStacks(id="s", job_id=JOB, restarts=0),), clock.monotonic())
+    (result,) = job.until(lambda report: bool(report.results)).results
+    assert [(stack.pid, stack.threads) for stack in result.stacks] == [(pid, ())]
+    assert "py-spy" in str(result.stacks[0].error)
+
+
+def test_a_dead_rank_is_a_zombie_and_stays_a_rank(job: Job) -> None:
+    pid = job.rank(1)
+    job.until(lambda report: any(process.pid == pid for process in report.processes))
+    job.processes[0].kill()
+    process = find(job.tick(), pid)
+    assert (process.state, process.role, process.rank) == ("Z", Role.RANK, 1)
+    job.processes[0].wait()
+    assert not [process for process in job.tick().processes if process.pid == pid]
+
+
+def test_a_kill_switch_is_the_owners_written_once_and_removed_by_its_writer(
+    job: Job, filesystem: Path
+) -> None:
+    path = filesystem / "kill"
+    job.rank(0, "/usr/bin/perl", "-e", "sleep 100", uid=65534)
+    job.until(lambda report: bool(report.processes))
+    content = json.dumps({"incident": "i1"}) + "\n"
+
+    def run(*commands: WriteKillSwitch | RemoveKillSwitch) -> list[tuple[str, bool, str | None]]:
+        job.agent.commands.accept(commands, clock.monotonic())
+        found = list[tuple[str, bool, str | None]]()
+        for _ in range(10):
+            found += [(result.command_id, result.ok, result.error) for result in job.tick().results]
+        return sorted(found)
+
+    write = WriteKillSwitch(id="w1", job_id=JOB, restarts=0, path=str(path), uid=65534, content=content)
+    assert run(write, write) == [("w1", True, None)]
+    assert path.read_text() == content
+    assert path.stat().st_uid == 65534
+    assert run(write) == []
+    refused = run(
+        WriteKillSwitch(id="w2", job_id=JOB, restarts=0, path=str(path), uid=0, content=content),
+        WriteKillSwitch(id="w3", job_id="1", restarts=0, path=str(path), uid=65534, content=content),
+        WriteKillSwitch(
+            id="w4", job_id=JOB, restarts=0, path=f"{filesystem}/a/../kill", uid=65534, content=content
+        ),
+        WriteKillSwitch(id="w5", job_id=JOB, restarts=0, path=str(path), uid=65534, content="other"),
+        WriteKillSwitch(id="w6", job_id=JOB, restarts=0, path=str(path), uid=65534, content=content),
+    )
+    assert [(name, ok) for name, ok, _ in refused] == [
+        ("w2", False), ("w3", False), ("w4", False), ("w5", False), ("w6", True),
+    ]  # fmt: skip
+    # Another's switch stays; ours is not there, which is what was asked for.
+    foreign = RemoveKillSwitch(id="r1", job_id=JOB, path=str(path), uid=65534, content="other")
+    assert run(foreign) == [("r1", True, None)]
+    assert path.read_text() == content
+    remove = RemoveKillSwitch(id="r2", job_id=JOB, path=str(path), uid=65534, content=content)
+    assert run(remove) == [("r2", True, None)]
+    assert run(RemoveKillSwitch(id="r3", job_id=JOB, path=str(path), uid=65534, content=content)) == [
+        ("r3", True, None)
+    ]
+    assert [each.name for each in filesystem.iterdir() if "kill" in each.name] == []
+
+
+def test_a_symbolic_link_is_not_followed(job: Job, filesystem: Path) -> None:
+    victim = filesystem / "victim"
+    victim.write_text("precious")
+    (filesystem / "kill").symlink_to(victim)
+    job.rank(0)
+    job.until(lambda report: bool(report.processes))
+    command = WriteKillSwitch(id="w", job_id=JOB, restarts=0, path=f"{filesystem}/kill", uid=0, content="x")
+    job.agent.commands.accept((command,), clock.monotonic())
+    (result,) = job.until(lambda report: bool(report.results)).results
+    assert not result.ok
+    assert victim.read_text() == "precious"
+
+
+def test_the_directory_of_the_kill_switch_is_made_ready_for_its_owner(job: Job) -> None:
+    directory = Path(f"/run/slurm-watchdog/jobs/{JOB}.0")
+    watch = JobWatch(job_id=JOB, restarts=0, uid=65534, kill_switch=f"{directory}/kill")
+    job.agent.logs.watch = {JOB: watch}
+    write = WriteKillSwitch(
+        id="w", job_id=JOB, restarts=0, path=f"{directory}/kill", uid=65534, content="x\n"
+    )
+    job.agent.commands.watch_jobs((watch,), clock.monotonic())
+    job.agent.commands.accept((write,), clock.monotonic())
+    (result,) = job.until(lambda report: bool(report.results)).results
+    assert (result.ok, result.error) == (True, None)
+    assert (directory / "kill").read_text() == "x\n"
+    about = directory.stat()
+    assert (about.st_uid, about.st_mode & 0o777, directory.parent.stat().st_uid) == (65534, 0o755, 0)
+    (directory / "kill").unlink()
+    job.agent.logs.watch = {}
+    job.until(lambda report: not directory.exists())
+
+
+def test_a_trackers_step_is_a_checkpoint(job: Job, filesystem: Path) -> None:
+    tracker = filesystem / "latest_checkpointed_iteration.txt"
+    tracker.write_text("100")
+    job.rank(0)
+    watch = JobWatch(job_id=JOB, restarts=0, uid=0, checkpoint_trackers=(str(tracker),))
+    job.agent.logs.watch = {JOB: watch}
+
+    def checkpoints(report: Report) -> list[int | None]:
+        return [event.step for event in report.events if event.kind is EventKind.CHECKPOINT]
+
+    assert checkpoints(job.until(lambda report: bool(checkpoints(report)))) == [100]
+    tracker.write_text("200")
+    assert checkpoints(job.until(lambda report: bool(checkpoints(report)))) == [200]
+
+
+SRUN = """#!/bin/bash
+srun --nodes=2 --ntasks-per-node=2 bash -c 'exec 5>&1; "$0" "$1" --steps 1000 --step-seconds 0.2 --num-workers 1 --log {log}; true' {python} {trainer}
+"""
+
+
+@pytest.mark.slow
+def test_ranks_on_a_real_slurm(cluster: Cluster) -> None:
+    log = cluster.shared / "train.log"
+    script = SRUN.format(python=sys.executable, trainer=CHECKOUT / "deploy/demo/trainer.py", log=log)
+    job_id = cluster.sbatch(script, "--nodes=2", "--ntasks-per-node=2")
+    cluster.wait_for_job_state(job_id, "RUNNING")
+    end = clock.monotonic() + 30
+    ranks: dict[int | None, Process] = {}
+    reports: list[Report] = []
+    while clock.monotonic() < end and (len(ranks) < 4 or not any(report.events for report in reports)):
+        reports = [look(cluster, node) for node in ("n1", "n2")]
+        mine = [process for report in reports for process in report.processes if process.job_id == job_id]
+        ranks = {process.rank: process for process in mine if process.role is Role.RANK}
+    assert sorted(rank for rank in ranks if rank is not None) == [0, 1, 2, 3]
+    assert {(rank.step_id, rank.world_size) for rank in ranks.values()} == {("0", 4)}
+    assert sorted(rank.local_rank or 0 for rank in ranks.values()) == [0, 0, 1, 1]
+    mine = [process for report in reports for process in report.processes if process.job_id == job_id]
+    helpers = {(process.comm, process.step_id) for process in mine if process.role is Role.HELPER}
+    assert ("srun", "batch") in helpers
+    assert ("bash", "0") in helpers
+    assert sorted(process.rank or 0 for process in mine if process.role is Role.WORKER) == [0, 1, 2, 3]
+    assert not [process for process in mine if process.comm == "slurmstepd"]
+    assert {event.source for report in reports for event in report.events if event.step} >= {str(log)}
+
+
+def look(cluster: Cluster, node: str) -> Report:
+    """What `agent --once --json` says on a node."""
+    from watchdog.wire import decode_report
+
+    program = (
+        "import sys; from watchdog.config import parse_config; from watchdog.agent.app import run_agent; "
+        "sys.exit(run_agent(parse_config('agent: {node_name: %s}' % sys.argv[1]), once=True, as_json=True))"
+    )
+    done = cluster.node_run(node, [sys.executable, "-c", program, node], timeout_s=30, cwd=CHECKOUT)
+    return decode_report(done.stdout.encode())

@@ -1,0 +1,61 @@
+"""What py-spy prints, and whom it is asked about."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from watchdog.agent.evidence.stacks import choose, parse_dump
+from watchdog.model import Frame, Process, Role, ThreadStack
+
+# As py-spy 0.4.3 prints it for a rank in a barrier, shortened to two frames a thread.
+DUMP = json.dumps(
+    [
+        {
+            "pid": 280064, "thread_id": 139721760357248, "thread_name": "MainThread", "os_thread_id": 280064, "active": True,
+            "owns_gil": False, "process_info": None,
+            "frames": [
+                {"name": "barrier", "filename": "/env/torch/distributed/distributed_c10d.py", "module": None,
+                 "short_filename": "torch/distributed/distributed_c10d.py", "line": 2784, "locals": None, "is_entry": False},
+                {"name": "<module>", "filename": "/home/u/train.py", "module": None, "short_filename": None, "line": 9,
+                 "locals": None, "is_entry": True},
+            ],
+        },
+        {"pid": 280064, "thread_id": 7, "thread_name": None, "os_thread_id": None, "active": False, "frames": []},
+        {"pid": 280064, "thread_id": 8, "thread_name": None, "os_thread_id": 280064, "active": False, "frames": []},
+    ]
+).encode()  # fmt: skip
+
+
+def process(pid: int, role: Role, rank: int | None) -> Process:
+    return Process(
+        pid=pid, start_ticks=pid, job_id="4", role=role, comm="python", state="S", uid=1000, rank=rank
+    )
+
+
+def test_a_dump_of_py_spy() -> None:
+    threads = parse_dump(DUMP)
+    assert threads[0] == ThreadStack(
+        thread_id=280064,
+        name="MainThread",
+        active=True,
+        frames=(
+            Frame(function="barrier", file="torch/distributed/distributed_c10d.py", line=2784),
+            Frame(function="<module>", file="/home/u/train.py", line=9),
+        ),
+    )
+    assert (threads[1].thread_id, threads[1].name) == (7, "")
+    assert threads[2].name == "MainThread"
+
+
+@pytest.mark.parametrize("text", [b"", b"Error: Failed to suspend process", b'{"a": 1}'])
+def test_what_is_no_dump_says_so(text: bytes) -> None:
+    with pytest.raises(ValueError, match="py-spy printed something else"):
+        parse_dump(text)
+
+
+def test_every_rank_comes_before_a_few_workers_of_each_and_helpers_never() -> None:
+    processes = [process(10 + n, Role.WORKER, 0) for n in range(9)] + [process(30, Role.WORKER, 1)]
+    processes += [process(2, Role.RANK, 1), process(3, Role.RANK, 0), process(1, Role.HELPER, None)]
+    assert [each.pid for each in choose(processes)] == [3, 2, 10, 11, 12, 13, 30]

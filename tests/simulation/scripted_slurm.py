@@ -1,0 +1,236 @@
+"""A world for one action: a Slurm job that lives its own life, requests that get lost, people, a filesystem, kill switches.
+
+Everything is drawn from one seeded generator, so that a seed is a history. What must never happen is checked at
+the moment it would happen, not afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from watchdog.model import (
+    Command,
+    CommandResult,
+    RemoveKillSwitch,
+    SlurmJob,
+    SlurmView,
+    WriteKillSwitch,
+)
+from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+
+NODES = ("n1", "n2")
+EXCLUDED_BEFORE = ("bad7",)
+OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"})
+
+
+class World:
+    """One cluster with one job. Implements watchdog.slurm.client.SlurmClient."""
+
+    def __init__(self, seed: int, *, graceful: bool, run_in_path: bool):
+        self.random = random.Random(seed)
+        self.graceful = graceful
+        self.run_in_path = run_in_path
+        self.now = 1000.0
+        self.faults = True
+        self.state = "RUNNING"
+        self.restarts = 0
+        self.held_by: str | None = None
+        self.start_at: float | None = 900.0
+        self.excluded = EXCLUDED_BEFORE
+        self.completing_until = 0.0
+        self.queued_until = 0.0
+        self.listens = self.random.random() < 0.8
+        self.step = 500
+        self.total_steps: int | None = self.random.choice([None, 10_000])
+        self.checkpoint_step: int | None = None
+        self.release_is_written = False
+        self.next_first_step: int | None = None
+        self.switches: dict[str, str] = {}
+        self.silent: set[str] = set()
+        self.stalled = False
+        self.paused = False
+        self.ended = False
+        self.history: list[str] = []
+        self.requeues_by_us = 0
+        self.releases_by_us = 0
+        self.life = self.random.choice(["hangs", "hangs", "finishes", "node_fails", "cancelled", "recovers"])
+        self.life_at = self.now + self.random.uniform(0, 300)
+        self.people = self.random.random() < 0.3
+
+    # ------------------------------------------------------------------------------------ the job's own life
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        if self.state == "COMPLETING" and self.now >= self.completing_until:
+            self.state = "PENDING" if self.next_state == "PENDING" else self.next_state
+        if self.state == "PENDING" and self.held_by is None and self.now >= self.queued_until:
+            self.state, self.start_at, self.next_first_step = "RUNNING", self.now, None
+            self.first_step_at = self.now + self.random.uniform(5, 60)
+            self.run_kills_itself = bool(self.switches) and not self.run_in_path
+            self.say("starts again")
+        if self.state == "RUNNING" and self.restarts > 0 and self.now >= self.first_step_at:
+            self.next_first_step = self.next_first_step or 401
+        if self.state == "RUNNING" and self.restarts == 0:
+            self._first_run()
+        if self.faults:
+            self._people_and_storage()
+
+    def _first_run(self) -> None:
+        heard = self.graceful and self.listens and bool(self.switches)
+        if heard and self.random.random() < 0.5:
+            self.checkpoint_step = self.step
+            if self.random.random() < 0.8:
+                self._come_to_an_end(self.random.choice(["COMPLETED", "FAILED"]))
+        elif self.now >= self.life_at and self.faults:
+            self._fate()
+
+    def _fate(self) -> None:
+        if self.life == "finishes":
+            self.step = self.total_steps or self.step + 3
+            self._come_to_an_end(self.random.choice(["COMPLETED", "FAILED", "TIMEOUT"]))
+        elif self.life == "cancelled":
+            self._come_to_an_end("CANCELLED")
+        elif self.life == "node_fails":
+            self._requeue("Slurm", held=False)
+        elif self.life == "recovers":
+            self.step += 1
+        self.say(f"fate: {self.life}")
+        self.life = "hangs" if self.life != "recovers" else "recovers"
+
+    def _come_to_an_end(self, state: str) -> None:
+        self.state, self.next_state = "COMPLETING", state
+        self.completing_until = self.now + self.random.uniform(0, 20)
+
+    def _people_and_storage(self) -> None:
+        if self.random.random() < 0.05:
+            self.stalled = not self.stalled
+        if self.random.random() < 0.03:
+            self.paused = not self.paused
+        if self.random.random() < 0.05:
+            self.silent ^= {self.random.choice(NODES)}
+        if not self.people or self.state != "PENDING" or self.random.random() > 0.1:
+            return
+        deed = self.random.choice(["release", "hold", "cancel"])
+        self.say(f"a person: {deed}")
+        if deed == "release":
+            self.held_by = None
+        elif deed == "hold":
+            self.held_by = self.held_by or "a person"
+        else:
+            self.state = "CANCELLED"
+
+    def calm(self) -> None:
+        """From here on nothing goes wrong any more."""
+        self.faults = self.stalled = self.paused = False
+        self.silent.clear()
+
+    def say(self, text: str) -> None:
+        self.history.append(f"{self.now:7.0f} {self.state} run {self.restarts} held {self.held_by}: {text}")
+
+    def _requeue(self, by: str, *, held: bool) -> None:
+        self.restarts += 1
+        self.held_by = by if held else None
+        self.state, self.next_state = "COMPLETING", "PENDING"
+        self.completing_until = self.now + self.random.uniform(0, 20)
+        self.queued_until = self.completing_until + self.random.uniform(0, 60)
+        self.say(f"requeued by {by}")
+
+    # ------------------------------------------------------------------------------------ requests
+
+    def _fate_of_request(self, name: str) -> str:
+        assert not self.ended, f"{name} after the end of the action"
+        self.pass_time(self.random.uniform(0, 2))
+        fate = self.random.choices(["done", "refused", "lost", "done and lost"], [80, 3, 8, 9])[0]
+        self.say(f"request {name}: {fate if self.faults else 'done'}")
+        return fate if self.faults else "done"
+
+    def _answer(self, fate: str) -> None:
+        if fate in ("lost", "done and lost"):
+            raise SlurmUnavailable("time-out")
+
+    async def read_view(self) -> SlurmView:
+        raise AssertionError("an action reads one job")
+
+    async def read_job(self, job_id: str) -> SlurmJob | None:
+        if self.faults and self.random.random() < 0.1:
+            raise SlurmUnavailable("time-out")
+        return SlurmJob(
+            job_id=job_id,
+            state=self.state,
+            restarts=self.restarts,
+            start_at=self.start_at,
+            nodes=NODES,
+            held=self.held_by is not None,
+            excluded_nodes=self.excluded,
+        )
+
+    async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
+        fate = self._fate_of_request(f"requeue_hold(only_unfinished={only_unfinished})")
+        if fate == "refused":
+            raise SlurmRefused("access denied")
+        if fate != "lost":
+            if only_unfinished and (self.state in OVER or self.state == "COMPLETING"):
+                raise SlurmRefused("job is ending or has ended")
+            assert self.restarts == 0, "another run than the decision's was requeued"
+            if self.state in OVER:
+                made_all = self.total_steps is not None and self.step >= self.total_steps
+                assert self.graceful and self.switches and not made_all, "a finished job was run again"
+                assert self.checkpoint_step is not None, "run again without a complete checkpoint"
+                assert self.state != "CANCELLED", "a cancelled job was run again"
+            self.requeues_by_us += 1
+            assert self.requeues_by_us == 1
+            self._requeue("us", held=True)
+        self._answer(fate)
+
+    async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
+        fate = self._fate_of_request(f"exclude {nodes}")
+        if fate == "refused":
+            raise SlurmRefused("not allowed")
+        if fate != "lost":
+            assert set(nodes) >= set(self.excluded), "existing exclusions were dropped"
+            self.excluded = tuple(nodes)
+        self._answer(fate)
+
+    async def release(self, job_id: str) -> None:
+        stalled, paused = self.stalled, self.paused
+        fate = self._fate_of_request("release")
+        if fate == "refused":
+            raise SlurmRefused("access denied")
+        if fate != "lost" and self.held_by is not None:
+            assert not stalled, "released while the filesystem was stalled"
+            assert not paused, "released while paused"
+            assert not self.dangerous_switches(), "released under a kill switch"
+            self.releases_by_us += 1
+            # If the answer was lost nobody knows that it was done, and that the job is held by a person since.
+            assert self.releases_by_us == 1 or not self.release_is_written, "released twice"
+            self.held_by = None
+        self._answer(fate)
+
+    def dangerous_switches(self) -> set[str]:
+        return set() if self.run_in_path else set(self.switches)
+
+    async def hold(self, job_id: str) -> None:
+        raise AssertionError("no action holds a job by itself")
+
+    async def cancel(self, job_id: str) -> None:
+        raise AssertionError("no action cancels a job")
+
+    # ------------------------------------------------------------------------------------ nodes
+
+    async def ask(self, node: str, command: Command, deadline_s: float) -> CommandResult:
+        """The kill switch's lever: a node may be silent, fail, or do it and lose the answer."""
+        assert not self.ended, "a command after the end of the action"
+        self.pass_time(self.random.uniform(0, 2))
+        fate = (
+            self.random.choices(["done", "lost", "done and lost"], [85, 8, 7])[0] if self.faults else "done"
+        )
+        fate = "lost" if node in self.silent else fate
+        if fate != "lost" and isinstance(command, WriteKillSwitch):
+            self.switches[node] = command.content
+        if fate != "lost" and isinstance(command, RemoveKillSwitch):
+            assert self.switches.get(node, command.content) == command.content
+            self.switches.pop(node, None)
+        return CommandResult(
+            command_id=command.id, ok=fate == "done", error=None if fate == "done" else "no answer"
+        )

@@ -1,0 +1,207 @@
+"""The ladder against a cluster that loses answers, a controller that dies between any two lines, and people who meddle."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from watchdog.actuate import kill_switch, restart
+from watchdog.controller.ladder import Do, End, LadderLimits, Settle, Wait, next_move
+from watchdog.controller.ladder import World as Known
+from watchdog.model import (
+    Action,
+    ActionEnd,
+    ActionRun,
+    Decision,
+    Fence,
+    Rung,
+    RungOutcome,
+    RungRecord,
+    Verdict,
+)
+from watchdog.slurm.client import SlurmUnavailable
+
+_spec = importlib.util.spec_from_file_location(
+    "scripted_slurm", Path(__file__).resolve().parent / "scripted_slurm.py"
+)
+assert _spec is not None and _spec.loader is not None
+scripted_slurm = sys.modules["scripted_slurm"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(scripted_slurm)
+World, NODES, EXCLUDED_BEFORE = scripted_slurm.World, scripted_slurm.NODES, scripted_slurm.EXCLUDED_BEFORE
+
+LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)
+CALM_AFTER_S = 900.0
+BOUND_S = 5000.0
+"""Once nothing goes wrong any more an action ends within this: the sum of its limits and some retries."""
+
+
+class Died(Exception):
+    """The controller was killed here."""
+
+
+class Journal:
+    """What survives: written line by line, and the controller may die before or after any line."""
+
+    def __init__(self, world, decision: Decision):
+        self.world, self.decision = world, decision
+        self.records: dict[tuple[Rung, int], RungRecord] = {}
+        self.end: ActionEnd | None = None
+
+    def _may_die(self) -> None:
+        if self.world.faults and self.world.random.random() < 0.04:
+            self.world.say("controller dies")
+            raise Died
+
+    def intent(self, do: Do) -> None:
+        self._may_die()
+        assert self.end is None
+        assert (do.rung, do.attempt) not in self.records, "the same attempt twice"
+        self.records[do.rung, do.attempt] = RungRecord(
+            rung=do.rung, attempt=do.attempt, intent_at=self.world.now
+        )
+        self._may_die()
+
+    def outcome(self, rung: Rung, attempt: int, outcome: RungOutcome, detail: str) -> None:
+        self._may_die()
+        self.records[rung, attempt] = replace(
+            self.records[rung, attempt], outcome=outcome, outcome_at=self.world.now, detail=detail
+        )
+        self.world.release_is_written |= rung is Rung.RELEASE and outcome is RungOutcome.DONE
+        self.world.say(f"{rung} {attempt}: {outcome} ({detail})")
+        self._may_die()
+
+    def run(self) -> ActionRun:
+        return ActionRun(decision=self.decision, records=tuple(self.records.values()), end=self.end)
+
+
+def decision_for(world) -> Decision:
+    path = "/run/slurm-watchdog/jobs/7.0/kill" if world.run_in_path else "/shared/kill"
+    return Decision(
+        id="d",
+        incident_id="i",
+        action=Action.GRACEFUL_RESTART if world.graceful else Action.REQUEUE,
+        verdict=Verdict.ALLOWED,
+        by="rule",
+        reason="",
+        decided_at=world.now,
+        fence=Fence(job_id="7", restarts=0, start_at=world.start_at),
+        exclude=("n1",),
+        kill_switch=path if world.graceful else None,
+        kill_switch_uid=1000,
+        kill_switch_content="{}\n",
+        nodes=NODES,
+        step_at_decision=world.step,
+    )
+
+
+async def look(world) -> Known:
+    try:
+        job = await world.read_job("7")
+        known = True
+    except SlurmUnavailable:
+        job, known = None, False
+    first_run = world.restarts == 0
+    return Known(
+        now=world.now,
+        job_known=known,
+        job=job,
+        step=world.step,
+        total_steps=world.total_steps,
+        complete_checkpoint_step=world.checkpoint_step if first_run else None,
+        next_first_step=world.next_first_step if not first_run else None,
+        stalled_mounts=("/shared",) if world.stalled else (),
+        paused=world.paused,
+    )
+
+
+async def pull(world, decision: Decision, do: Do) -> tuple[RungOutcome, str]:
+    assert decision.fence is not None
+    match do.rung:
+        case Rung.WRITE_KILL_SWITCH:
+            return await kill_switch.write(world.ask, decision, 10)
+        case Rung.WAIT_CHECKPOINT:
+            return RungOutcome.DONE, ""
+        case Rung.REQUEUE_HOLD:
+            return await restart.requeue_hold(world, decision.fence, only_unfinished=do.only_unfinished)
+        case Rung.EXCLUDE:
+            return await restart.exclude(world, "7", do.nodes)
+        case Rung.REMOVE_KILL_SWITCH:
+            return await kill_switch.remove(world.ask, decision, frozenset(NODES) - world.silent, 10)
+        case Rung.RELEASE:
+            return await restart.release(world, "7")
+        case _:
+            raise AssertionError(do.rung)
+
+
+async def live(world, journal: Journal) -> None:
+    """One life of the controller, as watchdog.controller.drive does it: until the end, or until it dies."""
+    run = journal.run()
+    while True:
+        if world.now > 1000.0 + CALM_AFTER_S:
+            world.calm()
+        assert world.now < 1000.0 + CALM_AFTER_S + BOUND_S, "it does not come to an end"
+        move = next_move(run, await look(world), LIMITS)
+        if isinstance(move, End):
+            journal.end, world.ended = move.end, True
+            return
+        if isinstance(move, Wait):
+            world.pass_time(world.random.uniform(1, 8))
+        elif isinstance(move, Settle):
+            journal.outcome(move.rung, move.attempt, move.outcome, move.detail)
+        elif isinstance(move, Do):
+            journal.intent(move)
+            journal.outcome(move.rung, move.attempt, *await pull(world, journal.decision, move))
+        run = journal.run()
+
+
+async def history(seed: int):
+    world = World(seed, graceful=bool(seed % 2), run_in_path=bool(seed // 2 % 2))
+    journal = Journal(world, decision_for(world))
+    while journal.end is None:
+        try:
+            await live(world, journal)
+        except Died:
+            world.pass_time(world.random.uniform(0, 60))
+    return world, journal
+
+
+def check_end(world, journal: Journal) -> None:
+    end = journal.end
+    assert end is not None and end.detail
+    assert all(record.outcome is not None for record in journal.records.values()), (
+        "an intent without an outcome"
+    )
+    assert set(world.excluded) >= set(EXCLUDED_BEFORE)
+    assert not world.dangerous_switches(), "a kill switch was left behind"
+    if end.ok:
+        assert world.restarts > 0
+        assert world.next_first_step is not None
+        assert world.held_by is None
+    elif world.held_by == "us" and world.state in ("PENDING", "COMPLETING"):
+        assert "held" in end.detail, end.detail
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_whatever_is_lost_and_whoever_dies_a_run_is_requeued_once_and_every_action_ends_in_writing(
+    block: int,
+) -> None:
+    async def block_of_histories() -> tuple[int, int]:
+        good = bad = 0
+        for seed in range(block * 500, block * 500 + 500):
+            world = None
+            try:
+                world, journal = await history(seed)
+                check_end(world, journal)
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+            good, bad = good + journal.end.ok, bad + (not journal.end.ok)
+        return good, bad
+
+    good, bad = asyncio.run(block_of_histories())
+    assert good > 50, "the script hardly ever lets an action succeed"
+    assert bad > 50, "the script hardly ever makes an action fail"

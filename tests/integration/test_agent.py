@@ -78,7 +78,7 @@ class Job:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.agent = Agent(parse_config(CONFIG))
 
-    def rank(self, rank: int, *command: str, uid: int | None = None) -> int:
+    def rank(self, rank: int, *command: str, uid: int | None = None, talk: bool = False) -> int:
         environment = {
             "SLURM_JOB_ID": JOB,
             "SLURM_STEP_ID": "0",
@@ -86,7 +86,8 @@ class Job:
             "SLURM_NTASKS": "2",
         }
         argv = command or (sys.executable, "-c", WRITER, str(self.log))
-        process = subprocess.Popen(argv, env={**os.environ, **environment}, user=uid)
+        pipe = subprocess.PIPE if talk else None
+        process = subprocess.Popen(argv, env={**os.environ, **environment}, user=uid, stdin=pipe, stdout=pipe)
         self.processes.append(process)
         return process.pid
 
@@ -150,6 +151,52 @@ def test_a_frozen_filesystem_is_seen_within_three_ticks_and_forgotten_when_it_th
     report = job.until(lambda report: bool(report.events))
     assert blocked(report, pid) is None
     assert find(report, pid).io_bytes
+
+
+CALLS = {
+    "mkdir": "os.mkdir(sys.argv[1] + '/made')",
+    "openat": "os.chdir(sys.argv[1]); os.open('made', os.O_CREAT | os.O_WRONLY)",
+    "rename": "os.rename(sys.argv[1] + '/a', sys.argv[1] + '/b')",
+    "unlink": "os.unlink(sys.argv[1] + '/a')",
+    "ftruncate": "os.ftruncate(fd, 0)",
+    "write": "import threading; threading.Thread(target=os.write, args=(fd, b'x')).start(); time.sleep(100)",
+    None: "import mmap; os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096); wait(); m[0] = 1",
+}
+
+
+def test_calls_with_a_path_threads_and_page_faults_are_named_like_writes(job: Job, filesystem: Path) -> None:
+    (filesystem / "a").touch()
+    prelude = (
+        "import os, sys, time\n"
+        "fd = os.open(sys.argv[1] + '/a', os.O_RDWR)\n"
+        "def wait():\n"
+        "    print(flush=True); sys.stdin.readline()\n"
+    )
+    pids = {}
+    for name, call in CALLS.items():
+        code = prelude + (call if "wait()" in call else f"wait(); {call}").replace("; ", "\n")
+        pids[name] = job.rank(len(pids), sys.executable, "-c", code, str(filesystem), talk=True)
+    for process in job.processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    set_frozen(filesystem, True)
+    for process in job.processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+
+    def calls(report: Report) -> dict[str | None, Blocked]:
+        return {name: call for name, pid in pids.items() if (call := blocked(report, pid)) is not None}
+
+    found = calls(job.until(lambda report: len(calls(report)) == len(CALLS), ticks=8))
+    assert {name: call.syscall for name, call in found.items()} == {name: name for name in CALLS}
+    assert {call.mount for name, call in found.items() if name} == {str(filesystem)}
+    paths = {name: Path(call.path).name for name, call in found.items() if call.path}
+    assert paths == {
+        "mkdir": "made", "openat": "made", "rename": "a", "unlink": "a", "ftruncate": "a", "write": "a",
+    }  # fmt: skip
+    assert found["write"].thread_id != pids["write"]
+    assert found[None].wchan
 
 
 def test_a_probe_that_hangs_is_counted_and_holds_up_nothing(job: Job, filesystem: Path) -> None:

@@ -10,11 +10,9 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 import watchdog
 from watchdog import clock, runner
@@ -23,13 +21,15 @@ from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.commands import Commands
 from watchdog.agent.evidence import stacks
-from watchdog.agent.metrics import AgentMetrics
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Function, Probes, ProbesLost
-from watchdog.agent.sender import Sender, Spool
 from watchdog.config import Config, split_address
 from watchdog.model import Event, LogFile, MountProbe, Process, Report
 from watchdog.wire import WireError
+
+if TYPE_CHECKING:
+    from watchdog.agent.metrics import AgentMetrics
+    from watchdog.agent.sender import Sender
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +214,10 @@ def run_agent(config: Config, *, once: bool = False, as_json: bool = False) -> i
 
 
 def _serve(agent: Agent, config: Config, echo: bool) -> int:
+    # Imported only now: the children, forked long ago, need neither, and their memory counts.
+    from watchdog.agent.metrics import AgentMetrics
+    from watchdog.agent.sender import Sender, Spool
+
     metrics = AgentMetrics()
     spool = Spool(config.agent.spool_bytes, config.agent.spool_age)
     count: Callable[[str], None] = metrics.count_report
@@ -245,6 +249,10 @@ def _show_once(agent: Agent, as_json: bool) -> int:
 
 
 def _print_tables(report: Report) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     console = Console()
     table = Table(
         "job",

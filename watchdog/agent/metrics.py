@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, start_http_server
 
 from watchdog.model import Report
 from watchdog.runner import Isolated
@@ -16,6 +16,7 @@ class AgentMetrics:
     """The series, in a registry of their own: no global state, and nothing of the interpreter's."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a date for every counter, which nobody asks for
         self.registry = CollectorRegistry()
         self._uninterruptible = Gauge(
             "slurm_watchdog_process_uninterruptible_seconds",

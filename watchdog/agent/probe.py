@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import json
 import logging
 import os
@@ -84,6 +85,8 @@ class Probes:
         self._next_request = 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
+        gc.collect()
+        gc.freeze()  # the collector writes into objects, and what is written to is shared no more
         self.spawner_pid = os.fork()
         if self.spawner_pid == 0:
             ours.close()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, World
 from watchdog.actuate import kill_switch, restart
 from watchdog.controller.ladder import Do, End, LadderLimits, Settle, Wait, next_move
 from watchdog.controller.ladder import World as Known
@@ -26,14 +24,6 @@ from watchdog.model import (
 )
 from watchdog.slurm.client import SlurmUnavailable
 
-_spec = importlib.util.spec_from_file_location(
-    "scripted_slurm", Path(__file__).resolve().parent / "scripted_slurm.py"
-)
-assert _spec is not None and _spec.loader is not None
-scripted_slurm = sys.modules["scripted_slurm"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(scripted_slurm)
-World, NODES, EXCLUDED_BEFORE = scripted_slurm.World, scripted_slurm.NODES, scripted_slurm.EXCLUDED_BEFORE
-
 LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)
 CALM_AFTER_S = 900.0
 BOUND_S = 5000.0
@@ -47,7 +37,7 @@ class Died(Exception):
 class Journal:
     """What survives: written line by line, and the controller may die before or after any line."""
 
-    def __init__(self, world, decision: Decision):
+    def __init__(self, world: World, decision: Decision):
         self.world, self.decision = world, decision
         self.records: dict[tuple[Rung, int], RungRecord] = {}
         self.end: ActionEnd | None = None
@@ -79,7 +69,7 @@ class Journal:
         return ActionRun(decision=self.decision, records=tuple(self.records.values()), end=self.end)
 
 
-def decision_for(world) -> Decision:
+def decision_for(world: World) -> Decision:
     path = "/run/slurm-watchdog/jobs/7.0/kill" if world.run_in_path else "/shared/kill"
     return Decision(
         id="d",
@@ -99,7 +89,7 @@ def decision_for(world) -> Decision:
     )
 
 
-async def look(world) -> Known:
+async def look(world: World) -> Known:
     try:
         job = await world.read_job("7")
         known = True
@@ -119,7 +109,7 @@ async def look(world) -> Known:
     )
 
 
-async def pull(world, decision: Decision, do: Do) -> tuple[RungOutcome, str]:
+async def pull(world: World, decision: Decision, do: Do) -> tuple[RungOutcome, str]:
     assert decision.fence is not None
     match do.rung:
         case Rung.WRITE_KILL_SWITCH:
@@ -138,7 +128,7 @@ async def pull(world, decision: Decision, do: Do) -> tuple[RungOutcome, str]:
             raise AssertionError(do.rung)
 
 
-async def live(world, journal: Journal) -> None:
+async def live(world: World, journal: Journal) -> None:
     """One life of the controller, as watchdog.controller.drive does it: until the end, or until it dies."""
     run = journal.run()
     while True:
@@ -159,7 +149,7 @@ async def live(world, journal: Journal) -> None:
         run = journal.run()
 
 
-async def history(seed: int):
+async def history(seed: int) -> tuple[World, Journal]:
     world = World(seed, graceful=bool(seed % 2), run_in_path=bool(seed // 2 % 2))
     journal = Journal(world, decision_for(world))
     while journal.end is None:
@@ -170,7 +160,7 @@ async def history(seed: int):
     return world, journal
 
 
-def check_end(world, journal: Journal) -> None:
+def check_end(world: World, journal: Journal) -> None:
     end = journal.end
     assert end is not None and end.detail
     assert all(record.outcome is not None for record in journal.records.values()), (
@@ -193,7 +183,6 @@ def test_whatever_is_lost_and_whoever_dies_a_run_is_requeued_once_and_every_acti
     async def block_of_histories() -> tuple[int, int]:
         good = bad = 0
         for seed in range(block * 500, block * 500 + 500):
-            world = None
             try:
                 world, journal = await history(seed)
                 check_end(world, journal)

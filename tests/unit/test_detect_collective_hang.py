@@ -1,0 +1,186 @@
+"""collective_hang: a loop that does not turn, and all the loops that merely look so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.unit.builders import (
+    BACKWARD,
+    BARRIER,
+    COMPUTE,
+    LOADER,
+    RECV,
+    SAVE,
+    cluster,
+    job,
+    progress,
+    seen,
+    slurm_job,
+    snapshot,
+    stack,
+    still,
+)
+from watchdog.detect.collective_hang import detect
+from watchdog.model import Finding, StacksWanted, Truth
+
+
+@dataclass(frozen=True)
+class Settings:
+    floor: float = 60.0
+    factor: float = 3.0
+    startup_grace: float = 3600.0
+    warmup_steps: int = 5
+    evaluation_floor: float = 1800.0
+    checkpoint_floor: float = 1800.0
+    busy_limit: float = 1800.0
+
+
+HUNG = {"progress": progress(70.0), "snapshots": still(RECV, RECV, LOADER, RECV)}
+
+
+def judge(**changes) -> Finding:
+    (finding,) = detect(cluster(job(**changes)), Settings())
+    return finding
+
+
+def test_the_rank_in_its_data_loader_is_named_and_the_job_may_be_requeued() -> None:
+    finding = judge(**HUNG)
+    assert (finding.truth, finding.actionable) == (Truth.BAD, True)
+    assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 2, 102)]
+    assert finding.exclude_nodes == ()
+    assert "hangs after step 500" in finding.summary
+    assert "3 ranks wait for it" in finding.summary
+
+
+def test_a_rank_that_cannot_be_dumped_is_named_with_the_reason() -> None:
+    dumps = [
+        snapshot(age, [stack(0, (), error="EPERM"), *(stack(r, BARRIER) for r in (1, 2, 3))])
+        for age in (30, 10)
+    ]
+    finding = judge(progress=progress(70.0), snapshots=tuple(dumps))
+    assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, True, [0])
+
+
+def test_stacks_are_asked_for_from_half_the_limit_on() -> None:
+    finding = judge(progress=progress(31.0))
+    assert finding.truth is Truth.UNKNOWN
+    assert finding.wanted == (StacksWanted(job_id="7", apart_s=9.0),)
+    assert judge(progress=progress(29.0)).wanted == ()
+
+
+def test_a_job_that_makes_steps_is_ok() -> None:
+    assert judge(progress=progress(10.0), snapshots=still(RECV, RECV, LOADER, RECV)).truth is Truth.OK
+
+
+def test_two_of_four_ranks_in_the_backward_pass_convict_nobody() -> None:
+    assert (
+        judge(progress=progress(70.0), snapshots=still(BACKWARD, BACKWARD, LOADER, LOADER)).truth
+        is Truth.UNKNOWN
+    )
+
+
+def test_all_ranks_in_the_same_collective_is_told_names_nobody_and_is_acted_on_much_later_only() -> None:
+    dumps = still(RECV, RECV, RECV, RECV)
+    early = judge(progress=progress(70.0), snapshots=dumps)
+    late = judge(progress=progress(1801.0), snapshots=dumps)
+    assert (early.truth, early.culprits, early.actionable) == (Truth.BAD, (), False)
+    assert (late.truth, late.culprits, late.actionable) == (Truth.BAD, (), True)
+
+
+HEALTHY = {
+    "start-up of half an hour": {"progress": None, "run_age_s": 1799.0},
+    "compilation of the first steps": {"progress": progress(1700.0, steps_seen=2)},
+    "evaluation that the log announces": {
+        "progress": progress(720.0, phase="evaluating"),
+        "snapshots": still(RECV, RECV, COMPUTE, RECV),
+    },
+    "evaluation that the log does not announce": {
+        "progress": progress(720.0),
+        "snapshots": (
+            snapshot(30, [stack(r, RECV) for r in range(4)]),
+            snapshot(10, [stack(0, COMPUTE), *(stack(r, RECV) for r in (1, 2, 3))]),
+        ),
+    },
+    "checkpoint by rank 0, the others in barrier": {
+        "progress": progress(900.0),
+        "snapshots": still(SAVE, BARRIER, BARRIER, BARRIER),
+    },
+    "checkpoint by code that nobody knows, the others in the checkpoint's barrier": {
+        "progress": progress(900.0),
+        "snapshots": still(("upload (mine.py)",), *[(*BARRIER[:2], "save_checkpoint (t.py)")] * 3),
+    },
+    "a rank outside the collective that computes": {
+        "progress": progress(70.0),
+        "snapshots": tuple(
+            snapshot(age, [stack(0, COMPUTE, cpu_s=90 - age), *(stack(r, RECV) for r in (1, 2, 3))])
+            for age in (30, 10)
+        ),
+    },
+    "slow steps": {
+        "progress": progress(300.0, intervals_s=(105.0,) * 9),
+        "snapshots": still(RECV, RECV, LOADER, RECV),
+    },
+    "all ranks compute": {"progress": progress(70.0), "snapshots": still(COMPUTE, COMPUTE, COMPUTE, COMPUTE)},
+    "a job that an administrator suspended": {**HUNG, "job": slurm_job(state="SUSPENDED")},
+    "a log without a step that could be read": {
+        "progress": None,
+        "run_age_s": 9e4,
+        "snapshots": still(RECV, RECV, RECV, RECV),
+    },
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_incident_for(name: str) -> None:
+    assert judge(**HEALTHY[name]).truth is not Truth.BAD
+
+
+UNSEEN = {
+    "no ranks are known": {**HUNG, "processes": ()},
+    "a node is silent": {**HUNG, "silent_nodes": ("n2",)},
+    "no dump came": {**HUNG, "snapshots": ()},
+    "one dump came": {**HUNG, "snapshots": HUNG["snapshots"][:1]},
+    "the dump of one rank is missing": {
+        "progress": progress(70.0),
+        "snapshots": tuple(snapshot(age, [stack(r, RECV) for r in (0, 1, 2)]) for age in (30, 10)),
+    },
+    "no rank could be dumped": {
+        "progress": progress(70.0),
+        "snapshots": tuple(
+            snapshot(age, [stack(r, (), error="EPERM") for r in range(4)]) for age in (30, 10)
+        ),
+    },
+    "a rank is gone": {**HUNG, "processes": (*(seen(r) for r in range(3)), seen(3, gone_s=20.0))},
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_unknown_if(name: str) -> None:
+    assert judge(**UNSEEN[name]).truth is Truth.UNKNOWN
+
+
+def test_a_hang_before_the_first_step_is_told_and_never_acted_on() -> None:
+    finding = judge(progress=None, run_age_s=3700.0, snapshots=still(RECV, RECV, LOADER, RECV))
+    assert (finding.truth, finding.actionable) == (Truth.BAD, False)
+    assert "before its first step" in finding.summary
+
+
+def test_a_hang_after_an_elastic_restart_of_a_rank_is_seen() -> None:
+    dead = seen(2, gone_s=400.0, pid=77)
+    assert judge(**HUNG, processes=(dead, *(seen(r) for r in range(4)))).truth is Truth.BAD
+
+
+def test_a_checkpoint_that_takes_longer_than_a_checkpoint_may_is_a_hang() -> None:
+    finding = judge(progress=progress(1801.0), snapshots=still(SAVE, BARRIER, BARRIER, BARRIER))
+    assert (finding.truth, [c.rank for c in finding.culprits]) == (Truth.BAD, [0])
+
+
+def test_stacks_that_move_for_very_long_are_told_and_name_nobody() -> None:
+    moving = (
+        snapshot(30, [stack(r, RECV) for r in range(4)]),
+        snapshot(10, [stack(r, COMPUTE) for r in range(4)]),
+    )
+    finding = judge(progress=progress(1801.0), snapshots=moving)
+    assert (finding.truth, finding.actionable, finding.culprits) == (Truth.BAD, False, ())

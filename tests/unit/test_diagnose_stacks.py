@@ -1,0 +1,224 @@
+"""The stack vote, on the dumps of real hangs and on dumps of jobs that are well."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.builders import (
+    BACKWARD,
+    BARRIER,
+    COMPUTE,
+    LOADER,
+    RECV,
+    SAVE,
+    captured,
+    seen,
+    snapshot,
+    stack,
+    still,
+)
+from watchdog.diagnose.stacks import locate, place_of, vote
+from watchdog.knowledge.frames import Place
+
+EVALUATE = (
+    "eval_batch (deepspeed/runtime/pipe/engine.py)",
+    "evaluate (megatron/training.py)",
+    "main (pretrain_gpt.py)",
+)
+BLOOM = {
+    "broadcast": (
+        "broadcast (torch/distributed/distributed_c10d.py)",
+        "_bcast_pipe_scalar (deepspeed/runtime/pipe/engine.py)",
+    ),
+    "loader": (
+        "wait (threading.py)",
+        "get (queue.py)",
+        "_try_get_data (torch/utils/data/dataloader.py)",
+        "_next_batch (deepspeed/runtime/pipe/engine.py)",
+    ),
+    "data": ("broadcast (torch/distributed/distributed_c10d.py)", "broadcast_data (megatron/mpu/data.py)"),
+    "reduce": (
+        "all_reduce (torch/distributed/distributed_c10d.py)",
+        "_reduce_outputs (deepspeed/runtime/pipe/engine.py)",
+    ),
+    "recv": ("recv (torch/distributed/distributed_c10d.py)", "recv (deepspeed/runtime/pipe/p2p.py)"),
+}
+
+
+def outside(snapshots) -> list[int | None]:
+    return [culprit.rank for culprit in vote(snapshots).outside]
+
+
+def test_bloom_of_16_ranks_in_five_places_the_one_in_its_data_loader_is_named() -> None:
+    places = ["broadcast"] * 4 + ["loader"] + ["data"] * 3 + ["reduce"] * 4 + ["recv"] * 4
+    voted = vote(still(*((*BLOOM[place], *EVALUATE) for place in places)))
+    assert [c.rank for c in voted.outside] == [4]
+    assert "data loader" in voted.outside[0].reason
+    assert (voted.waiting, voted.elsewhere, voted.moving) == (15, 1, False)
+    assert sorted(len(group.ranks) for group in voted.groups) == [1, 3, 4, 4, 4]
+
+
+def test_frozen_filesystem_all_but_one_are_in_barrier_and_that_one_cannot_be_dumped() -> None:
+    barrier = (
+        "barrier (torch/distributed/distributed_c10d.py)",
+        "wait_for_everyone (accelerate/utils/other.py)",
+    )
+
+    def dump(age: float):
+        return snapshot(
+            age, [stack(0, (), error="EPERM", state="D"), *(stack(r, barrier) for r in range(1, 64))]
+        )
+
+    voted = vote((dump(30), dump(10)))
+    assert voted.outside == ()
+    assert [(c.rank, "EPERM" in c.reason) for c in voted.undumped] == [(0, True)]
+    assert (voted.waiting, voted.moving) == (63, False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ddp_gloo_data_loader_worker",
+        "ddp_gloo_data_loader_in_process",
+        "ddp_gloo_lock",
+        "ddp_gloo_sleep",
+        "ddp_gloo_sleep_with_all_reduce",
+    ],
+)
+def test_with_ddp_the_ranks_wait_in_the_backward_pass_and_the_culprit_is_rank_2(name: str) -> None:
+    voted = vote(captured(name))
+    assert ([c.rank for c in voted.outside], voted.waiting, voted.moving) == ([2], 3, False)
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "place"),
+    [
+        ("ProcessGroup.recv", "trainer.py", Place.OTHER),
+        ("all_reduce", "trainer.py", Place.COLLECTIVE),
+        ("DataLoader._try_get_data", "trainer.py", Place.DATALOADER),
+        ("wrapper", "torch/distributed/c10d_logger.py", Place.COLLECTIVE),
+        ("wrapper", "torch/distributed/elastic/multiprocessing/errors/__init__.py", Place.OTHER),
+        ("_engine_run_backward", "torch/autograd/graph.py", Place.BACKWARD),
+        ("synchronize", "torch/cuda/__init__.py", Place.DEVICE),
+        ("send", "requests/adapters.py", Place.OTHER),
+        ("wait", "subprocess.py", Place.OTHER),
+        ("reduce", "functools.py", Place.OTHER),
+        ("_wait_for_tstate_lock", "threading.py", Place.LOCK),
+        ("Pdb.interaction", "pdb.py", Place.DEBUGGER),
+        ("destroy_process_group", "torch/distributed/distributed_c10d.py", Place.TEARDOWN),
+        ("_save", "torch/serialization.py", Place.CHECKPOINT),
+        ("_MapDatasetFetcher.fetch", "torch/utils/data/_utils/fetch.py", Place.DATALOADER),
+    ],
+)
+def test_a_frame_means_a_place(function: str, file: str, place: Place) -> None:
+    assert place_of(function, file) is place
+
+
+def test_the_collective_below_a_checkpoint_function_is_a_collective_and_the_checkpoint_is_seen() -> None:
+    inside = (*BARRIER[:2], "save_checkpoint (t.py)", "train (t.py)")
+    assert locate(stack(0, inside)).place is Place.COLLECTIVE
+    assert vote(still(SAVE, inside, inside, inside)).checkpointing
+    assert not vote(still(LOADER, RECV, RECV, RECV)).checkpointing
+
+
+def test_ranks_that_all_compute_convict_nobody() -> None:
+    assert vote(still(COMPUTE, COMPUTE, COMPUTE, COMPUTE)).waiting == 0
+    assert vote(still(COMPUTE, SAVE, LOADER, BACKWARD)).waiting == 0
+
+
+def test_nobody_is_named_where_there_is_no_clear_majority() -> None:
+    assert outside(still(BACKWARD, BACKWARD, LOADER, LOADER)) == []
+    assert outside(still(COMPUTE, COMPUTE, LOADER, SAVE)) == []
+    assert outside(still(RECV, LOADER, LOADER, LOADER)) == []
+
+
+def test_unknown_code_counts_as_waiting_only_if_a_large_majority_stands_idle_in_the_same_frames() -> None:
+    assert outside(still(COMPUTE, COMPUTE, COMPUTE, LOADER)) == [3]
+    busy = [
+        snapshot(age, [*(stack(r, COMPUTE, cpu_s=100 - age) for r in range(3)), stack(3, LOADER)])
+        for age in (30, 10)
+    ]
+    assert vote(busy).waiting == 0
+
+
+def test_a_backward_pass_that_computes_is_not_waiting() -> None:
+    dumps = [
+        snapshot(age, [*(stack(r, BACKWARD, cpu_s=100 - age) for r in range(3)), stack(3, LOADER)])
+        for age in (30, 10)
+    ]
+    assert outside(dumps) == []
+
+
+def test_one_rank_in_the_barrier_does_not_make_culprits_of_those_in_the_backward_pass() -> None:
+    voted = vote(still(BACKWARD, BACKWARD, BACKWARD, BARRIER))
+    assert (voted.outside, voted.waiting) == ((), 4)
+
+
+def test_all_in_the_same_collective_names_nobody_even_if_it_is_called_from_two_places() -> None:
+    other_way = (*BARRIER[:2], "log_on_rank_0 (t.py)", "train (t.py)")
+    voted = vote(still(other_way, BARRIER, BARRIER, BARRIER))
+    assert (voted.outside, voted.waiting, voted.elsewhere) == ((), 4, 0)
+
+
+def test_the_only_one_in_another_collective_is_named() -> None:
+    gather = ("all_gather (torch/distributed/distributed_c10d.py)", "train (t.py)")
+    assert outside(still(BARRIER, BARRIER, gather, BARRIER)) == [2]
+    assert outside(still(BARRIER, BARRIER, gather, gather)) == []
+
+
+def test_a_rank_that_moved_in_the_middle_and_came_back_moves() -> None:
+    def at(age: float, lines):
+        return snapshot(age, [*(stack(r, RECV) for r in range(3)), stack(3, lines)])
+
+    assert vote((at(30, LOADER), at(20, COMPUTE), at(10, LOADER))).moving is True
+
+
+def test_equal_pids_on_two_nodes_are_two_processes() -> None:
+    """A rank that spins in a collective uses a whole core; it does not compute because another node's pid does."""
+
+    def at(age: float):
+        spinning = stack(0, RECV, node="n1", pid=55, cpu_s=100 - age)
+        return snapshot(age, [spinning, stack(1, RECV), stack(2, RECV), stack(3, LOADER, node="n2", pid=55)])
+
+    assert vote((at(30), at(10))).moving is False
+
+
+def test_a_rank_outside_the_collective_that_computes_is_moving() -> None:
+    dumps = [
+        snapshot(age, [*(stack(r, RECV) for r in range(3)), stack(3, COMPUTE, cpu_s=100 - age)])
+        for age in (30, 10)
+    ]
+    assert vote(dumps).moving is True
+
+
+def test_an_undumped_rank_that_computes_is_moving() -> None:
+    dumps = [
+        snapshot(age, [*(stack(r, RECV) for r in range(3)), stack(3, (), error="timed out", cpu_s=100 - age)])
+        for age in (30, 10)
+    ]
+    assert vote(dumps).moving is True
+
+
+@pytest.mark.parametrize("snapshots", [still(LOADER, RECV, RECV, RECV)[-1:], ()])
+def test_one_dump_or_none_says_nothing_about_movement(snapshots) -> None:
+    assert vote(snapshots).moving is None
+
+
+def test_two_dumps_too_close_together_say_nothing_about_movement() -> None:
+    dumps = [snapshot(age, [stack(0, LOADER), *(stack(r, RECV) for r in (1, 2, 3))]) for age in (11, 10)]
+    assert vote(dumps).moving is None
+
+
+def test_a_rank_that_was_dumped_once_only_leaves_the_movement_unknown() -> None:
+    first = snapshot(30, [stack(r, RECV) for r in range(3)])
+    last = snapshot(10, [*(stack(r, RECV) for r in range(3)), stack(3, LOADER)])
+    assert vote((first, last)).moving is None
+
+
+def test_ranks_of_which_nothing_came_are_missing_and_side_steps_do_not_count() -> None:
+    shell = stack(0, ("main (notebook.py)",), pid=999, node="n1")
+    dumps = [snapshot(age, [shell, *(stack(r, RECV) for r in range(3))]) for age in (30, 10)]
+    voted = vote(dumps, [seen(r) for r in range(4)])
+    assert voted.missing == (3,)
+    assert voted.outside == ()
+    assert voted.waiting == 3

@@ -320,12 +320,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def train_script(
-    cluster: Cluster, *options: str, ranks_per_node: int = 2, pulse_s: float = 2.0, srun: str = ""
+    cluster: Cluster, *options: str, ranks_per_node: int = 2, pulse_s: float = 2.0, trainer: str = ""
 ) -> str:
-    """A batch script as the BLOOM team had it: srun of the trainer, and a PULSE line beside it, into the same log."""
+    """A batch script as the BLOOM team had it: srun of the trainer, and a PULSE line beside it, into the same log.
+
+    `trainer`: interpreter and file, where our own cannot be read by the job's user.
+    """
     words = " ".join(
         [
-            f"{sys.executable} {TRAINER}",
+            trainer or f"{sys.executable} {TRAINER}",
             f"--checkpoint-dir {cluster.shared}/checkpoints-$SLURM_JOB_ID",
             f"--rendezvous-dir {cluster.shared}",
             *options,
@@ -336,7 +339,7 @@ def train_script(
 (while sleep {pulse_s}; do echo "[$(date '+%F %T')] PULSE: demo is running ($SLURM_JOB_ID on $SLURM_JOB_NODELIST)"; done) &
 pulse=$!
 mkdir -p {cluster.shared}/checkpoints-$SLURM_JOB_ID
-srun {srun} --ntasks-per-node={ranks_per_node} {words}
+srun --ntasks-per-node={ranks_per_node} {words}
 code=$?
 kill $pulse
 exit $code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import shutil
 import sqlite3
 import stat
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from deploy.demo.cluster import Cluster
-from deploy.demo.stack import PORT, Watchdog, train_script
+from deploy.demo.stack import PORT, TRAINER, Watchdog, train_script
 
 SAVE_INTERVAL = 10
 
@@ -30,10 +31,15 @@ def submit(
     faults.chmod(0o1777)
     output = Path(cluster.directory) / "log" / "job-%j.out"
     output.parent.chmod(0o1777)
+    trainer = ""
+    if user is not None:  # our interpreter and checkout may lie where only root may look
+        shutil.copy(TRAINER, cluster.shared / "trainer.py")
+        trainer = f"/usr/bin/python3 {cluster.shared}/trainer.py"
     script = train_script(
         cluster,
         f"--steps 100000 --step-seconds 0.3 --save-interval {SAVE_INTERVAL} --fault-dir {faults}",
         *options,
+        trainer=trainer,
     )
     return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch, user=user)
 

@@ -43,7 +43,6 @@ START_SLACK_S = 3.0
 """Slurm gives start times in whole seconds, by the clock of its own machine."""
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
-WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 KEPT_GONE_S = 3600.0
 """A process that is gone is remembered this long, so that its death can be told."""
 ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
@@ -86,6 +85,8 @@ class _Run:
     grace_from: float = float("-inf")
     troubled_at: float = float("-inf")
     """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
+    started: bool = False
+    """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
     inactive_since: float | None = None
     log_starts: dict[str, int] = field(default_factory=dict)
     """Where this run's lines begin in the files of the run before."""
@@ -172,6 +173,9 @@ class ClusterState:
             if run.inactive_since is not None or (job.state == "RUNNING" and run.job.state != "RUNNING"):
                 run.grace_from = now  # it waited in the queue, or was suspended: no step was due in that time
                 run.snapshots.clear()
+            if not run.started:
+                run.began_at, run.started = now, True
+                run.valid_from = max(run.valid_from, _started_at(job, now, wall))
             run.job, run.inactive_since = job, None
 
     def apply_report(self, report: Report, now: float) -> str:
@@ -248,7 +252,7 @@ class ClusterState:
     def _apply_event(self, node: str, event: Event, made_at: float) -> None:
         run = self._run(event.job_id)
         at = made_at - max(0.0, event.age_s)
-        if run is None or at < run.valid_from or run.job.state in WAITING_STATES:
+        if run is None or at < run.valid_from or not run.started:
             return
         if event.backlog and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
             return
@@ -467,15 +471,22 @@ def filesystem_key(mount: str, device: str | None, fs_type: str | None, boot_id:
     return f"{mount} ({device} of {boot_id[:8]})" if is_local(device, fs_type) else f"{mount} ({device})"
 
 
+def _started_at(job: SlurmJob, now: float, wall: float | None) -> float:
+    """The moment of the run's start on our monotonic clock; without dates, the beginning of time."""
+    if wall is None or job.start_at is None:
+        return float("-inf")
+    return now - max(0.0, wall - job.start_at) - START_SLACK_S
+
+
 def _new_run(job: SlurmJob, now: float, before: _Run | None, wall: float | None) -> _Run:
-    valid_from = float("-inf")
-    if before is not None:
-        valid_from = now
-    elif wall is not None and job.start_at is not None:
-        valid_from = now - (wall - job.start_at) - START_SLACK_S
+    started = job.state in ACTIVE_STATES
+    valid_from = now
+    if started and (before is None or (wall is not None and job.start_at is not None)):
+        valid_from = _started_at(job, now, wall)
     return _Run(
         job=job,
         began_at=now,
+        started=started,
         valid_from=valid_from,
         left_over=frozenset(before.processes) if before is not None else frozenset(),
         log_starts=dict(before.log_offsets) if before is not None else {},

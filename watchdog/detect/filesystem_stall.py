@@ -110,10 +110,10 @@ def _goes_on(view: ClusterView, filesystem: FilesystemView, job_id: str) -> bool
 
 def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, ...]) -> str:
     first = named[0]
-    longest = max(filesystem.blocked, key=lambda p: blocked_call(p).seconds)
-    call = blocked_call(longest)
-    who = f"{describe(first)} of job {longest.process.job_id}"
-    what = f"has been in {call.syscall or 'a system call'} on {first.path or filesystem.mount} for {state.blocked_s:.0f} s"
+    process = next(p for p in filesystem.blocked if (p.node, p.process.pid) == (first.node, first.pid))
+    call = blocked_call(process)
+    who = f"{describe(first)} of job {process.process.job_id}"
+    what = f"has been in {call.syscall or 'a system call'} on {first.path or filesystem.mount} for {call.seconds:.0f} s"
     more = f" ({len(named)} processes in all)" if len(named) > 1 else ""
     consequence = {
         Scope.OUTAGE: f"filesystem {filesystem.mount} does not answer on "

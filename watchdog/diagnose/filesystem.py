@@ -59,8 +59,10 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
     strangers = {node for node, answer in fresh if not answer.same_filesystem}
     affected = (blocked_nodes - answering) | unanswering
     longest_s = max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0)
-    if len(affected) >= 2:
-        scope = Scope.OUTAGE
+    if affected and len(blocked_nodes | unanswering) >= 2:
+        scope = (
+            Scope.OUTAGE
+        )  # also where one of them answers a probe: a part of the storage, and no node's fault
     elif blocked_nodes and blocked_nodes <= answering:
         scope = Scope.ONE_FILE
     elif affected and (answering - affected or strangers - affected):
@@ -79,7 +81,7 @@ def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[ProbeW
     """Asks the node itself and a few others of the same jobs (or, for a job on one node, any others)."""
     if not filesystem.blocked:
         return ()
-    first = max(filesystem.blocked, key=lambda p: blocked_call(p).seconds)
+    first = min(filesystem.blocked, key=lambda p: (-blocked_call(p).seconds, p.node, p.process.pid))
     path = blocked_call(first).path or filesystem.mount
     jobs = {p.process.job_id for p in filesystem.blocked}
     affected = {p.node for p in filesystem.blocked} | {node for node, _ in filesystem.answers}
@@ -97,11 +99,17 @@ def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[ProbeW
     )
 
 
-def culprits(filesystem: FilesystemView, blocked_for_s: float) -> tuple[Culprit, ...]:
-    """Every process that is blocked long enough, the longest first: ranks before their workers and helpers."""
-    found = [p for p in filesystem.blocked if blocked_call(p).seconds >= blocked_for_s]
+def long_blocked(filesystem: FilesystemView, blocked_for_s: float) -> list[ProcessView]:
+    """Every process that is blocked long enough: ranks before their workers and helpers, the longest first."""
     order = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
-    found.sort(key=lambda p: (order[p.process.role], -blocked_call(p).seconds))
+    return sorted(
+        (p for p in filesystem.blocked if blocked_call(p).seconds >= blocked_for_s),
+        key=lambda p: (order[p.process.role], -blocked_call(p).seconds, p.node, p.process.pid),
+    )
+
+
+def culprits(filesystem: FilesystemView, blocked_for_s: float) -> tuple[Culprit, ...]:
+    """Who is blocked long enough, in the order of `long_blocked`."""
     return tuple(
         Culprit(
             node=p.node,
@@ -113,7 +121,7 @@ def culprits(filesystem: FilesystemView, blocked_for_s: float) -> tuple[Culprit,
             f" for {blocked_call(p).seconds:.0f} s (state {blocked_call(p).state}"
             f"{f', {blocked_call(p).wchan}' if blocked_call(p).wchan else ''})",
         )
-        for p in found
+        for p in long_blocked(filesystem, blocked_for_s)
     )
 
 

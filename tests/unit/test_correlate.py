@@ -1,0 +1,178 @@
+"""From findings to incidents: what opens, fires, freezes, is explained away and closes."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from msgspec.structs import replace
+
+from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
+from watchdog.model import Culprit, Finding, Incident, IncidentState, Kind, StacksWanted, Truth
+
+FIRING, PENDING, RESOLVED = IncidentState.FIRING, IncidentState.PENDING, IncidentState.RESOLVED
+
+
+class Story:
+    """Feeds findings second by second."""
+
+    def __init__(self, hold_s: float = 0.0):
+        self.open: list[Incident] = []
+        self.now = 100.0
+        self.ids = count(1)
+        self.settings = CorrelateSettings(hold_s=dict.fromkeys(Kind, hold_s), resolve_after_s=10.0)
+        self.world: dict[str, Any] = {"restarts": {"7": 0, "8": 0}}
+
+    def after(self, seconds: float, *findings: Finding) -> list[tuple[Kind, IncidentState]]:
+        self.now += seconds
+        moment = Moment(mono=self.now, wall=self.now + 1e6, **self.world)
+        found = correlate(self.open, findings, self.settings, moment, lambda: str(next(self.ids)))
+        self.open = [i for i in found if i.state is not RESOLVED]
+        self.last = found
+        return [(i.kind, i.state) for i in found]
+
+
+def says(truth: Truth, kind: Kind = Kind.COLLECTIVE_HANG, **changes: Any) -> Finding:
+    given = {
+        "subject": "job:7",
+        "summary": str(truth),
+        "job_ids": ("7",),
+        "lasted_s": 70.0,
+        "actionable": truth == "bad",
+    }
+    return Finding(**{"kind": kind, "truth": truth, **given, **changes})
+
+
+BAD, OK, UNKNOWN = says(Truth.BAD), says(Truth.OK), says(Truth.UNKNOWN)
+HANG = Kind.COLLECTIVE_HANG
+OUTAGE = says(Truth.BAD, Kind.FILESYSTEM_OUTAGE, subject="mount:k", actionable=False)
+OUTAGE_OVER = replace(OUTAGE, truth=Truth.OK, job_ids=())
+
+
+def test_bad_fires_at_once_without_a_hold_and_says_how_long_it_took() -> None:
+    story = Story()
+    assert story.after(0, BAD) == [(HANG, FIRING)]
+    assert story.last[0].detected_after_s == 70.0
+    assert story.last[0].runs == (("7", 0),)
+
+
+def test_a_hold_keeps_it_pending_and_ok_in_between_leaves_no_trace() -> None:
+    story = Story(hold_s=5)
+    assert story.after(0, BAD) == [(HANG, PENDING)]
+    assert story.after(4, BAD) == [(HANG, PENDING)]
+    assert story.after(0, OK) == []
+    assert story.after(1, BAD) == [(HANG, PENDING)]
+    assert story.after(5, BAD) == [(HANG, FIRING)]
+
+
+def test_it_resolves_after_ten_seconds_of_ok_without_a_break() -> None:
+    story = Story()
+    story.after(0, BAD)
+    assert story.after(1, OK) == [(HANG, FIRING)]
+    assert story.after(9, BAD) == [(HANG, FIRING)]
+    assert story.after(1, OK) == [(HANG, FIRING)]
+    assert story.after(9, UNKNOWN) == [(HANG, FIRING)]
+    assert story.after(1, OK) == [(HANG, FIRING)]
+    assert story.after(10, OK) == [(HANG, RESOLVED)]
+
+
+def test_unknown_and_silence_open_nothing_and_close_nothing() -> None:
+    story = Story()
+    assert story.after(0, UNKNOWN) == []
+    story.after(0, BAD)
+    assert story.after(1000, UNKNOWN) == [(HANG, FIRING)]
+    assert story.after(1000) == [(HANG, FIRING)]
+
+
+def test_a_pending_incident_does_not_fire_while_nobody_can_say_that_it_is_still_bad() -> None:
+    story = Story(hold_s=5)
+    story.after(0, BAD)
+    assert story.after(100, UNKNOWN) == [(HANG, PENDING)]
+    assert story.after(100) == [(HANG, PENDING)]
+
+
+def test_what_is_not_bad_at_this_moment_is_not_to_be_acted_on() -> None:
+    for other in ([UNKNOWN], [OK], []):
+        story = Story()
+        story.after(0, BAD)
+        assert story.open[0].actionable
+        story.after(1, *other)
+        assert not story.open[0].actionable
+        story.after(1, BAD)
+        assert story.open[0].actionable
+
+
+def test_an_outage_hides_the_hang_and_the_hang_does_not_fire_on_what_was_seen_before_it_ended() -> None:
+    story = Story()
+    assert story.after(0, OUTAGE, BAD) == [(Kind.FILESYSTEM_OUTAGE, FIRING), (HANG, PENDING)]
+    story.after(1, OUTAGE_OVER, UNKNOWN)
+    assert story.after(11, OUTAGE_OVER, UNKNOWN) == [(Kind.FILESYSTEM_OUTAGE, RESOLVED), (HANG, PENDING)]
+    assert story.after(1, UNKNOWN) == [(HANG, PENDING)]
+    assert story.after(1, OK) == []
+
+
+def test_an_outage_explains_the_stall_of_the_same_mount_and_the_dead_rank_and_no_other_job() -> None:
+    story = Story()
+    stall = says(Truth.BAD, Kind.FILESYSTEM_STALL, subject="mount:k")
+    dead = says(Truth.BAD, Kind.LINGERING_JOB)
+    other = says(Truth.BAD, subject="job:8", job_ids=("8",))
+    assert story.after(0, OUTAGE, stall, dead, other) == [
+        (Kind.FILESYSTEM_OUTAGE, FIRING),
+        (Kind.FILESYSTEM_STALL, PENDING),
+        (Kind.LINGERING_JOB, PENDING),
+        (HANG, FIRING),
+    ]
+
+
+def test_a_hang_that_fires_already_is_explained_by_an_outage_that_is_seen_later() -> None:
+    story = Story()
+    story.after(0, BAD)
+    story.after(1, BAD, OUTAGE)
+    assert story.open[0].inhibited_by == story.open[1].id
+
+
+def test_a_suspicion_keeps_a_pending_hang_from_firing_but_not_for_ever() -> None:
+    story = Story()
+    wanted = (StacksWanted(job_id="7"),)
+    maybe = says(Truth.UNKNOWN, Kind.FILESYSTEM_STALL, subject="mount:k", wanted=wanted)
+    assert story.after(0, maybe, BAD) == [(HANG, PENDING)]
+    assert story.after(5, replace(maybe, truth=Truth.OK), BAD) == [(HANG, FIRING)]
+    assert story.after(5, maybe, BAD) == [(HANG, FIRING)]
+
+
+def test_the_end_of_the_job_or_a_new_run_closes_its_incident() -> None:
+    for world in ({"restarts": {}, "over": frozenset({"7"})}, {"restarts": {"7": 1}}):
+        story = Story()
+        story.after(0, BAD)
+        story.world = world
+        assert story.after(1, BAD) == [(HANG, RESOLVED)]
+
+
+def test_a_filesystem_incident_of_which_nobody_speaks_any_more_ends_with_its_jobs() -> None:
+    story = Story()
+    story.after(0, OUTAGE)
+    assert story.after(5000) == [(Kind.FILESYSTEM_OUTAGE, FIRING)]
+    story.world = {"restarts": {}, "over": frozenset({"7"})}
+    assert story.after(1, OUTAGE) == [(Kind.FILESYSTEM_OUTAGE, FIRING)]
+    assert story.after(1) == [(Kind.FILESYSTEM_OUTAGE, RESOLVED)]
+
+
+def test_an_incident_that_is_acted_on_and_one_of_an_operator_are_left_alone() -> None:
+    story = Story()
+    story.after(0, BAD)
+    before = story.open[0]
+    story.world = {"restarts": {"7": 1}, "acting": frozenset({before.id})}
+    story.after(1000, OK)
+    assert story.open == [before]
+    story.world = {"restarts": {"7": 1}}
+    story.open = [replace(before, kind=Kind.OPERATOR_RESTART)]
+    assert story.after(1000, OK) == [(Kind.OPERATOR_RESTART, FIRING)]
+
+
+def test_the_job_that_the_newest_finding_names_first_stands_first() -> None:
+    story = Story()
+    stall = says(Truth.BAD, Kind.FILESYSTEM_STALL, subject="mount:k", culprits=(Culprit(node="n1"),))
+    story.after(0, stall)
+    story.after(1, replace(stall, job_ids=("8",), culprits=()))
+    assert story.open[0].job_ids == ("8", "7")
+    assert story.open[0].culprits == (Culprit(node="n1"),)

@@ -1,0 +1,168 @@
+"""Each guard takes the action away alone and names itself; the order; operators; observing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.builders import slurm_job
+from watchdog.controller.policy import ASKED_FOR, GUARDS, Limits, Situation, decide, is_final, is_news
+from watchdog.model import Action, Decision, Fence, Incident, IncidentState, Kind, Severity, Verdict
+
+LIMITS = Limits(
+    cooldown_s=900,
+    attempts=3,
+    budget=4,
+    budget_percent=20,
+    budget_window_s=3600,
+    storm_jobs=3,
+    storm_nodes_percent=20,
+    max_excluded_nodes=3,
+    opt_out_comment="watchdog=off",
+)
+INCIDENT = Incident(
+    id="i",
+    kind=Kind.COLLECTIVE_HANG,
+    subject="job:7",
+    state=IncidentState.FIRING,
+    severity=Severity.CRITICAL,
+    job_ids=("7",),
+    opened_at=0,
+    pending_mono=0,
+    runs=(("7", 0),),
+    actionable=True,
+    exclude_nodes=("n1",),
+    mounts=("/shared",),
+)
+SITUATION = Situation(
+    now_wall=1e6,
+    mode="act",
+    job=slurm_job(),
+    paused=None,
+    blind=None,
+    recent=(),
+    busy=False,
+    running_jobs=40,
+    jobs_in_trouble=1,
+    nodes_known=10,
+    nodes_silent=0,
+    mounts_stalled=(),
+    step=500,
+)
+
+
+def done(ago_s: float, job_id: str = "7") -> Decision:
+    return Decision(
+        id="x",
+        incident_id="x",
+        action=Action.REQUEUE,
+        verdict=Verdict.ALLOWED,
+        by="",
+        reason="",
+        decided_at=1e6 - ago_s,
+        fence=Fence(job_id=job_id, restarts=0, start_at=None),
+    )
+
+
+def judge(incident: Incident = INCIDENT, **changes: Any) -> Decision:
+    return decide(incident, replace(SITUATION, **changes), LIMITS, "d")
+
+
+def test_nothing_objects_and_the_decision_is_fenced_by_the_run() -> None:
+    decision = judge()
+    assert (decision.verdict, decision.action) == (Verdict.ALLOWED, Action.REQUEUE)
+    assert decision.fence == Fence(job_id="7", restarts=0, start_at=900.0)
+    assert (decision.exclude, decision.nodes, decision.step_at_decision) == (("n1",), ("n1", "n2"), 500)
+    assert decision.wait_until_responding == ("/shared",)
+    assert is_final(decision)
+
+
+OBJECTIONS: dict[str, list[dict[str, Any]]] = {
+    "paused": [{"paused": "maintenance"}, {"paused": ""}],
+    "blind": [{"blind": "just started"}],
+    "job_changed": [
+        {"job": None},
+        {"job": slurm_job(restarts=1)},
+        {"job": slurm_job(state="COMPLETING")},
+        {"job": slurm_job(state="SUSPENDED")},
+        {"job": slurm_job(job_id="8")},
+    ],
+    "opted_out": [{"job": slurm_job(comment="x watchdog=off y")}],
+    "not_possible": [{"job": slurm_job(is_batch=False)}, {"job": slurm_job(requeueable=False)}],
+    "evidence": [{"incident": replace(INCIDENT, actionable=False)}],
+    "storage": [{"mounts_stalled": ("/shared",)}],
+    "busy": [{"busy": True}],
+    "cooldown": [{"recent": (done(899),)}],
+    "budget": [
+        {"recent": tuple(done(10, f"{n}") for n in range(20, 24))},
+        {"recent": (done(10, "20"),), "running_jobs": 9},
+    ],
+    "storm": [{"jobs_in_trouble": 3}, {"nodes_silent": 3}],
+    "attempts": [{"recent": (done(9000), done(8000), done(7000))}],
+    "exclusions": [{"job": slurm_job(excluded_nodes=("a", "b", "c"))}],
+}
+
+
+@pytest.mark.parametrize(("guard", "change"), [(g, c) for g, changes in OBJECTIONS.items() for c in changes])
+def test_each_guard_alone_takes_the_action_away_and_names_itself(guard: str, change: dict[str, Any]) -> None:
+    decision = judge(**change)
+    assert (decision.verdict, decision.by) == (Verdict.SUPPRESSED, guard)
+    assert decision.reason
+    assert not is_final(decision)
+
+
+def test_every_guard_has_its_case_and_they_stand_in_this_order() -> None:
+    assert [name for name, _ in GUARDS] == list(OBJECTIONS)
+
+
+def test_the_first_guard_in_the_order_gives_its_name() -> None:
+    assert judge(paused="x", blind="y", busy=True).by == "paused"
+    assert judge(blind="y", busy=True, jobs_in_trouble=9).by == "blind"
+    assert judge(jobs_in_trouble=9, recent=(done(1),)).by == "cooldown"
+
+
+def test_what_is_just_within_the_limits_is_allowed() -> None:
+    allowed = judge(
+        recent=(done(901), done(8000), *(done(3601, "20") for _ in range(9))),
+        jobs_in_trouble=2,
+        nodes_silent=2,
+    )
+    assert allowed.verdict is Verdict.ALLOWED
+    assert judge(job=slurm_job(excluded_nodes=("a", "n1", "b"))).verdict is Verdict.ALLOWED
+    assert judge(job=slurm_job(requeueable=None)).verdict is Verdict.ALLOWED
+
+
+def test_observing_is_the_last_word_and_no_guard_is_passed_over_for_it() -> None:
+    assert (judge(mode="observe").verdict, judge(mode="observe").by) == (Verdict.OBSERVED, "mode")
+    assert judge(mode="observe", busy=True).by == "busy"
+    assert not is_final(judge(mode="observe"))
+
+
+def test_an_outage_is_answered_by_nothing() -> None:
+    assert judge(replace(INCIDENT, kind=Kind.FILESYSTEM_OUTAGE)).action is Action.NONE
+
+
+@pytest.mark.parametrize(("guard", "change"), [(g, c) for g, changes in OBJECTIONS.items() for c in changes])
+def test_an_operator_is_held_back_only_by_what_protects_the_job(guard: str, change: dict[str, Any]) -> None:
+    asked = replace(change.get("incident", INCIDENT), kind=Kind.OPERATOR_RESTART)
+    decision = judge(asked, **{k: v for k, v in change.items() if k != "incident"}, mode="observe")
+    expected = (Verdict.SUPPRESSED, guard) if guard in ASKED_FOR else (Verdict.ALLOWED, "operator_restart")
+    assert (decision.verdict, decision.by, decision.action) == (*expected, Action.GRACEFUL_RESTART)
+
+
+def test_only_a_decision_that_differs_is_news() -> None:
+    assert is_news(judge(), [])
+    assert is_news(judge(busy=True), [])
+    assert not is_news(judge(busy=True), [judge(busy=True)])
+    assert is_news(judge(), [judge(busy=True)])
+    assert is_news(judge(paused="x"), [judge(busy=True)])
+
+
+def test_evidence_that_comes_and_goes_is_told_once_if_nothing_else_was() -> None:
+    weak = replace(INCIDENT, actionable=False)
+    assert is_news(judge(weak), [])
+    assert not is_news(judge(weak), [judge(mode="observe")])
+    assert not is_news(judge(mode="observe"), [judge(mode="observe")])
+    assert is_news(judge(), [judge(weak)])

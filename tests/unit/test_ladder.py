@@ -1,0 +1,234 @@
+"""The ladder, one stage at a time: given what the journal holds and what the world shows, what comes next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from watchdog.controller.ladder import Do, End, LadderLimits, Settle, Stage, Wait, World, next_move, stage_of
+from watchdog.model import (
+    Action,
+    ActionRun,
+    Decision,
+    Fence,
+    Rung,
+    RungOutcome,
+    RungRecord,
+    SlurmJob,
+    Verdict,
+)
+
+LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)
+DECISION = Decision(
+    id="d",
+    incident_id="i",
+    action=Action.REQUEUE,
+    verdict=Verdict.ALLOWED,
+    by="rule",
+    reason="",
+    decided_at=1000.0,
+    fence=Fence(job_id="7", restarts=2, start_at=900.0),
+    exclude=("n1",),
+    nodes=("n1", "n2"),
+    step_at_decision=500,
+)
+GRACEFUL = replace(DECISION, action=Action.GRACEFUL_RESTART, kill_switch="/k", kill_switch_uid=1)
+DONE, FAILED, UNKNOWN = RungOutcome.DONE, RungOutcome.FAILED, RungOutcome.UNKNOWN
+
+RUNNING = {"state": "RUNNING", "restarts": 2}
+ENDED = {"state": "COMPLETED", "restarts": 2}
+HELD = {"state": "PENDING", "restarts": 3, "held": True}
+QUEUED = {"state": "PENDING", "restarts": 3}
+NEXT = {"state": "RUNNING", "restarts": 3}
+
+
+def record(
+    rung: Rung, outcome: RungOutcome | None = DONE, attempt: int = 1, at: float = 1000.0
+) -> RungRecord:
+    return RungRecord(
+        rung=rung,
+        attempt=attempt,
+        intent_at=at,
+        outcome=outcome,
+        outcome_at=None if outcome is None else at,
+        detail="x",
+    )
+
+
+def move(
+    job: dict[str, Any] | None, *records: RungRecord, decision: Decision = DECISION, **world: Any
+) -> Any:
+    given = {"now": 1050.0, "job_known": True, "step": 500}
+    seen = World(**{**given, **world}, job=None if job is None else SlurmJob(job_id="7", **job))
+    return next_move(ActionRun(decision=decision, records=records), seen, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("job", "stage"),
+    [
+        (None, Stage.GONE),
+        (RUNNING, Stage.SAME_RUN),
+        ({"state": "COMPLETING", "restarts": 2}, Stage.ENDING),
+        (ENDED, Stage.FINISHED),
+        (HELD, Stage.HELD),
+        ({"state": "COMPLETING", "restarts": 3, "held": True}, Stage.HELD),
+        (QUEUED, Stage.QUEUED),
+        (NEXT, Stage.NEXT_RUN),
+        ({"state": "CANCELLED", "restarts": 3}, Stage.NEXT_RUN),
+        ({"state": "PENDING", "restarts": 4, "held": True}, Stage.NEXT_RUN),
+        ({"state": "RUNNING", "restarts": 1}, Stage.GONE),
+    ],
+)
+def test_where_the_job_stands_seen_from_the_fence(job: dict[str, Any] | None, stage: Stage) -> None:
+    seen = None if job is None else SlurmJob(job_id="7", **job)
+    assert stage_of(ActionRun(decision=DECISION), seen) is stage
+
+
+def test_while_slurm_does_not_answer_nothing_is_done() -> None:
+    assert isinstance(move(None, job_known=False), Wait)
+
+
+def test_the_rungs_of_a_requeue_in_their_order() -> None:
+    requeued = record(Rung.REQUEUE_HOLD)
+    excluded = {**HELD, "excluded_nodes": ("old", "n1")}
+    assert move(RUNNING) == Do(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=True)
+    assert move({**HELD, "excluded_nodes": ("old",)}, requeued) == Do(
+        rung=Rung.EXCLUDE, attempt=1, nodes=("old", "n1")
+    )
+    assert move(excluded, requeued, record(Rung.EXCLUDE)) == Do(rung=Rung.RELEASE, attempt=1)
+    released = (requeued, record(Rung.EXCLUDE), record(Rung.RELEASE))
+    assert isinstance(move(QUEUED, *released), Wait)
+    end = move({**NEXT, "excluded_nodes": ("n1",)}, *released, next_first_step=401).end
+    assert (end.ok, end.resumed_at_step, end.steps_lost, end.downtime_s) == (True, 401, 100, 50.0)
+    assert "without n1" in end.detail
+
+
+def test_the_rungs_of_a_graceful_restart_in_their_order() -> None:
+    def graceful(job: dict[str, Any], *records: RungRecord, **world: Any) -> Any:
+        return move(job, *records, decision=GRACEFUL, **world)
+
+    written, saved = record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT)
+    assert graceful(RUNNING) == Do(rung=Rung.WRITE_KILL_SWITCH, attempt=1)
+    assert isinstance(graceful(RUNNING, written), Wait)
+    assert graceful(RUNNING, written, complete_checkpoint_step=510) == Do(
+        rung=Rung.WAIT_CHECKPOINT, attempt=1
+    )
+    assert isinstance(graceful(RUNNING, written, saved, now=1010.0), Wait)
+    assert graceful(RUNNING, written, saved) == Do(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=True)
+    assert graceful(ENDED, written, saved) == Do(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=False)
+    requeued = (written, saved, record(Rung.REQUEUE_HOLD))
+    held = {**HELD, "excluded_nodes": ("n1",)}
+    assert graceful(held, *requeued) == Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
+    assert graceful(held, *requeued, record(Rung.REMOVE_KILL_SWITCH)) == Do(rung=Rung.RELEASE, attempt=1)
+
+
+@pytest.mark.parametrize(
+    ("job", "records", "world", "words"),
+    [
+        (None, (), {}, "does not know"),
+        (ENDED, (), {}, "not run again"),
+        (QUEUED, (), {}, "somebody else"),
+        (RUNNING, (), {"step": 501}, "makes steps again"),
+        (RUNNING, (), {"stalled_mounts": ("/s",), "now": 1601.0}, "did not answer"),
+        (RUNNING, (record(Rung.REQUEUE_HOLD, FAILED),), {}, "refused"),
+        (HELD, (record(Rung.REQUEUE_HOLD),), {"stalled_mounts": ("/s",), "now": 1601.0}, "scontrol release"),
+        (HELD, (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)), {}, "held again by somebody else"),
+        (
+            {**NEXT, "state": "FAILED"},
+            (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)),
+            {},
+            "without a new step",
+        ),
+        (NEXT, (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)), {"now": 1901.0}, "no new step"),
+    ],
+)
+def test_it_ends_in_writing_and_touches_nothing_if(
+    job: Any, records: Any, world: dict[str, Any], words: str
+) -> None:
+    decision = replace(DECISION, exclude=())
+    given = move(job, *records, decision=decision, **world)
+    assert isinstance(given, End), given
+    assert not given.end.ok
+    assert words in given.end.detail
+
+
+@pytest.mark.parametrize(
+    ("job", "records", "world"),
+    [
+        ({"state": "COMPLETING", "restarts": 2}, (), {}),
+        (RUNNING, (), {"paused": True}),
+        (RUNNING, (), {"stalled_mounts": ("/s",)}),
+        (HELD, (record(Rung.REQUEUE_HOLD),), {"paused": True}),
+        (HELD, (record(Rung.REQUEUE_HOLD),), {"stalled_mounts": ("/s",)}),
+        (RUNNING, (record(Rung.REQUEUE_HOLD, UNKNOWN, at=1049.0),), {}),
+        (NEXT, (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)), {}),
+    ],
+)
+def test_it_waits_if(job: Any, records: Any, world: dict[str, Any]) -> None:
+    assert isinstance(move(job, *records, decision=replace(DECISION, exclude=()), **world), Wait)
+
+
+@pytest.mark.parametrize(
+    ("rung", "job", "outcome"),
+    [
+        (Rung.REQUEUE_HOLD, RUNNING, UNKNOWN),
+        (Rung.REQUEUE_HOLD, HELD, DONE),
+        (Rung.REQUEUE_HOLD, NEXT, DONE),
+        (Rung.RELEASE, HELD, UNKNOWN),
+        (Rung.RELEASE, QUEUED, DONE),
+        (Rung.EXCLUDE, HELD, UNKNOWN),
+        (Rung.WRITE_KILL_SWITCH, RUNNING, UNKNOWN),
+        (Rung.WAIT_CHECKPOINT, RUNNING, DONE),
+    ],
+)
+def test_an_answer_that_was_lost_is_read_off_the_world(
+    rung: Rung, job: dict[str, Any], outcome: RungOutcome
+) -> None:
+    settled = move(job, record(rung, None))
+    assert isinstance(settled, Settle)
+    assert (settled.rung, settled.attempt, settled.outcome) == (rung, 1, outcome)
+
+
+def test_a_graceful_restart_that_fails_takes_its_kill_switch_away_before_it_ends() -> None:
+    written = record(Rung.WRITE_KILL_SWITCH)
+    removing = Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
+    for job, world in ((RUNNING, {"now": 1301.0}), (None, {}), (ENDED, {"now": 1121.0})):
+        assert move(job, written, decision=GRACEFUL, **world) == removing
+        end = move(job, written, record(Rung.REMOVE_KILL_SWITCH), decision=GRACEFUL, **world)
+        assert isinstance(end, End) and not end.end.ok
+
+
+def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:
+    records = (record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT), record(Rung.REQUEUE_HOLD))
+    given = move(NEXT, *records, decision=GRACEFUL, next_first_step=401)
+    assert given == Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
+
+
+@pytest.mark.parametrize(
+    ("job", "world"),
+    [({**ENDED, "state": "CANCELLED"}, {}), (ENDED, {"total_steps": 500}), (ENDED, {"total_steps": 499})],
+)
+def test_a_job_that_is_finished_or_was_cancelled_is_not_run_again_after_its_checkpoint(
+    job: Any, world: Any
+) -> None:
+    records = (record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT), record(Rung.REMOVE_KILL_SWITCH))
+    assert isinstance(move(job, *records, decision=GRACEFUL, **world), End)
+
+
+def test_a_time_that_passed_while_slurm_was_away_does_not_use_up_the_tries() -> None:
+    late = move(RUNNING, record(Rung.REQUEUE_HOLD, UNKNOWN), now=5000.0)
+    assert late == Do(rung=Rung.REQUEUE_HOLD, attempt=2)
+    tries = [record(Rung.REQUEUE_HOLD, UNKNOWN, n) for n in (1, 2, 3)]
+    assert isinstance(move(RUNNING, *tries, now=5000.0), End)
+
+
+def test_a_node_that_cannot_be_excluded_does_not_keep_the_job_held() -> None:
+    requeued = record(Rung.REQUEUE_HOLD)
+    refused = record(Rung.EXCLUDE, FAILED)
+    in_vain = [record(Rung.EXCLUDE, UNKNOWN, n) for n in (1, 2, 3)]
+    assert move(HELD, requeued, refused) == Do(rung=Rung.RELEASE, attempt=1)
+    assert move(HELD, requeued, *in_vain, now=1200.0) == Do(rung=Rung.RELEASE, attempt=1)
+    end = move(NEXT, requeued, refused, record(Rung.RELEASE), next_first_step=401).end
+    assert end.ok and "without" not in end.detail

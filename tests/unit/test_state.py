@@ -1,0 +1,246 @@
+"""What the controller believes after reports and listings: progress, runs, the dead, filesystems, grace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.builders import RECV, blocked, process, slurm_job, stack
+from watchdog.controller.state import ClusterState, filesystem_key
+from watchdog.detect.view import JobView
+from watchdog.model import Event, EventKind, LogFile, MountProbe, Process, Report, SlurmNode, SlurmView
+
+
+class Cluster:
+    """A state, and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.state = ClusterState(silent_after_s=15, report_lifetime_s=60)
+        self.now = 1000.0
+        self.sequence = 0
+        self.slurm()
+
+    def slurm(self, **changes: Any) -> None:
+        node = SlurmNode(name="n1", address="n1", state="IDLE")
+        self.state.apply_slurm(SlurmView(jobs=(slurm_job(**changes),), nodes=(node,)), self.now)
+
+    def report(self, *processes: Process, node: str = "n1", wait: float = 5.0, **changes: Any) -> str:
+        self.now += wait
+        self.sequence += 1
+        given = {"boot_id": "b" + node, "agent_id": "a", "sequence": self.sequence}
+        return self.state.apply_report(
+            Report(node=node, processes=processes, **{**given, **changes}), self.now
+        )
+
+    def step(self, number: int, wait: float = 5.0, **changes: Any) -> None:
+        self.report(wait=wait, events=(progress_event(number, **changes),))
+
+    @property
+    def job(self) -> JobView:
+        view = self.state.job_view("7", self.now)
+        assert view is not None
+        return view
+
+
+def progress_event(step: int, **changes: Any) -> Event:
+    given = {
+        "kind": EventKind.PROGRESS,
+        "job_id": "7",
+        "age_s": 0.0,
+        "source": "log",
+        "pattern": "p",
+        "step": step,
+    }
+    return Event(**{**given, **changes})
+
+
+def test_only_a_count_that_rises_is_progress_and_repeats_are_none() -> None:
+    cluster = Cluster()
+    for number in (1, 2, 3):
+        cluster.step(number)
+    for _ in range(4):
+        cluster.step(3, wait=3600)  # PULSE: the log grows, the step does not
+    progress = cluster.job.progress
+    assert progress is not None
+    assert (progress.step, progress.age_s, progress.steps_seen, progress.stride) == (3, 4 * 3600, 3, 1)
+    assert progress.intervals_s == (5.0,)
+
+
+def test_lines_that_were_read_in_one_go_make_no_intervals_of_nothing() -> None:
+    cluster = Cluster()
+    cluster.step(1)
+    for burst in (10, 20, 30):
+        cluster.report(wait=60, events=tuple(progress_event(burst + n) for n in range(5)))
+    assert cluster.job.progress is not None
+    assert max(cluster.job.progress.intervals_s) == 60.0
+    assert min(cluster.job.progress.intervals_s) == 60.0
+
+
+def test_a_lower_step_is_no_progress_until_it_rises_again_by_itself() -> None:
+    cluster = Cluster()
+    for number in (100, 101, 102):
+        cluster.step(number)
+    cluster.step(50, wait=100)
+    assert cluster.job.progress is not None and cluster.job.progress.step == 102
+    cluster.step(50, wait=100)
+    assert cluster.job.progress.age_s == 200
+    cluster.step(51, wait=100)
+    assert (cluster.job.progress.step, cluster.job.progress.age_s, cluster.job.progress.first_step) == (
+        51,
+        0,
+        50,
+    )
+
+
+def test_lines_that_stood_in_the_log_already_are_no_progress() -> None:
+    cluster = Cluster()
+    for number in (1, 2):
+        cluster.step(number)
+    cluster.step(99, wait=50, backlog=True)
+    assert cluster.job.progress is not None
+    assert (cluster.job.progress.step, cluster.job.progress.age_s) == (99, 50)
+
+
+def test_a_step_clears_the_stacks_and_the_phase() -> None:
+    cluster = Cluster()
+    cluster.step(1)
+    cluster.report(
+        events=(Event(kind=EventKind.PHASE, job_id="7", age_s=0, source="log", phase="evaluating"),)
+    )
+    cluster.state.add_snapshot("7", 0, (stack(0, RECV),), (), cluster.now)
+    assert cluster.job.progress is not None and cluster.job.progress.phase == "evaluating"
+    assert len(cluster.job.snapshots) == 1
+    cluster.step(2)
+    assert (cluster.job.progress.phase, cluster.job.snapshots) == (None, ())
+
+
+def test_a_dump_that_was_asked_for_before_the_restart_is_dropped() -> None:
+    cluster = Cluster()
+    cluster.slurm(restarts=1)
+    cluster.state.add_snapshot("7", 0, (stack(0, RECV),), (), cluster.now)
+    assert cluster.job.snapshots == ()
+
+
+def test_a_new_run_begins_with_nothing_and_what_is_left_over_of_the_old_one_is_not_its_own() -> None:
+    cluster = Cluster()
+    cluster.report(process(0), events=(progress_event(1),))
+    cluster.step(2)
+    cluster.slurm(restarts=1)
+    assert (cluster.job.progress, cluster.job.processes) == (None, ())
+    cluster.report(process(0), process(1, pid=500))
+    assert [p.process.pid for p in cluster.job.processes] == [500]
+    cluster.report(process(1, pid=500), events=(progress_event(90, age_s=3600),))
+    assert cluster.job.progress is None
+
+
+def test_a_rank_that_is_not_in_the_report_is_gone_since_then_and_a_silent_node_loses_none() -> None:
+    cluster = Cluster()
+    cluster.report(process(0), process(1))
+    cluster.report(process(2), node="n2")
+    cluster.report(process(0))
+    cluster.report(process(0))
+    assert [(p.process.rank, p.gone_s) for p in cluster.job.ranks] == [(0, None), (1, 5.0), (2, None)]
+    cluster.report(process(0), wait=60)
+    assert cluster.job.silent_nodes == ("n2",)
+    assert cluster.job.ranks[2].gone_s is None
+
+
+def test_a_zombie_is_dead_since_it_became_one_however_often_it_is_reported() -> None:
+    cluster = Cluster()
+    cluster.report(process(0), process(1))
+    for _ in range(4):
+        cluster.report(process(0), process(1, state="Z"))
+    assert [(p.alive, p.gone_s) for p in cluster.job.ranks] == [(True, None), (False, 15.0)]
+    cluster.report(process(0))
+    assert cluster.job.ranks[1].gone_s == 20.0
+
+
+def test_a_report_seen_before_and_one_too_old_say_nothing_about_now() -> None:
+    cluster = Cluster()
+    assert cluster.report(process(0)) == "accepted"
+    assert cluster.report(sequence=1) == "duplicate"
+    assert cluster.report(age_s=61.0) == "expired"
+    assert cluster.job.ranks[0].alive
+    assert cluster.report(agent_id="new", sequence=1) == "accepted"
+
+
+def test_the_next_run_reads_on_where_the_last_one_ended() -> None:
+    cluster = Cluster()
+    cluster.report(logs=(LogFile(job_id="7", path="/log", offset=70),))
+    cluster.report(logs=(LogFile(job_id="7", path="/log", offset=50),))
+    cluster.slurm(restarts=1)
+    ((_, starts),) = [(job, starts) for job, starts in cluster.state.jobs_on("n1", cluster.now)]
+    assert starts == {"/log": 70}
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "PENDING"])
+def test_a_job_that_runs_again_after_a_rest_has_its_time_again(state: str) -> None:
+    cluster = Cluster()
+    for number in (1, 2):
+        cluster.step(number)
+    cluster.slurm(state=state)
+    cluster.now += 7200
+    cluster.slurm()
+    assert cluster.job.progress is not None
+    assert (cluster.job.progress.age_s, cluster.job.run_age_s) == (0, 0)
+    assert cluster.job.progress.rose_age_s == 7200
+
+
+def test_a_grace_starts_the_clock_anew_and_leaves_the_age_of_the_last_step() -> None:
+    cluster = Cluster()
+    for number in (1, 2):
+        cluster.step(number)
+    cluster.now += 500
+    cluster.state.grant_grace(cluster.now)
+    cluster.now += 30
+    assert cluster.job.progress is not None
+    assert (cluster.job.progress.age_s, cluster.job.progress.rose_age_s) == (30, 530)
+
+
+def test_after_its_own_sleep_the_controller_takes_nobody_for_silent() -> None:
+    cluster = Cluster()
+    cluster.report()
+    cluster.now += 3600
+    assert cluster.state.reporting_nodes(cluster.now) == ()
+    cluster.state.forget_silence(cluster.now)
+    assert cluster.state.reporting_nodes(cluster.now) == ("n1",)
+
+
+def test_a_job_that_slurm_forgot_is_forgotten_and_a_job_that_ended_is_not_judged() -> None:
+    cluster = Cluster()
+    cluster.slurm(state="COMPLETED")
+    assert cluster.state.view(cluster.now).jobs == ()
+    cluster.state.apply_slurm(SlurmView(jobs=(), nodes=()), cluster.now)
+    assert cluster.state.job_view("7", cluster.now) is None
+
+
+def test_a_network_export_is_one_filesystem_and_a_local_disk_is_one_for_each_kernel() -> None:
+    assert filesystem_key("/s", "server:/export", "nfs4", "boot1") == filesystem_key(
+        "/s", "server:/export", "nfs4", "boot2"
+    )
+    assert filesystem_key("/s", "/dev/sda1", "ext4", "boot1") != filesystem_key(
+        "/s", "/dev/sda1", "ext4", "boot2"
+    )
+    assert filesystem_key("/s", "/dev/sda1", "ext4", "boot1") == filesystem_key(
+        "/s", "/dev/sda1", "ext4", "boot1"
+    )
+
+
+def test_a_blocked_process_makes_a_filesystem_view_and_probes_answer_for_it() -> None:
+    cluster = Cluster()
+    call = blocked(70.0, device="server:/export", fs_type="nfs4")
+    cluster.report(process(0, blocked=call))
+    probe = MountProbe(mount="/shared", responding=True, seconds=0.1, device="server:/export")
+    cluster.state.apply_probe("n2", probe, cluster.now)
+    cluster.now += 3
+    (filesystem,) = cluster.state.view(cluster.now).filesystems
+    assert [p.process.rank for p in filesystem.blocked] == [0]
+    assert filesystem.known_nodes == ("n1",)
+    assert [(node, answer.responding, answer.age_s) for node, answer in filesystem.answers] == [
+        ("n2", True, 3.0)
+    ]
+    cluster.state.end_trouble(f"mount:{filesystem.key}")
+    cluster.report(process(0))
+    (filesystem,) = cluster.state.view(cluster.now).filesystems
+    assert (filesystem.blocked, filesystem.answers) == ((), ())

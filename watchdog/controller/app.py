@@ -84,6 +84,7 @@ class Controller:
             for incident in journal.load_open_incidents()
         ]
         """Open ones. The monotonic clock of whoever wrote them means nothing here."""
+        self.state.remember_trouble(self.incidents, self.started_mono)
         self.view = self.state.view(self.started_mono)
         self.limits_s: dict[str, float] = {}
         self.decider = Decider(self)

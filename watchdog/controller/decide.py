@@ -14,7 +14,7 @@ from watchdog.actuate import kill_switch
 from watchdog.controller.drive import Driver, Tools
 from watchdog.controller.journal import JournalError
 from watchdog.controller.ladder import LadderLimits
-from watchdog.controller.policy import Limits, Situation, decide, is_final, is_news
+from watchdog.controller.policy import ACTIONS, Limits, Situation, decide, is_final, is_news
 from watchdog.controller.state import ACTIVE_STATES
 from watchdog.model import (
     Action,
@@ -90,16 +90,20 @@ class Decider:
                 and incident.inhibited_by is None
                 and incident.kind is not Kind.OPERATOR_RESTART
             ):
-                try:
-                    self._decide_one(incident, now)
-                except JournalError as error:
-                    self._c.journal_error = str(error)
+                # An incident of one filesystem may hold several jobs: each is decided about by itself.
+                jobs = incident.job_ids if ACTIONS[incident.kind] is not Action.NONE else incident.job_ids[:1]
+                for job_id in jobs:
+                    try:
+                        self._decide_one(incident, job_id, now)
+                    except JournalError as error:
+                        self._c.journal_error = str(error)
 
-    def _decide_one(self, incident: Incident, now: float) -> None:
-        earlier = self._c.journal.decisions(incident.id)
+    def _decide_one(self, incident: Incident, job_id: str, now: float) -> None:
+        decisions = self._c.journal.decisions(incident.id)
+        earlier = [d for d in decisions if d.fence is None or d.fence.job_id == job_id]
         if any(is_final(decision) for decision in earlier):
             return
-        job = self._c.state.jobs.get(incident.job_ids[0]) if incident.job_ids else None
+        job = self._c.state.jobs.get(job_id)
         decision = decide(incident, self._situation(incident, job, now), self._limits, uuid.uuid4().hex[:12])
         if is_news(decision, earlier):
             self._take(incident, decision)
@@ -263,8 +267,11 @@ class Decider:
             return
         c.note(incident, f"{run.decision.action} {'succeeded' if end.ok else 'failed'}: {end.detail}")
         c.write(lambda: c.notifier.ended(incident, run))
-        if incident.state is not IncidentState.RESOLVED and (
-            end.ok or incident.kind is Kind.OPERATOR_RESTART
+        busy = incident.id in self.acting()
+        if (
+            not busy
+            and incident.state is not IncidentState.RESOLVED
+            and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
         ):
             c.close_incident(incident, end.detail)
 

@@ -16,6 +16,7 @@ from watchdog.controller.journal import Journal
 from watchdog.controller.ladder import Do, End, LadderLimits, Move, Settle, Wait, World, next_move
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView
+from watchdog.diagnose.filesystem import CONVICTS_FOR_S
 from watchdog.model import (
     ActionEnd,
     ActionRun,
@@ -179,7 +180,11 @@ class Driver:
         exempt = set(self.run.decision.exclude)
         stalled = set()
         for filesystem in self._tools.state.view(now).filesystems:
-            nodes = {node for node, answer in filesystem.answers if not answer.responding}
+            nodes = {
+                node
+                for node, answer in filesystem.answers
+                if not answer.responding and answer.same_filesystem and answer.age_s <= CONVICTS_FOR_S
+            }
             if filesystem.mount in concerned and nodes - exempt:
                 stalled.add(filesystem.mount)
         return tuple(sorted(stalled))

@@ -26,6 +26,7 @@ from watchdog.detect.view import (
 from watchdog.model import (
     Event,
     EventKind,
+    Incident,
     MountProbe,
     Process,
     ProcessStack,
@@ -445,6 +446,21 @@ class ClusterState:
                     for node, (probe, at, same) in sorted(filesystem.answers.items())
                 ),
             )
+
+    def remember_trouble(self, incidents: Iterable[Incident], now: float) -> None:
+        """Takes up the filesystems of incidents that an earlier controller left open: they are looked at again."""
+        for incident in incidents:
+            if incident.subject.startswith("mount:") and incident.mounts:
+                self._filesystems.setdefault(
+                    incident.subject.removeprefix("mount:"),
+                    _Filesystem(
+                        mount=incident.mounts[0],
+                        device=None,
+                        boot_id=None,
+                        nodes={culprit.node for culprit in incident.culprits if culprit.node},
+                        last_blocked_at=now,
+                    ),
+                )
 
     def end_trouble(self, subject: str) -> None:
         """A filesystem is well again: what was answered about it is no evidence for the next time."""

@@ -12,6 +12,7 @@ from watchdog.diagnose.filesystem import (
     blocked_call,
     culprits,
     describe,
+    long_blocked,
     probes_wanted,
 )
 from watchdog.model import Culprit, Finding, Kind, Role, Severity, Truth
@@ -28,6 +29,12 @@ SUSPICION = 0.5
 PROBE_PATIENCE_S = 15.0
 """How long past the limit the answers of other nodes are waited for: a probe's default deadline of 10 s and a
 report interval of 5 s."""
+
+
+FLUSH_CALLS = frozenset({"fsync", "fdatasync", "syncfs", "sync", "sync_file_range", "msync", "close"})
+FLUSH_PATIENCE_S = 1800.0
+"""One such call writes all that is dirty, and a checkpoint may take half an hour (case book): where the filesystem
+answers on the node, it is let run so long."""
 
 
 def detect(view: ClusterView, *, blocked_for_s: float) -> list[Finding]:
@@ -67,6 +74,13 @@ def judge(view: ClusterView, filesystem: FilesystemView, kind: Kind, blocked_for
     if state.scope is Scope.UNKNOWN and state.blocked_s < blocked_for_s + PROBE_PATIENCE_S:
         waiting = f"waiting to hear from other nodes whether they reach {filesystem.mount}"
         return replace(_say(finding, Truth.UNKNOWN, waiting), wanted=wanted)
+    if (
+        state.scope is Scope.ONE_FILE
+        and state.blocked_s < FLUSH_PATIENCE_S
+        and _only_flushes(filesystem, blocked_for_s)
+    ):
+        flushing = f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s; {filesystem.mount} answers"
+        return replace(_say(finding, Truth.UNKNOWN, flushing), wanted=wanted)
     if state.scope not in SCOPES[kind]:
         return replace(_say(finding, Truth.OK, f"{filesystem.mount}: {state.scope}"), wanted=wanted)
     named = culprits(filesystem, blocked_for_s)
@@ -82,13 +96,18 @@ def judge(view: ClusterView, filesystem: FilesystemView, kind: Kind, blocked_for
     )
 
 
+def _only_flushes(filesystem: FilesystemView, blocked_for_s: float) -> bool:
+    return all(blocked_call(p).syscall in FLUSH_CALLS for p in long_blocked(filesystem, blocked_for_s))
+
+
 def _jobs_concerned(view: ClusterView, filesystem: FilesystemView) -> tuple[str, ...]:
-    """The jobs with a blocked process: those that stand still first, then the longest blocked."""
+    """The jobs with a blocked process that stand still, the longest blocked first; if none does, all of them."""
     blocked_s: dict[str, float] = {}
     for process in filesystem.blocked:
         job_id = process.process.job_id
         blocked_s[job_id] = max(blocked_s.get(job_id, 0.0), blocked_call(process).seconds)
-    return tuple(sorted(blocked_s, key=lambda j: (_goes_on(view, filesystem, j), -blocked_s[j], j)))
+    still = [job_id for job_id in blocked_s if not _goes_on(view, filesystem, job_id)]
+    return tuple(sorted(still or blocked_s, key=lambda job_id: (-blocked_s[job_id], job_id)))
 
 
 STEP_SLACK_S = 10.0
@@ -120,7 +139,9 @@ def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culpri
         f"{', '.join(sorted({c.node or '?' for c in named} | set(state.unanswering)))}: an outage, no fault of a node. "
         "Nothing is restarted and no node is excluded while it lasts.",
         Scope.ONE_NODE: f"other nodes ({', '.join(state.answering)}) get an answer from {filesystem.mount}: "
-        f"it is {first.node} that lost it.",
+        f"it is {first.node} that lost it."
+        if state.answering
+        else f"no other node shares this {filesystem.mount}: it is {first.node}'s own.",
         Scope.ONE_FILE: f"{filesystem.mount} answers on that node: it is this file (a lock, or its part of the storage).",
         Scope.UNKNOWN: f"no other node has answered yet whether it reaches {filesystem.mount}.",
     }[state.scope]

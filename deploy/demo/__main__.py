@@ -1,4 +1,4 @@
-"""The story of case 1 and its sequels, live on this machine: `make demo`, or `slurm-watchdog demo`.
+"""The story of case 1 and its sequels, live on this machine: `make demo`.
 
 Three acts on a real Slurm with real processes: a filesystem freezes and thaws; a rank hangs in its data loader while
 PULSE lines keep coming; an operator moves the run off a node. The last line printed is `RESULT {json}`: for each of the

@@ -180,7 +180,8 @@ class Watchdog:
         self.slack.close()
 
     def start_controller(self) -> None:
-        argv = [str(COMMAND), "controller", "--config", str(self.config_file)]
+        # It must not outlive us: a test that is killed leaves nothing behind.
+        argv = ["setpriv", "--pdeathsig=KILL", str(COMMAND), "controller", "--config", str(self.config_file)]
         with self._log("controller").open("ab") as log:
             self.controller = subprocess.Popen(
                 argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"

@@ -30,7 +30,7 @@ from watchdog.model import (
 )
 
 if TYPE_CHECKING:
-    from watchdog.controller.app import Controller
+    from watchdog.controller.watch import Controller
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from watchdog.model import Incident, IncidentState
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 if TYPE_CHECKING:
-    from watchdog.controller.app import Controller
+    from watchdog.controller.watch import Controller
 
 SOCKET_MODE = 0o660
 """Root and the socket's group: whoever may use the commands is in that group."""

@@ -1,0 +1,295 @@
+"""The controller's tick: looks at everything, judges, writes what changed, hands over to decisions and messages."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from watchdog import clock
+from watchdog.config import Config
+from watchdog.controller.commands import CommandDesk
+from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
+from watchdog.controller.decide import Decider
+from watchdog.controller.evidence import EvidenceDesk
+from watchdog.controller.journal import Journal, JournalError
+from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.state import ACTIVE_STATES, ClusterState
+from watchdog.detect import DETECTORS
+from watchdog.detect.limits import progress_limit
+from watchdog.detect.view import NoData
+from watchdog.model import (
+    Finding,
+    Incident,
+    IncidentState,
+    JobWatch,
+    Kind,
+    Reply,
+    Report,
+    SlurmJob,
+)
+from watchdog.notify.queue import Notifier
+from watchdog.slurm.client import SlurmClient, SlurmUnavailable
+
+log = logging.getLogger(__name__)
+
+PAUSE_FACTOR = 5.0
+"""A gap between two ticks longer than this many ticks (and 5 s) means that we ourselves stood still."""
+
+
+class Controller:
+    """Everything with a lifetime, and the tick that connects it. One event loop owns it."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        journal: Journal,
+        slurm: SlurmClient,
+        notifier: Notifier,
+        metrics: ControllerMetrics,
+    ):
+        self.config = config
+        self.journal = journal
+        self.slurm = slurm
+        self.notifier = notifier
+        self.metrics = metrics
+        self.desk = CommandDesk()
+        self.state = ClusterState(
+            silent_after_s=config.controller.agent_silent_after,
+            report_lifetime_s=config.controller.report_lifetime,
+            partitions=config.jobs.partitions,
+        )
+        self.evidence = EvidenceDesk(
+            self.state,
+            self.desk,
+            probe_deadline_s=config.agent.probe_deadline,
+            interval_s=config.agent.interval,
+        )
+        self.controller_id = uuid.uuid4().hex
+        self.started_at = clock.wall()
+        self.started_mono = clock.monotonic()
+        self.warm_from = self.started_mono
+        self.last_tick: float | None = None
+        """When a tick was last completed."""
+        self._last_began: float | None = None
+        self.slurm_error: str | None = None
+        self.journal_error: str | None = None
+        self.incidents = [
+            replace(incident, pending_mono=self.started_mono, clear_mono=None)
+            for incident in journal.load_open_incidents()
+        ]
+        """Open ones. The monotonic clock of whoever wrote them means nothing here."""
+        self.state.remember_trouble(self.incidents, self.started_mono)
+        self.view = self.state.view(self.started_mono)
+        self.limits_s: dict[str, float] = {}
+        self.decider = Decider(self)
+
+    # ------------------------------------------------------------------------------------ listening
+
+    def accept(self, report: Report) -> Reply:
+        """Takes over a report that has passed the door, and answers it."""
+        now = clock.monotonic()
+        self.metrics.reports.labels(self.state.apply_report(report, now)).inc()
+        for result in report.results:
+            self.desk.resolve(result)
+        return Reply(
+            commands=self.desk.take(report.node),
+            watch=tuple(
+                self._watch(job, starts, report.node) for job, starts in self.state.jobs_on(report.node, now)
+            ),
+            controller_id=self.controller_id,
+        )
+
+    def _watch(self, job: SlurmJob, starts: dict[str, int], node: str) -> JobWatch:
+        logs = [path for path in (job.stdout, job.stderr) if path and path != "/dev/null"]
+        return JobWatch(
+            job_id=job.process_id,
+            restarts=job.restarts,
+            uid=job.uid,
+            log_paths=tuple(dict.fromkeys(logs)) if node == job.batch_host else (),
+            log_offsets=tuple(starts.items()),
+            checkpoint_trackers=tuple(
+                template.replace("{job_id}", job.process_id)
+                .replace("{user}", job.user)
+                .replace("{workdir}", job.workdir or "")
+                for template in self.config.jobs.checkpoint_trackers
+            )
+            if node == job.batch_host
+            else (),
+            kill_switch=self.decider.kill_switch_path(job),
+        )
+
+    # ------------------------------------------------------------------------------------ looking at Slurm
+
+    async def look_at_slurm(self) -> None:
+        """One listing of jobs and nodes. No answer changes nothing and is said."""
+        try:
+            view = await self.slurm.read_view()
+        except SlurmUnavailable as error:
+            if self.slurm_error is None:
+                log.warning("Slurm does not answer: %s", error)
+            self.slurm_error = str(error)
+            return
+        if self.slurm_error is not None:
+            log.info("Slurm answers again")
+        self.slurm_error = None
+        self.state.apply_slurm(view, clock.monotonic(), clock.wall())
+
+    def blind(self, now: float) -> str | None:
+        """Why this controller must not act now; None if it sees well."""
+        if self.journal_error is not None:
+            return f"the journal cannot be written: {self.journal_error}"
+        age_s = self.state.view(now).slurm_age_s
+        if age_s is None or age_s > self._slurm_patience_s():
+            return (
+                f"Slurm has not answered for {age_s:.0f} s"
+                if age_s is not None
+                else "Slurm has not answered yet"
+            )
+        if now - self.warm_from < self.config.controller.warm_up:
+            return f"the controller has just started, or stood still ({self.config.controller.warm_up:.0f} s of looking on)"
+        return None
+
+    def _slurm_patience_s(self) -> float:
+        return 3 * self.config.slurm.poll_interval + self.config.slurm.deadline
+
+    # ------------------------------------------------------------------------------------ judging
+
+    def tick(self) -> None:
+        """One judgement of everything. Raises nothing: a detector that fails is counted, the others go on."""
+        now = clock.monotonic()
+        pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)
+        began_before, self._last_began = self._last_began, now
+        if began_before is not None and now - began_before > pause_s:
+            log.warning("stood still for %.0f s: everybody gets a fresh grace", now - began_before)
+            self.state.grant_grace(now)
+            self.state.forget_silence(now)
+            self.warm_from = now
+        with self.metrics.tick_duration.time():
+            self.view = self.state.view(now)
+            settings = self.config.detectors.collective_hang
+            self.limits_s = {job.job.job_id: progress_limit(job, settings).seconds for job in self.view.jobs}
+            findings = self._judge()
+            self.evidence.serve(findings, now)
+            self._correlate(findings, now)
+            self.decider.decide(now)
+            self.metrics.show(self.view, self.limits_s, self.incidents)
+        self.last_tick = now
+        self.metrics.last_tick.set(clock.wall())
+
+    def _judge(self) -> list[Finding]:
+        if self.view.slurm_age_s is None or self.view.slurm_age_s > self._slurm_patience_s():
+            return []
+        findings: list[Finding] = []
+        for kind, detect in DETECTORS:
+            if self.config.mode_of(kind) == "off":
+                continue
+            try:
+                findings.extend(detect(self.view, self.config.detectors))
+            except NoData as error:
+                log.debug("%s cannot judge: %s", kind, error)
+            except Exception:  # the boundary: one detector never stops the others
+                log.exception("detector %s failed", kind)
+                self.metrics.detector_failures.labels(kind).inc()
+        return findings
+
+    def _correlate(self, findings: Sequence[Finding], now: float) -> None:
+        holds = {
+            kind: float(getattr(getattr(self.config.detectors, kind), "hold", 0.0)) for kind, _ in DETECTORS
+        }
+        active = {job.job_id: job.restarts for job in self.state.jobs.values() if job.state in ACTIVE_STATES}
+        fresh = self.view.slurm_age_s is not None and self.view.slurm_age_s <= self._slurm_patience_s()
+        involved = {job for incident in self.incidents for job in incident.job_ids}
+        over = frozenset(job for job in involved if fresh and job not in active)
+        moment = Moment(mono=now, wall=clock.wall(), restarts=active, over=over, acting=self.decider.acting())
+        before = {incident.id: incident for incident in self.incidents}
+        settings = CorrelateSettings(hold_s=holds, resolve_after_s=self.config.controller.resolve_after)
+        after = correlate(self.incidents, findings, settings, moment, lambda: uuid.uuid4().hex[:12])
+        self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
+        for incident in self.incidents:
+            if incident.kind is not Kind.OPERATOR_RESTART:
+                self.state.note_trouble(incident.job_ids, now)
+        for incident in after:
+            self._tell_change(before.get(incident.id), incident, now)
+
+    def _tell_change(self, before: Incident | None, incident: Incident, now: float) -> None:
+        """Writes and announces what changed about one incident."""
+        fired = incident.state is IncidentState.FIRING and (
+            before is None or before.state is not incident.state
+        )
+        resolved = incident.state is IncidentState.RESOLVED
+        if fired or resolved or (incident.state is IncidentState.FIRING and before != incident):
+            self.write(lambda: self.journal.save_incident(incident))
+        if fired:
+            self.metrics.incidents_total.labels(incident.kind).inc()
+            log.warning("%s fires: %s", incident.kind, incident.summary)
+            self.note(incident, f"fires: {incident.summary}")
+            self._keep_evidence(incident, now)
+            self.write(lambda: self.notifier.opened(incident))
+        if resolved:
+            log.warning("%s is over: %s", incident.kind, incident.resolution)
+            self.note(incident, f"resolved: {incident.resolution}")
+            self.write(lambda: self.notifier.resolved(incident))
+            if incident.subject.startswith("mount:"):
+                self.state.end_trouble(incident.subject)
+                self.state.grant_grace(now, incident.job_ids)
+        if (
+            before is not None
+            and before.inhibited_by != incident.inhibited_by
+            and incident.state is IncidentState.FIRING
+        ):
+            self.note(
+                incident,
+                f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone",
+            )
+
+    def _keep_evidence(self, incident: Incident, now: float) -> None:
+        """Stacks, processes and last error lines, before anything is done: they die with the job."""
+        for job_id in incident.job_ids:
+            view = self.state.job_view(job_id, now)
+            if view is None:
+                continue
+            self.write(
+                partial(
+                    self.journal.add_evidence, incident.id, clock.wall(), "job", msgspec.to_builtins(view)
+                )
+            )
+
+    def close_incident(self, incident: Incident, why: str) -> None:
+        """Ends an incident because its action has ended."""
+        over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
+        self.incidents = [i for i in self.incidents if i.id != incident.id]
+        self._tell_change(incident, over, clock.monotonic())
+
+    def note(self, incident: Incident, text: str) -> None:
+        """A line of the incident's timeline."""
+        self.write(lambda: self.journal.note(incident.id, clock.wall(), text))
+
+    def write(self, work: Callable[[], object]) -> bool:
+        """Writes to the journal; a journal that fails makes the controller blind, and it goes on watching."""
+        try:
+            work()
+        except JournalError as error:
+            if self.journal_error is None:
+                log.error("the journal cannot be written, nothing will be done until it can: %s", error)
+            self.journal_error = str(error)
+            return False
+        self.journal_error = None
+        return True
+
+    def healthy(self) -> tuple[bool, str]:
+        """Whether a whole tick was completed lately by a controller that can see."""
+        now = clock.monotonic()
+        if self.last_tick is None or now - self.last_tick > max(10.0, 10 * self.config.controller.tick):
+            return False, "no complete tick lately"
+        if self.journal_error is not None:
+            return False, f"the journal cannot be written: {self.journal_error}"
+        age_s = self.view.slurm_age_s
+        if age_s is None or age_s > self._slurm_patience_s():
+            return False, f"Slurm does not answer: {self.slurm_error or 'no listing yet'}"
+        return True, "watching"

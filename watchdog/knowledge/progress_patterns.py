@@ -45,7 +45,9 @@ NOT_PROGRESS = re.compile(
     r"\bPULSE\b|waiting to be scheduled|\bre-?try|\bretri|\battempt\b|\bresum(?:e|ed|ing)\b|\brestor|\bre-?start"
     r"|\bload(?:ed|ing)\b|\bdownload|\btokeniz|\bfetching\b|\bgenerating\b|\bfilter(?:ing)?\b|\bsanity\b|\bheartbeat\b"
     r"|\bcheckpoint(?:s|ing)?\b.*\b\d+\s*/\s*\d+|\bwarm-?up steps?\b|\bnum_(?:train_)?(?:steps|iters)\b|\bmax_(?:steps|iters)\b"
-    r"|\btotal (?:optimization |training )?steps\b|\bNum (?:steps|batches)\b|^\s*Map\b",
+    r"|\btotal (?:optimization |training )?steps\b|\bNum (?:steps|batches)\b|^\s*Map\b"
+    # A step that is only spoken of: "starting from step 40", "timeout at step 30". "loss at step 10: 0.5" is one that was made.
+    r"|^(?!.*\bloss\b).*\b(?:at|from|to|until|till|since|after|every|before|beyond) (?:global[ _])?(?:step|iteration|iter|update)s?\b",
     re.IGNORECASE,
 )
 

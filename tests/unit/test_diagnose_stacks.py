@@ -100,7 +100,7 @@ def test_with_ddp_the_ranks_wait_in_the_backward_pass_and_the_culprit_is_rank_2(
         ("wrapper", "torch/distributed/elastic/multiprocessing/errors/__init__.py", Place.OTHER),
         ("_engine_run_backward", "torch/autograd/graph.py", Place.BACKWARD),
         ("synchronize", "torch/cuda/__init__.py", Place.DEVICE),
-        ("send", "requests/adapters.py", Place.OTHER),
+        ("send", "requests/adapters.py", Place.NETWORK),
         ("wait", "subprocess.py", Place.OTHER),
         ("reduce", "functools.py", Place.OTHER),
         ("_wait_for_tstate_lock", "threading.py", Place.LOCK),

@@ -60,7 +60,7 @@ def _judge(job: JobView, settings: Settings) -> Finding:
         )
     voted = vote(job.snapshots, ranks)
     if voted.checkpointing and limit.seconds < settings.checkpoint_floor:
-        limit = Limit(seconds=settings.checkpoint_floor, reason="the stacks show a checkpoint")
+        limit = Limit(seconds=settings.checkpoint_floor, reason="the stacks show a checkpoint or a transfer")
     return _accuse(job, finding, limit, voted, age_s, max(settings.busy_limit, limit.seconds))
 
 

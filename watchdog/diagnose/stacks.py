@@ -26,6 +26,8 @@ TOGETHER_SHARE = 0.7
 """Ranks in unknown code wait together if at least so many, and this share of all, stand motionless and idle in the
 very same frames: three of four."""
 
+UNHURRIED = frozenset({Place.CHECKPOINT, Place.NETWORK})
+"""One rank may write or upload for half an hour while its stack stands still and the others wait in a barrier."""
 MAYBE_WAITING = frozenset({Place.BACKWARD, Place.DEVICE})
 """Places where a rank may wait for its peers, or work. Rank by rank that cannot be told from the frames."""
 
@@ -152,7 +154,7 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
         missing=tuple(
             sorted({r.process.rank or 0 for key, r in wanted.items() if key not in seen and r.alive})
         ),
-        checkpointing=any(_in_checkpoint(p) for p in dumped),
+        checkpointing=any(_is_unhurried(p) for p in dumped),
         moving=_moving(places, {p.key for p in waiting}, history),
     )
 
@@ -211,8 +213,8 @@ def _stands_still(place: RankPlace, history: History) -> bool:
     return place.place is Place.DEVICE or _cpu_used_s(first, last) <= BUSY_CPU_SHARE * apart_s
 
 
-def _in_checkpoint(place: RankPlace) -> bool:
-    return any(place_of(frame.function, frame.file) is Place.CHECKPOINT for frame in place.frames)
+def _is_unhurried(place: RankPlace) -> bool:
+    return any(place_of(frame.function, frame.file) in UNHURRIED for frame in place.frames)
 
 
 def _call(place: RankPlace) -> str:

@@ -23,6 +23,7 @@ class Place(StrEnum):
     """DistributedDataParallel reduces gradients in there: a rank that waits for its peers shows no collective."""
     DEVICE = "waits for its GPU"
     """Which may in turn wait for the other ranks: with NCCL collectives the wait shows up here."""
+    NETWORK = "talks to a server over the network"
     OTHER = "runs elsewhere"
 
 
@@ -61,12 +62,24 @@ FRAMES: tuple[tuple[Place, str, str], ...] = (
         r"async_save|dist_cp_save|save_model|_save_zero_checkpoint|save_pretrained|save_state",
         r".*",
     ),
+    # In people's own code: save_ckpt, write_checkpoint_shard, upload_model, maybe_save_state.
+    (
+        Place.CHECKPOINT,
+        r"_*(maybe_)?(save|write|dump|store|export|upload|push|restore|load)_\w*(checkpoint|ckpt|model|state|weights)\w*",
+        r".*",
+    ),
     (Place.CHECKPOINT, r"save|_save|_legacy_save|load|_load|_legacy_load", r".*torch/serialization\.py"),
     (Place.CHECKPOINT, r".*", r".*(torch/distributed/checkpoint/.*|safetensors/.*)\.py"),
     # torch 2.x: both files for gloo and NCCL, see tests/unit/stack_captures.
     (Place.BACKWARD, r"_engine_run_backward", r".*torch/autograd/graph\.py"),
     (Place.BACKWARD, r"backward", r".*torch/(autograd/__init__|_tensor)\.py"),
     (Place.DEVICE, r"synchronize|current_stream_synchronize", r".*torch/(cuda|accelerator)/.*\.py"),
+    (
+        Place.NETWORK,
+        r".*",
+        r".*\b(requests|urllib3|urllib|http|httpx|aiohttp|botocore|boto3|s3transfer|s3fs|gcsfs|fsspec|huggingface_hub|"
+        r"paramiko)/.*\.py",
+    ),
     (Place.LOCK, r"acquire|__enter__|wait|_wait_for_tstate_lock|join", r".*threading\.py"),
 )
 

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import ClientError, web
 
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.model import Reply, Report
@@ -58,6 +58,8 @@ class Door:
             return self._refuse("garbage", 400, str(error))
         except web.HTTPRequestEntityTooLarge:
             return self._refuse("too_large", 413, f"a report may have {MAX_BYTES} bytes")
+        except (ConnectionError, ClientError):
+            return self._refuse("cut_off", 400, "the connection broke before the report had arrived")
         except TimeoutError:
             return self._refuse("too_slow", 408, f"a report has to arrive within {BODY_DEADLINE_S:.0f} s")
         problem = await self._wrong_node(report.node, request.remote)

@@ -456,6 +456,8 @@ class Incident(Value, frozen=True, kw_only=True):
     runs: tuple[tuple[str, int], ...] = ()
     """(job id, restart count) of each job when it fired: what a decision is fenced by."""
     actionable: bool = False
+    jobs_now: tuple[str, ...] = ()
+    """Those of `job_ids` that the newest finding is about; others had their share in it and have got over it."""
     exclude_nodes: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     inhibited_by: str | None = None

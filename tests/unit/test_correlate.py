@@ -176,3 +176,13 @@ def test_the_job_that_the_newest_finding_names_first_stands_first() -> None:
     story.after(1, replace(stall, job_ids=("8",), culprits=()))
     assert story.open[0].job_ids == ("8", "7")
     assert story.open[0].culprits == (Culprit(node="n1"),)
+
+
+def test_a_job_that_has_got_over_it_is_remembered_and_no_longer_acted_on() -> None:
+    story = Story()
+    stall = says(Truth.BAD, Kind.FILESYSTEM_STALL, subject="mount:k", job_ids=("7", "8"))
+    story.after(0, stall)
+    assert story.last[0].jobs_now == ("7", "8")
+    story.after(5, replace(stall, job_ids=("8",)))
+    assert story.last[0].jobs_now == ("8",)
+    assert set(story.last[0].job_ids) == {"7", "8"}

@@ -84,6 +84,7 @@ def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
         facts=finding.facts,
         culprits=finding.culprits,
         actionable=finding.actionable,
+        jobs_now=finding.job_ids,
         exclude_nodes=finding.exclude_nodes,
         mounts=finding.mounts,
         runs=_runs(finding.job_ids, moment),
@@ -117,6 +118,7 @@ def _update(
             facts=finding.facts,
             culprits=finding.culprits or incident.culprits,
             actionable=finding.actionable,
+            jobs_now=finding.job_ids,
             exclude_nodes=finding.exclude_nodes,
             mounts=finding.mounts,
         )

@@ -91,7 +91,9 @@ class Decider:
                 and incident.kind is not Kind.OPERATOR_RESTART
             ):
                 # An incident of one filesystem may hold several jobs: each is decided about by itself.
-                jobs = incident.job_ids if ACTIONS[incident.kind] is not Action.NONE else incident.job_ids[:1]
+                jobs = (
+                    incident.jobs_now if ACTIONS[incident.kind] is not Action.NONE else incident.jobs_now[:1]
+                )
                 for job_id in jobs:
                     try:
                         self._decide_one(incident, job_id, now)

@@ -119,7 +119,7 @@ def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
     directory, name = os.path.split(args["path"])
     try:
         where = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # also a link: we wrote below a directory
         return
     try:
         if _content(name, where) == args["content"].encode():
@@ -131,7 +131,13 @@ def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
 
 
 def _content(name: str, where: int) -> bytes:
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
+    """What the file holds; nothing if it is no file at all, but a link, a socket or a directory: not ours."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO):
+            return b""
+        raise
     try:
         return os.read(fd, MAX_CONTENT) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     finally:

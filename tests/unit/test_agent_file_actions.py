@@ -30,9 +30,9 @@ def to_socket(path: Path) -> None:
         listener.bind(str(path))
 
 
-OTHERS: list[Callable[[Path], None]] = [
-    lambda path: path.mkdir(),
-    lambda path: os.mkfifo(path),
+OTHERS: list[Callable[[Path], object]] = [
+    Path.mkdir,
+    os.mkfifo,
     lambda path: path.write_text("stop, says its owner"),
     lambda path: path.write_text(""),
     to_link,
@@ -53,7 +53,7 @@ def test_our_switch_is_written_whole_found_again_and_removed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("put", OTHERS)
 def test_what_a_user_put_there_stays_and_holds_no_restart_up(
-    tmp_path: Path, put: Callable[[Path], None]
+    tmp_path: Path, put: Callable[[Path], object]
 ) -> None:
     path = tmp_path / "kill"
     put(path)

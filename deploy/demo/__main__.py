@@ -176,9 +176,9 @@ class Story:
         """(b) The hang is found although PULSE lines keep the log growing."""
         self.teller.act("(b) A rank waits for ever in its data loader; PULSE lines keep coming")
         slack = len(self.watchdog.slack.messages)
-        step = self.watchdog.step(self.job)
         nodes = self.watchdog.status()["jobs"][0]["nodes"]
         self.watchdog.wait_for(self._is_between_checkpoints, 30)
+        step = self.watchdog.step(self.job)
         (self.cluster.shared / "faults" / f"dataloader_hang.rank{HUNG_RANK}").touch()
         self.teller.say("we", f"rank {HUNG_RANK} gets no more data, from step {step} on")
         incident = self.incident("collective_hang", 60)

@@ -394,7 +394,7 @@ def test_explain_tells_who_when_why_and_what_was_done(controller: FakeController
     assert result.stdout.startswith("7f3a: collective_hang of job 4711, firing since 2023-11-1")
     for part in (
         "found after 62 s", "waits for its data loader", "pending: no step for 61 s", "- 7 ranks wait in all_reduce",
-        "wait (queue.py:171)", "line 39", "60 more lines", "requeue: observed by mode: mode is observe",
+        "wait (queue.py:171)", "line 39", "60 more lines", "requeue observed by mode: mode is observe",
         "requeue_hold", "held", "in progress", "It is under way.",
     ):  # fmt: skip
         assert part in result.stdout

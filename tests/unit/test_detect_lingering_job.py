@@ -46,7 +46,7 @@ def test_the_dead_rank_is_named_with_its_last_words_and_the_job_may_be_requeued(
 def test_a_zombie_is_dead_since_it_became_one() -> None:
     zombie = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=40.0, state="Z"))
     finding = judge(**{**LINGERS, "processes": zombie})
-    assert (finding.truth, finding.culprits[0].reason) == (Truth.BAD, "is a zombie since 40 s")
+    assert (finding.truth, finding.culprits[0].reason) == (Truth.BAD, "has been a zombie for 40 s")
 
 
 def test_after_a_grace_the_steps_before_the_death_are_still_before_it() -> None:

@@ -129,12 +129,12 @@ def test_an_incident_says_what_who_and_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence", "todo"),
     [
-        ({}, "[a] graceful restart of job 7 begins: a rank is stuck", "slurm-watchdog pause"),
-        ({"verdict": Verdict.OBSERVED}, "[a] job 7: would have been done, and was not: graceful restart: a rank is stuck",
+        ({}, "[a] job 7 is being restarted gracefully: a rank is stuck", "slurm-watchdog pause"),
+        ({"verdict": Verdict.OBSERVED}, "[a] job 7 would have been restarted gracefully, but was not touched: a rank is stuck",
          "slurm-watchdog restart 7"),
         ({"verdict": Verdict.SUPPRESSED, "by": "storm"},
-         "[a] job 7: graceful restart was not done, held back by storm: a rank is stuck", "slurm-watchdog restart 7"),
-        ({"action": Action.NONE, "fence": None}, "[a] job 7: only telling you: a rank is stuck", "explain i1"),
+         "[a] job 7 was not restarted gracefully (guard: storm): a rank is stuck", "slurm-watchdog restart 7"),
+        ({"action": Action.NONE, "fence": None}, "[a] job 7: alert only: a rank is stuck", "explain i1"),
     ],
 )  # fmt: skip
 def test_a_decision_says_what_by_whom_and_what_to_do(
@@ -145,16 +145,40 @@ def test_a_decision_says_what_by_whom_and_what_to_do(
     assert todo in said[-1]
 
 
+@pytest.mark.parametrize(
+    ("exclude", "command"),
+    [
+        ((), "scontrol requeue 7"),
+        (
+            ("n1", "n2"),
+            "scontrol requeuehold 7; scontrol update JobId=7 ExcNodeList=n1,n2; scontrol release 7",
+        ),
+    ],
+)
+def test_a_loop_that_does_not_turn_is_not_restarted_by_a_kill_switch(
+    exclude: tuple[str, ...], command: str
+) -> None:
+    decision = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED, exclude=exclude)
+    said = texts(slack.format_decision(INCIDENT, decision, "a"))
+    assert said[0].startswith("[a] job 7 would have been requeued, but was not touched")
+    assert command in said[-1]
+
+
+def test_a_job_is_named_once() -> None:
+    named = replace(INCIDENT, summary="Job 7 hangs.")
+    assert texts(slack.format_opened(named, "a"))[0] == "[a] CRITICAL: Job 7 hangs. Noticed after 60 s."
+    other = replace(INCIDENT, summary="Job 77 hangs.")
+    assert texts(slack.format_opened(other, "a"))[0].startswith("[a] CRITICAL: job 7: Job 77 hangs.")
+
+
 def test_an_outcome_says_where_the_job_goes_on_or_that_it_needs_somebody() -> None:
     said = texts(slack.format_outcome(INCIDENT, RUN, "a"))
-    assert (
-        said[0] == "[a] job 7 was restarted: runs on n2 (resumed at step 500; 20 steps lost; down for 12 min)"
-    )
-    assert said[2] == "• requeue_hold 1: done held"
+    assert said[0] == "[a] job 7 was restarted: runs on n2; it was down for 12 min"
+    assert said[2] == "• requeue_hold: done, held"
     assert "Nodes to look at: n1" in said[-1]
     failed = replace(RUN, end=ActionEnd(ok=False, ended_at=1.0, detail="no checkpoint"))
     said = texts(slack.format_outcome(INCIDENT, failed, "a"))
-    assert said[0] == "[a] job 7 NEEDS YOU, its graceful_restart failed: no checkpoint"
+    assert said[0] == "[a] job 7 NEEDS YOU, its restart failed: no checkpoint"
     assert "scontrol show job 7" in said[-1]
 
 
@@ -317,7 +341,7 @@ def test_messages_go_in_order_through_failures_and_apart(journal: Journal, tmp_p
 
     with_receiver(receiver, tmp_path, send)
     heads = [message["text"].split("job 7")[0] for message in receiver.got]
-    second = "[a] graceful restart of "
+    second = "[a] "
     assert heads == ["[a] CRITICAL: ", second, second, second, second, "[a] ", "[a] over after 0 s: "]
     gaps = [later - earlier for earlier, later in zip(receiver.at, receiver.at[1:], strict=False)]
     assert min(gaps) >= 0.19

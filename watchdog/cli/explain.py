@@ -11,7 +11,7 @@ from watchdog import clock
 from watchdog.cli.answers import ActionRun, Evidence, Explanation, Rung
 from watchdog.cli.incidents import STYLES, who
 from watchdog.cli.options import failures_told, open_client, operator_options, print_json
-from watchdog.cli.text import clean_lines, duration, moment, sentence, table
+from watchdog.cli.text import clean_lines, count, duration, moment, sentence, table
 
 LINES_OF_EVIDENCE: Final = 40
 """Lines shown of one piece of evidence; `--json` has all of it."""
@@ -78,7 +78,8 @@ def _print(found: Explanation, now: float) -> None:
         _print_evidence(each)
     _heading("Decisions")
     for decision in incident.decisions:
-        sentence(f"- {decision.action}: {decision.verdict} by {decision.by}: {decision.reason}")
+        what = "no action" if decision.action == "none" else f"{decision.action} {decision.verdict}"
+        sentence(f"- {what} by {decision.by}: {decision.reason}")
     if not incident.decisions:
         sentence("None yet.")
     for action in found.actions:
@@ -128,10 +129,11 @@ def describe_end(action: ActionRun) -> str:
     end = action.end
     assert end is not None
     numbers = []
-    if end.resumed_at_step is not None:
+    # Most details name the steps already.
+    if end.resumed_at_step is not None and "step" not in (end.detail or ""):
         numbers.append(f"resumed at step {end.resumed_at_step}")
-    if end.steps_lost is not None:
-        numbers.append(f"{end.steps_lost} steps lost")
+        if end.steps_lost is not None:
+            numbers.append(f"{count(end.steps_lost, 'step')} lost")
     if end.downtime_s is not None:
         numbers.append(f"{duration(end.downtime_s)} from requeue to first step")
     detail = f": {end.detail.rstrip('.')}" if end.detail else ""

@@ -154,7 +154,8 @@ class Decider:
         c = self._c
         c.journal.add_decision(decision)
         c.metrics.decisions.labels(decision.action, decision.verdict, decision.by).inc()
-        sentence = f"{decision.action}: {decision.verdict} by {decision.by}: {decision.reason}"
+        what = f"{decision.action} {decision.verdict}" if decision.action is not Action.NONE else "no action"
+        sentence = f"{what} by {decision.by}: {decision.reason}"
         log.warning("incident %s, job %s: %s", incident.id, ",".join(incident.job_ids), sentence)
         c.note(incident, sentence)
         c.write(lambda: c.notifier.decided(incident, decision))

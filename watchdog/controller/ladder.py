@@ -276,7 +276,7 @@ def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -
                 ok=True,
                 ended_at=world.now,
                 detail=f"the job runs again{excluded}; first new step {world.next_first_step}"
-                + ("" if lost is None else f", {lost} steps lost"),
+                + ("" if lost is None else f", {lost} step{'' if lost == 1 else 's'} lost"),
                 resumed_at_step=world.next_first_step,
                 steps_lost=lost,
                 downtime_s=world.now - requeued_at,

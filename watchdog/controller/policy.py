@@ -98,7 +98,7 @@ def _not_possible(_: Incident, s: Situation, __: Limits) -> str | None:
 
 
 def _evidence(incident: Incident, _: Situation, __: Limits) -> str | None:
-    return None if incident.actionable else "the evidence is not good enough to act on: alert only"
+    return None if incident.actionable else "the evidence is not good enough to act on, only to tell"
 
 
 def _storage(_: Incident, s: Situation, __: Limits) -> str | None:
@@ -184,9 +184,15 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
     action = ACTIONS[incident.kind]
     job = situation.job
     asked = incident.kind is Kind.OPERATOR_RESTART
-    verdict, by, reason = Verdict.ALLOWED, str(incident.kind), "no guard objects"
+    verdict, by, reason = (
+        Verdict.ALLOWED,
+        str(incident.kind),
+        "the evidence is clear and no guard holds it back",
+    )
+    if asked:
+        reason = "a person asked for it and no guard holds it back"
     if action is Action.NONE:
-        reason = "nothing to do but to tell: no restart helps while the filesystem is away, and no node is to blame"
+        reason = "no restart helps while the filesystem is away, and no node is to blame"
     else:
         for name, guard in GUARDS:
             objection = None if asked and name not in ASKED_FOR else guard(incident, situation, limits)
@@ -196,7 +202,7 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
         else:
             if situation.mode != "act" and not asked:
                 verdict, by = Verdict.OBSERVED, "mode"
-                reason = f"mode is {situation.mode}: it would have done this"
+                reason = f"the mode is {situation.mode}, not act"
     return Decision(
         id=decision_id,
         incident_id=incident.id,

@@ -87,9 +87,9 @@ def _accuse(
         first = culprits[0]
         more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
         it = "them" if more else "it"
-        who = f"{describe(first)}{more} {first.reason}, {voted.waiting} ranks wait for {it}"
+        who = f"{describe(first)}{more} {first.reason}, {_ranks(voted.waiting, 'waits', 'wait')} for {it}"
     elif stuck and voted.elsewhere:
-        who = f"{voted.waiting} ranks wait in a collective and {voted.elsewhere} do not, so nobody is named"
+        who = f"{_ranks(voted.waiting, 'waits', 'wait')} in a collective and {voted.elsewhere} not, so nobody is named"
     elif stuck:
         who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     else:
@@ -117,7 +117,7 @@ def _why_not(voted: Vote) -> str:
 
 def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
     facts = [
-        f"{len(group.ranks)} ranks ({_few(group.ranks)} on {_few(group.nodes)}): {group.place}, "
+        f"{_ranks(len(group.ranks))} ({_few(group.ranks)} on {_few(group.nodes)}): {group.place}, "
         f"{' < '.join(group.frames[:4])}"
         for group in voted.groups[:8]
     ]
@@ -128,6 +128,11 @@ def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
         if p.process.state in "DTt"
     ][:8]
     return tuple(facts)
+
+
+def _ranks(number: int, one: str = "", many: str = "") -> str:
+    """`1 rank waits`, `5 ranks wait`."""
+    return f"1 rank {one}".rstrip() if number == 1 else f"{number} ranks {many}".rstrip()
 
 
 def _few(values: tuple[object, ...]) -> str:

@@ -104,7 +104,7 @@ def _accuse(
             node=rank.node,
             rank=rank.process.rank,
             pid=rank.process.pid,
-            reason=f"is a zombie since {dead_for_s(rank):.0f} s"
+            reason=f"has been a zombie for {dead_for_s(rank):.0f} s"
             if rank.process.state in ("Z", "X")
             else f"ended {dead_for_s(rank):.0f} s ago",
         )
@@ -116,17 +116,21 @@ def _accuse(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} ended "
-        f"{age_s:.0f} s ago, {len(survivors)} ranks are left"
+        f"{age_s:.0f} s ago, {_are_left(len(survivors))}"
         f"{f', {voted.waiting} of them wait in a collective' if voted.waiting else ''}.",
         culprits=culprits,
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
             *(f"last words: {line}" for line in words),
-            *(f"{len(g.ranks)} ranks left: {g.place}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
+            *(f"{len(g.ranks)} of them: {g.place}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
             "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job by itself",
         ),
         actionable=waits,
     )
+
+
+def _are_left(number: int) -> str:
+    return "1 rank is left" if number == 1 else f"{number} ranks are left"
 
 
 def _last_words(job: JobView, first: ProcessView) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,11 @@ Payload = dict[str, Any]
 
 def format_opened(incident: Incident, cluster: str) -> Payload:
     """An incident fires: what is wrong, since when, who, and the evidence."""
-    since = (
-        f" Noticed after {duration(incident.detected_after_s)}."
-        if incident.detected_after_s is not None
-        else ""
-    )
+    since = f" Noticed after {duration(incident.detected_after_s)}." if incident.detected_after_s else ""
     evidence = [*(culprit_line(incident, index) for index in range(min(len(incident.culprits), FACT_LIMIT)))]
     evidence += incident.facts[: FACT_LIMIT * 2]
     return payload(
-        f"[{cluster}] {SIGNS[incident.severity]}: {jobs_of(incident)}: {incident.summary}{since}",
+        f"[{cluster}] {SIGNS[incident.severity]}: {about(incident, incident.summary)}{since}",
         evidence,
         f"All evidence: slurm-watchdog explain {incident.id}. Keep the watchdog from acting: slurm-watchdog pause",
     )
@@ -56,33 +53,41 @@ def format_opened(incident: Incident, cluster: str) -> Payload:
 
 def format_decision(incident: Incident, decision: Decision, cluster: str) -> Payload:
     """What was decided about an incident, by which rule or guard, and why."""
-    what = {
-        Action.NONE: "only telling you",
-        Action.REQUEUE: "requeue",
-        Action.GRACEFUL_RESTART: "graceful restart",
-    }
-    action = what[decision.action]
+    done = "restarted gracefully" if decision.action is Action.GRACEFUL_RESTART else "requeued"
     job = decision.fence.job_id if decision.fence is not None else ",".join(incident.job_ids)
     if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
-        sentence, todo = (
-            f"{action} of job {job} begins",
-            "Nothing to do. To stop further ones: slurm-watchdog pause",
-        )
+        sentence = f"job {job} is being {done}"
+        todo = "Nothing to do. To stop this and every other action: slurm-watchdog pause"
     elif decision.verdict is Verdict.ALLOWED:
-        sentence, todo = f"job {job}: {action}", f"Look at it: slurm-watchdog explain {incident.id}"
+        sentence, todo = f"job {job}: alert only", f"Look at it: slurm-watchdog explain {incident.id}"
     elif decision.verdict is Verdict.OBSERVED:
-        sentence = f"job {job}: would have been done, and was not: {action}"
-        todo = f"Do it by hand: slurm-watchdog restart {job}. To have it done: mode: act in the configuration"
+        sentence = f"job {job} would have been {done}, but was not touched"
+        todo = f"By hand: {by_hand(decision, job)}. To have it done: mode: act in the configuration"
     else:
-        sentence = f"job {job}: {action} was not done, held back by {decision.by}"
-        todo = f"If it is wanted nevertheless: slurm-watchdog restart {job}"
+        sentence = f"job {job} was not {done} (guard: {decision.by})"
+        todo = f"Look at it: slurm-watchdog explain {incident.id}. By hand: {by_hand(decision, job)}"
     evidence = [f"By {decision.by}"]
     if decision.exclude:
-        evidence.append(f"Excluded from the next run: {', '.join(decision.exclude)}")
+        allowed = decision.verdict is Verdict.ALLOWED
+        evidence.append(
+            f"{'Next run without' if allowed else 'To be avoided'}: {', '.join(decision.exclude)}"
+        )
     if decision.asked_by:
         evidence.append(f"Asked for by {decision.asked_by}")
     evidence.append(f"Incident {incident.id}: {incident.summary}")
     return payload(f"[{cluster}] {sentence}: {decision.reason}", evidence, todo)
+
+
+def by_hand(decision: Decision, job: str) -> str:
+    """The command that does the same. A loop that does not turn saves nothing, so a kill switch would wait in vain."""
+    if decision.action is Action.GRACEFUL_RESTART:
+        return f"slurm-watchdog restart {job}"
+    if not decision.exclude:
+        return f"scontrol requeue {job}"
+    nodes = ",".join(decision.exclude)
+    return (
+        f"scontrol requeuehold {job}; scontrol update JobId={job} ExcNodeList={nodes}; scontrol release {job}"
+    )
 
 
 def format_outcome(incident: Incident, run: ActionRun, cluster: str) -> Payload:
@@ -92,21 +97,17 @@ def format_outcome(incident: Incident, run: ActionRun, cluster: str) -> Payload:
     if end is None:
         sentence, todo = f"job {job}: {decision.action} goes on", "Nothing to do"
     elif end.ok:
-        figures = [
-            f"resumed at step {end.resumed_at_step}" if end.resumed_at_step is not None else "",
-            f"{end.steps_lost} steps lost" if end.steps_lost is not None else "",
-            f"down for {duration(end.downtime_s)}" if end.downtime_s is not None else "",
-        ]
-        told = "; ".join(figure for figure in figures if figure)
-        sentence = f"job {job} was restarted: {end.detail}" + (f" ({told})" if told else "")
+        down = f"; it was down for {duration(end.downtime_s)}" if end.downtime_s is not None else ""
+        sentence = f"job {job} was restarted: {end.detail}{down}"
         todo = "Nothing to do for the job"
         if decision.exclude:
             todo += f". Nodes to look at: {', '.join(decision.exclude)}"
     else:
-        sentence = f"job {job} NEEDS YOU, its {decision.action} failed: {end.detail}"
+        sentence = f"job {job} NEEDS YOU, its {'restart' if decision.action is Action.GRACEFUL_RESTART else 'requeue'} failed: {end.detail}"
         todo = f"See where it stands: scontrol show job {job}; what was done: slurm-watchdog explain {incident.id}"
     evidence = [
-        f"{record.rung} {record.attempt}: {record.outcome or 'no outcome'} {record.detail}".rstrip()
+        f"{record.rung}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
+        f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
         for record in run.records[-FACT_LIMIT:]
     ]
     return payload(f"[{cluster}] {sentence}", evidence, todo)
@@ -118,7 +119,7 @@ def format_resolved(incident: Incident, cluster: str) -> Payload:
     if incident.resolved_at is not None:
         lasted = f" after {duration(max(0.0, incident.resolved_at - incident.opened_at))}"
     return payload(
-        f"[{cluster}] over{lasted}: {jobs_of(incident)}: {incident.resolution or incident.summary}",
+        f"[{cluster}] over{lasted}: {about(incident, incident.resolution or incident.summary)}",
         [f"Was: {incident.summary}"],
         f"Nothing to do. What happened: slurm-watchdog explain {incident.id}",
     )
@@ -178,6 +179,14 @@ def jobs_of(incident: Incident) -> str:
     return (
         ("job " if len(jobs) == 1 else "jobs ") + ", ".join(jobs[:5]) + (" and more" if len(jobs) > 5 else "")
     )
+
+
+def about(incident: Incident, text: str) -> str:
+    """`text`, with the jobs before it unless it names the only one itself."""
+    jobs = incident.job_ids
+    if len(jobs) == 1 and re.search(rf"\bjob {re.escape(jobs[0])}\b", text, re.IGNORECASE):
+        return text
+    return f"{jobs_of(incident)}: {text}"
 
 
 def culprit_line(incident: Incident, index: int) -> str:

@@ -71,10 +71,19 @@ def format_size(size: int) -> str:
 
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
+Span = Annotated[Seconds, Field(gt=0)]
+"""A duration that cannot be nothing: a clock that ticks every 0 s, or a limit that everybody is beyond."""
 Bytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Count = Annotated[int, Field(ge=0)]
-Mode = Literal["off", "observe", "act"]
+
+
+def _read_off(value: object) -> object:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+Mode = Annotated[Literal["off", "observe", "act"], BeforeValidator(_read_off)]
 
 
 class Section(BaseModel):
@@ -93,17 +102,17 @@ class Agent(Section):
         "auto",
         description="Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name.",
     )
-    interval: Seconds = Field(5.0, description="Time between two reports.")
+    interval: Span = Field(5.0, description="Time between two reports.")
     metrics_listen: str = Field(
         "127.0.0.1:9766", description="Address of the agent's /metrics for Prometheus; empty = none."
     )
     spool_bytes: Bytes = Field(
         8 * 1024**2, description="Reports kept in memory while the controller is away."
     )
-    spool_age: Seconds = Field(
+    spool_age: Span = Field(
         600.0, description="Reports older than this are dropped from the spool, and counted."
     )
-    probe_deadline: Seconds = Field(
+    probe_deadline: Span = Field(
         10.0,
         description="A child that has not answered by then is reported as hung, left alone and not replaced.",
     )
@@ -128,11 +137,11 @@ class Controller(Section):
     journal_url: str = Field(
         "", description="SQLAlchemy address of the journal; empty = SQLite in `state_directory`."
     )
-    tick: Seconds = Field(1.0, description="Time between two judgements.")
-    report_lifetime: Seconds = Field(
+    tick: Span = Field(1.0, description="Time between two judgements.")
+    report_lifetime: Span = Field(
         30.0, description="Reports older than this are kept for the record and never judged."
     )
-    agent_silent_after: Seconds = Field(
+    agent_silent_after: Span = Field(
         45.0, description="After this time without a report, what a node's processes do counts as unknown."
     )
     resolve_after: Seconds = Field(
@@ -147,10 +156,8 @@ class Slurm(Section):
     """How the controller talks to Slurm."""
 
     bin_directory: str = Field("", description="Where squeue and scontrol are; empty = PATH.")
-    poll_interval: Seconds = Field(10.0, description="Time between two listings of jobs and nodes.")
-    deadline: Seconds = Field(
-        20.0, description="An answer that takes longer counts as unknown, never as empty."
-    )
+    poll_interval: Span = Field(10.0, description="Time between two listings of jobs and nodes.")
+    deadline: Span = Field(20.0, description="An answer that takes longer counts as unknown, never as empty.")
 
 
 class Security(Section):
@@ -173,7 +180,7 @@ class Jobs(Section):
     kill_switch: str = Field(
         "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill",
         description="File that the trainer looks for at every step. {job_id} {restarts} {user} {workdir}; written on "
-        "every node of the job, as its owner.",
+        "every node of the job, as its owner. {job_id} is SLURM_JOB_ID, of an array element its own.",
     )
     checkpoint_trackers: list[str] = Field(
         [],
@@ -189,7 +196,7 @@ class FilesystemStall(Section):
     """A process of a job waits in one system call on one file; other nodes reach the filesystem."""
 
     mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
-    blocked_for: Seconds = Field(60.0, description="Time in the same call on the same file.")
+    blocked_for: Span = Field(60.0, description="Time in the same call on the same file.")
     hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
 
 
@@ -204,19 +211,21 @@ class CollectiveHang(Section):
     """Ranks are alive, the training loop does not turn."""
 
     mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
-    floor: Seconds = Field(60.0, description="No job counts as hanging sooner than this after its last step.")
+    floor: Span = Field(60.0, description="No job counts as hanging sooner than this after its last step.")
     factor: float = Field(
         3.0, ge=1.5, description="Limit = this x the slowest of the recent steps, never below `floor`."
     )
-    startup_grace: Seconds = Field(3600.0, description="Limit until enough steps of this run were seen.")
+    startup_grace: Span = Field(3600.0, description="Limit until enough steps of this run were seen.")
     warmup_steps: Count = Field(5, description="Steps of a run to see before its own speed counts.")
-    evaluation_floor: Seconds = Field(1800.0, description="Floor while the log says that an evaluation runs.")
-    checkpoint_floor: Seconds = Field(
-        1800.0, description="Floor while the log says that a checkpoint is written."
-    )
-    busy_limit: Seconds = Field(
+    evaluation_floor: Span = Field(1800.0, description="Floor while the log says that an evaluation runs.")
+    checkpoint_floor: Span = Field(
         1800.0,
-        description="Limit while stacks move or a rank outside the collective computes, and where no stack can be had.",
+        description="Floor while the log says that a checkpoint is written, or stacks show that one is written, read or uploaded.",
+    )
+    busy_limit: Span = Field(
+        1800.0,
+        description="Limit while stacks move or a rank outside the collective computes, and where no stack can be had. "
+        "Ranks that all wait in one collective are told at once, and requeued only after this time.",
     )
     hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
 
@@ -225,7 +234,7 @@ class LingeringJob(Section):
     """A rank is dead, the others wait for it, Slurm says RUNNING."""
 
     mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
-    grace: Seconds = Field(
+    grace: Span = Field(
         30.0,
         description="Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`).",
     )
@@ -250,7 +259,7 @@ class Policy(Section):
     budget_percent: Percent = Field(
         20.0, description="… and never more than this share of the running jobs (at least one)."
     )
-    budget_window: Seconds = Field(3600.0, description="The window of the two budgets.")
+    budget_window: Span = Field(3600.0, description="The window of the two budgets.")
     storm_jobs: Count = Field(
         3,
         description="So many jobs in trouble of the same kind at once: it is the fabric or the storage. No action.",
@@ -262,19 +271,19 @@ class Policy(Section):
 class Ladder(Section):
     """How long each rung of an action may take."""
 
-    kill_switch_limit: Seconds = Field(60.0, description="For all nodes of the job to have the kill switch.")
-    checkpoint_limit: Seconds = Field(
+    kill_switch_limit: Span = Field(60.0, description="For all nodes of the job to have the kill switch.")
+    checkpoint_limit: Span = Field(
         1800.0, description="For a complete checkpoint after the kill switch; then the restart is given up."
     )
     exit_limit: Seconds = Field(
         60.0,
         description="For a job that has saved for the kill switch to end by itself, before it is requeued anyway.",
     )
-    step_limit: Seconds = Field(120.0, description="For one request to Slurm, retries included.")
+    step_limit: Span = Field(120.0, description="For one request to Slurm, retries included.")
     mount_limit: Seconds = Field(
         86400.0, description="A restart waits so long for a stalled filesystem to answer."
     )
-    confirm_limit: Seconds = Field(7200.0, description="For the first new step after the restart.")
+    confirm_limit: Span = Field(7200.0, description="For the first new step after the restart.")
 
 
 class Slack(Section):
@@ -283,7 +292,7 @@ class Slack(Section):
     webhook_url_file: str = Field(
         "", description="A file with the webhook's address, which is a secret; empty = no Slack."
     )
-    deadline: Seconds = Field(10.0, description="For one message. A Slack outage never delays an action.")
+    deadline: Span = Field(10.0, description="For one message. A Slack outage never delays an action.")
 
 
 class Notify(Section):
@@ -486,6 +495,8 @@ def _explain(error: Any, lines: dict[str, int]) -> list[ConfigProblem]:
         message = f"unknown key{_did_you_mean(parent, key)}"
     elif error["type"] == "model_type":
         message = "must be a mapping of keys and values"
+    elif isinstance(error["input"], str | int | float) and repr(error["input"]) not in message:
+        message = f"{message}, got {error['input']!r}"
     return [
         ConfigProblem(path=path, line=_nearest_line(path, lines), message=message[:1].lower() + message[1:])
     ]

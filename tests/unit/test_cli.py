@@ -121,7 +121,7 @@ def incident(**changes: Any) -> dict[str, Any]:
 def action(rungs: list[dict[str, Any]], end: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "decision_id": "d1", "action": "graceful_restart", "verdict": "allowed", "by": "operator_restart",
-        "reason": "no guard objects", "rungs": rungs, "end": end,
+        "reason": "no guard holds it back", "rungs": rungs, "end": end,
     }  # fmt: skip
 
 
@@ -440,7 +440,7 @@ def test_pause_and_resume_send_the_reason_and_say_what_it_means(controller: Fake
 
 def allowed(**changes: Any) -> dict[str, Any]:
     return {"incident_id": "7f3a", "decision_id": "d1", "verdict": "allowed", "by": "operator_restart",
-            "reason": "no guard objects", **changes}  # fmt: skip
+            "reason": "no guard holds it back", **changes}  # fmt: skip
 
 
 def restarts(controller: FakeController, *stages: Any) -> None:

@@ -56,6 +56,21 @@ def test_the_mode_of_a_detector_overrides_the_general_one() -> None:
     assert (config.mode_of("lingering_job"), config.mode_of("collective_hang")) == ("observe", "act")
 
 
+def test_a_bare_off_is_the_mode_and_not_yaml_s_false() -> None:
+    config = parse_config("mode: act\ndetectors:\n  lingering_job:\n    mode: off\n")
+    assert config.mode_of("lingering_job") == "off"
+    assert parse_config("mode: off\n").mode == "off"
+    assert problems("mode: on\n") == [(1, "mode", "input should be 'off', 'observe' or 'act', got True")]
+
+
+@pytest.mark.parametrize(
+    "key", ["controller:\n  tick", "agent:\n  interval", "detectors:\n  collective_hang:\n    floor"]
+)
+def test_a_duration_that_must_be_something_is_not_zero(key: str) -> None:
+    (problem,) = problems(f"{key}: 0s\n")
+    assert "greater than 0" in problem[2]
+
+
 def test_every_setting_is_explained() -> None:
     lines = example_config().splitlines()
     bare = [

@@ -82,7 +82,9 @@ async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.St
         return web.json_response({"error": str(error)}, status=error.status)
     except JournalError as error:
         return web.json_response({"error": f"the journal does not work: {error}"}, status=503)
-    except (SlurmUnavailable, SlurmRefused) as error:
+    except SlurmRefused as error:
+        return web.json_response({"error": str(error)}, status=409)
+    except SlurmUnavailable as error:
         return web.json_response({"error": f"Slurm: {error}"}, status=503)
     except (json.JSONDecodeError, UnicodeDecodeError):
         return web.json_response({"error": "the request's body is no JSON"}, status=400)

@@ -77,6 +77,15 @@ def test_lines_that_were_read_in_one_go_make_no_intervals_of_nothing() -> None:
     assert min(cluster.job.progress.intervals_s) == 60.0
 
 
+def test_the_time_of_a_step_is_that_of_one_step_however_many_a_report_brings() -> None:
+    cluster = Cluster()
+    assert cluster.job.progress is None
+    for number in range(0, 25, 5):
+        cluster.report(wait=10, events=tuple(progress_event(number + n) for n in range(5)))
+    assert cluster.job.progress is not None
+    assert (cluster.job.progress.step, cluster.job.progress.step_s) == (24, 2.0)
+
+
 def test_a_lower_step_is_no_progress_until_it_rises_again_by_itself() -> None:
     cluster = Cluster()
     for number in (100, 101, 102):

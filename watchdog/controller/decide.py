@@ -260,10 +260,8 @@ class Decider:
         c.metrics.actions.labels(run.decision.action, "ok" if end.ok else "failed").inc()
         if end.ok and end.steps_lost and run.decision.fence is not None:
             view = c.state.job_view(run.decision.fence.job_id, clock.monotonic())
-            recent = (
-                sorted(view.progress.intervals_s) if view is not None and view.progress is not None else []
-            )
-            c.metrics.lost_work.inc(end.steps_lost * (recent[len(recent) // 2] if recent else 0.0))
+            step_s = view.progress.step_s if view is not None and view.progress is not None else None
+            c.metrics.lost_work.inc(end.steps_lost * (step_s or 0.0))
         log.warning("action %s on job %s has ended: %s", run.decision.action, run.decision.fence, end.detail)
         incident = self._incident_of(run)
         if incident is None:

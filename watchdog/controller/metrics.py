@@ -31,7 +31,7 @@ class ControllerMetrics:
         )
         self._step_s = Gauge(
             f"{prefix}job_step_seconds",
-            "Median of the recent times between steps",
+            "Median of the recent times of one step",
             ["job_id"],
             registry=registry,
         )
@@ -88,10 +88,8 @@ class ControllerMetrics:
             self._age.labels(job_id).set(job.progress.age_s)
             self._step.labels(job_id).set(job.progress.step)
             self._phase.labels(job_id, job.progress.phase or "training").set(1)
-            if job.progress.intervals_s:
-                self._step_s.labels(job_id).set(
-                    sorted(job.progress.intervals_s)[len(job.progress.intervals_s) // 2]
-                )
+            if job.progress.step_s is not None:
+                self._step_s.labels(job_id).set(job.progress.step_s)
         tally = Tally((incident.kind, incident.state) for incident in open_incidents)
         for kind in Kind:
             for state in (IncidentState.PENDING, IncidentState.FIRING):

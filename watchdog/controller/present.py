@@ -104,7 +104,6 @@ def status_json(
 
 def _job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
     progress = view.progress
-    recent = sorted(progress.intervals_s) if progress else []
     return {
         "job_id": view.job.job_id,
         "name": view.job.name,
@@ -114,7 +113,7 @@ def _job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
         "restarts": view.job.restarts,
         "step": progress.step if progress else None,
         "total_steps": progress.total_steps if progress else None,
-        "step_s": recent[len(recent) // 2] if recent else None,
+        "step_s": progress.step_s if progress else None,
         "progress_age_s": progress.age_s if progress else None,
         "limit_s": limit_s,
         "phase": (progress.phase or "training") if progress else "starting",

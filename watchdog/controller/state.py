@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
 from msgspec.structs import replace
 
@@ -67,6 +69,14 @@ class _Clock:
     lower: int | None = None
     """A lower count that was read after the highest one: a new epoch if it goes on rising."""
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
+    rises: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
+    """(when, step): the last of those that were read at once."""
+
+    @property
+    def step_s(self) -> float | None:
+        """Median time of one step, however many of them a report brings at once."""
+        times_s = [(b_at - a_at) / (b - a) for (a_at, a), (b_at, b) in pairwise(self.rises) if b_at > a_at]
+        return median(times_s) if times_s else None
 
 
 @dataclass
@@ -284,6 +294,9 @@ class ClusterState:
                 clock.intervals_s.append(at - clock.rose_at)
             clock.stride = event.step - clock.step
             clock.step, clock.rose_at, clock.lower = event.step, at, None
+            if clock.rises and clock.rises[-1][0] == at:
+                clock.rises.pop()
+            clock.rises.append((at, event.step))
             clock.seen += 1
             clock.total_steps = event.total_steps or clock.total_steps
         elif event.step < clock.step:
@@ -532,6 +545,7 @@ def _progress(run: _Run, now: float) -> Progress | None:
         rose_age_s=max(0.0, now - max(rises)) if rises else None,
         steps_seen=main.seen,
         intervals_s=tuple(main.intervals_s),
+        step_s=main.step_s,
         stride=max(1, main.stride),
         total_steps=main.total_steps,
         first_step=main.first_step,

@@ -40,6 +40,8 @@ class Progress(Value, frozen=True, kw_only=True):
     """How many times it rose in this run."""
     intervals_s: tuple[float, ...] = ()
     """The recent times between two rises, oldest first."""
+    step_s: float | None = None
+    """Of one step, the median of the recent ones; None until two rises were seen."""
     stride: int = 1
     """Steps between two log lines."""
     total_steps: int | None = None

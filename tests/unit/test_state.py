@@ -253,3 +253,37 @@ def test_a_blocked_process_makes_a_filesystem_view_and_probes_answer_for_it() ->
     cluster.report(process(0))
     (filesystem,) = cluster.state.view(cluster.now).filesystems
     assert (filesystem.blocked, filesystem.answers) == ((), ())
+
+
+def test_a_step_that_is_over_is_not_the_training_however_many_ranks_it_had() -> None:
+    cluster = Cluster()
+    data = [process(n, step_id="0", pid=10 + n) for n in range(8)]
+    cluster.report(*data)
+    cluster.report(process(0, step_id="1"), process(1, step_id="1"))
+    assert [(r.process.step_id, r.alive) for r in cluster.job.ranks] == [("1", True), ("1", True)]
+
+
+def test_the_training_that_follows_another_step_has_its_own_clock_and_its_own_start() -> None:
+    cluster = Cluster()
+    for number in range(1, 9):  # the data is prepared: quick steps, all of them
+        cluster.report(
+            process(0, step_id="0"), events=(progress_event(number, total_steps=8, pattern="tqdm"),)
+        )
+    cluster.report(process(0, step_id="1", pid=900))
+    assert cluster.job.progress is None
+    assert cluster.job.run_age_s == 0
+    cluster.report(process(0, step_id="1", pid=900), events=(progress_event(3),))
+    view = cluster.state.view(cluster.now).jobs[0]
+    assert view.progress is not None
+    assert (view.progress.step, view.progress.total_steps) == (3, None)
+
+
+def test_a_step_beside_the_training_changes_nothing_about_its_clock() -> None:
+    cluster = Cluster()
+    ranks = (process(0, step_id="0"), process(1, step_id="0"))
+    beside = tuple(process(n, step_id="1", pid=50 + n) for n in range(3))
+    for number, more in enumerate((ranks, ranks + beside, ranks, ranks + beside, ranks)):
+        cluster.report(*more, events=(progress_event(number),))
+    assert cluster.job.progress is not None
+    assert (cluster.job.progress.step, cluster.job.progress.steps_seen) == (4, 5)
+    assert cluster.job.run_age_s == 25

@@ -92,6 +92,8 @@ class _Run:
     """(as last seen, seen at, gone since)."""
     left_over: frozenset[ProcessKey] = frozenset()
     """Processes of the run before that are still ending."""
+    step_id: str | None = None
+    """The Slurm step that the clocks are about, as far as is known."""
     clocks: dict[tuple[str, str], _Clock] = field(default_factory=dict)
     grace_from: float = float("-inf")
     troubled_at: float = float("-inf")
@@ -247,6 +249,8 @@ class ClusterState:
                     del run.processes[key]
                 else:
                     run.processes[key] = (process, seen_at, gone_since)
+            if seen:
+                _follow_training(run, made_at)
 
     def _note_blocked(self, report: Report, process: Process, made_at: float) -> None:
         if process.blocked is None or process.blocked.mount is None:
@@ -523,11 +527,32 @@ def _new_run(job: SlurmJob, now: float, before: _Run | None, wall: float | None)
     )
 
 
+def _follow_training(run: _Run, now: float) -> None:
+    """Where the batch script goes on from one step to the next (its data, then the training), all begins anew.
+
+    What was learnt of the steps before says nothing about how long the next program takes to start.
+    """
+    living = _living_steps(run.processes)
+    if not living or run.step_id in living:
+        return
+    before, run.step_id = run.step_id, _training_step(run.processes)
+    if before is not None:
+        run.clocks.clear()
+        run.snapshots.clear()
+        run.phase, run.grace_from = None, now
+
+
+def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> set[str | None]:
+    return {p.step_id for p, _, gone_at in processes.values() if p.role is Role.RANK and gone_at is None}
+
+
 def _training_step(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> str | None:
-    """The Slurm step with the most ranks: side steps of the same job (a shell, a profiler) have few."""
+    """The Slurm step with the most ranks, of those that live: side steps of the same job (a shell, a profiler)
+    have few, and one that is over may have had more."""
+    living = _living_steps(processes)
     counts: dict[str | None, int] = {}
     for process, _, gone_at in processes.values():
-        if process.role is Role.RANK:
+        if process.role is Role.RANK and (not living or process.step_id in living):
             counts[process.step_id] = counts.get(process.step_id, 0) + (2 if gone_at is None else 1)
     return max(counts, key=lambda step: (counts[step], str(step)), default=None)
 

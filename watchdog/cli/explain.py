@@ -26,7 +26,7 @@ def explain(incident_id: str, socket_path: str | None, config_file: str | None, 
     \b
     Examples:
       slurm-watchdog incidents            lists the ids
-      slurm-watchdog explain 7f3a
+      slurm-watchdog explain 7f3a         the first characters of an id are enough
     """
     client = open_client(socket_path, config_file)
     with failures_told(as_json):
@@ -94,6 +94,11 @@ def _heading(text: str) -> None:
 def _print_evidence(each: Evidence) -> None:
     _heading(f"Evidence: {each.kind}, {moment(each.at)}")
     lines = clean_lines(_as_text(each.document))
+    if not isinstance(each.document, str) and len(lines) > LINES_OF_EVIDENCE:
+        sentence(
+            f"  {len(lines)} lines of JSON (processes, stacks, log lines): slurm-watchdog explain --json has them"
+        )
+        return
     for line in lines[:LINES_OF_EVIDENCE]:
         sentence(f"  {line}")
     if len(lines) > LINES_OF_EVIDENCE:

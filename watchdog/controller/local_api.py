@@ -142,15 +142,9 @@ class LocalApi:
         return incident_json(current, journal.decisions(incident.id), journal.actions(incident.id))
 
     async def explain(self, request: web.Request) -> web.Response:
-        incident_id = request.match_info["id"]
         journal = self._c.journal
-        incident = journal.incident(incident_id) or next(
-            (i for i in self._c.incidents if i.id == incident_id), None
-        )
-        if incident is None:
-            raise Refused(
-                404, f"there is no incident {incident_id[:40]!r}; `slurm-watchdog incidents` lists them"
-            )
+        incident = self._find(request.match_info["id"])
+        incident_id = incident.id
         return web.json_response(
             {
                 "incident": self._incident(incident),
@@ -162,6 +156,19 @@ class LocalApi:
                 "actions": [action_json(run) for run in journal.actions(incident_id)],
             }
         )
+
+    def _find(self, given: str) -> Incident:
+        """The incident with this id, or the only one whose id begins so. Raises Refused."""
+        exact = self._c.journal.incident(given)
+        if exact is not None:
+            return exact
+        known = {i.id: i for i in (*self._c.incidents, *self._c.journal.incidents())}
+        found = [each for each in known if each.startswith(given)]
+        if len(found) > 1:
+            raise Refused(400, f"{len(found)} incidents begin with {given[:40]!r}; give more of the id")
+        if not found:
+            raise Refused(404, f"there is no incident {given[:40]!r}; `slurm-watchdog incidents` lists them")
+        return known[found[0]]
 
     async def pause(self, request: web.Request) -> web.Response:
         body, name = await self._body(request), self._administrator(request)

@@ -200,6 +200,19 @@ def test_a_graceful_restart_that_fails_takes_its_kill_switch_away_before_it_ends
         assert isinstance(end, End) and not end.end.ok
 
 
+def test_a_job_that_heard_its_kill_switch_is_run_again_although_the_answer_was_lost() -> None:
+    lost = record(Rung.WRITE_KILL_SWITCH, UNKNOWN)
+    saved = record(Rung.WAIT_CHECKPOINT)
+    heard: dict[str, Any] = {"decision": GRACEFUL, "complete_checkpoint_step": 500}
+    assert move(ENDED, lost, **heard) == Do(rung=Rung.WAIT_CHECKPOINT, attempt=1)
+    requeue = Do(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=False)
+    assert move(ENDED, lost, saved, **heard) == requeue
+    removed = record(Rung.REMOVE_KILL_SWITCH)
+    assert isinstance(move(ENDED, lost, removed, **heard, total_steps=500), End)
+    assert isinstance(move({**ENDED, "state": "CANCELLED"}, lost, removed, **heard), End)
+    assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL), End)
+
+
 def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:
     records = (record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT), record(Rung.REQUEUE_HOLD))
     given = move(NEXT, *records, decision=GRACEFUL, next_first_step=401)

@@ -193,7 +193,7 @@ def _goes_on(run: ActionRun, world: World) -> bool:
 
 def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
     """Kill switch, then a complete checkpoint, then the end of the run, whichever way it comes."""
-    if not _done(run, Rung.WRITE_KILL_SWITCH):
+    if not _done(run, Rung.WRITE_KILL_SWITCH) and not _has_heard(run, stage, world):
         if stage is not Stage.SAME_RUN:
             partly = _tried(run, Rung.WRITE_KILL_SWITCH)
             return _leave(
@@ -234,6 +234,12 @@ def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limit
     return _once(
         run, world, limits, Do(rung=Rung.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
     )
+
+
+def _has_heard(run: ActionRun, stage: Stage, world: World) -> bool:
+    """A job that saved after we began to write its kill switch, and then ended, has read it: whatever became of the answer."""
+    tried = _tried(run, Rung.WRITE_KILL_SWITCH)
+    return tried and stage is not Stage.SAME_RUN and world.complete_checkpoint_step is not None
 
 
 def _made_last_step(world: World) -> bool:

@@ -223,7 +223,7 @@ class Controller:
             before is None or before.state is not incident.state
         )
         resolved = incident.state is IncidentState.RESOLVED
-        if fired or resolved or (incident.state is IncidentState.FIRING and before != incident):
+        if fired or resolved or (incident.state is IncidentState.FIRING and _differs(before, incident)):
             self.write(lambda: self.journal.save_incident(incident))
         if fired:
             self.metrics.incidents_total.labels(incident.kind).inc()
@@ -293,3 +293,22 @@ class Controller:
         if age_s is None or age_s > self._slurm_patience_s():
             return False, f"Slurm does not answer: {self.slurm_error or 'no listing yet'}"
         return True, "watching"
+
+
+def _differs(before: Incident | None, incident: Incident) -> bool:
+    """Whether more than the seconds in its sentences has changed: only then it is worth a write to the disk."""
+
+    def essence(of: Incident) -> tuple[object, ...]:
+        who = tuple((c.node, c.rank, c.pid, c.path) for c in of.culprits)
+        return (
+            of.state,
+            who,
+            of.job_ids,
+            of.jobs_now,
+            of.inhibited_by,
+            of.actionable,
+            of.exclude_nodes,
+            of.runs,
+        )
+
+    return before is None or essence(before) != essence(incident)

@@ -160,6 +160,13 @@ def test_only_a_decision_that_differs_is_news() -> None:
     assert is_news(judge(paused="x"), [judge(busy=True)])
 
 
+def test_a_start_of_the_controller_is_no_news_about_an_incident_that_was_decided_about() -> None:
+    blind = judge(blind="Slurm has not answered yet")
+    assert is_news(blind, [])
+    assert not is_news(blind, [judge(mode="observe")])
+    assert not is_news(judge(mode="observe"), [judge(mode="observe")])
+
+
 def test_evidence_that_comes_and_goes_is_told_once_if_nothing_else_was() -> None:
     weak = replace(INCIDENT, actionable=False)
     assert is_news(judge(weak), [])

@@ -215,7 +215,7 @@ class Decider:
         """Goes on with every action that a journal left open. The ladder asks the world before it does anything."""
         for run in self._c.journal.open_actions():
             if run.decision.action is not Action.NONE and run.decision.id not in self._drivers:
-                log.warning("taking up action %s on job %s", run.decision.id, run.decision.fence)
+                log.warning("taking up the %s of job %s (%s)", *_names(run))
                 self.drive(run)
 
     def drive(self, run: ActionRun) -> None:
@@ -262,7 +262,7 @@ class Decider:
             view = c.state.job_view(run.decision.fence.job_id, clock.monotonic())
             step_s = view.progress.step_s if view is not None and view.progress is not None else None
             c.metrics.lost_work.inc(end.steps_lost * (step_s or 0.0))
-        log.warning("action %s on job %s has ended: %s", run.decision.action, run.decision.fence, end.detail)
+        log.warning("the %s of job %s (%s) has ended: %s", *_names(run), end.detail)
         incident = self._incident_of(run)
         if incident is None:
             return
@@ -291,3 +291,9 @@ class Decider:
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+def _names(run: ActionRun) -> tuple[str, str, str]:
+    """What is done, to which job, and the id of the decision."""
+    decision = run.decision
+    return str(decision.action), decision.fence.job_id if decision.fence else "?", decision.id

@@ -222,10 +222,11 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
 def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:
     """Whether a decision differs from the last one on its incident: only then it is written and told.
 
-    Evidence comes and goes with every report: that there is none at this moment is told once, if nothing else was.
+    Evidence comes and goes with every report, and sight with every start of the controller: that there is none at
+    this moment is told once, if nothing else was.
     """
     last = earlier[-1] if earlier else None
-    if last is not None and (decision.verdict, decision.by) == (Verdict.SUPPRESSED, "evidence"):
+    if last is not None and decision.verdict is Verdict.SUPPRESSED and decision.by in ("evidence", "blind"):
         return False
     return last is None or (last.verdict, last.by, last.action) != (
         decision.verdict,

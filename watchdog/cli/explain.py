@@ -42,10 +42,11 @@ def _print(found: Explanation, now: float) -> None:
     of_job = f" of job {incident.job_id}" if incident.job_id else ""
     since = ""
     if incident.opened_at is not None:
-        since = f" since {moment(incident.opened_at)} ({duration(max(0.0, now - incident.opened_at))} ago)"
+        word = "" if incident.state == "resolved" else "since "
+        since = f" {word}{moment(incident.opened_at)} ({duration(max(0.0, now - incident.opened_at))} ago)"
     after = (
         f", found after {duration(incident.detected_after_s)}"
-        if incident.detected_after_s is not None
+        if incident.detected_after_s
         else ""
     )
     opened = "opened" if incident.state == "resolved" else incident.state

@@ -146,6 +146,36 @@ class HungProbe(Value, frozen=True, kw_only=True):
     seconds: float
 
 
+class Gpu(Value, frozen=True, kw_only=True):
+    """One GPU of a node at one moment, as NVML sees it. None: it did not say.
+
+    Four names that are never the same thing: the UUID is the GPU's own; the PCI address is its slot; the minor is the
+    number in /dev/nvidiaN; the index is its place in NVML's list, which may change when another GPU goes away.
+    """
+
+    uuid: str
+    """Empty for a GPU that has not answered since the agent started."""
+    index: int
+    pci_bus_id: str | None = None
+    """As the kernel writes it: 0000:c1:00.0."""
+    minor: int | None = None
+    name: str = ""
+    utilization_ratio: float | None = None
+    """1.0 also while it spins in a collective: no proof of work."""
+    sm_clock_hz: float | None = None
+    memory_clock_hz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    throttle: tuple[str, ...] | None = None
+    """Why its clocks are lower than they could be; empty: nothing holds them back."""
+    pids: tuple[int, ...] | None = None
+    """Processes that compute on it, by the host's numbers; the list is at most about a minute old."""
+    error: str | None = None
+    """Why something, or everything, is not known: NVML_ERROR_GPU_IS_LOST: GPU is lost."""
+
+
 class Frame(Value, frozen=True, kw_only=True):
     function: str
     file: str
@@ -261,6 +291,7 @@ class Report(Value, frozen=True, kw_only=True):
     events_dropped: int = 0
     mounts: tuple[MountProbe, ...] = ()
     hung_probes: tuple[HungProbe, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     results: tuple[CommandResult, ...] = ()
     problems: tuple[str, ...] = ()
     """Collectors that failed this tick, each with its reason."""

@@ -16,7 +16,8 @@ import msgspec
 
 import watchdog
 from watchdog import clock, runner
-from watchdog.agent import file_actions, identify, tail
+from watchdog.agent import file_actions, identify, nvml, tail
+from watchdog.agent.collectors.gpu import GpuCollector
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.commands import Commands
@@ -24,10 +25,12 @@ from watchdog.agent.evidence import stacks
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Function, Probes, ProbesLost
 from watchdog.config import Config, split_address
-from watchdog.model import Event, LogFile, MountProbe, Process, Report
+from watchdog.model import DumpStacks, Event, Gpu, LogFile, MountProbe, Process, Report
 from watchdog.wire import WireError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from watchdog.agent.metrics import AgentMetrics
     from watchdog.agent.sender import Sender
 
@@ -40,6 +43,7 @@ FUNCTIONS: dict[str, Function] = {
     "list_open_logs": identify.list_open_logs,
     "follow": tail.follow,
     "dump_stacks": stacks.dump_stacks,
+    "read_gpus": nvml.read_gpus,
     "probe_mount": file_actions.probe_mount,
     "write_kill_switch": file_actions.write_kill_switch,
     "remove_kill_switch": file_actions.remove_kill_switch,
@@ -50,6 +54,8 @@ FUNCTIONS: dict[str, Function] = {
 
 ONCE_PAUSE_S = 1.0
 """Between the two ticks of `--once`: whether a process is blocked shows only in two looks."""
+ONCE_GPU_S = 5.0
+"""`--once` waits so long for NVML: without a client that stays, the driver takes seconds to begin."""
 
 
 def node_name(config: Config) -> str:
@@ -82,6 +88,7 @@ class Agent:
         self.logs = JobLogs(
             self.probes, mounts, self.node, tuple(config.agent.log_patterns), become_owner=os.geteuid() == 0
         )
+        self.gpus = GpuCollector(self.probes)
         self.commands = Commands(
             self.probes, self.logs, self.node, config.agent.probe_deadline, self.processes.environ_of
         )
@@ -93,6 +100,7 @@ class Agent:
         deadline_s = self.config.agent.probe_deadline
         self.probes.check()
         self.probes.poll(now)
+        self.gpus.ask(now, deadline_s)
         no_processes: tuple[Process, ...] = ()
         processes = runner.isolate(
             "process", lambda: self.processes.collect(now, deadline_s), no_processes, seen
@@ -105,6 +113,11 @@ class Agent:
         self.commands.processes = processes
         no_mounts: tuple[MountProbe, ...] = ()
         mounts = runner.isolate("mount", partial(self._collect_mounts, now), no_mounts, seen)
+        no_gpus: tuple[Gpu, ...] = ()
+        gpus = runner.isolate("gpu", partial(self.gpus.collect, now), no_gpus, seen)
+        if self.gpus.problem:
+            seen.problems.append(f"gpu: {self.gpus.problem}")
+            seen.failed.add("gpu")
         self.sequence += 1
         return Report(
             node=self.node,
@@ -119,6 +132,7 @@ class Agent:
             events_dropped=dropped,
             mounts=mounts,
             hung_probes=self.probes.hung(now),
+            gpus=gpus,
             results=self.commands.take_results(),
             problems=tuple(seen.problems),
         )
@@ -195,6 +209,8 @@ class Service:
             if reply.controller_id != self.controller_id:
                 self.controller_id = reply.controller_id
                 self.agent.logs.tell_again()
+            if any(isinstance(command, DumpStacks) for command in reply.commands):
+                self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
             self.agent.commands.watch_jobs(reply.watch, now)
             self.agent.commands.accept(reply.commands, now)
 
@@ -237,6 +253,7 @@ def _serve(agent: Agent, config: Config, echo: bool) -> int:
 def _show_once(agent: Agent, as_json: bool) -> int:
     first = agent.tick(clock.monotonic())
     runner.sleep(ONCE_PAUSE_S)
+    agent.gpus.settle(ONCE_GPU_S)
     report = agent.tick(clock.monotonic())
     events = (*first.events, *report.events)
     dropped = first.events_dropped + report.events_dropped
@@ -285,7 +302,41 @@ def _print_tables(report: Report) -> None:
         age = "" if row.growth_age_s is None else f"{row.growth_age_s:.0f} s ago"
         logs.add_row(row.job_id, row.path, row.error or age, escape(facts[-1][:100]) if facts else "")
     console.print(logs)
+    if report.gpus:
+        console.print(_gpu_table(report))
     for hung in report.hung_probes:
         console.print(f"hung: {hung.probe} for {hung.seconds:.0f} s", style="bold red", markup=False)
     for problem in report.problems:
         console.print(f"problem: {problem}", style="bold red", markup=False)
+
+
+def _gpu_table(report: Report) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        "GPU", "UUID", "PCI", "minor", "busy", "SM clock", "power", "heat", "memory", "throttled by", "pids"
+    )
+    for gpu in report.gpus:
+        used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+        cells = [
+            str(gpu.index),
+            gpu.uuid,
+            gpu.pci_bus_id or "?",
+            _shown(gpu.minor, "{}"),
+            _shown(gpu.utilization_ratio, "{:.0%}"),
+            _shown(gpu.sm_clock_hz and gpu.sm_clock_hz / 1e6, "{:.0f} MHz"),
+            _shown(gpu.power_w, "{:.0f} W"),
+            _shown(gpu.temperature_c, "{:.0f} °C"),
+            "?" if used is None or total is None else f"{used / 2**30:.1f} of {total / 2**30:.1f} GiB",
+            "?" if gpu.throttle is None else ", ".join(gpu.throttle),
+            "?" if gpu.pids is None else ", ".join(map(str, gpu.pids)),
+        ]
+        table.add_row(*map(escape, cells))
+        if gpu.error:
+            table.add_row("", escape(gpu.error), style="bold red")
+    return table
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "?" if value is None else form.format(value)

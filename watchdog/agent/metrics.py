@@ -48,6 +48,13 @@ class AgentMetrics:
             ["mount"],
             registry=self.registry,
         )
+        self._gpus = {
+            "utilization_ratio": self._gpu_gauge(
+                "utilization_ratio", "Share of the time in which it computed."
+            ),
+            "sm_clock_hz": self._gpu_gauge("sm_clock_hertz", "Clock of its multiprocessors."),
+            "power_w": self._gpu_gauge("power_watts", "Power it draws."),
+        }
         self._spool = Gauge(
             "slurm_watchdog_spool_bytes", "Reports that wait for the controller.", registry=self.registry
         )
@@ -57,6 +64,9 @@ class AgentMetrics:
             ["outcome"],
             registry=self.registry,
         )
+
+    def _gpu_gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"slurm_watchdog_gpu_{name}", text, ["gpu_uuid", "gpu"], registry=self.registry)
 
     def count_report(self, outcome: str) -> None:
         """Adds one report with this outcome. May be called from any thread."""
@@ -77,6 +87,12 @@ class AgentMetrics:
             self._hung.labels(probe.probe).set(probe.seconds)
         for mount in report.mounts:
             self._mount.labels(mount.mount).set(mount.seconds)
+        for field, gauge in self._gpus.items():
+            gauge.clear()  # a GPU that does not answer has no value, not its last one
+            for gpu in report.gpus:
+                value = getattr(gpu, field)
+                if value is not None:
+                    gauge.labels(gpu.uuid, str(gpu.index)).set(value)
         for collector, seconds in seen.seconds.items():
             self._success.labels(collector).set(collector not in seen.failed)
             self._duration.labels(collector).set(seconds)

@@ -82,7 +82,7 @@ def who(culprit: Culprit) -> str:
     if culprit.node:
         parts.append(f"on {culprit.node}")
     if culprit.gpu_uuid:
-        parts.append(f"GPU {culprit.gpu_uuid}")
+        parts.append(culprit.gpu_uuid)
     if not parts and culprit.mount:
         parts.append(culprit.mount)
     return " ".join(parts) or "unknown"

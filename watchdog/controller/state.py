@@ -14,6 +14,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from watchdog.controller.gpus import GpuPids
 from watchdog.detect.view import (
     Checkpoint,
     ClusterView,
@@ -145,6 +146,7 @@ class ClusterState:
         self._filesystems: dict[str, _Filesystem] = {}
         self._job_ids: dict[str, str] = {}
         """What agents call a job -> what Slurm's commands call it."""
+        self.gpus = GpuPids()
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""
         self.node_addresses: dict[str, str] = {}
@@ -209,6 +211,7 @@ class ClusterState:
         if report.age_s > self._report_lifetime_s:
             return "expired"
         self._apply_processes(report, made_at)
+        self.gpus.apply(report, made_at)
         for log in report.logs:
             run = self._run(log.job_id)
             if log.offset is not None and run is not None:

@@ -190,7 +190,8 @@ class Controller:
             if self.config.mode_of(kind) == "off":
                 continue
             try:
-                findings.extend(detect(self.view, self.config.detectors))
+                found = detect(self.view, self.config.detectors)
+                findings.extend(self.state.gpus.name(finding) for finding in found)
             except NoData as error:
                 log.debug("%s cannot judge: %s", kind, error)
             except Exception:  # the boundary: one detector never stops the others

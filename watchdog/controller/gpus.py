@@ -1,0 +1,58 @@
+"""Whose GPU is whose: which process computes on which GPU, as agents last said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from watchdog.model import Culprit, Finding, Report
+
+KEPT_S = 3600.0
+"""A process that is gone from its GPU is remembered so long: a dead rank has a GPU to be named, too."""
+
+
+@dataclass(frozen=True)
+class _Seat:
+    start_ticks: int
+    uuids: tuple[str, ...]
+    seen_at: float
+
+
+@dataclass
+class GpuPids:
+    """Node -> pid -> its GPUs; only of processes of jobs, for nobody else can be a culprit."""
+
+    _seats: dict[str, dict[int, _Seat]] = field(default_factory=dict)
+
+    def apply(self, report: Report, made_at: float) -> None:
+        """Takes over what one report says. A pid that is another process now is forgotten."""
+        started = {process.pid: process.start_ticks for process in report.processes}
+        seats = {
+            pid: seat
+            for pid, seat in self._seats.get(report.node, {}).items()
+            if started.get(pid, seat.start_ticks) == seat.start_ticks and made_at - seat.seen_at <= KEPT_S
+        }
+        uuids: dict[int, tuple[str, ...]] = {}
+        for gpu in report.gpus:
+            for pid in gpu.pids or ():
+                if pid in started and gpu.uuid:
+                    uuids[pid] = (*uuids.get(pid, ()), gpu.uuid)
+        for pid, named in uuids.items():
+            seats[pid] = _Seat(started[pid], named, made_at)
+        self._seats[report.node] = seats
+
+    def uuid_of(self, node: str | None, pid: int | None) -> str | None:
+        """The GPU of this process; None if it is not known, or if it computes on several."""
+        seat = self._seats.get(node or "", {}).get(pid or 0)
+        return seat.uuids[0] if seat is not None and len(seat.uuids) == 1 else None
+
+    def name(self, finding: Finding) -> Finding:
+        """The finding, with the GPU of every culprit whose process is named and whose GPU is known."""
+        if not finding.culprits:
+            return finding
+        return replace(finding, culprits=tuple(self._named(culprit) for culprit in finding.culprits))
+
+    def _named(self, culprit: Culprit) -> Culprit:
+        uuid = culprit.gpu_uuid or self.uuid_of(culprit.node, culprit.pid)
+        return replace(culprit, gpu_uuid=uuid)

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deploy.demo.cluster import Cluster, ClusterError, ensure_packages, why_impossible
-from deploy.demo.stack import PORT, Watchdog, WatchdogError, train_script
+from deploy.demo.stack import COMMAND, PORT, Watchdog, WatchdogError, train_script
 
 SAVE_INTERVAL = 10
 HUNG_RANK = 2
@@ -267,7 +267,7 @@ def tell(nodes: int = 4) -> int:
 
 def _keep(cluster: Cluster, watchdog: Watchdog, teller: Teller) -> None:
     teller.act("KEEP=1: everything stays up until Ctrl-C")
-    teller.say("we", f"slurm-watchdog status --socket {watchdog.socket}")
+    teller.say("we", f"{COMMAND} status --socket {watchdog.socket}")
     teller.say("we", f"metrics: http://{cluster.controller_address}:{PORT}/metrics")
     teller.say("we", f"Slurm: SLURM_CONF={cluster.env['SLURM_CONF']} squeue")
     stop = threading.Event()

@@ -61,6 +61,9 @@ def _row(each: Incident) -> tuple[str, ...]:
     first = who(each.culprits[0]) if each.culprits else "nobody"
     more = f" +{len(each.culprits) - 1}" if len(each.culprits) > 1 else ""
     last = each.decisions[-1] if each.decisions else None
+    decided = (
+        "alert only" if last and last.action == "none" else f"{last.action} {last.verdict}" if last else "-"
+    )
     return (
         each.id,
         each.state,
@@ -69,7 +72,7 @@ def _row(each: Incident) -> tuple[str, ...]:
         moment(each.opened_at) if each.opened_at is not None else "-",
         duration(each.detected_after_s),
         f"{first}{more}",
-        f"{last.action} {last.verdict}" + (f": {last.outcome}" if last.outcome else "") if last else "-",
+        decided + (f": {last.outcome}" if last and last.outcome else ""),
         each.summary,
     )
 

@@ -218,8 +218,10 @@ class Controller:
         for incident in after:
             self._tell_change(before.get(incident.id), incident, now)
 
-    def _tell_change(self, before: Incident | None, incident: Incident, now: float) -> None:
-        """Writes and announces what changed about one incident."""
+    def _tell_change(
+        self, before: Incident | None, incident: Incident, now: float, *, told: bool = False
+    ) -> None:
+        """Writes and announces what changed about one incident; `told`: people know already that it is over."""
         fired = incident.state is IncidentState.FIRING and (
             before is None or before.state is not incident.state
         )
@@ -235,7 +237,8 @@ class Controller:
         if resolved:
             log.warning("%s is over: %s", incident.kind, incident.resolution)
             self.note(incident, f"resolved: {incident.resolution}")
-            self.write(lambda: self.notifier.resolved(incident))
+            if not told:
+                self.write(lambda: self.notifier.resolved(incident))
             if incident.subject.startswith("mount:"):
                 self.state.end_trouble(incident.subject)
                 self.state.grant_grace(now, incident.job_ids)
@@ -262,10 +265,10 @@ class Controller:
             )
 
     def close_incident(self, incident: Incident, why: str) -> None:
-        """Ends an incident because its action has ended."""
+        """Ends an incident because its action has ended, or was refused: that was announced as such."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
         self.incidents = [i for i in self.incidents if i.id != incident.id]
-        self._tell_change(incident, over, clock.monotonic())
+        self._tell_change(incident, over, clock.monotonic(), told=True)
 
     def note(self, incident: Incident, text: str) -> None:
         """A line of the incident's timeline."""

@@ -269,7 +269,8 @@ def test_the_training_that_follows_another_step_has_its_own_clock_and_its_own_st
         cluster.report(
             process(0, step_id="0"), events=(progress_event(number, total_steps=8, pattern="tqdm"),)
         )
-    cluster.report(process(0, step_id="1", pid=900))
+    last = (progress_event(8, total_steps=8, pattern="tqdm"), progress_event(8, total_steps=8))
+    cluster.report(process(0, step_id="1", pid=900), events=last)
     assert cluster.job.progress is None
     assert cluster.job.run_age_s == 0
     cluster.report(process(0, step_id="1", pid=900), events=(progress_event(3),))

@@ -95,6 +95,8 @@ class _Run:
     """Processes of the run before that are still ending."""
     step_id: str | None = None
     """The Slurm step that the clocks are about, as far as is known."""
+    steps_from: float = float("-inf")
+    """Counts that were read before this belong to the Slurm step before."""
     clocks: dict[tuple[str, str], _Clock] = field(default_factory=dict)
     grace_from: float = float("-inf")
     troubled_at: float = float("-inf")
@@ -253,7 +255,7 @@ class ClusterState:
                 else:
                     run.processes[key] = (process, seen_at, gone_since)
             if seen:
-                _follow_training(run, made_at)
+                _follow_training(run, made_at, report.interval_s)
 
     def _note_blocked(self, report: Report, process: Process, made_at: float) -> None:
         if process.blocked is None or process.blocked.mount is None:
@@ -275,7 +277,8 @@ class ClusterState:
         if event.backlog and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
             return
         if event.step is not None and event.kind is EventKind.PROGRESS:
-            self._apply_step(run, event, at)
+            if at >= run.steps_from:
+                self._apply_step(run, event, at)
         elif event.kind is EventKind.CHECKPOINT and event.step is not None:
             if run.checkpoint is None or at >= run.checkpoint[1]:
                 run.checkpoint = (event.step, at)
@@ -530,10 +533,11 @@ def _new_run(job: SlurmJob, now: float, before: _Run | None, wall: float | None)
     )
 
 
-def _follow_training(run: _Run, now: float) -> None:
+def _follow_training(run: _Run, now: float, interval_s: float) -> None:
     """Where the batch script goes on from one step to the next (its data, then the training), all begins anew.
 
-    What was learnt of the steps before says nothing about how long the next program takes to start.
+    What was learnt of the steps before says nothing about how long the next program takes to start. The last lines
+    of the one before may come with the next report only, and from another node.
     """
     living = _living_steps(run.processes)
     if not living or run.step_id in living:
@@ -542,7 +546,7 @@ def _follow_training(run: _Run, now: float) -> None:
     if before is not None:
         run.clocks.clear()
         run.snapshots.clear()
-        run.phase, run.grace_from = None, now
+        run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
 
 
 def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> set[str | None]:

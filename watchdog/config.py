@@ -86,6 +86,30 @@ def _read_off(value: object) -> object:
 Mode = Annotated[Literal["off", "observe", "act"], BeforeValidator(_read_off)]
 
 
+def split_address(address: str, problems: list[str], where: str) -> tuple[str, int]:
+    """Host and port of `host:port`; adds a sentence to `problems` and returns ("", 0) if it is none."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        problems.append(f"{where}: must be HOST:PORT such as 127.0.0.1:9765, got {address!r}")
+        return "", 0
+    return host.strip("[]"), int(port)
+
+
+def _refuse(problems: list[str]) -> None:
+    """Each a key and a sentence about it: `_explain` takes them apart again."""
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _check_template(template: str, allowed: set[str], where: str, problems: list[str]) -> None:
+    if not template.startswith(("/", "{workdir}")):
+        problems.append(f"{where}: must be an absolute path or begin with {{workdir}}, got {template!r}")
+    for name in re.findall(r"\{([^}]*)\}", template):
+        if name not in allowed:
+            known = " ".join("{" + each + "}" for each in sorted(allowed))
+            problems.append(f"{where}: unknown placeholder {{{name}}}; known: {known}")
+
+
 class Section(BaseModel):
     """A block of the file: unknown keys are errors, values are not coerced, nothing changes after loading."""
 
@@ -122,6 +146,22 @@ class Agent(Section):
         "paths with {job_id} {user} {node} {workdir}.",
     )
 
+    @model_validator(mode="after")
+    def _checks(self) -> Agent:
+        problems: list[str] = []
+        if urlsplit(self.controller_url).scheme not in ("http", "https"):
+            problems.append(
+                f"agent.controller_url: must begin with http:// or https://, got {self.controller_url!r}"
+            )
+        if self.metrics_listen:
+            split_address(self.metrics_listen, problems, "agent.metrics_listen")
+        for index, template in enumerate(self.log_patterns):
+            _check_template(
+                template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems
+            )
+        _refuse(problems)
+        return self
+
 
 class Controller(Section):
     """The daemon on the management node."""
@@ -150,6 +190,13 @@ class Controller(Section):
     warm_up: Seconds = Field(
         60.0, description="After its start, or its own pause, the controller only looks on."
     )
+
+    @model_validator(mode="after")
+    def _checks(self) -> Controller:
+        problems: list[str] = []
+        split_address(self.listen, problems, "controller.listen")
+        _refuse(problems)
+        return self
 
 
 class Slurm(Section):
@@ -190,6 +237,23 @@ class Jobs(Section):
     opt_out_comment: str = Field(
         "watchdog=off", description="A job with these words in its --comment is watched and never touched."
     )
+
+    @model_validator(mode="after")
+    def _checks(self) -> Jobs:
+        problems: list[str] = []
+        _check_template(
+            self.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems
+        )
+        if "{job_id}" not in self.kill_switch:
+            problems.append(
+                "jobs.kill_switch: must contain {job_id}, or one job's switch would end another job"
+            )
+        for index, template in enumerate(self.checkpoint_trackers):
+            _check_template(
+                template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems
+            )
+        _refuse(problems)
+        return self
 
 
 class FilesystemStall(Section):
@@ -322,17 +386,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _checks_across_fields(self) -> Config:
         problems: list[str] = []
-        host, _ = split_address(self.controller.listen, problems, "controller.listen")
-        if self.agent.metrics_listen:
-            split_address(self.agent.metrics_listen, problems, "agent.metrics_listen")
+        host, _ = split_address(self.controller.listen, [], "controller.listen")
         if host and host not in ("127.0.0.1", "::1", "localhost") and not self.security.token_file:
             problems.append(
                 "security.token_file: required because controller.listen is not the loopback address "
                 f"({self.controller.listen}); make one with: openssl rand -hex 32 > FILE"
-            )
-        if urlsplit(self.agent.controller_url).scheme not in ("http", "https"):
-            problems.append(
-                f"agent.controller_url: must begin with http:// or https://, got {self.agent.controller_url!r}"
             )
         if self.controller.report_lifetime < 2 * self.agent.interval:
             problems.append(
@@ -340,23 +398,7 @@ class Config(Section):
             )
         if self.controller.agent_silent_after < 2 * self.agent.interval:
             problems.append("controller.agent_silent_after: must be at least twice agent.interval")
-        _check_template(
-            self.jobs.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems
-        )
-        if "{job_id}" not in self.jobs.kill_switch:
-            problems.append(
-                "jobs.kill_switch: must contain {job_id}, or one job's switch would end another job"
-            )
-        for index, template in enumerate(self.jobs.checkpoint_trackers):
-            _check_template(
-                template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems
-            )
-        for index, template in enumerate(self.agent.log_patterns):
-            _check_template(
-                template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems
-            )
-        if problems:
-            raise ValueError("\n".join(problems))
+        _refuse(problems)
         return self
 
     def mode_of(self, kind: str) -> Mode:
@@ -364,24 +406,6 @@ class Config(Section):
         block = getattr(self.detectors, kind, None)
         own: Mode | None = getattr(block, "mode", None)
         return own or self.mode
-
-
-def split_address(address: str, problems: list[str], where: str) -> tuple[str, int]:
-    """Host and port of `host:port`; adds a sentence to `problems` and returns ("", 0) if it is none."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        problems.append(f"{where}: must be HOST:PORT such as 127.0.0.1:9765, got {address!r}")
-        return "", 0
-    return host.strip("[]"), int(port)
-
-
-def _check_template(template: str, allowed: set[str], where: str, problems: list[str]) -> None:
-    if not template.startswith(("/", "{workdir}")):
-        problems.append(f"{where}: must be an absolute path or begin with {{workdir}}, got {template!r}")
-    for name in re.findall(r"\{([^}]*)\}", template):
-        if name not in allowed:
-            known = " ".join("{" + each + "}" for each in sorted(allowed))
-            problems.append(f"{where}: unknown placeholder {{{name}}}; known: {known}")
 
 
 # ------------------------------------------------------------------------------------------------- loading
@@ -484,7 +508,7 @@ def _explain(error: Any, lines: dict[str, int]) -> list[ConfigProblem]:
     for part in error["loc"]:
         path += f"[{part}]" if isinstance(part, int) else (f".{part}" if path else str(part))
     message = str(error["msg"]).removeprefix("Value error, ")
-    if not path:
+    if not path or message.startswith(f"{path}."):
         found = []
         for sentence in message.splitlines():
             where, _, rest = sentence.partition(": ")

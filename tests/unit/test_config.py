@@ -56,6 +56,15 @@ def test_the_mode_of_a_detector_overrides_the_general_one() -> None:
     assert (config.mode_of("lingering_job"), config.mode_of("collective_hang")) == ("observe", "act")
 
 
+def test_a_wrong_value_hides_no_wrong_value_of_another_section() -> None:
+    found = problems("mode: acts\njobs:\n  kill_switch: /scratch/stop\ncontroller:\n  listen: '9765'\n")
+    assert [(line, key) for line, key, _ in found] == [
+        (1, "mode"),
+        (3, "jobs.kill_switch"),
+        (5, "controller.listen"),
+    ]
+
+
 def test_a_bare_off_is_the_mode_and_not_yaml_s_false() -> None:
     config = parse_config("mode: act\ndetectors:\n  lingering_job:\n    mode: off\n")
     assert config.mode_of("lingering_job") == "off"
@@ -229,9 +238,10 @@ def test_fields_are_checked_against_each_other(text: str, path: str, words: str)
 
 
 def test_several_cross_checks_fail_at_once() -> None:
-    found = problems("controller:\n  listen: 0.0.0.0:1\njobs:\n  kill_switch: kill\n")
-    assert [path for _, path, _ in found].count("jobs.kill_switch") == 2
-    assert "security.token_file" in [path for _, path, _ in found]
+    found = problems("controller:\n  listen: 0.0.0.0:1\n  report_lifetime: 1s\n")
+    assert {path for _, path, _ in found} == {"controller.report_lifetime", "security.token_file"}
+    found = problems("jobs:\n  kill_switch: kill\n")
+    assert [path for _, path, _ in found] == ["jobs.kill_switch", "jobs.kill_switch"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which("cc") is None, reason="needs a C compiler: apt-get install gcc libc6-dev"
 )
 
-DEADLINE_S = 0.5
+SHORT_DEADLINE_S = 0.5
 
 
 @pytest.fixture(scope="session")
@@ -59,12 +59,18 @@ class Node:
         self.gpus = GpuCollector(self.probes)
         self.later_s = 0.0
         """What has passed besides real time."""
+        self.deadline_s, self.patience_s = 20.0, 10.0
+        """A busy machine may be slow; tests about slowness take both away with `impatient`."""
+
+    def impatient(self) -> None:
+        self.deadline_s, self.patience_s = SHORT_DEADLINE_S, 0.0
 
     def tick(self, later_s: float = 0.0) -> tuple[Gpu, ...]:
         self.later_s += later_s
         now = clock.monotonic() + self.later_s
         self.probes.poll(now)
-        self.gpus.ask(now, DEADLINE_S)
+        self.gpus.ask(now, self.deadline_s)
+        self.gpus.settle(self.patience_s)
         return self.gpus.collect(now)
 
     def until(self, condition: Callable[[tuple[Gpu, ...]], bool], later_s: float = 0.0) -> tuple[Gpu, ...]:
@@ -196,10 +202,12 @@ def test_a_gpu_that_is_not_listed_any_more_is_missed_by_its_uuid(node: Node, sce
 
 def test_a_slow_call_delays_the_answer_and_not_the_tick(node: Node, scenario: Scenario) -> None:
     node.until(read)
-    scenario.rule("delay nvmlDeviceGetUtilizationRates 0.15")
+    node.impatient()
+    scenario.rule("delay nvmlDeviceGetUtilizationRates 0.2")
     began = clock.monotonic()
     rows = node.tick()
-    assert clock.monotonic() - began < gpu_collector.SETTLE_S + 0.1
+    assert clock.monotonic() - began < 0.4
+    node.deadline_s = 20.0
     assert [row.utilization_ratio for row in rows] == [None, None]
     assert all("has not answered for" in str(row.error) for row in rows)
     assert node.until(read)[0].utilization_ratio == 0.97
@@ -209,16 +217,18 @@ def test_a_call_that_never_returns_leaves_one_child_behind_and_no_more(
     node: Node, scenario: Scenario
 ) -> None:
     node.until(read)
+    node.impatient()
     scenario.change(1, rules=("hang nvmlDeviceGetUtilizationRates",))
     node.until(lambda rows: bool(node.probes.hung(clock.monotonic())))
     for _ in range(5):
         began = clock.monotonic()
         rows = node.tick()
-        assert clock.monotonic() - began < 0.3
+        assert clock.monotonic() - began < SHORT_DEADLINE_S
         assert [row.uuid for row in rows] == ["GPU-aaaa", "GPU-bbbb"]
         assert all(row.utilization_ratio is None and "has not answered" in str(row.error) for row in rows)
     assert [hung.probe for hung in node.probes.hung(clock.monotonic())] == ["nvml"] == node.probes.names()
     scenario.change(1, rules=())
+    node.deadline_s = 20.0
     node.until(read)
     assert node.probes.hung(clock.monotonic()) == ()
 
@@ -291,9 +301,15 @@ class Watcher:
                 return report
         pytest.fail(f"not within 40 reports; the last: {report}")
 
-    def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
-            return str(answer.read().decode())
+    def metrics(self, *wanted: str) -> str:
+        """What /metrics says as soon as all of `wanted` stands there: a tick may fall between two looks."""
+        for _ in range(40):
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+                text = str(answer.read().decode())
+            if all(line in text for line in wanted):
+                return text
+            self.report()
+        pytest.fail(f"{wanted} is not in:\n{text}")
 
     def close(self) -> None:
         self.process.kill()
@@ -314,27 +330,30 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def nvml_hangs(report: Report) -> bool:
+    return "nvml" in {hung.probe for hung in report.hung_probes}
+
+
 def test_the_agent_reports_gpus_and_goes_on_while_nvml_hangs(watcher: Watcher, scenario: Scenario) -> None:
     report = watcher.until(lambda report: read(report.gpus))
     assert [(gpu.uuid, gpu.minor) for gpu in report.gpus] == [("GPU-aaaa", 5), ("GPU-bbbb", 2)]
     assert report.problems == ()
-    text = watcher.metrics()
-    assert 'slurm_watchdog_gpu_utilization_ratio{gpu="0",gpu_uuid="GPU-aaaa"} 0.97' in text
-    assert 'slurm_watchdog_gpu_sm_clock_hertz{gpu="1",gpu_uuid="GPU-bbbb"} 1.98e+09' in text
-    assert 'slurm_watchdog_gpu_power_watts{gpu="1",gpu_uuid="GPU-bbbb"} 71.0' in text
+    watcher.metrics(
+        'slurm_watchdog_gpu_utilization_ratio{gpu="0",gpu_uuid="GPU-aaaa"} 0.97',
+        'slurm_watchdog_gpu_sm_clock_hertz{gpu="1",gpu_uuid="GPU-bbbb"} 1.98e+09',
+        'slurm_watchdog_gpu_power_watts{gpu="1",gpu_uuid="GPU-bbbb"} 71.0',
+    )
     scenario.rule("hang nvmlDeviceGetPowerUsage")
+    watcher.until(nvml_hangs)
     began = clock.monotonic()
-    report = watcher.until(lambda report: bool(report.hung_probes))
-    assert [hung.probe for hung in report.hung_probes] == ["nvml"]
     for _ in range(10):
         report = watcher.report()
-    assert clock.monotonic() - began < 10
+    assert clock.monotonic() - began < 10, "ten ticks of 0.3 s"
+    assert nvml_hangs(report)
     assert [gpu.power_w for gpu in report.gpus] == [None, None]
-    text = watcher.metrics()
-    assert 'slurm_watchdog_probe_hung{probe="nvml"}' in text
-    assert "slurm_watchdog_gpu_power_watts{" not in text
+    assert "slurm_watchdog_gpu_power_watts{" not in watcher.metrics('slurm_watchdog_probe_hung{probe="nvml"}')
     scenario.rule()
-    watcher.until(lambda report: read(report.gpus) and not report.hung_probes)
+    watcher.until(lambda report: read(report.gpus) and not nvml_hangs(report))
 
 
 def test_once_shows_the_gpus(watcher: Watcher, scenario: Scenario) -> None:

@@ -2,7 +2,7 @@
 
 A row is (place, function pattern, file pattern); patterns are whole-match regular expressions, the first row
 that fits wins. Sources: torch/distributed, DeepSpeed, Megatron-LM, accelerate and mpi4py as their users'
-dumps show them, and the interpreter's own library.
+dumps show them, the interpreter's own library, and clients that upload a checkpoint.
 """
 
 from __future__ import annotations

@@ -520,7 +520,7 @@ def test_a_suppressed_restart_names_its_guard(controller: FakeController) -> Non
     )
     result = run("restart", "4711", socket=controller.path)
     assert result.exit_code == 1
-    assert result.stdout == "Restart of job 4711 was refused, by storage: /s does not answer\n"
+    assert result.stdout == "Restart of job 4711 was refused (guard: storage): /s does not answer\n"
 
 
 def test_a_restart_that_the_controller_refuses_is_something_found(controller: FakeController) -> None:

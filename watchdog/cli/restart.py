@@ -106,7 +106,7 @@ def _print_verdict(job_id: str, accepted: Accepted) -> None:
         sentence(f"Restart of job {job_id} is under way (incident {accepted.incident_id}).")
         return
     why = "was not done, only noted" if accepted.verdict == "observed" else "was refused"
-    sentence(f"Restart of job {job_id} {why}, by {accepted.by}: {accepted.reason}", "bold red")
+    sentence(f"Restart of job {job_id} {why} (guard: {accepted.by}): {accepted.reason}", "bold red")
 
 
 def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) -> int:

@@ -63,7 +63,7 @@ Guard = Callable[[Incident, Situation, Limits], str | None]
 
 
 def _paused(_: Incident, s: Situation, __: Limits) -> str | None:
-    return f"paused: {s.paused}" if s.paused is not None else None
+    return f"actions are paused ({s.paused})" if s.paused is not None else None
 
 
 def _blind(_: Incident, s: Situation, __: Limits) -> str | None:

@@ -157,6 +157,10 @@ class CommandLineSlurm:
         if answer.code == 0:
             return
         refusal = parse.parse_refusal(answer.stderr)
+        if refusal is not None and "permission denied" in refusal.lower():
+            raise SlurmRefused(
+                f"{refusal}; the controller's user has to be a Slurm operator, see deploy/README.md"
+            )
         if refusal is not None:
             raise SlurmRefused(refusal)
         raise SlurmUnavailable(f"{command} ended with exit code {answer.code}: {first_line(answer.stderr)}")

@@ -27,7 +27,9 @@ SAVE_INTERVAL = 10
 HUNG_RANK = 2
 STEP_S = 0.4
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(
+    highlight=False, soft_wrap=True, color_system=None if os.environ.get("NO_COLOR") else "auto"
+)
 
 
 class WrongEnd(Exception):

@@ -6,11 +6,12 @@ printed as rich's Text, which reads no markup.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -79,10 +80,11 @@ def fold_nodes(nodes: Sequence[str]) -> str:
 
 
 def screen() -> Console:
-    """Standard output. Colours only on a terminal, and never with NO_COLOR."""
+    """Standard output. Colours, bold and dim only on a terminal, and never with NO_COLOR."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, color_system=colours)
 
 
 def sentence(text: str, style: str = "") -> None:

@@ -9,7 +9,7 @@ import click
 from watchdog.cli.options import load_or_exit, service_options
 
 
-@click.command()
+@click.command(short_help="The service on a compute node.")
 @service_options
 @click.option("--json", "as_json", is_flag=True, help="Print reports as JSON on standard output.")
 def agent(config_file: str, once: bool, as_json: bool) -> None:

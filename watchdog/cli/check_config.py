@@ -10,7 +10,7 @@ from watchdog.cli.options import EXIT_USAGE, print_json
 from watchdog.cli.text import clean, count, sentence
 
 
-@click.command("check-config")
+@click.command("check-config", short_help="Every error of a configuration file at once.")
 @click.argument("file", metavar="F")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 def check_config(file: str, as_json: bool) -> None:

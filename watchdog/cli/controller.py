@@ -9,7 +9,7 @@ import click
 from watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
 
 
-@click.command()
+@click.command(short_help="The service on the management node.")
 @service_options
 def controller(config_file: str, once: bool) -> None:
     """The service on the management node: judges what agents report, decides, and acts where the mode allows it.

@@ -17,7 +17,7 @@ LINES_OF_EVIDENCE: Final = 40
 """Lines shown of one piece of evidence; `--json` has all of it."""
 
 
-@click.command()
+@click.command(short_help="One incident: who, since when, why, what was done.")
 @click.argument("incident_id", metavar="INCIDENT")
 @operator_options
 def explain(incident_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
@@ -44,11 +44,7 @@ def _print(found: Explanation, now: float) -> None:
     if incident.opened_at is not None:
         word = "" if incident.state == "resolved" else "since "
         since = f" {word}{moment(incident.opened_at)} ({duration(max(0.0, now - incident.opened_at))} ago)"
-    after = (
-        f", found after {duration(incident.detected_after_s)}"
-        if incident.detected_after_s
-        else ""
-    )
+    after = f", found after {duration(incident.detected_after_s)}" if incident.detected_after_s else ""
     opened = "opened" if incident.state == "resolved" else incident.state
     state = "resolved, " if incident.state == "resolved" else ""
     sentence(

@@ -53,7 +53,7 @@ def _expand_nodes(context: click.Context, parameter: click.Parameter, value: tup
     return list(dict.fromkeys(nodes))
 
 
-@click.command()
+@click.command(short_help="Moves a job gracefully, off a node if you say so.")
 @click.argument("job_id", metavar="JOB", callback=_check_job_id)
 @click.option(
     "--exclude",

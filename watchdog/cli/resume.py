@@ -8,7 +8,7 @@ from watchdog.cli.options import failures_told, open_client, operator_options, p
 from watchdog.cli.text import sentence
 
 
-@click.command()
+@click.command(short_help="Ends a pause.")
 @operator_options
 def resume(socket_path: str | None, config_file: str | None, as_json: bool) -> None:
     """Ends a pause: the mode of each detector decides again what is acted on.

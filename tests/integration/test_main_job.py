@@ -8,6 +8,7 @@ import re
 import shutil
 import sqlite3
 import stat
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -337,3 +338,30 @@ def test_the_socket_and_the_journal_are_closed_to_others(
     assert stat.S_IMODE(os.stat(watchdog.directory / "state").st_mode) & 0o007 == 0
     with pytest.raises((OSError, http.client.HTTPException)):
         urllib.request.urlopen(f"http://{cluster.controller_address}:{PORT}/v1/status", timeout=5)
+
+
+def test_a_job_that_prepares_its_data_in_a_step_of_its_own_is_judged_by_its_training(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="observe")
+    prepare = "for n in $(seq 20); do sleep 0.2; [ $SLURM_PROCID != 0 ] || echo step=$n/20 loss=1.0; done"
+    program = f"import subprocess; subprocess.run({['bash', '-c', prepare]!r})"
+    (cluster.shared / "prepare.py").write_text(program)
+    faults = cluster.shared / "faults"
+    faults.mkdir()
+    script = train_script(
+        cluster,
+        f"--steps 100000 --step-seconds 0.3 --fault-dir {faults} --rendezvous-timeout-seconds 60",
+        ranks_per_node=1,
+    )
+    first = f"srun --ntasks-per-node=4 {sys.executable} {cluster.shared}/prepare.py\nsleep 12\nsrun"
+    output = Path(cluster.directory) / "log" / "job-%j.out"
+    options = ("-N2", "--ntasks-per-node=4", f"--output={output}")
+    job = cluster.sbatch(script.replace("\nsrun", "\n" + first), *options)
+    watchdog.wait_for(lambda: watchdog.step(job) == 20, 30, "the preparation to end")
+    watchdog.wait_for(lambda: watchdog.step(job) < 20, 40, "the training to begin anew")
+    training(watchdog, job)
+    assert watchdog.incidents(job) == []
+    inject(cluster, "dataloader_hang.rank1")
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "collective_hang"), 40, "the hang to be found")
+    assert [c["rank"] for c in incident["culprits"]] == [1]

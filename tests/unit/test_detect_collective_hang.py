@@ -54,6 +54,12 @@ def test_the_rank_in_its_data_loader_is_named_and_the_job_may_be_requeued() -> N
     assert "3 ranks wait for it" in finding.summary
 
 
+def test_a_job_that_hangs_after_its_last_step_is_told_and_not_run_again() -> None:
+    finding = judge(**{**HUNG, "progress": progress(70.0, total_steps=500)})
+    assert (finding.truth, finding.actionable) == (Truth.BAD, False)
+    assert "hangs after its last step, 500" in finding.summary
+
+
 def test_a_rank_that_cannot_be_dumped_is_named_with_the_reason() -> None:
     dumps = [
         snapshot(age, [stack(0, (), error="EPERM"), *(stack(r, BARRIER) for r in (1, 2, 3))])

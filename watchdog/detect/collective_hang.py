@@ -70,7 +70,8 @@ def _accuse(
     """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective; else only much later.
 
     To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
-    that is down, or a log that is not written while the job goes on: time has to tell these two apart.
+    that is down, or a log that is not written while the job goes on: time has to tell these two apart. Never after
+    the last step: such a job has done its work, and would do it again.
     """
     stuck = voted.moving is False and voted.waiting > 0 and not voted.missing
     culprits = (*voted.outside, *voted.undumped) if stuck else ()
@@ -82,7 +83,14 @@ def _accuse(
     progress = job.progress
     if progress is None and not culprits:
         return replace(finding, summary=f"job {job.job.job_id} has never logged a step that could be read")
-    last = f"after step {progress.step}" if progress else "before its first step"
+    finished = (
+        progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
+    )
+    last = (
+        f"after {'its last step, ' if finished else 'step '}{progress.step}"
+        if progress
+        else "before its first step"
+    )
     if culprits:
         first = culprits[0]
         more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
@@ -101,7 +109,10 @@ def _accuse(
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}.",
         culprits=culprits,
         facts=_facts(job, voted),
-        actionable=stuck and progress is not None and (bool(culprits) or age_s >= busy_limit_s),
+        actionable=stuck
+        and progress is not None
+        and not finished
+        and (bool(culprits) or age_s >= busy_limit_s),
     )
 
 

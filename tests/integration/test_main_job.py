@@ -220,6 +220,26 @@ def test_a_controller_killed_between_intent_and_outcome_requeues_exactly_once(
     assert calls.count("requeuehold") in ((1, 2) if verb == "requeuehold" and when == "before" else (1,))
 
 
+def test_a_controller_that_was_dead_while_the_job_saved_and_ended_restarts_it_once(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="observe")
+    job = submit(cluster, nodes=2)
+    training(watchdog, job)
+    answer = watchdog.ask("POST", "/v1/restart", {"job_id": job, "exclude": ["n1"], "reason": "crash test"})
+    switch = cluster.node_path("n2", f"/run/slurm-watchdog/jobs/{job}.0/kill")
+    watchdog.wait_for(switch.exists, 20, "the kill switch")
+    watchdog.kill_controller()
+    cluster.wait_for_job_state(job, "COMPLETED")
+    time.sleep(8)
+    watchdog.start_controller()
+    end = ended_action(watchdog, answer["incident_id"])["end"]
+    assert end["ok"], end
+    assert end["steps_lost"] == 0
+    assert cluster.job(job)["Restarts"] == "1"
+    assert not switch.exists()
+
+
 def _which(name: str) -> str:
     for directory in (*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/sbin"):
         path = Path(directory) / name

@@ -210,7 +210,10 @@ def test_a_job_that_heard_its_kill_switch_is_run_again_although_the_answer_was_l
     removed = record(Rung.REMOVE_KILL_SWITCH)
     assert isinstance(move(ENDED, lost, removed, **heard, total_steps=500), End)
     assert isinstance(move({**ENDED, "state": "CANCELLED"}, lost, removed, **heard), End)
-    assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL), End)
+    assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL), Wait)
+    assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL, now=1121.0), End)
+    listening = {"decision": GRACEFUL, "now": 1121.0, "taken_up_at": 1100.0}
+    assert isinstance(move(ENDED, lost, removed, **listening), Wait)
 
 
 def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:

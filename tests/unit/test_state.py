@@ -9,7 +9,7 @@ import pytest
 from tests.unit.builders import RECV, blocked, process, slurm_job, stack
 from watchdog.controller.state import ClusterState, filesystem_key
 from watchdog.detect.view import JobView
-from watchdog.model import Event, EventKind, LogFile, MountProbe, Process, Report, SlurmNode, SlurmView
+from watchdog.model import Event, EventKind, Fence, LogFile, MountProbe, Process, Report, SlurmNode, SlurmView
 
 
 class Cluster:
@@ -288,3 +288,20 @@ def test_a_step_beside_the_training_changes_nothing_about_its_clock() -> None:
     assert cluster.job.progress is not None
     assert (cluster.job.progress.step, cluster.job.progress.steps_seen) == (4, 5)
     assert cluster.job.run_age_s == 25
+
+
+def test_how_a_job_ended_is_heard_afterwards_if_an_action_on_it_was_left_open() -> None:
+    saved = Event(kind=EventKind.CHECKPOINT, job_id="7", age_s=5, source="log", step=40)
+    for remembered in (False, True):
+        cluster = Cluster()
+        cluster.state = ClusterState(silent_after_s=15, report_lifetime_s=60)
+        if remembered:
+            cluster.state.remember_action(Fence(job_id="7", restarts=0, start_at=None))
+        cluster.slurm(state="COMPLETED")
+        cluster.report(events=(progress_event(40, total_steps=100), saved))
+        view = cluster.state.job_view("7", cluster.now)
+        assert (view is not None) == remembered
+        if view is not None:
+            assert view.checkpoint is not None and view.checkpoint.step == 40
+            assert view.progress is not None and view.progress.total_steps == 100
+    assert cluster.state.view(cluster.now).jobs == ()

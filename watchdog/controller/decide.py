@@ -215,6 +215,8 @@ class Decider:
         """Goes on with every action that a journal left open. The ladder asks the world before it does anything."""
         for run in self._c.journal.open_actions():
             if run.decision.action is not Action.NONE and run.decision.id not in self._drivers:
+                if run.decision.fence is not None:
+                    self._c.state.remember_action(run.decision.fence)
                 log.warning("taking up the %s of job %s (%s)", *_names(run))
                 self.drive(run)
 

@@ -55,6 +55,7 @@ class Driver:
     def __init__(self, run: ActionRun, tools: Tools):
         self.run = run
         self._tools = tools
+        self._taken_up_at = clock.wall()
         self._step: int | None = run.decision.step_at_decision
         self._total_steps: int | None = None
         self.waiting_for = ""
@@ -157,6 +158,7 @@ class Driver:
             next_stride=after.progress.stride if after is not None and after.progress is not None else 1,
             stalled_mounts=self._stalled_mounts(now),
             paused=self._tools.paused(),
+            taken_up_at=self._taken_up_at,
         )
 
     async def _read_job(self) -> tuple[bool, SlurmJob | None]:

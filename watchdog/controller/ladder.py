@@ -83,6 +83,8 @@ class World(Value, frozen=True, kw_only=True):
     next_stride: int = 1
     stalled_mounts: tuple[str, ...] = ()
     paused: bool = False
+    taken_up_at: float = 0.0
+    """When this controller began to drive the action: what agents know takes a moment to arrive after that."""
 
 
 class Do(Value, frozen=True, kw_only=True):
@@ -196,6 +198,8 @@ def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limit
     if not _done(run, Rung.WRITE_KILL_SWITCH) and not _has_heard(run, stage, world):
         if stage is not Stage.SAME_RUN:
             partly = _tried(run, Rung.WRITE_KILL_SWITCH)
+            if partly and not _has_waited(run, world, limits):
+                return Wait(reason="the job has ended; waiting to hear whether it saved for the kill switch")
             return _leave(
                 run,
                 world,
@@ -211,11 +215,11 @@ def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limit
     switched_at = min(r.intent_at for r in run.records if r.rung is Rung.WRITE_KILL_SWITCH)
     saved = world.complete_checkpoint_step is not None or _tried(run, Rung.WAIT_CHECKPOINT)
     if not saved:
-        if stage is Stage.FINISHED and world.now - switched_at > limits.step_s:
+        if stage is Stage.FINISHED and _has_waited(run, world, limits):
             return _leave(
                 run, world, "the job ended without showing a complete checkpoint; restart it by hand"
             )
-        if world.now - switched_at > limits.checkpoint_s:
+        if world.now - switched_at > limits.checkpoint_s and _has_waited(run, world, limits):
             return _leave(
                 run, world, "no complete checkpoint in time: does the trainer look for the kill switch?"
             )
@@ -234,6 +238,12 @@ def _before_requeue_gracefully(run: ActionRun, stage: Stage, world: World, limit
     return _once(
         run, world, limits, Do(rung=Rung.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
     )
+
+
+def _has_waited(run: ActionRun, world: World, limits: LadderLimits) -> bool:
+    """Whether agents had their time to tell of a checkpoint: since the kill switch, and since we listen."""
+    switched_at = min(r.intent_at for r in run.records if r.rung is Rung.WRITE_KILL_SWITCH)
+    return world.now - max(switched_at, world.taken_up_at) > limits.step_s
 
 
 def _has_heard(run: ActionRun, stage: Stage, world: World) -> bool:

@@ -119,7 +119,7 @@ def _cooldown(_: Incident, s: Situation, limits: Limits) -> str | None:
 
 
 def _budget(_: Incident, s: Situation, limits: Limits) -> str | None:
-    used = sum(1 for d in s.recent if s.now_wall - d.decided_at < limits.budget_window_s)
+    used = sum(1 for d in s.recent if s.now_wall - d.decided_at < limits.budget_window_s and not d.asked_by)
     allowed = min(limits.budget, max(1, int(s.running_jobs * limits.budget_percent / 100)))
     if used >= allowed:
         return f"{used} actions in the last {limits.budget_window_s:.0f} s, and the budget is {allowed}"
@@ -135,7 +135,7 @@ def _storm(_: Incident, s: Situation, limits: Limits) -> str | None:
 
 
 def _attempts(_: Incident, s: Situation, limits: Limits) -> str | None:
-    done = sum(1 for d in s.recent if _is_about(d, s))
+    done = sum(1 for d in s.recent if _is_about(d, s) and not d.asked_by)
     if done >= limits.attempts:
         return f"{done} actions on this job already: a person has to look"
     return None

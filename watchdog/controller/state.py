@@ -29,6 +29,7 @@ from watchdog.detect.view import (
 from watchdog.model import (
     Event,
     EventKind,
+    Fence,
     Incident,
     MountProbe,
     Process,
@@ -151,6 +152,8 @@ class ClusterState:
         self.gpus = GpuPids()
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""
+        self._acted_on: dict[str, int] = {}
+        """Job -> restart count, of actions that an earlier controller left open: how such a job ended counts, too."""
         self.node_addresses: dict[str, str] = {}
         self.slurm_at: float | None = None
 
@@ -183,6 +186,9 @@ class ClusterState:
             elif run is not None:
                 run.inactive_since = now if run.inactive_since is None else run.inactive_since
                 run.job = job
+            elif self._acted_on.get(job.job_id) == job.restarts and job.state != "PENDING":
+                run = self._runs[job.job_id] = _new_run(job, now, None, wall)
+                run.started, run.valid_from, run.inactive_since = True, _started_at(job, now, wall), now
             return
         if run is None or run.job.restarts != job.restarts:
             self._runs[job.job_id] = _new_run(job, now, run, wall)
@@ -484,6 +490,10 @@ class ClusterState:
                         last_blocked_at=now,
                     ),
                 )
+
+    def remember_action(self, fence: Fence) -> None:
+        """This run may have ended because of an action, while nobody listened: agents tell the recent past again."""
+        self._acted_on[fence.job_id] = fence.restarts
 
     def end_trouble(self, subject: str) -> None:
         """A filesystem is well again: what was answered about it is no evidence for the next time."""

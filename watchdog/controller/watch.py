@@ -102,7 +102,8 @@ class Controller:
             watch=tuple(
                 self._watch(job, starts, report.node) for job, starts in self.state.jobs_on(report.node, now)
             ),
-            controller_id=self.controller_id,
+            # Told only once the jobs are known: what agents then tell again has somebody to belong to.
+            controller_id=self.controller_id if self.state.slurm_at is not None else "",
         )
 
     def _watch(self, job: SlurmJob, starts: dict[str, int], node: str) -> JobWatch:

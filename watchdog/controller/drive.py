@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 Outcome = tuple[RungOutcome, str]
 
+SURE_TRIES = 2
+"""So often every node is asked to remove a kill switch, also one that does not report."""
+
 
 @dataclass(frozen=True)
 class Tools:
@@ -119,7 +122,10 @@ class Driver:
             case Rung.EXCLUDE:
                 return await restart.exclude(self._tools.slurm, self._job_id, move.nodes)
             case Rung.REMOVE_KILL_SWITCH:
-                reporting = frozenset(self._tools.state.reporting_nodes(clock.monotonic()))
+                # An agent that is late after our own start is no dead one: it is passed over at the third try only.
+                reporting = frozenset(decision.nodes)
+                if move.attempt > SURE_TRIES:
+                    reporting = frozenset(self._tools.state.reporting_nodes(clock.monotonic()))
                 return await kill_switch.remove(
                     self._ask, decision, reporting, self._tools.command_deadline_s
                 )

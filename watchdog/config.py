@@ -140,6 +140,29 @@ class Agent(Section):
         10.0,
         description="A child that has not answered by then is reported as hung, left alone and not replaced.",
     )
+    state_directory: str = Field(
+        "/var/lib/slurm-watchdog",
+        description="Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere.",
+    )
+    kernel_log: str = Field(
+        "/dev/kmsg",
+        description="The kernel's log, read for GPU, filesystem, memory and network faults; empty = not read.",
+    )
+    mount_probe_interval: Span = Field(
+        30.0, description="Time between two probes of each filesystem that a job on this node uses."
+    )
+    mount_probe_write: list[str] = Field(
+        [],
+        description="Mount points on which the probe also writes and reads back a small file, in a directory and as the owner of "
+        "a job that runs there, such as [/scratch]. Without it, it only looks.",
+    )
+    checkpoint_interval: Span = Field(
+        30.0, description="Time between two looks at the checkpoint directories of a job (by its batch host)."
+    )
+    orphan_grace: Seconds = Field(
+        60.0,
+        description="Time a job's processes get after its end to let go of their GPUs before they are told of.",
+    )
     log_patterns: list[str] = Field(
         [],
         description="Further logs of a job to follow, besides what Slurm and its processes name: "
@@ -155,6 +178,14 @@ class Agent(Section):
             )
         if self.metrics_listen:
             split_address(self.metrics_listen, problems, "agent.metrics_listen")
+        for name, path in (("state_directory", self.state_directory), ("kernel_log", self.kernel_log)):
+            if path and not path.startswith("/"):
+                problems.append(f"agent.{name}: must be an absolute path or empty, got {path!r}")
+        for index, mount in enumerate(self.mount_probe_write):
+            if not mount.startswith("/"):
+                problems.append(
+                    f"agent.mount_probe_write[{index}]: must be a mount point such as /scratch, got {mount!r}"
+                )
         for index, template in enumerate(self.log_patterns):
             _check_template(
                 template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems
@@ -234,6 +265,11 @@ class Jobs(Section):
         description="Files that hold the step of the newest complete checkpoint, such as "
         "'{workdir}/checkpoints/latest_checkpointed_iteration.txt'. Log lines that announce a checkpoint are read anyway.",
     )
+    checkpoint_directories: list[str] = Field(
+        [],
+        description="Where jobs keep their checkpoints, such as '{workdir}/checkpoints': Megatron, DeepSpeed, PyTorch DCP, "
+        "Hugging Face and Lightning layouts are recognised. Directories that a trainer's command line names are found anyway.",
+    )
     opt_out_comment: str = Field(
         "watchdog=off", description="A job with these words in its --comment is watched and never touched."
     )
@@ -251,6 +287,10 @@ class Jobs(Section):
         for index, template in enumerate(self.checkpoint_trackers):
             _check_template(
                 template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems
+            )
+        for index, template in enumerate(self.checkpoint_directories):
+            _check_template(
+                template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_directories[{index}]", problems
             )
         _refuse(problems)
         return self

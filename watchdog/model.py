@@ -63,6 +63,8 @@ class Process(Value, frozen=True, kw_only=True):
     comm: str
     state: str
     """One letter of /proc/PID/stat: R S D T t Z X I."""
+    state_age_s: float | None = None
+    """For how long every look has found it in this state (a lower bound); None on the first look and while it runs or sleeps."""
     uid: int
     step_id: str | None = None
     """Slurm step ("0", "batch"), where known."""
@@ -73,6 +75,12 @@ class Process(Value, frozen=True, kw_only=True):
     """User and system time of all its threads."""
     io_bytes: int | None = None
     """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
+    threads: int | None = None
+    """Number of its threads."""
+    context_switches: int | None = None
+    """Of its main thread, voluntary and involuntary, so far; None where not looked at in this tick."""
+    container_pid: int | None = None
+    """Its number in its own, innermost PID namespace, where that is not the node's: what its logs and py-spy inside call it."""
     blocked: Blocked | None = None
     """Its longest blocked thread, None when none is."""
 
@@ -136,6 +144,9 @@ class MountProbe(Value, frozen=True, kw_only=True):
     error: str | None = None
     """An error is an answer: permission denied, read-only."""
     device: str | None = None
+    fs_type: str | None = None
+    wrote: bool = False
+    """Whether it wrote and read back: a frozen filesystem still answers a mere reader."""
 
 
 class HungProbe(Value, frozen=True, kw_only=True):
@@ -144,6 +155,16 @@ class HungProbe(Value, frozen=True, kw_only=True):
     probe: str
     """Kind of the probe and its resource: `files:/shared`, `stacks`."""
     seconds: float
+
+
+class MigInstance(Value, frozen=True, kw_only=True):
+    """One slice of a GPU in MIG mode: a job sees it as a GPU of its own."""
+
+    uuid: str
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
 
 
 class Gpu(Value, frozen=True, kw_only=True):
@@ -174,6 +195,129 @@ class Gpu(Value, frozen=True, kw_only=True):
     """Processes that compute on it, by the host's numbers; the list is at most about a minute old."""
     error: str | None = None
     """Why something, or everything, is not known: NVML_ERROR_GPU_IS_LOST: GPU is lost."""
+    process_memory_bytes: tuple[int | None, ...] | None = None
+    """What each of `pids` holds, in their order."""
+    # What follows changes slowly or costs the driver time: it is read about once a minute and said again in between.
+    ecc_corrected: int | None = None
+    """Memory errors since the driver was loaded that ECC put right (volatile, all locations)."""
+    ecc_uncorrected: int | None = None
+    """Those that it could not."""
+    remapped_rows_corrected: int | None = None
+    """Rows of memory replaced because of corrected errors (Ampere and newer)."""
+    remapped_rows_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    """A row will be replaced at the next reset: the GPU should be drained."""
+    remap_failed: bool | None = None
+    """There was no spare row left: the GPU should be exchanged."""
+    retired_pages: int | None = None
+    """Pages retired for single- and double-bit errors (before Ampere)."""
+    retired_pages_pending: bool | None = None
+    pcie_link_width: int | None = None
+    """Lanes in use now."""
+    pcie_link_width_max: int | None = None
+    pcie_link_generation: int | None = None
+    """May fall while the GPU idles: that is power saving."""
+    pcie_link_generation_max: int | None = None
+    pcie_replays: int | None = None
+    """Retransmissions since the driver was loaded."""
+    nvlinks_active: int | None = None
+    nvlinks_down: int | None = None
+    """Links that the GPU has and that are not active."""
+    nvlink_errors: int | None = None
+    """CRC, replay and recovery errors of all its links so far."""
+    mig: tuple[MigInstance, ...] | None = None
+    """None: MIG is off or unknown; its utilisation is then the whole GPU's."""
+
+
+class FaultSeverity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+class NodeEvent(Value, frozen=True, kw_only=True):
+    """Something that the kernel's log or NVML said about the node itself, once. It accuses nobody: detectors judge."""
+
+    source: str
+    """`kernel_log` or `nvml`."""
+    name: str
+    """Which entry of the knowledge matched: xid, nfs_server_silent, oom_kill, …"""
+    severity: FaultSeverity
+    age_s: float
+    """Seconds before the report was made, by the kernel's own time stamp."""
+    line: str = ""
+    """Bounded, without control characters."""
+    sequence: int | None = None
+    """The kernel's number of the record: unique within a boot."""
+    repeats: int = 0
+    """So many more of the same name and resource were folded into this one."""
+    xid: int | None = None
+    """NVIDIA's number of the fault."""
+    gpu_uuid: str | None = None
+    pci_bus_id: str | None = None
+    """As the kernel writes it: 0000:c1:00.0."""
+    pid: int | None = None
+    process: str | None = None
+    """The name of that process, as the line gives it."""
+    mount: str | None = None
+    server: str | None = None
+    """The file server that it is about."""
+    device: str | None = None
+    """A disk, a network port, a filesystem's device."""
+    may_exclude_node: bool = False
+    """By itself reason enough to keep jobs off this node: the hardware said so. Never for a filesystem's or a program's fault."""
+    backlog: bool = False
+    """It stood in the log before the agent was started."""
+
+
+class Checkpoint(Value, frozen=True, kw_only=True):
+    """The checkpoints of one job in one directory, as they lie on disk."""
+
+    job_id: str
+    directory: str
+    layout: str | None = None
+    """megatron, deepspeed, dcp, huggingface, lightning, nemo, composer, orbax, plain; None while there is nothing known there."""
+    step: int | None = None
+    """Of the newest complete one; None: there is none."""
+    path: str | None = None
+    """Where that lies."""
+    age_s: float | None = None
+    """Since its newest file was written, by the clock of the filesystem's server against ours: for people, not for windows."""
+    size_bytes: int | None = None
+    """Sum of its files, None if there are too many to add up."""
+    writing_step: int | None = None
+    """Step of one that is newer and not complete."""
+    writing: bool = False
+    """A newer one is incomplete and grew since the look before."""
+    writing_bytes: int | None = None
+    error: str | None = None
+    """Why it cannot be read now."""
+
+
+class GpuHolder(Value, frozen=True, kw_only=True):
+    """A process that holds a GPU and is not, as far as this node knows, part of a running job."""
+
+    pid: int
+    start_ticks: int
+    """Checked again before anything is done to it: a pid is used again, pid and start time are not."""
+    uid: int
+    user: str
+    """Its name, or its number where there is none."""
+    comm: str
+    state: str
+    job_id: str | None = None
+    """The job it came from, where it shows."""
+    gpu_uuids: tuple[str, ...] = ()
+    minors: tuple[int, ...] = ()
+    """/dev/nvidiaN that it has open."""
+    memory_bytes: int | None = None
+    """On all its GPUs, as NVML says; None for those that NVML does not list."""
+    listed_by_nvml: bool = False
+    age_s: float = 0.0
+    """Since the process was started."""
+    orphan_for_s: float | None = None
+    """For how long it has belonged to no job that runs on this node; None while that is not known (no word from the controller)."""
 
 
 class Frame(Value, frozen=True, kw_only=True):
@@ -292,6 +436,11 @@ class Report(Value, frozen=True, kw_only=True):
     mounts: tuple[MountProbe, ...] = ()
     hung_probes: tuple[HungProbe, ...] = ()
     gpus: tuple[Gpu, ...] = ()
+    node_events: tuple[NodeEvent, ...] = ()
+    node_events_dropped: int = 0
+    """Records of the kernel that were overwritten before they could be read, or were too many for one report."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    gpu_holders: tuple[GpuHolder, ...] = ()
     results: tuple[CommandResult, ...] = ()
     problems: tuple[str, ...] = ()
     """Collectors that failed this tick, each with its reason."""
@@ -307,6 +456,8 @@ class JobWatch(Value, frozen=True, kw_only=True):
     """Followed by this node: the job's standard output and error on its batch host."""
     checkpoint_trackers: tuple[str, ...] = ()
     """Files that hold the step of the newest complete checkpoint (Megatron's tracker)."""
+    checkpoint_directories: tuple[str, ...] = ()
+    """Where its checkpoints lie; looked at by its batch host only."""
     log_offsets: tuple[tuple[str, int], ...] = ()
     """(path, bytes): where this run's lines begin in files that earlier runs wrote; from 0 if a file is shorter."""
     kill_switch: str = ""
@@ -318,6 +469,8 @@ class Reply(Value, frozen=True, kw_only=True):
 
     commands: tuple[Command, ...] = ()
     watch: tuple[JobWatch, ...] = ()
+    running: tuple[str, ...] | None = None
+    """SLURM_JOB_ID of every job that Slurm has on this node now, watched or not, ending ones included; None: not known."""
     controller_id: str = ""
     """Random, new at every start of the controller: one that is new to an agent is told the recent past again."""
 

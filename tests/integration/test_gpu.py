@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.standin_nvml import standin
-from tests.standin_nvml.standin import GPU_IS_LOST, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
+from deploy.standin_nvml import standin
+from deploy.standin_nvml.standin import GPU_IS_LOST, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
 from watchdog import clock
 from watchdog.agent import nvml
 from watchdog.agent.collectors import gpu as gpu_collector

@@ -51,6 +51,8 @@ READ_ON_S = 60.0
 KEPT_GONE_S = 3600.0
 """A process that is gone is remembered this long, so that its death can be told."""
 ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+HOLDS_NODES = ACTIVE_STATES | {"CONFIGURING", "COMPLETING"}
+"""States in which processes of the job may rightly be on its nodes."""
 LOCAL_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "vfat", "tmpfs", "overlay"})
 """Filesystems that one kernel has for itself."""
 
@@ -154,6 +156,8 @@ class ClusterState:
         """Every job of Slurm's newest listing, finished ones included."""
         self._acted_on: dict[str, int] = {}
         """Job -> restart count, of actions that an earlier controller left open: how such a job ended counts, too."""
+        self._on_node: dict[str, set[str]] = {}
+        """Node -> what its processes call the jobs that have it."""
         self.node_addresses: dict[str, str] = {}
         self.slurm_at: float | None = None
 
@@ -168,6 +172,10 @@ class ClusterState:
         self.jobs = {job.job_id: job for job in view.jobs}
         self._job_ids = {job.process_id: job.job_id for job in view.jobs}
         self.node_addresses = {node.name: node.address for node in view.nodes}
+        self._on_node = {}
+        for job in view.jobs:
+            for name in job.nodes if job.state in HOLDS_NODES else ():
+                self._on_node.setdefault(name, set()).add(job.process_id)
         for job in view.jobs:
             self.apply_job(job, now, wall)
         for job_id in [job_id for job_id in self._runs if job_id not in self.jobs]:
@@ -390,6 +398,12 @@ class ClusterState:
             for run in self._runs.values()
             if node in run.job.nodes and (run.inactive_since is None or now - run.inactive_since < READ_ON_S)
         ]
+
+    def running_on(self, node: str, now: float, max_age_s: float) -> tuple[str, ...] | None:
+        """SLURM_JOB_ID of every job that has `node` now, of whatever partition; None if Slurm's listing is older than `max_age_s`."""
+        if self.slurm_at is None or now - self.slurm_at > max_age_s:
+            return None
+        return tuple(sorted(self._on_node.get(node, ())))
 
     def view(self, now: float) -> ClusterView:
         """Everything that detectors need, frozen."""

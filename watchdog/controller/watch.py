@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -103,25 +103,21 @@ class Controller:
                 self._watch(job, starts, report.node) for job, starts in self.state.jobs_on(report.node, now)
             ),
             # Told only once the jobs are known: what agents then tell again has somebody to belong to.
+            running=self.state.running_on(report.node, now, self._slurm_patience_s()),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
         )
 
     def _watch(self, job: SlurmJob, starts: dict[str, int], node: str) -> JobWatch:
         logs = [path for path in (job.stdout, job.stderr) if path and path != "/dev/null"]
+        is_host = node == job.batch_host
         return JobWatch(
             job_id=job.process_id,
             restarts=job.restarts,
             uid=job.uid,
-            log_paths=tuple(dict.fromkeys(logs)) if node == job.batch_host else (),
+            log_paths=tuple(dict.fromkeys(logs)) if is_host else (),
             log_offsets=tuple(starts.items()),
-            checkpoint_trackers=tuple(
-                template.replace("{job_id}", job.process_id)
-                .replace("{user}", job.user)
-                .replace("{workdir}", job.workdir or "")
-                for template in self.config.jobs.checkpoint_trackers
-            )
-            if node == job.batch_host
-            else (),
+            checkpoint_trackers=_filled(self.config.jobs.checkpoint_trackers, job) if is_host else (),
+            checkpoint_directories=_filled(self.config.jobs.checkpoint_directories, job) if is_host else (),
             kill_switch=self.decider.kill_switch_path(job),
         )
 
@@ -298,6 +294,16 @@ class Controller:
         if age_s is None or age_s > self._slurm_patience_s():
             return False, f"Slurm does not answer: {self.slurm_error or 'no listing yet'}"
         return True, "watching"
+
+
+def _filled(templates: Iterable[str], job: SlurmJob) -> tuple[str, ...]:
+    """Paths of one job, from templates with {job_id} {user} {workdir}."""
+    return tuple(
+        template.replace("{job_id}", job.process_id)
+        .replace("{user}", job.user)
+        .replace("{workdir}", job.workdir or "")
+        for template in templates
+    )
 
 
 def _differs(before: Incident | None, incident: Incident) -> bool:

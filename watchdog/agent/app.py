@@ -29,8 +29,6 @@ from watchdog.model import DumpStacks, Event, Gpu, LogFile, MountProbe, Process,
 from watchdog.wire import WireError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from watchdog.agent.metrics import AgentMetrics
     from watchdog.agent.sender import Sender
 
@@ -261,82 +259,7 @@ def _show_once(agent: Agent, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
     else:
-        _print_tables(report)
+        from watchdog.agent.show import show_report  # rich is for terminals, not for the daemon
+
+        show_report(report)
     return 0 if agent.could_see else 1
-
-
-def _print_tables(report: Report) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console()
-    table = Table(
-        "job",
-        "step",
-        "role",
-        "rank",
-        "pid",
-        "command",
-        "state",
-        "blocked",
-        title=f"processes on {report.node}",
-    )
-    for process in sorted(report.processes, key=lambda p: (p.job_id, p.role, p.rank or 0, p.pid)):
-        blocked = process.blocked
-        where = (
-            f"{blocked.seconds:.0f} s in {blocked.syscall} on {blocked.path} ({blocked.mount})"
-            if blocked
-            else ""
-        )
-        rank = "" if process.rank is None else str(process.rank)
-        table.add_row(
-            process.job_id, process.step_id or "", process.role, rank, str(process.pid), escape(process.comm), process.state, where
-        )  # fmt: skip
-    console.print(table)
-    logs = Table("job", "log", "last grown", "newest fact")
-    for row in report.logs:
-        facts = [
-            event.line for event in report.events if (event.job_id, event.source) == (row.job_id, row.path)
-        ]
-        age = "" if row.growth_age_s is None else f"{row.growth_age_s:.0f} s ago"
-        logs.add_row(row.job_id, row.path, row.error or age, escape(facts[-1][:100]) if facts else "")
-    console.print(logs)
-    if report.gpus:
-        console.print(_gpu_table(report))
-    for hung in report.hung_probes:
-        console.print(f"hung: {hung.probe} for {hung.seconds:.0f} s", style="bold red", markup=False)
-    for problem in report.problems:
-        console.print(f"problem: {problem}", style="bold red", markup=False)
-
-
-def _gpu_table(report: Report) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(
-        "GPU", "UUID", "PCI", "minor", "busy", "SM clock", "power", "heat", "memory", "throttled by", "pids"
-    )
-    for gpu in report.gpus:
-        used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
-        cells = [
-            str(gpu.index),
-            gpu.uuid,
-            gpu.pci_bus_id or "?",
-            _shown(gpu.minor, "{}"),
-            _shown(gpu.utilization_ratio, "{:.0%}"),
-            _shown(gpu.sm_clock_hz and gpu.sm_clock_hz / 1e6, "{:.0f} MHz"),
-            _shown(gpu.power_w, "{:.0f} W"),
-            _shown(gpu.temperature_c, "{:.0f} °C"),
-            "?" if used is None or total is None else f"{used / 2**30:.1f} of {total / 2**30:.1f} GiB",
-            "?" if gpu.throttle is None else ", ".join(gpu.throttle),
-            "?" if gpu.pids is None else ", ".join(map(str, gpu.pids)),
-        ]
-        table.add_row(*map(escape, cells))
-        if gpu.error:
-            table.add_row("", escape(gpu.error), style="bold red")
-    return table
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "?" if value is None else form.format(value)

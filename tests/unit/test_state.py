@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.builders import RECV, blocked, process, slurm_job, stack
-from watchdog.controller.state import ClusterState, filesystem_key
+from watchdog.controller.filesystems import filesystem_key
+from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView
 from watchdog.model import Event, EventKind, Fence, LogFile, MountProbe, Process, Report, SlurmNode, SlurmView
 
@@ -249,7 +250,7 @@ def test_a_blocked_process_makes_a_filesystem_view_and_probes_answer_for_it() ->
     assert [(node, answer.responding, answer.age_s) for node, answer in filesystem.answers] == [
         ("n2", True, 3.0)
     ]
-    cluster.state.end_trouble(f"mount:{filesystem.key}")
+    cluster.state.filesystems.end(f"mount:{filesystem.key}")
     cluster.report(process(0))
     (filesystem,) = cluster.state.view(cluster.now).filesystems
     assert (filesystem.blocked, filesystem.answers) == ((), ())

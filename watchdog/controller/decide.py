@@ -15,7 +15,7 @@ from watchdog.controller.drive import Driver, Tools
 from watchdog.controller.journal import JournalError
 from watchdog.controller.ladder import LadderLimits
 from watchdog.controller.policy import ACTIONS, Limits, Situation, decide, is_final, is_news
-from watchdog.controller.state import ACTIVE_STATES
+from watchdog.controller.run import ACTIVE_STATES
 from watchdog.model import (
     Action,
     ActionRun,

@@ -18,7 +18,8 @@ from watchdog.controller.decide import Decider
 from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.state import ACTIVE_STATES, ClusterState
+from watchdog.controller.run import ACTIVE_STATES
+from watchdog.controller.state import ClusterState
 from watchdog.detect import DETECTORS
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.view import NoData
@@ -84,7 +85,7 @@ class Controller:
             for incident in journal.load_open_incidents()
         ]
         """Open ones. The monotonic clock of whoever wrote them means nothing here."""
-        self.state.remember_trouble(self.incidents, self.started_mono)
+        self.state.filesystems.remember(self.incidents, self.started_mono)
         self.view = self.state.view(self.started_mono)
         self.limits_s: dict[str, float] = {}
         self.decider = Decider(self)
@@ -237,7 +238,7 @@ class Controller:
             if not told:
                 self.write(lambda: self.notifier.resolved(incident))
             if incident.subject.startswith("mount:"):
-                self.state.end_trouble(incident.subject)
+                self.state.filesystems.end(incident.subject)
                 self.state.grant_grace(now, incident.job_ids)
         if (
             before is not None

@@ -1,0 +1,111 @@
+"""One run of one job, (job id, restart count), and which of its Slurm steps is the training."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from watchdog.controller.progress_clock import Clock, Counter
+from watchdog.model import Event, Process, ProcessStack, Role, SlurmJob
+
+KEPT_ERRORS = 40
+KEPT_SNAPSHOTS = 3
+START_SLACK_S = 3.0
+"""Slurm gives start times in whole seconds, by the clock of its own machine."""
+ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+HOLDS_NODES = ACTIVE_STATES | {"CONFIGURING", "COMPLETING"}
+"""States in which processes of the job may rightly be on its nodes."""
+
+ProcessKey = tuple[str, int, int]
+"""(node, pid, start ticks)."""
+
+
+@dataclass
+class Run:
+    """One run of one job."""
+
+    job: SlurmJob
+    began_at: float
+    """Since when this run is known, or the last grace."""
+    valid_from: float
+    """Events before this belong to the run before."""
+    processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
+    """(as last seen, seen at, gone since)."""
+    left_over: frozenset[ProcessKey] = frozenset()
+    """Processes of the run before that are still ending."""
+    step_id: str | None = None
+    """The Slurm step that the clocks are about, as far as is known."""
+    steps_from: float = float("-inf")
+    """Counts that were read before this belong to the Slurm step before."""
+    clocks: dict[Counter, Clock] = field(default_factory=dict)
+    grace_from: float = float("-inf")
+    troubled_at: float = float("-inf")
+    """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
+    started: bool = False
+    """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
+    inactive_since: float | None = None
+    log_starts: dict[str, int] = field(default_factory=dict)
+    """Where this run's lines begin in the files of the run before."""
+    log_offsets: dict[str, int] = field(default_factory=dict)
+    """How far each file has been read."""
+    phase: tuple[str, float] | None = None
+    checkpoint: tuple[int, float] | None = None
+    errors: deque[tuple[str, float, Event]] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
+    snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
+        default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
+    )
+
+
+def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
+    """The moment of the run's start on our monotonic clock; without dates, the beginning of time."""
+    if wall is None or job.start_at is None:
+        return float("-inf")
+    return now - max(0.0, wall - job.start_at) - START_SLACK_S
+
+
+def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
+    started = job.state in ACTIVE_STATES
+    valid_from = now
+    if started and (before is None or (wall is not None and job.start_at is not None)):
+        valid_from = started_at(job, now, wall)
+    return Run(
+        job=job,
+        began_at=now,
+        started=started,
+        valid_from=valid_from,
+        left_over=frozenset(before.processes) if before is not None else frozenset(),
+        log_starts=dict(before.log_offsets) if before is not None else {},
+        log_offsets=dict(before.log_offsets) if before is not None else {},
+    )
+
+
+def follow_training(run: Run, now: float, interval_s: float) -> None:
+    """Where the batch script goes on from one step to the next (its data, then the training), all begins anew.
+
+    What was learnt of the steps before says nothing about how long the next program takes to start. The last lines
+    of the one before may come with the next report only, and from another node.
+    """
+    living = _living_steps(run.processes)
+    if not living or run.step_id in living:
+        return
+    before, run.step_id = run.step_id, training_step(run.processes)
+    if before is not None:
+        run.clocks.clear()
+        run.snapshots.clear()
+        run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
+
+
+def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> set[str | None]:
+    return {p.step_id for p, _, gone_at in processes.values() if p.role is Role.RANK and gone_at is None}
+
+
+def training_step(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> str | None:
+    """The Slurm step with the most ranks, of those that live: side steps of the same job (a shell, a profiler)
+    have few, and one that is over may have had more."""
+    living = _living_steps(processes)
+    counts: dict[str | None, int] = {}
+    for process, _, gone_at in processes.values():
+        if process.role is Role.RANK and (not living or process.step_id in living):
+            counts[process.step_id] = counts.get(process.step_id, 0) + (2 if gone_at is None else 1)
+    return max(counts, key=lambda step: (counts[step], str(step)), default=None)

@@ -65,7 +65,10 @@ async def _serve(config: Config, journal: Journal, token: str, *, once: bool) ->
         controller.tick()
         good, sentence = controller.healthy()
         log.warning(
-            "%s; %d jobs, %d incidents", sentence, len(controller.view.jobs), len(controller.incidents)
+            "%s; %d jobs, %d incidents",
+            sentence,
+            len(controller.judge.view.jobs),
+            len(controller.judge.incidents),
         )
         return 0 if good else 1
     stop = asyncio.Event()

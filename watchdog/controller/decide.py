@@ -84,7 +84,7 @@ class Decider:
 
     def decide(self, now: float) -> None:
         """Looks at every incident that fires and is not explained by another one."""
-        for incident in self._c.incidents:
+        for incident in self._c.judge.incidents:
             if (
                 incident.state is IncidentState.FIRING
                 and incident.inhibited_by is None
@@ -113,7 +113,7 @@ class Decider:
     def _situation(self, incident: Incident, job: SlurmJob | None, now: float) -> Situation:
         c = self._c
         view = c.state.job_view(job.job_id, now) if job is not None else None
-        firing = [i for i in c.incidents if i.kind is incident.kind and i.state is IncidentState.FIRING]
+        firing = [i for i in c.judge.incidents if i.kind is incident.kind and i.state is IncidentState.FIRING]
         troubled = {job_id for i in firing if i.inhibited_by is None for job_id in i.job_ids}
         nodes = c.state.known_nodes()
         recent = c.journal.decisions_since(clock.wall() - HISTORY_S)
@@ -140,7 +140,7 @@ class Decider:
         """Filesystems with an open outage that concerns one of the incident's jobs."""
         return tuple(
             mount
-            for other in self._c.incidents
+            for other in self._c.judge.incidents
             if other.kind is Kind.FILESYSTEM_OUTAGE and set(other.job_ids) & set(incident.job_ids)
             for mount in other.mounts
         )
@@ -204,7 +204,7 @@ class Decider:
         c.write(lambda: c.notifier.opened(incident))
         self._take(incident, decision)
         if decision.verdict is Verdict.ALLOWED:
-            c.incidents.append(incident)
+            c.judge.incidents.append(incident)
         else:
             c.close_incident(incident, f"refused: {decision.reason}")
         return incident, decision
@@ -279,7 +279,7 @@ class Decider:
             c.close_incident(incident, end.detail)
 
     def _incident_of(self, run: ActionRun) -> Incident | None:
-        for incident in self._c.incidents:
+        for incident in self._c.judge.incidents:
             if incident.id == run.decision.incident_id:
                 return incident
         try:

@@ -112,7 +112,7 @@ class LocalApi:
     async def status(self, _: web.Request) -> web.Response:
         c, now = self._c, clock.monotonic()
         resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
-        answer = status_json(c.view, c.limits_s, c.incidents, resolved)
+        answer = status_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved)
         answer["mode"] = c.config.mode
         answer["paused"] = self._paused()
         answer["controller"] = {
@@ -122,7 +122,7 @@ class LocalApi:
             "warming_up": now - c.warm_from < c.config.controller.warm_up,
             "journal_error": c.journal_error,
         }
-        answer["slurm"] = {"age_s": c.view.slurm_age_s, "error": c.slurm_error}
+        answer["slurm"] = {"age_s": c.judge.view.slurm_age_s, "error": c.slurm_error}
         return web.json_response(answer)
 
     def _paused(self) -> dict[str, Any] | None:
@@ -133,11 +133,13 @@ class LocalApi:
         job = request.query.get("job")
         stored = self._c.journal.incidents(job_id=job)
         known = {incident.id for incident in stored}
-        pending = [i for i in self._c.incidents if i.id not in known and (job is None or job in i.job_ids)]
+        pending = [
+            i for i in self._c.judge.incidents if i.id not in known and (job is None or job in i.job_ids)
+        ]
         return web.json_response([self._incident(i) for i in (*pending, *stored)])
 
     def _incident(self, incident: Incident) -> dict[str, Any]:
-        current = next((i for i in self._c.incidents if i.id == incident.id), incident)
+        current = next((i for i in self._c.judge.incidents if i.id == incident.id), incident)
         journal = self._c.journal
         return incident_json(current, journal.decisions(incident.id), journal.actions(incident.id))
 
@@ -162,7 +164,7 @@ class LocalApi:
         exact = self._c.journal.incident(given)
         if exact is not None:
             return exact
-        known = {i.id: i for i in (*self._c.incidents, *self._c.journal.incidents())}
+        known = {i.id: i for i in (*self._c.judge.incidents, *self._c.journal.incidents())}
         found = [each for each in known if each.startswith(given)]
         if len(found) > 1:
             raise Refused(400, f"{len(found)} incidents begin with {given[:40]!r}; give more of the id")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -13,18 +13,13 @@ from msgspec.structs import replace
 from watchdog import clock
 from watchdog.config import Config
 from watchdog.controller.commands import CommandDesk
-from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
 from watchdog.controller.decide import Decider
 from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.journal import Journal, JournalError
+from watchdog.controller.judge import Change, Judge
 from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.state import ClusterState
-from watchdog.detect import DETECTORS
-from watchdog.detect.limits import progress_limit
-from watchdog.detect.view import NoData
 from watchdog.model import (
-    Finding,
     Incident,
     IncidentState,
     JobWatch,
@@ -80,14 +75,14 @@ class Controller:
         self._last_began: float | None = None
         self.slurm_error: str | None = None
         self.journal_error: str | None = None
-        self.incidents = [
+        # The monotonic clock of whoever wrote the open incidents means nothing here.
+        left_open = [
             replace(incident, pending_mono=self.started_mono, clear_mono=None)
             for incident in journal.load_open_incidents()
         ]
-        """Open ones. The monotonic clock of whoever wrote them means nothing here."""
-        self.state.filesystems.remember(self.incidents, self.started_mono)
-        self.view = self.state.view(self.started_mono)
-        self.limits_s: dict[str, float] = {}
+        self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure)
+        self.state.filesystems.remember(left_open, self.started_mono)
+        self.judge.look(self.started_mono)
         self.decider = Decider(self)
 
     # ------------------------------------------------------------------------------------ listening
@@ -104,7 +99,7 @@ class Controller:
                 self._watch(job, starts, report.node) for job, starts in self.state.jobs_on(report.node, now)
             ),
             # Told only once the jobs are known: what agents then tell again has somebody to belong to.
-            running=self.state.running_on(report.node, now, self._slurm_patience_s()),
+            running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
         )
 
@@ -143,7 +138,7 @@ class Controller:
         if self.journal_error is not None:
             return f"the journal cannot be written: {self.journal_error}"
         age_s = self.state.view(now).slurm_age_s
-        if age_s is None or age_s > self._slurm_patience_s():
+        if age_s is None or age_s > self.judge.slurm_patience_s:
             return (
                 f"Slurm has not answered for {age_s:.0f} s"
                 if age_s is not None
@@ -152,9 +147,6 @@ class Controller:
         if now - self.warm_from < self.config.controller.warm_up:
             return f"the controller has just started, or stood still ({self.config.controller.warm_up:.0f} s of looking on)"
         return None
-
-    def _slurm_patience_s(self) -> float:
-        return 3 * self.config.slurm.poll_interval + self.config.slurm.deadline
 
     # ------------------------------------------------------------------------------------ judging
 
@@ -169,57 +161,21 @@ class Controller:
             self.state.forget_silence(now)
             self.warm_from = now
         with self.metrics.tick_duration.time():
-            self.view = self.state.view(now)
-            settings = self.config.detectors.collective_hang
-            self.limits_s = {job.job.job_id: progress_limit(job, settings).seconds for job in self.view.jobs}
-            findings = self._judge()
+            findings = self.judge.look(now)
             self.evidence.serve(findings, now)
-            self._correlate(findings, now)
+            for change in self.judge.conclude(findings, now, clock.wall(), self.decider.acting()):
+                self._tell_change(change, now)
             self.decider.decide(now)
-            self.metrics.show(self.view, self.limits_s, self.incidents)
+            self.metrics.show(self.judge.view, self.judge.limits_s, self.judge.incidents)
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
 
-    def _judge(self) -> list[Finding]:
-        if self.view.slurm_age_s is None or self.view.slurm_age_s > self._slurm_patience_s():
-            return []
-        findings: list[Finding] = []
-        for kind, detect in DETECTORS:
-            if self.config.mode_of(kind) == "off":
-                continue
-            try:
-                found = detect(self.view, self.config.detectors)
-                findings.extend(self.state.gpus.name(finding) for finding in found)
-            except NoData as error:
-                log.debug("%s cannot judge: %s", kind, error)
-            except Exception:  # the boundary: one detector never stops the others
-                log.exception("detector %s failed", kind)
-                self.metrics.detector_failures.labels(kind).inc()
-        return findings
+    def _count_failure(self, kind: Kind) -> None:
+        self.metrics.detector_failures.labels(kind).inc()
 
-    def _correlate(self, findings: Sequence[Finding], now: float) -> None:
-        holds = {
-            kind: float(getattr(getattr(self.config.detectors, kind), "hold", 0.0)) for kind, _ in DETECTORS
-        }
-        active = {job.job_id: job.restarts for job in self.state.jobs.values() if job.state in ACTIVE_STATES}
-        fresh = self.view.slurm_age_s is not None and self.view.slurm_age_s <= self._slurm_patience_s()
-        involved = {job for incident in self.incidents for job in incident.job_ids}
-        over = frozenset(job for job in involved if fresh and job not in active)
-        moment = Moment(mono=now, wall=clock.wall(), restarts=active, over=over, acting=self.decider.acting())
-        before = {incident.id: incident for incident in self.incidents}
-        settings = CorrelateSettings(hold_s=holds, resolve_after_s=self.config.controller.resolve_after)
-        after = correlate(self.incidents, findings, settings, moment, lambda: uuid.uuid4().hex[:12])
-        self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
-        for incident in self.incidents:
-            if incident.kind is not Kind.OPERATOR_RESTART:
-                self.state.note_trouble(incident.job_ids, now)
-        for incident in after:
-            self._tell_change(before.get(incident.id), incident, now)
-
-    def _tell_change(
-        self, before: Incident | None, incident: Incident, now: float, *, told: bool = False
-    ) -> None:
+    def _tell_change(self, change: Change, now: float, *, told: bool = False) -> None:
         """Writes and announces what changed about one incident; `told`: people know already that it is over."""
+        before, incident = change.before, change.after
         fired = incident.state is IncidentState.FIRING and (
             before is None or before.state is not incident.state
         )
@@ -237,9 +193,7 @@ class Controller:
             self.note(incident, f"resolved: {incident.resolution}")
             if not told:
                 self.write(lambda: self.notifier.resolved(incident))
-            if incident.subject.startswith("mount:"):
-                self.state.filesystems.end(incident.subject)
-                self.state.grant_grace(now, incident.job_ids)
+            self.judge.settle(change, now)
         if (
             before is not None
             and before.inhibited_by != incident.inhibited_by
@@ -265,8 +219,8 @@ class Controller:
     def close_incident(self, incident: Incident, why: str) -> None:
         """Ends an incident because its action has ended, or was refused: that was announced as such."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
-        self.incidents = [i for i in self.incidents if i.id != incident.id]
-        self._tell_change(incident, over, clock.monotonic(), told=True)
+        self.judge.incidents = [i for i in self.judge.incidents if i.id != incident.id]
+        self._tell_change(Change(before=incident, after=over), clock.monotonic(), told=True)
 
     def note(self, incident: Incident, text: str) -> None:
         """A line of the incident's timeline."""
@@ -291,10 +245,14 @@ class Controller:
             return False, "no complete tick lately"
         if self.journal_error is not None:
             return False, f"the journal cannot be written: {self.journal_error}"
-        age_s = self.view.slurm_age_s
-        if age_s is None or age_s > self._slurm_patience_s():
+        age_s = self.judge.view.slurm_age_s
+        if age_s is None or age_s > self.judge.slurm_patience_s:
             return False, f"Slurm does not answer: {self.slurm_error or 'no listing yet'}"
         return True, "watching"
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:12]
 
 
 def _filled(templates: Iterable[str], job: SlurmJob) -> tuple[str, ...]:

@@ -1,0 +1,107 @@
+"""The judging core: what is known goes in, incidents come out. No I/O and no clock: the controller drives it with real time,
+`replay` and the simulator with theirs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from watchdog.config import Config
+from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
+from watchdog.controller.run import ACTIVE_STATES
+from watchdog.controller.state import ClusterState
+from watchdog.detect import DETECTORS
+from watchdog.detect.limits import progress_limit
+from watchdog.detect.view import ClusterView, NoData
+from watchdog.model import Finding, Incident, IncidentState, Kind, Value
+
+log = logging.getLogger(__name__)
+
+
+class Change(Value, frozen=True, kw_only=True):
+    """One incident before and after a judgement; `before` None: it was opened."""
+
+    before: Incident | None
+    after: Incident
+
+
+class Judge:
+    """The open incidents, and how they change. `now` is the monotonic clock of whoever asks, `wall` the date of that moment."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: ClusterState,
+        incidents: Iterable[Incident],
+        new_id: Callable[[], str],
+        on_failure: Callable[[Kind], None] = lambda kind: None,
+    ):
+        """`incidents` are those that are open at the start; `on_failure` is told of a detector that failed."""
+        self.config = config
+        self.state = state
+        self.incidents = list(incidents)
+        """Open ones."""
+        self._new_id = new_id
+        self._on_failure = on_failure
+        self.view = ClusterView(now=0.0)
+        """What the newest judgement was about."""
+        self.limits_s: dict[str, float] = {}
+        """Job id -> the longest time without a step that is normal for it now."""
+
+    @property
+    def slurm_patience_s(self) -> float:
+        """An older listing says nothing about now: three polls that failed, the last one by its deadline."""
+        return 3 * self.config.slurm.poll_interval + self.config.slurm.deadline
+
+    def look(self, now: float) -> list[Finding]:
+        """What every detector says of the present state. One that fails is told of, the others go on."""
+        self.view = self.state.view(now)
+        settings = self.config.detectors.collective_hang
+        self.limits_s = {job.job.job_id: progress_limit(job, settings).seconds for job in self.view.jobs}
+        if not self._slurm_is_fresh():
+            return []
+        findings: list[Finding] = []
+        for kind, detect in DETECTORS:
+            if self.config.mode_of(kind) == "off":
+                continue
+            try:
+                found = detect(self.view, self.config.detectors)
+                findings.extend(self.state.gpus.name(finding) for finding in found)
+            except NoData as error:
+                log.debug("%s cannot judge: %s", kind, error)
+            except Exception:  # the boundary: one detector never stops the others
+                log.exception("detector %s failed", kind)
+                self._on_failure(kind)
+        return findings
+
+    def conclude(
+        self, findings: Sequence[Finding], now: float, wall: float, acting: frozenset[str] = frozenset()
+    ) -> list[Change]:
+        """Takes the findings into the incidents; those in `acting` have an action under way. Returns all that are, or were, open."""
+        holds = {
+            kind: float(getattr(getattr(self.config.detectors, kind), "hold", 0.0)) for kind, _ in DETECTORS
+        }
+        active = {job.job_id: job.restarts for job in self.state.jobs.values() if job.state in ACTIVE_STATES}
+        involved = {job for incident in self.incidents for job in incident.job_ids}
+        fresh = self._slurm_is_fresh()
+        over = frozenset(job for job in involved if fresh and job not in active)
+        moment = Moment(mono=now, wall=wall, restarts=active, over=over, acting=acting)
+        before = {incident.id: incident for incident in self.incidents}
+        settings = CorrelateSettings(hold_s=holds, resolve_after_s=self.config.controller.resolve_after)
+        after = correlate(self.incidents, findings, settings, moment, self._new_id)
+        self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
+        for incident in self.incidents:
+            if incident.kind is not Kind.OPERATOR_RESTART:
+                self.state.note_trouble(incident.job_ids, now)
+        return [Change(before=before.get(incident.id), after=incident) for incident in after]
+
+    def settle(self, change: Change, now: float) -> None:
+        """A filesystem that is well again: its jobs' clocks start anew."""
+        incident = change.after
+        if incident.state is IncidentState.RESOLVED and incident.subject.startswith("mount:"):
+            self.state.filesystems.end(incident.subject)
+            self.state.grant_grace(now, incident.job_ids)
+
+    def _slurm_is_fresh(self) -> bool:
+        age_s = self.view.slurm_age_s
+        return age_s is not None and age_s <= self.slurm_patience_s

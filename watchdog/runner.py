@@ -81,6 +81,41 @@ class Signals:
             pass
 
 
+class Waiter:
+    """A set of descriptors to wait for, kept by the kernel: nothing is built anew for each wait."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watched: set[int] = set()
+
+    def watch(self, fd: int, writing: bool = False) -> None:
+        """From now on `wait` returns `fd` when it can be read or has ended, with `writing` also when it can be written."""
+        events = select.EPOLLIN | (select.EPOLLOUT if writing else 0)
+        if fd in self._watched:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+            self._watched.add(fd)
+
+    def forget(self, fd: int) -> None:
+        """No longer waits for `fd`; to be called before it is closed."""
+        if fd in self._watched:
+            self._watched.discard(fd)
+            self._epoll.unregister(fd)
+
+    def wait(self, seconds: float) -> list[int]:
+        """Sleeps until one of them is ready, at most `seconds` (to the next millisecond); returns those that are."""
+        return [fd for fd, _ in self._epoll.poll(max(0.0, seconds))]
+
+    def fileno(self) -> int:
+        """Readable while one of them is ready: a set can be waited for within another."""
+        return self._epoll.fileno()
+
+    def close(self) -> None:
+        """Gives the set back; what is in it stays open."""
+        self._epoll.close()
+
+
 def wait_readable(fds: Iterable[int], seconds: float) -> list[int]:
     """Sleeps until one of `fds` can be read, at most `seconds`; returns those that can."""
     poller = select.poll()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from watchdog import clock
-from watchdog.agent.probe import Answer, Probes, ProbesLost
+from watchdog.agent.probe import MAX_HUNG_OF_GROUP, Answer, Probes, ProbesLost
 from watchdog.runner import wait_readable
 
 
@@ -36,18 +37,56 @@ def large(args: Any, state: dict[str, Any]) -> str:
     return "x" * args
 
 
-FUNCTIONS = {"echo": echo, "hang": hang, "fail": fail, "die": die, "large": large}
+def tell(args: Any, state: dict[str, Any]) -> str:
+    for each in args:
+        state["tell"](each)
+        time.sleep(each)
+    return "all"
+
+
+def babble(args: Any, state: dict[str, Any]) -> None:
+    while True:
+        state["tell"]("x" * 60_000)
+
+
+FUNCTIONS = {
+    "echo": echo,
+    "hang": hang,
+    "fail": fail,
+    "die": die,
+    "large": large,
+    "tell": tell,
+    "babble": babble,
+}
 
 
 class Asker:
-    def __init__(self) -> None:
-        self.probes = Probes(FUNCTIONS, max_workers=3)
+    def __init__(self, max_workers: int = 3) -> None:
+        self.probes = Probes(FUNCTIONS, max_workers)
         self.answers: list[Answer] = []
+        self.parts: list[Any] = []
 
     def ask(
         self, key: str, function: str, args: Any = None, deadline_s: float = 5.0, uid: int = -1
     ) -> int | None:
-        return self.probes.ask(key, function, args, deadline_s, clock.monotonic(), self.answers.append, uid)
+        return self.probes.ask(
+            key,
+            function,
+            args,
+            deadline_s,
+            clock.monotonic(),
+            self.answers.append,
+            uid,
+            on_part=self.parts.append,
+        )
+
+    def hang(self, key: str, seconds: float = 60.0) -> None:
+        """Leaves the worker of `key` hung."""
+        request = self.ask(key, "hang", seconds, deadline_s=0.01)
+        assert request is not None
+        time.sleep(0.02)
+        self.probes.poll(clock.monotonic())
+        assert self.probes.hung_since(key, clock.monotonic()) is not None
 
     def answer(self, key: str, function: str, args: Any = None, uid: int = -1) -> Answer:
         request = self.ask(key, function, args, uid=uid)
@@ -175,3 +214,177 @@ def test_without_its_spawner_an_agent_has_to_start_anew(asker: Asker) -> None:
     assert wait_readable(asker.probes.filenos(), 5)
     with pytest.raises(ProbesLost):
         asker.probes.check()
+
+
+def test_parts_come_before_the_answer_and_say_how_far_a_hung_child_got(asker: Asker) -> None:
+    assert asker.answer("a", "tell", [0, 0]).value == "all"
+    assert asker.parts == [0, 0]
+    request = asker.ask("a", "tell", [0, 0.5, 0.1], deadline_s=0.2)
+    assert request is not None
+    asker.probes.settle(5, [request])
+    assert asker.answers[-1].timed_out
+    assert asker.parts[2:] == [0, 0.5]
+    wait_readable(asker.probes.filenos(), 3)
+    time.sleep(0.2)
+    asker.probes.poll(clock.monotonic())
+    assert asker.parts[2:] == [0, 0.5]  # what came after the deadline was dropped, as the answer is
+    assert asker.answer("a", "tell", [0]).value == "all"
+    assert asker.parts[4:] == [0]
+
+
+def test_a_hung_child_goes_on_under_another_name_and_ends_when_it_is_back(asker: Asker) -> None:
+    pid = asker.answer("identify", "echo").value[2]
+    asker.hang("identify", 0.5)
+    assert asker.probes.rename("identify", "identify:17")
+    assert asker.answer("identify", "echo").value[2] != pid
+    (hung,) = asker.probes.hung(clock.monotonic())
+    assert hung.probe == "identify:17"
+    assert asker.ask("identify:17", "echo") is None
+    assert alive(pid)
+    time.sleep(0.6)
+    asker.probes.poll(clock.monotonic())
+    assert asker.probes.hung(clock.monotonic()) == ()
+    assert asker.probes.names() == ["identify"]
+    assert wait_until(lambda: not alive(pid))
+
+
+def test_only_a_hung_child_is_set_aside_and_two_never_share_a_name(asker: Asker) -> None:
+    assert not asker.probes.rename("identify", "identify:1")
+    asker.answer("identify", "echo")
+    assert not asker.probes.rename("identify", "identify:1")
+    asker.hang("identify")
+    assert asker.probes.rename("identify", "identify:1")
+    asker.hang("identify")
+    assert not asker.probes.rename("identify", "identify:1")
+    assert sorted(asker.probes.names()) == ["identify", "identify:1"]
+
+
+def test_the_hung_of_one_kind_are_limited_and_the_others_go_on() -> None:
+    asker = Asker(max_workers=MAX_HUNG_OF_GROUP + 4)
+    try:
+        for number in range(MAX_HUNG_OF_GROUP):
+            asker.hang("identify")
+            assert asker.probes.rename("identify", f"identify:{number}")
+            assert len(asker.probes.problems()) == (number == MAX_HUNG_OF_GROUP - 1)
+        assert asker.probes.problems() == (
+            "probes: 8 children of identify hang: no more of them are started",
+        )
+        assert asker.ask("identify", "echo") is None
+        assert asker.ask("identify:99", "echo") is None
+        assert asker.answer("files:/a:1", "echo").error is None
+        assert asker.probes.counts() == {"idle": 1, "busy": 0, "hung": 8}
+    finally:
+        asker.probes.close()
+
+
+def test_a_child_that_is_rarely_needed_ends_when_it_has_answered(asker: Asker) -> None:
+    now = clock.monotonic()
+    request = asker.probes.ask("a", "echo", 1, 5, now, asker.answers.append, idle_s=0)
+    assert request is not None
+    asker.probes.settle(5, [request])
+    assert asker.answers[-1].error is None
+    assert asker.probes.names() == []
+    assert wait_until(lambda: not alive(asker.answers[-1].value[2]))
+
+
+def test_an_idle_child_ends_after_a_time_that_suits_its_kind(asker: Asker) -> None:
+    for key in ("identify", "nvml"):
+        asker.answer(key, "echo")
+    asker.probes.poll(clock.monotonic() + 30)
+    assert asker.probes.names() == ["nvml"]
+    asker.probes.poll(clock.monotonic() + 700)
+    assert asker.probes.names() == []
+
+
+def test_names_that_are_no_utf8_arrive_as_they_were(asker: Asker) -> None:
+    name = os.fsdecode(b"/shared/caf\xe9.log")
+    assert asker.answer("a", "echo", name).value[0] == name
+
+
+def test_a_child_that_never_stops_talking_does_not_hold_up_the_loop(asker: Asker) -> None:
+    asker.ask("a", "babble", deadline_s=0.1)
+    end = clock.monotonic() + 5
+    while not asker.answers and clock.monotonic() < end:
+        asker.probes.poll(clock.monotonic())
+    assert asker.answers[-1].timed_out
+
+
+def test_without_descriptors_nothing_is_asked_and_the_reason_is_a_problem(asker: Asker) -> None:
+    asker.answer("a", "echo")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        assert asker.ask("b", "echo") is None
+        assert asker.answer("a", "echo").error is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert asker.probes.problems() == ("probes: no child can be started: EMFILE: Too many open files",)
+    assert asker.answer("b", "echo").error is None
+    assert asker.probes.problems() == ()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a limit of its own for another user's processes")
+def test_where_no_process_can_be_forked_the_answer_says_so_and_the_agent_lives_on() -> None:
+    read_fd, write_fd = os.pipe()
+    agent = os.fork()
+    if agent == 0:
+        try:
+            os.setresuid(64999, 64999, 64999)
+            asker = Asker()
+            resource.prlimit(asker.probes.spawner_pid, resource.RLIMIT_NPROC, (2, 100))
+            first = str(asker.answer("a", "echo").error)
+            problem = asker.probes.problems()
+            resource.prlimit(asker.probes.spawner_pid, resource.RLIMIT_NPROC, (100, 100))
+            then = str(asker.answer("a", "echo").error)
+            os.write(write_fd, repr((first, problem, then, asker.probes.problems())).encode())
+        finally:
+            os._exit(1)
+    os.close(write_fd)
+    with open(read_fd) as pipe:
+        first, problem, then, no_problem = eval(pipe.read())
+    os.waitpid(agent, 0)
+    assert "no child can be started: EAGAIN" in first
+    assert problem == (f"probes: {first}",)
+    assert (then, no_problem) == ("None", ())
+
+
+def test_a_spawner_that_is_stopped_holds_nobody_up(asker: Asker) -> None:
+    os.kill(asker.probes.spawner_pid, signal.SIGSTOP)
+    try:
+        request = asker.ask("a", "echo", deadline_s=0.1)
+        assert request is not None
+        asker.probes.settle(5, [request])
+        assert asker.answers[-1].timed_out
+        asker.probes.check()
+    finally:
+        os.kill(asker.probes.spawner_pid, signal.SIGCONT)
+    assert wait_until(
+        lambda: asker.probes.poll(clock.monotonic()) or not asker.probes.hung(clock.monotonic())
+    )
+    assert asker.answer("a", "echo").error is None
+
+
+def test_a_child_that_is_stopped_for_long_is_hung_and_then_free_again(asker: Asker) -> None:
+    pid = asker.answer("a", "echo").value[2]
+    os.kill(pid, signal.SIGSTOP)
+    request = asker.ask("a", "echo", deadline_s=0.1)
+    assert request is not None
+    asker.probes.settle(5, [request])
+    assert [each.probe for each in asker.probes.hung(clock.monotonic())] == ["a"]
+    os.kill(pid, signal.SIGCONT)
+    assert wait_until(
+        lambda: asker.probes.poll(clock.monotonic()) or not asker.probes.hung(clock.monotonic())
+    )
+    assert asker.answer("a", "echo").value[2] == pid
+
+
+@pytest.mark.parametrize("function", ["echo", "hang"])
+def test_a_child_that_is_killed_idle_or_hung_is_replaced(asker: Asker, function: str) -> None:
+    pid = asker.answer("a", "echo").value[2]
+    if function == "hang":
+        asker.hang("a")
+    os.kill(pid, signal.SIGKILL)
+    assert wait_readable(asker.probes.filenos(), 5)
+    asker.probes.poll(clock.monotonic())
+    assert asker.probes.names() == []
+    assert asker.answer("a", "echo").value[2] != pid

@@ -5,40 +5,44 @@ memory; each worker serves one resource, named by its key (`identify`, `stacks`,
 misses its deadline is left alone: it is reported as hung, gets nothing more to do and is not replaced, until it answers;
 that answer is dropped, and the worker is free again. The agent's loop never waits for any of them.
 
-Frames: four bytes of length, then JSON. Nothing here evaluates what a worker says.
+Where one worker serves many things of which one hangs (processes to identify), it tells what it has found piece by piece, so
+that its asker knows which one it was; `rename` then sets it aside under that one's name, and the others get a fresh worker.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import gc
-import json
 import logging
 import os
-import pwd
-import select
 import signal
 import socket
-import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from watchdog import clock
+from watchdog.agent.probe_child import Function, child_main, describe, frame, spawn_for_ever, unframe
 from watchdog.model import HungProbe
-from watchdog.runner import wait_readable
+from watchdog.runner import Waiter, wait_readable
+
+__all__ = ["Answer", "Function", "Probes", "ProbesLost", "describe"]
 
 log = logging.getLogger(__name__)
 
-Function = Callable[[Any, dict[str, Any]], Any]
-"""What a worker can do: given the arguments of the request and a dictionary of its own that lasts as long as the worker."""
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-MAX_FRAME = 16 * 1024**2
 MAX_WORKERS = 48
 """A node has a handful of mounts and users; more children than this would be an attack on the node by the watchdog."""
+MAX_HUNG = 24
+"""Of these so many may hang: the others are needed to see what still answers."""
+MAX_HUNG_OF_GROUP = 8
+"""And so many about one mount, or of one kind: the ninth process whose memory is locked would teach nothing new."""
 IDLE_S = 600.0
+IDLE_OF_KIND_S = {"identify": 20.0, "stacks": 20.0, "probe": 5.0}
+"""An idle child costs about 3 MiB, starting one about 2 ms: what is needed once a minute or less does not wait for work."""
+MAX_READS = 64
+"""Of 256 KiB, from one child in one go: one that never stops talking does not hold up the loop."""
 
 
 class ProbesLost(Exception):
@@ -58,6 +62,7 @@ class Answer:
 
 
 Then = Callable[[Answer], None]
+OnPart = Callable[[Any], None]
 
 
 @dataclass
@@ -66,23 +71,37 @@ class _Worker:
     uid: int
     sock: socket.socket
     used_at: float
+    idle_s: float
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
+    writing: bool = False
     request: int | None = None
     asked_at: float = 0.0
     deadline: float = 0.0
     hung: bool = False
+    proven: bool = False
+    """It has answered, so children can be started."""
     then: Then | None = None
+    on_part: OnPart | None = None
 
 
 class Probes:
     """The pool of workers. `now` is the monotonic clock of the caller."""
 
-    def __init__(self, functions: Mapping[str, Function], max_workers: int = MAX_WORKERS):
+    def __init__(
+        self,
+        functions: Mapping[str, Function],
+        max_workers: int = MAX_WORKERS,
+        read_clock: Callable[[], float] = clock.monotonic,
+    ):
         """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name."""
+        self.read_clock = read_clock
         self._max_workers = max_workers
         self._workers: dict[str, _Worker] = {}
+        self._by_fd: dict[int, _Worker] = {}
         self._next_request = 1
+        self._no_start = ""
+        self._lost = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         gc.collect()
@@ -90,18 +109,24 @@ class Probes:
         self.spawner_pid = os.fork()
         if self.spawner_pid == 0:
             ours.close()
-            _child_main(lambda: _spawn_for_ever(theirs, functions, parent))
+            child_main(lambda: spawn_for_ever(theirs, functions, parent))
         theirs.close()
+        ours.setblocking(False)  # the spawner only forks; were it to stop, the agent must not
         self._control = ours
-        self._control.settimeout(5.0)  # the spawner only forks; were it to stop, the agent must not
+        self._waiter = Waiter()
+        self._waiter.watch(ours.fileno())
 
-    def ask(
-        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Then, uid: int = -1
-    ) -> int | None:
-        """Gives `key`'s worker something to do; returns the request's number, or None if it is busy or hung.
+    def ask(  # noqa: PLR0913 -- one call says all about one request
+        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Then, uid: int = -1,
+        *, on_part: OnPart | None = None, idle_s: float | None = None,
+    ) -> int | None:  # fmt: skip
+        """Gives `key`'s worker something to do; returns the request's number, or None if it is busy, hung or can't be had.
 
         The worker is started if there is none; with `uid` it becomes that user first. `then` is called once, by `poll` or
-        `settle`: with the answer, or when the deadline has passed. Raises ProbesLost if no worker can be started.
+        `settle`: with the answer, or when the deadline has passed. Before that `on_part` is called with each part that the
+        function tells ahead; those that come after the deadline are dropped, as the answer is. The worker ends when it has
+        been idle for `idle_s` (0: as soon as it has answered; None: what suits its kind). Raises ProbesLost if no worker can
+        be started ever again.
         """
         worker = self._workers.get(key)
         if worker is not None and worker.request is not None:
@@ -110,13 +135,15 @@ class Probes:
             self.retire(key)
             worker = None
         if worker is None:
-            if len(self._workers) >= self._max_workers and not self._retire_oldest_idle():
-                return None
-            worker = self._start(key, uid, now)
+            worker = self._start(key, uid, now) if self._may_start(key) else None
+        if worker is None:
+            return None
         request, self._next_request = self._next_request, self._next_request + 1
         worker.request, worker.asked_at, worker.deadline = request, now, now + deadline_s
-        worker.used_at, worker.then = now, then
-        worker.outbox += _frame([request, function, args])
+        worker.used_at, worker.then, worker.on_part = now, then, on_part
+        if idle_s is not None:
+            worker.idle_s = idle_s
+        worker.outbox += frame([request, function, args])
         self._flush(worker)
         return request
 
@@ -125,40 +152,38 @@ class Probes:
 
         Returns the numbers of the requests that are thereby done. What a `then` raises is logged, and no more.
         """
-        done = set()
+        done: set[int] = set()
+        for fd in self._waiter.wait(0.0):
+            worker = self._by_fd.get(fd)
+            if worker is not None:
+                self._flush(worker)
+                self._receive(worker, now, done)
+            self._lost |= fd == self._control.fileno()
         for worker in list(self._workers.values()):
-            self._flush(worker)
-            then = worker.then
-            answers = self._read(worker, now)
-            if worker.request is not None and not worker.hung and now >= worker.deadline:
-                worker.hung = True
-                waited = now - worker.asked_at
-                log.warning(
-                    "%s has not answered for %.1f s: it is left alone until it does", worker.key, waited
-                )
-                why = f"no answer within {waited:.0f} s"
-                answers.append(Answer(worker.request, worker.key, None, why, True, waited))
-            for answer in answers:
-                done.add(answer.request)
-                _hand_over(answer, then)
-            if worker.request is None and now - worker.used_at > IDLE_S:
-                self.retire(worker.key)
+            if worker.request is not None:
+                if now >= worker.deadline and not worker.hung:
+                    self._give_up(worker, now, done)
+            elif now - worker.used_at >= worker.idle_s:
+                self._drop(worker)
         return done
 
     def settle(self, seconds: float, requests: Iterable[int]) -> None:
-        """Waits at most `seconds` for the answers of `requests`, handing out whatever comes."""
+        """Waits at most `seconds` for the answers of `requests`, handing out whatever comes.
+
+        Ask all that is to be asked first, and settle once for all: the children then work at the same time.
+        """
         wanted = set(requests)
-        end = clock.monotonic() + seconds
+        end = self.read_clock() + seconds
         while True:
-            now = clock.monotonic()
+            now = self.read_clock()
             wanted -= self.poll(now)
-            fds = [worker.sock.fileno() for worker in self._workers.values() if worker.request in wanted]
-            if not fds or now >= end:
+            deadlines = [worker.deadline for worker in self._workers.values() if worker.request in wanted]
+            if not deadlines or now >= end or self._lost:
                 return
-            wait_readable(fds, end - now)
+            wait_readable([self._waiter.fileno()], min(end, *deadlines) - now)
 
     def is_free(self, key: str) -> bool:
-        """Whether `ask` would give `key` something to do."""
+        """Whether `ask` would give `key` something to do, as far as its own worker goes."""
         worker = self._workers.get(key)
         return worker is None or worker.request is None
 
@@ -176,24 +201,59 @@ class Probes:
         ]
         return tuple(sorted(found, key=lambda probe: -probe.seconds))
 
+    def counts(self) -> dict[str, int]:
+        """How many children are idle, busy and hung."""
+        found = {"idle": 0, "busy": 0, "hung": 0}
+        for worker in self._workers.values():
+            found["hung" if worker.hung else "busy" if worker.request is not None else "idle"] += 1
+        return found
+
+    def problems(self) -> tuple[str, ...]:
+        """Why something was not asked, or will not be: a sentence each; empty where every child can be had."""
+        found = []
+        groups = Counter(_group(worker.key) for worker in self._workers.values() if worker.hung)
+        for group, count in groups.items():
+            if count >= MAX_HUNG_OF_GROUP:
+                found.append(f"probes: {count} children of {group} hang: no more of them are started")
+        if sum(groups.values()) >= MAX_HUNG:
+            found.append(f"probes: {sum(groups.values())} children hang: no more are started")
+        elif len(self._workers) >= self._max_workers and all(
+            worker.request is not None for worker in self._workers.values()
+        ):
+            found.append(f"probes: all {len(self._workers)} children are busy or hang: nothing more is asked")
+        if self._no_start:
+            found.append(f"probes: {self._no_start}")
+        return tuple(found)
+
     def filenos(self) -> list[int]:
-        """Descriptors that become readable when an answer comes, or the spawner dies."""
-        return [
-            self._control.fileno(),
-            *(worker.sock.fileno() for worker in self._workers.values() if worker.request is not None),
-        ]
+        """Descriptors that become readable when an answer comes, or a child or the spawner dies."""
+        return [self._waiter.fileno()]
 
     def check(self) -> None:
         """Raises ProbesLost if the spawner is gone."""
-        if select.select([self._control], [], [], 0)[0]:
+        if self._lost or wait_readable([self._control.fileno()], 0):
             raise ProbesLost("the process that starts the agent's children has ended")
+
+    def rename(self, key: str, new_key: str) -> bool:
+        """Sets the hung worker of `key` aside as `new_key`: still reported, given nothing to do, ended when it comes back.
+
+        `key` gets a fresh worker with the next `ask`. False, with nothing changed, if the worker is not hung, if one that
+        is busy or hung has that name already, or if too many hang: then `key` stays hung, and costs no further child.
+        """
+        worker = self._workers.get(key)
+        if worker is None or not worker.hung or not self.is_free(new_key) or not self._may_hang(new_key, key):
+            return False
+        self.retire(new_key)
+        del self._workers[key]
+        worker.key, worker.idle_s = new_key, 0.0
+        self._workers[new_key] = worker
+        return True
 
     def retire(self, key: str) -> None:
         """Ends the worker of `key` unless it has something to do: it sees the end of its socket and exits."""
         worker = self._workers.get(key)
         if worker is not None and worker.request is None:
-            worker.sock.close()
-            del self._workers[key]
+            self._drop(worker)
 
     def names(self) -> list[str]:
         """Keys of all workers."""
@@ -201,215 +261,162 @@ class Probes:
 
     def close(self) -> None:
         """Lets all children go; those in the kernel's uninterruptible sleep end when that does."""
-        for worker in self._workers.values():
-            worker.sock.close()
-        self._workers.clear()
+        for worker in list(self._workers.values()):
+            self._drop(worker)
         self._control.close()
+        self._waiter.close()
         try:
             os.kill(self.spawner_pid, signal.SIGTERM)
             os.waitpid(self.spawner_pid, 0)
         except (ProcessLookupError, ChildProcessError):
             pass
 
-    def _start(self, key: str, uid: int, now: float) -> _Worker:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    # -- starting and ending -----------------------------------------------------------------------------------
+
+    def _may_hang(self, key: str, instead_of: str = "") -> bool:
+        """Whether a child under `key` could hang without there being too many that do."""
+        hung = [worker.key for worker in self._workers.values() if worker.hung and worker.key != instead_of]
+        group = _group(key)
+        return len(hung) < MAX_HUNG and sum(_group(each) == group for each in hung) < MAX_HUNG_OF_GROUP
+
+    def _may_start(self, key: str) -> bool:
+        if not self._may_hang(key):
+            return False
+        if len(self._workers) < self._max_workers:
+            return True
+        idle = [worker for worker in self._workers.values() if worker.request is None]
+        if idle:
+            self._drop(min(idle, key=lambda worker: worker.used_at))
+        return bool(idle)
+
+    def _start(self, key: str, uid: int, now: float) -> _Worker | None:
+        """A new worker, or None with `_no_start` saying why: out of descriptors, or the spawner is stopped."""
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            self._no_start = f"no child can be started: {describe(error)}"
+            return None
         with theirs:
             ours.setblocking(False)
             try:
-                socket.send_fds(self._control, [json.dumps([key, uid]).encode()], [theirs.fileno()])
+                socket.send_fds(self._control, [msgspec.json.encode([key, uid])], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise ProbesLost(f"no child can be started: {error}") from error
-        worker = self._workers[key] = _Worker(key, uid, ours, now)
+                if isinstance(error, BrokenPipeError | ConnectionError):
+                    raise ProbesLost(f"no child can be started: {error}") from error
+                self._no_start = f"no child can be started: {describe(error)}"
+                return None
+        idle_s = IDLE_OF_KIND_S.get(key.partition(":")[0], IDLE_S)
+        worker = self._workers[key] = _Worker(key, uid, ours, now, idle_s)
+        self._by_fd[ours.fileno()] = worker
+        self._waiter.watch(ours.fileno())
         return worker
 
-    def _retire_oldest_idle(self) -> bool:
-        idle = [worker for worker in self._workers.values() if worker.request is None]
-        if not idle:
-            log.warning("all %d children are busy or hung: nothing more is asked", self._max_workers)
-            return False
-        self.retire(min(idle, key=lambda worker: worker.used_at).key)
-        return True
+    def _drop(self, worker: _Worker) -> None:
+        fd = worker.sock.fileno()
+        self._waiter.forget(fd)
+        del self._by_fd[fd], self._workers[worker.key]
+        worker.sock.close()
+
+    # -- talking -----------------------------------------------------------------------------------------------
 
     def _flush(self, worker: _Worker) -> None:
         while worker.outbox:
             try:
                 del worker.outbox[: worker.sock.send(worker.outbox)]
             except BlockingIOError:
-                return
+                break
             except OSError:
                 worker.outbox.clear()  # its end is seen when reading
-                return
+        if worker.writing != bool(worker.outbox):
+            worker.writing = bool(worker.outbox)
+            self._waiter.watch(worker.sock.fileno(), writing=worker.writing)
 
-    def _read(self, worker: _Worker, now: float) -> list[Answer]:
-        ended = False
-        while True:
-            try:
-                data = worker.sock.recv(1 << 18)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
+    def _receive(self, worker: _Worker, now: float, done: set[int]) -> None:
+        ended = not _read_into(worker)
+        try:
+            replies = unframe(worker.inbox)
+        except ValueError as error:
+            log.error("%s said something that is no answer (%s): its worker is dropped", worker.key, error)
+            replies, ended = [], True
+        for reply in replies:
+            if not self._take(worker, reply, now, done):
                 ended = True
                 break
-            worker.inbox += data
+        if ended and self._workers.get(worker.key) is worker:
+            was_busy = worker.request is not None and not worker.hung
+            self._drop(worker)
+            if was_busy:
+                _finish(worker, None, "the child ended", now, done)
+
+    def _take(self, worker: _Worker, reply: Any, now: float, done: set[int]) -> bool:
+        """Hands over one reply; False if it is none."""
+        if not isinstance(reply, list) or len(reply) not in (2, 3) or not isinstance(reply[0], int):
+            log.error("%s said something that is no answer: its worker is dropped", worker.key)
+            return False
+        if worker.request is None or reply[0] not in (0, worker.request):
+            return True
+        if len(reply) == 2:
+            if not worker.hung and worker.on_part is not None:
+                _hand_over(worker.key, worker.on_part, reply[1])
+            return True
+        if reply[0] == 0:
+            self._no_start = str(reply[2])
+            self._drop(worker)  # nobody is behind this socket
+        elif not worker.proven:
+            worker.proven, self._no_start = True, ""
+        if worker.hung:
+            log.warning("%s answered after %.0f s: it is free again", worker.key, now - worker.asked_at)
+            worker.request, worker.hung, worker.used_at = None, False, now
+        else:
+            _finish(worker, reply[1], reply[2], now, done)
+        return True
+
+    def _give_up(self, worker: _Worker, now: float, done: set[int]) -> None:
+        request, then, waited = worker.request, worker.then, now - worker.asked_at
+        assert request is not None
+        worker.hung, worker.then, worker.on_part = True, None, None
+        log.warning("%s has not answered for %.1f s: it is left alone until it does", worker.key, waited)
+        done.add(request)
+        answer = Answer(request, worker.key, None, f"no answer within {waited:.0f} s", True, waited)
+        _hand_over(worker.key, then, answer)
+
+
+def _group(key: str) -> str:
+    """What hangs together: `files:/shared` of `files:/shared:1000`, `identify` of `identify:4711`."""
+    return key.rpartition(":")[0] or key
+
+
+def _read_into(worker: _Worker) -> bool:
+    """Takes what the child has said into its inbox; False at its end."""
+    for _ in range(MAX_READS):
         try:
-            answers = [self._take(worker, reply, now) for reply in _unframe(worker.inbox)]
-        except (ValueError, TypeError) as error:
-            log.error("%s said something that is no answer (%s): its worker is dropped", worker.key, error)
-            answers, ended = [], True
-        if ended:
-            if worker.request is not None and not worker.hung:
-                answers.append(
-                    Answer(worker.request, worker.key, None, "the child ended", False, now - worker.asked_at)
-                )
-            worker.sock.close()
-            del self._workers[worker.key]
-        return [answer for answer in answers if answer is not None]
-
-    def _take(self, worker: _Worker, reply: Any, now: float) -> Answer | None:
-        request, value, error = reply
-        if request != worker.request:
-            return None
-        was_hung, seconds = worker.hung, now - worker.asked_at
-        worker.request, worker.hung, worker.used_at = None, False, now
-        if was_hung:
-            log.warning("%s answered after %.0f s: it is free again", worker.key, seconds)
-            return None
-        return Answer(request, worker.key, value, error, False, seconds)
+            data = worker.sock.recv(1 << 18)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        worker.inbox += data
+        if len(data) < 1 << 16:
+            return True  # that was all; more would be news to the waiter
+    return True
 
 
-def _hand_over(answer: Answer, then: Then | None) -> None:
+def _finish(worker: _Worker, value: Any, error: str | None, now: float, done: set[int]) -> None:
+    request, then = worker.request, worker.then
+    assert request is not None
+    worker.request, worker.then, worker.on_part, worker.used_at = None, None, None, now
+    done.add(request)
+    _hand_over(
+        worker.key, then, Answer(request, worker.key, value, error, False, max(0.0, now - worker.asked_at))
+    )
+
+
+def _hand_over(key: str, to: Callable[[Any], None] | None, what: Any) -> None:
     try:
-        if then is not None:
-            then(answer)
+        if to is not None:
+            to(what)
     except Exception:
-        log.exception("the answer of %s could not be used", answer.key)
-
-
-# ---------------------------------------------------------------------------------------------- in the children
-
-
-def _child_main(work: Callable[[], None]) -> None:
-    """Runs `work` in a process that was just forked, and never returns into the parent's code."""
-    try:
-        work()
-    except BaseException:  # a forked child must not run its parent's handlers
-        log.exception("a child of the agent failed")
-    finally:
-        os._exit(0)
-
-
-def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
-def _spawn_for_ever(control: socket.socket, functions: Mapping[str, Function], parent: int) -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's; its end ends us
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the workers
-    signal.set_wakeup_fd(-1)
-    _die_with_parent(parent)
-    while True:
-        message, fds, _, _ = socket.recv_fds(control, 65536, 1)
-        if not message:
-            return
-        key, uid = json.loads(message)
-        _fork_worker(control, fds, key, uid, functions)
-
-
-def _fork_worker(
-    control: socket.socket, fds: list[int], key: str, uid: int, functions: Mapping[str, Function]
-) -> None:
-    me = os.getpid()
-    if os.fork() == 0:
-        control.close()
-        _child_main(lambda: _work_for_ever(fds[0], key, uid, functions, me))
-    for fd in fds:
-        os.close(fd)
-
-
-def _work_for_ever(fd: int, key: str, uid: int, functions: Mapping[str, Function], parent: int) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    refusal = _become(uid)
-    _die_with_parent(parent)  # after the change of user, which resets it
-    os.chdir("/")
-    state: dict[str, Any] = {"key": key}
-    with socket.socket(fileno=fd) as sock:
-        inbox = bytearray()
-        while data := sock.recv(1 << 18):
-            inbox += data
-            for request, function, args in _unframe(inbox):
-                sock.sendall(
-                    _frame([request, *_call(functions.get(function), function, args, state, refusal)])
-                )
-
-
-def _call(
-    function: Function | None, name: str, args: Any, state: dict[str, Any], refusal: str | None
-) -> tuple[Any, str | None]:
-    if refusal is not None:
-        return None, refusal
-    if function is None:
-        return None, f"no function {name!r}"
-    try:
-        return function(args, state), None
-    except OSError as error:
-        return None, describe(error)
-    except Exception as error:
-        log.exception("%s failed in a child", name)
-        return None, f"{type(error).__name__}: {error}"
-
-
-def describe(error: OSError) -> str:
-    """`EACCES: Permission denied: '/x'`: the name of the error, which people search for, and its words."""
-    name = errno.errorcode.get(error.errno or 0, "error")
-    where = f": {error.filename!r}" if error.filename is not None else ""
-    return f"{name}: {error.strerror or error}{where}"
-
-
-def _become(uid: int) -> str | None:
-    """Turns this process into user `uid` for good (-1: stays what it is); returns why it can't, None if it did."""
-    if uid < 0 or uid == os.geteuid():
-        return None
-    if os.geteuid() != 0:
-        return f"the agent runs as uid {os.geteuid()} and can't read or write as uid {uid}"
-    try:
-        entry = pwd.getpwuid(uid)
-        gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
-    except KeyError:
-        gid, groups = uid, [uid]
-    try:
-        os.setgroups(groups)
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-    except OSError as error:
-        return f"can't become uid {uid}: {describe(error)}"
-    if 0 in os.getresuid():
-        return f"can't become uid {uid}: the kernel kept uid 0"
-    return None
-
-
-def _frame(value: Any) -> bytes:
-    data = json.dumps(value, separators=(",", ":")).encode()
-    if len(data) > MAX_FRAME:
-        data = json.dumps([value[0], None, f"an answer of {len(data)} bytes is too large"]).encode()
-    return struct.pack("=I", len(data)) + data
-
-
-def _unframe(inbox: bytearray) -> list[Any]:
-    """Takes every complete frame out of `inbox`."""
-    values = []
-    while len(inbox) >= 4:
-        (size,) = struct.unpack_from("=I", inbox)
-        if size > MAX_FRAME:
-            raise ValueError(f"a frame of {size} bytes; at most {MAX_FRAME} are taken")
-        if len(inbox) < 4 + size:
-            break
-        values.append(json.loads(bytes(inbox[4 : 4 + size])))
-        del inbox[: 4 + size]
-    return values
+        log.exception("the answer of %s could not be used", key)

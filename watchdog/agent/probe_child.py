@@ -1,0 +1,193 @@
+"""What runs in the agent's children: the spawner, which only forks, and the workers, which do what may hang.
+
+Frames: four bytes of length, then JSON. A request is [number, function, arguments]; a part of its answer is [number, value],
+the answer itself [number, value, error]. Number 0 is about whatever was asked. Nothing here evaluates what a worker says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import pwd
+import signal
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+log = logging.getLogger(__name__)
+
+Function = Callable[[Any, dict[str, Any]], Any]
+"""What a worker can do: given the arguments of the request and a dictionary of its own that lasts as long as the worker.
+
+`state["tell"](value)` sends a part of the answer ahead: what has been said is known, even if the next line never returns.
+"""
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+MAX_FRAME = 16 * 1024**2
+_encoder = msgspec.json.Encoder()
+
+
+def frame(value: Any) -> bytes:
+    """`value` as it goes over the socket. Too large an answer becomes an error in its place."""
+    data = _encode(value)
+    if len(data) > MAX_FRAME:
+        data = _encode([value[0], None, f"an answer of {len(data)} bytes is too large"])
+    return struct.pack("=I", len(data)) + data
+
+
+def unframe(inbox: bytearray) -> list[Any]:
+    """Takes every complete frame out of `inbox`. Raises ValueError for what is none."""
+    values, begin = [], 0
+    while len(inbox) - begin >= 4:
+        (size,) = struct.unpack_from("=I", inbox, begin)
+        if size > MAX_FRAME:
+            raise ValueError(f"a frame of {size} bytes; at most {MAX_FRAME} are taken")
+        if len(inbox) - begin < 4 + size:
+            break
+        values.append(_decode(bytes(inbox[begin + 4 : begin + 4 + size])))
+        begin += 4 + size
+    del inbox[:begin]
+    return values
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:  # a file name that is no UTF-8: Python carries its bytes as lone surrogates
+        import json
+
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _decode(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        import json
+
+        return json.loads(data)
+
+
+def describe(error: OSError) -> str:
+    """`EACCES: Permission denied: '/x'`: the name of the error, which people search for, and its words."""
+    name = errno.errorcode.get(error.errno or 0, "error")
+    where = f": {error.filename!r}" if error.filename is not None else ""
+    return f"{name}: {error.strerror or error}{where}"
+
+
+def child_main(work: Callable[[], None]) -> None:
+    """Runs `work` in a process that was just forked, and never returns into the parent's code."""
+    try:
+        work()
+    except BaseException:  # a forked child must not run its parent's handlers
+        log.exception("a child of the agent failed")
+    finally:
+        os._exit(0)
+
+
+def spawn_for_ever(control: socket.socket, functions: Mapping[str, Function], parent: int) -> None:
+    """The spawner: for each message [key, uid] with one end of a socket it forks a worker that serves this socket."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's; its end ends us
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the workers
+    signal.set_wakeup_fd(-1)
+    _die_with_parent(parent)
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 65536, 1)
+        if not message:
+            return
+        if fds:
+            key, uid = msgspec.json.decode(message)
+            _fork_worker(control, fds[0], key, uid, functions)
+
+
+def _fork_worker(
+    control: socket.socket, fd: int, key: str, uid: int, functions: Mapping[str, Function]
+) -> None:
+    me = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:  # too many processes, or no memory: the agent is told, and asks again later
+        try:
+            os.write(fd, frame([0, None, f"no child can be started: {describe(error)}"]))
+        except OSError:
+            pass  # it has been given up meanwhile
+        pid = -1
+    if pid == 0:
+        control.close()
+        child_main(lambda: _work_for_ever(fd, key, uid, functions, me))
+    os.close(fd)
+
+
+def _work_for_ever(fd: int, key: str, uid: int, functions: Mapping[str, Function], parent: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    refusal = _become(uid)
+    _die_with_parent(parent)  # after the change of user, which resets it
+    os.chdir("/")
+    state: dict[str, Any] = {"key": key}
+    with socket.socket(fileno=fd) as sock:
+        inbox = bytearray()
+        while data := sock.recv(1 << 16):
+            inbox += data
+            for request, function, args in unframe(inbox):
+                state["tell"] = _teller(sock, request)
+                sock.sendall(
+                    frame([request, *_call(functions.get(function), function, args, state, refusal)])
+                )
+
+
+def _teller(sock: socket.socket, request: int) -> Callable[[Any], None]:
+    def tell(value: Any) -> None:
+        sock.sendall(frame([request, value]))
+
+    return tell
+
+
+def _call(
+    function: Function | None, name: str, args: Any, state: dict[str, Any], refusal: str | None
+) -> tuple[Any, str | None]:
+    if refusal is not None:
+        return None, refusal
+    if function is None:
+        return None, f"no function {name!r}"
+    try:
+        return function(args, state), None
+    except OSError as error:
+        return None, describe(error)
+    except Exception as error:
+        log.exception("%s failed in a child", name)
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _die_with_parent(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _become(uid: int) -> str | None:
+    """Turns this process into user `uid` for good (-1: stays what it is); returns why it can't, None if it did."""
+    if uid < 0 or uid == os.geteuid():
+        return None
+    if os.geteuid() != 0:
+        return f"the agent runs as uid {os.geteuid()} and can't read or write as uid {uid}"
+    try:
+        entry = pwd.getpwuid(uid)
+        gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
+    except KeyError:
+        gid, groups = uid, [uid]
+    try:
+        os.setgroups(groups)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        return f"can't become uid {uid}: {describe(error)}"
+    if 0 in os.getresuid():
+        return f"can't become uid {uid}: the kernel kept uid 0"
+    return None

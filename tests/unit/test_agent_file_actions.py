@@ -1,4 +1,4 @@
-"""The kill switch on the node: ours is written whole and taken away, whatever else a user puts in its place."""
+"""What is done in directories of users: probing leaves nothing, the kill switch is ours or nobody's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent.file_actions import remove_kill_switch, write_kill_switch
+from watchdog.agent.file_actions import probe_mount, remove_kill_switch, write_kill_switch
+from watchdog.agent.mounts import mount_of, read_mounts
 
 CONTENT = '{"decision": "d1"}\n'
 
@@ -72,3 +73,39 @@ def test_a_directory_that_became_a_link_or_a_file_holds_no_switch_of_ours(tmp_pa
         remove_kill_switch(arguments(tmp_path / directory / "kill"), {})
         with pytest.raises(OSError, match=r"directory|symbolic links"):
             write_kill_switch(arguments(tmp_path / directory / "kill"), {})
+
+
+def probe(directory: Path, *, write: bool, mount: str | None = None) -> dict[str, Any]:
+    here = mount_of(str(directory), read_mounts())
+    assert here is not None
+    args = {"mount": mount or here.point, "directory": str(directory), "node": "n1", "write": write}
+    return probe_mount(args, {})
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_probe_says_whether_it_wrote_and_leaves_nothing(tmp_path: Path, write: bool) -> None:
+    found = probe(tmp_path, write=write)
+    assert (found["mounted"], found["responding"], found["wrote"], found["error"]) == (
+        True,
+        True,
+        write,
+        None,
+    )
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_is_gone_is_an_answer_of_its_filesystem(tmp_path: Path) -> None:
+    found = probe(tmp_path / "gone", write=True)
+    assert (found["responding"], found["wrote"]) == (True, False)
+    assert found["error"].startswith("ENOENT")
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert probe(tmp_path / "file", write=False)["error"].startswith("ENOTDIR")
+
+
+def test_another_mount_than_the_one_asked_for_is_not_touched(tmp_path: Path) -> None:
+    found = probe(tmp_path, write=True, mount="/nowhere")
+    assert not found["mounted"]
+    assert "not on /nowhere" in found["error"]

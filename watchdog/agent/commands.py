@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from watchdog.agent.collectors.job_log import JobLogs
+from watchdog.agent.collectors.mount import MountCollector
 from watchdog.agent.evidence.stacks import choose, find_py_spy
 from watchdog.agent.probe import Answer, Probes
 from watchdog.model import (
@@ -53,11 +54,11 @@ class Commands:
     deadline_s: float
     environ_of: Callable[[str], Mapping[str, str]]
     processes: tuple[Process, ...] = ()
+    mount_collector: MountCollector | None = None
+    """Who probes mounts; without one, its own."""
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _waiting: list[tuple[Command, float]] = field(default_factory=list)
     _results: list[CommandResult] = field(default_factory=list)
-    _probed: dict[str, MountProbe] = field(default_factory=dict)
-    _answered: list[MountProbe] = field(default_factory=list)
     _prepared: dict[str, str | None] = field(default_factory=dict)
     """Directory of a kill switch to why it could not be made; None when it is ready."""
     _preparing: set[str] = field(default_factory=set)
@@ -97,16 +98,13 @@ class Commands:
         return results
 
     def mounts(self, now: float) -> tuple[MountProbe, ...]:
-        """Answers of mounts since the last call, and every probe that is still out, with its growing time."""
-        rows, self._answered = self._answered, []
-        for key, probe in list(self._probed.items()):
-            since_s = self.probes.hung_since(key, now)
-            if since_s is not None:
-                rows.append(msgspec.structs.replace(probe, responding=False, seconds=since_s))
-            else:
-                rows.append(msgspec.structs.replace(probe, responding=True, seconds=0.0))
-                del self._probed[key]  # it came back late: the mount answers again
-        return tuple(rows)
+        """What the commands' probes found since the last call, and those that are still out."""
+        return self._collector().collect(now, self.deadline_s, {})
+
+    def _collector(self) -> MountCollector:
+        if self.mount_collector is None:
+            self.mount_collector = MountCollector(self.probes, self.node, 30.0)
+        return self.mount_collector
 
     # -- the four commands -------------------------------------------------------------------------------------
 
@@ -144,44 +142,12 @@ class Commands:
         )
 
     def _start_probe(self, command: ProbeMount, now: float) -> bool:
-        key = f"probe:{command.mount}"
-        since_s = self.probes.hung_since(key, now)
-        if since_s is not None:
-            probe = MountProbe(
-                mount=command.mount, responding=False, seconds=since_s, device=self._device(command.mount)
-            )
-            self._results.append(CommandResult(command_id=command.id, ok=True, probe=probe))
-            return True
-        args = {"mount": command.mount, "directory": command.directory, "node": self.node}
         uid = command.uid if self.logs.become_owner else -1
-        return self._ask(
-            key, "probe_mount", args, self.deadline_s, now, partial(self._take_probe, command), uid
-        )
+        device = self._device(command.mount)
+        return self._collector().command(command, now, self.deadline_s, uid, device, self._answer)
 
-    def _take_probe(self, command: ProbeMount, answer: Answer) -> None:
-        value = answer.value or {}
-        if answer.timed_out:
-            probe = MountProbe(
-                mount=command.mount,
-                responding=False,
-                seconds=answer.seconds,
-                device=self._device(command.mount),
-            )
-            self._probed[answer.key] = probe
-        elif not value.get("mounted"):
-            error = answer.error or value.get("error")
-            self._results.append(CommandResult(command_id=command.id, ok=False, error=error))
-            return
-        else:
-            probe = MountProbe(
-                mount=command.mount,
-                responding=value["responding"],
-                seconds=value["seconds"],
-                error=value["error"],
-                device=value["device"],
-            )
-            self._answered.append(probe)
-        self._results.append(CommandResult(command_id=command.id, ok=True, probe=probe))
+    def _answer(self, result: CommandResult) -> None:
+        self._results.append(result)
 
     def _start_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, now: float) -> bool:
         path = command.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -13,35 +14,67 @@ from watchdog.agent.probe import describe
 
 BLOCK = b"slurm-watchdog probe\n".ljust(4096, b"\0")
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
-DEAD = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN})
-"""Errors with which a client says that its server does not answer. All others are the server's answer."""
+DEAD = frozenset({errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH})
+"""Errors with which a client says that its server does not answer. All others are an answer, ESTALE and EIO too."""
+AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x2000, 0x7FF  # linux/fcntl.h, linux/stat.h
+STATX_BYTES = 256
 MAX_CONTENT = 64 * 1024
 
 
 def probe_mount(args: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Writes one block in `directory` on `mount`, syncs it, reads it back. Leaves nothing behind when it answers.
+    """Asks the filesystem's server about `directory` on `mount`; with `write` writes one block there, syncs it, reads it back.
 
-    Returns {mounted, responding, seconds, error, device}; `mounted` is false where the directory lies on another mount here.
+    Leaves nothing behind when it answers. Returns {mounted, responding, seconds, error, device, fs_type, wrote};
+    `mounted` is false where the directory lies on another mount here, or on one that is not probed (mounts.NOT_PROBED).
     """
     directory, began = args["directory"], clock.monotonic()
     mount = mount_of(directory, read_mounts())
     if mount is None or mount.point != args["mount"]:
         where = mount.point if mount else "nothing"
         return {"mounted": False, "error": f"{directory} lies on {where} here, not on {args['mount']}"}
-    error, responding = None, True
+    if mount.fs_type == "autofs":
+        return {"mounted": False, "error": f"nothing is mounted on {mount.point} now (autofs)"}
+    error, responding, wrote = None, True, False
     try:
-        os.statvfs(directory)
-        _write_block(directory, args["node"])
+        _look(directory)
+        if args["write"]:
+            _write_block(directory, args["node"])
+            wrote = True
     except OSError as problem:
         error, responding = describe(problem), problem.errno not in DEAD
-    seconds = clock.monotonic() - began
     return {
         "mounted": True,
         "responding": responding,
-        "seconds": seconds,
+        "seconds": clock.monotonic() - began,
         "error": error,
         "device": mount.device,
+        "fs_type": mount.fs_type,
+        "wrote": wrote,
     }
+
+
+def _look(directory: str) -> None:
+    """Three questions that a client may not answer from its memory, and that cost the server a round trip each.
+
+    statfs is never cached by NFS, FUSE and CephFS, and by Lustre for a second; statx with AT_STATX_FORCE_SYNC has the
+    attributes fetched anew (NFS, FUSE, CephFS, SMB), where a plain stat is content with those of a minute ago; opening a
+    directory is a request of its own for FUSE and Lustre, and makes NFS look whether it still is the same. Nothing is
+    listed: there may be a million entries.
+    """
+    os.statvfs(directory)
+    _statx_now(directory)
+    os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+def _statx_now(path: str) -> None:
+    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)  # glibc 2.28, musl 1.2.5
+    if statx is None:
+        return
+    found = ctypes.create_string_buffer(STATX_BYTES)
+    if statx(AT_FDCWD, os.fsencode(path), AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, found) != 0:
+        problem = ctypes.get_errno()
+        if problem != errno.ENOSYS:
+            raise OSError(problem, os.strerror(problem), path)
 
 
 def _write_block(directory: str, node: str) -> None:

@@ -12,6 +12,17 @@ DELETED = " (deleted)"
 """What the kernel appends to the name of a file that was unlinked."""
 
 
+_NOT_PROBED = """
+    autofs bdev binder binfmt_misc bpf cgroup cgroup2 configfs cpuset debugfs devfs devpts devtmpfs efivarfs fusectl
+    hugetlbfs mqueue nsfs overlay pipefs proc pstore ramfs rootfs rpc_pipefs securityfs selinuxfs sockfs squashfs sysfs
+    tmpfs tracefs
+"""
+NOT_PROBED = frozenset(_NOT_PROBED.split())
+"""Types with nobody behind them who could fail to answer: the kernel's own, memory, images, and layers over another
+mount (the root of a node without a disk, of a container). An autofs that is still one has nothing mounted on it:
+touching it would mount something that no job asked for. Names from /proc/filesystems and filesystems(5)."""
+
+
 @dataclass(frozen=True)
 class Mount:
     point: str

@@ -1,0 +1,207 @@
+"""Mounts that stop to answer, really: an ext4 that is frozen, and a server in user space that says nothing any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deploy.demo.cluster import set_frozen
+from watchdog import clock, runner
+from watchdog.agent import file_actions
+from watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
+from watchdog.agent.mounts import read_mounts
+from watchdog.agent.probe import Probes
+from watchdog.model import MountProbe
+
+NOBODY = 65534
+DEADLINE_S = 0.5
+
+
+@pytest.fixture
+def probes() -> Iterator[Probes]:
+    probes = Probes({"probe_mount": file_actions.probe_mount})
+    yield probes
+    probes.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every user can pass through, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="watchdog-mounts-", ignore_cleanup_errors=True) as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
+@pytest.fixture
+def ext4(place: Path) -> Iterator[Path]:
+    """An ext4 of its own; it answers again when the test is over."""
+    image, point = place / "image", place / "ext4"
+    point.mkdir()
+    subprocess.run(["truncate", "-s", "32M", str(image)], check=True, timeout=60)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
+    subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True, timeout=60)
+    point.chmod(0o777)
+    yield point
+    set_frozen(point, False)
+    unmount(point)
+
+
+@dataclass
+class Silent:
+    """A mounted filesystem whose server can be silenced."""
+
+    point: Path
+    server: subprocess.Popen[str]
+
+    def silence(self) -> None:
+        self.server.send_signal(signal.SIGSTOP)
+
+    def speak(self) -> None:
+        self.server.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def fuse(place: Path) -> Iterator[Silent]:
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("no /dev/fuse here")
+    point = place / "fuse"
+    point.mkdir()
+    command = [sys.executable, str(Path(__file__).with_name("fuse_server.py")), str(point)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "mounted\n"
+    yield Silent(point, server)
+    server.send_signal(signal.SIGCONT)
+    unmount(point)
+    server.kill()
+    server.wait(10)
+
+
+def unmount(point: Path) -> None:
+    if subprocess.run(["umount", str(point)], capture_output=True, timeout=60).returncode != 0:
+        subprocess.run(["umount", "--lazy", str(point)], check=True, timeout=60)
+
+
+@dataclass
+class Looks:
+    """A collector with real children, asked as fast as the test wants."""
+
+    probes: Probes
+    collector: MountCollector
+    wanted: dict[str, Wanted]
+
+    def until(
+        self, enough: Callable[[tuple[MountProbe, ...]], bool], seconds: float = 10.0
+    ) -> tuple[MountProbe, ...]:
+        end = clock.monotonic() + seconds
+        while True:
+            began = clock.monotonic()
+            self.probes.poll(began)
+            rows = self.collector.collect(began, DEADLINE_S, self.wanted)
+            assert clock.monotonic() - began < 0.3, "the collector waited for its children"
+            if enough(rows):
+                return rows
+            assert began < end, "it did not come to that"
+            runner.sleep(0.05)
+
+    def row(self) -> MountProbe:
+        return self.until(bool)[0]
+
+
+def looks(probes: Probes, directory: Path, write: bool = False, uid: int = NOBODY) -> Looks:
+    wanted = wanted_mounts([(str(directory), uid)], read_mounts())
+    assert list(wanted) == [str(directory)]
+    write_on = frozenset(wanted) if write else frozenset[str]()
+    return Looks(probes, MountCollector(probes, "n1", 0.2, write_on, stagger=False), wanted)
+
+
+def children_of(probes: Probes) -> int:
+    text = Path(f"/proc/{probes.spawner_pid}/task/{probes.spawner_pid}/children").read_text()
+    return len(text.split())
+
+
+def test_a_healthy_mount_answers_a_look_and_a_write_and_nothing_is_left_there(
+    probes: Probes, ext4: Path
+) -> None:
+    row = looks(probes, ext4).row()
+    assert (row.mount, row.responding, row.error, row.wrote) == (str(ext4), True, None, False)
+    assert row.fs_type == "ext4"
+    assert str(row.device).startswith("/dev/loop")
+    row = looks(probes, ext4, write=True).row()
+    assert (row.responding, row.error, row.wrote) == (True, None, True)
+    assert os.listdir(ext4) == ["lost+found"]
+    runner.sleep(0.2)
+    assert children_of(probes) == 0, "a child that has answered is gone"
+
+
+def test_a_frozen_filesystem_answers_a_look_and_not_a_write_and_its_return_is_told_once(
+    probes: Probes, ext4: Path
+) -> None:
+    reading, writing = looks(probes, ext4), looks(probes, ext4, write=True)
+    assert reading.row().responding
+    set_frozen(ext4, True)
+    row = reading.row()
+    assert (row.responding, row.wrote, row.error) == (True, False, None)
+    row = writing.until(lambda rows: any(not row.responding for row in rows))[-1]
+    assert row.error == f"no answer to a write in {ext4}"
+    later = writing.until(lambda rows: any(row.seconds > 1.5 for row in rows))[0]
+    assert (later.responding, later.wrote) == (False, False)
+    assert children_of(probes) == 1
+    assert [hung.probe for hung in probes.hung(clock.monotonic())] == [f"probe:{ext4}"]
+    set_frozen(ext4, False)
+    assert writing.until(lambda rows: any(row.responding for row in rows))[0].seconds == 0.0
+    row = writing.row()
+    assert (row.responding, row.wrote, row.error) == (True, True, None)
+    assert os.listdir(ext4) == ["lost+found"]
+
+
+def test_a_look_is_not_answered_from_the_clients_memory(probes: Probes, fuse: Silent) -> None:
+    reading = looks(probes, fuse.point)
+    row = reading.row()
+    assert (row.responding, row.error, row.fs_type) == (True, None, "fuse.silent")
+    os.stat(fuse.point)
+    fuse.silence()
+    remembered = [sys.executable, "-c", f"import os; os.stat({str(fuse.point)!r})"]
+    subprocess.run(remembered, check=True, timeout=5)  # from the attributes of a moment ago
+    row = reading.until(lambda rows: any(not row.responding for row in rows))[-1]
+    assert row.error == f"no answer to a look in {fuse.point}"
+    reading.until(lambda rows: any(row.seconds > 1.5 for row in rows))
+    assert children_of(probes) == 1
+    fuse.speak()
+    assert reading.until(lambda rows: any(row.responding for row in rows))[0].responding
+    assert reading.row().error is None
+
+
+def test_a_server_that_is_gone_for_good_is_no_mount_that_answers(probes: Probes, fuse: Silent) -> None:
+    reading = looks(probes, fuse.point)
+    assert reading.row().responding
+    fuse.server.kill()
+    fuse.server.wait(10)
+    row = reading.until(lambda rows: any(not row.responding for row in rows))[-1]
+    assert str(row.error).startswith("ENOTCONN")
+
+
+def test_what_the_owner_may_not_do_is_said_and_is_an_answer(probes: Probes, ext4: Path) -> None:
+    closed = ext4 / "closed"
+    closed.mkdir(mode=0o700)
+    place = {str(ext4): Wanted(str(closed), NOBODY)}
+    row = Looks(probes, MountCollector(probes, "n1", 0.2, stagger=False), place).row()
+    assert (row.responding, str(row.error)[:6]) == (True, "EACCES")
+    place = {str(ext4): Wanted(str(ext4 / "gone"), NOBODY)}
+    row = Looks(probes, MountCollector(probes, "n1", 0.2, stagger=False), place).row()
+    assert (row.responding, str(row.error)[:6]) == (True, "ENOENT")
+
+
+def test_a_mount_that_became_read_only_says_so(probes: Probes, ext4: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(ext4)], check=True, timeout=60)
+    assert looks(probes, ext4).row().error is None
+    row = looks(probes, ext4, write=True).row()
+    assert (row.responding, row.wrote, str(row.error)[:5]) == (True, False, "EROFS")

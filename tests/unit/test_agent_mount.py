@@ -1,0 +1,317 @@
+"""Who is probed when, and what a mount's answers, delays and returns look like in the report. The children are fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from watchdog.agent.collectors.mount import MAX_MOUNTS, MountCollector, Wanted, first_due, wanted_mounts
+from watchdog.agent.mounts import NOT_PROBED, Mount
+from watchdog.agent.probe import Answer, Probes
+from watchdog.model import CommandResult, MountProbe, ProbeMount
+
+MOUNT = "/scratch"
+KEY = f"probe:{MOUNT}"
+FINE = {
+    "mounted": True, "responding": True, "seconds": 0.01, "error": None, "device": "srv:/x", "fs_type": "nfs4",
+    "wrote": False,
+}  # fmt: skip
+WANTED = {MOUNT: Wanted("/scratch/job", 1000, "srv:/x", "nfs4")}
+
+
+@dataclass
+class Children:
+    """Stands for Probes: remembers what was asked, and answers, times out or dies when the test says so."""
+
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    alive: set[str] = field(default_factory=set)
+    busy: dict[str, tuple[float, Callable[[Answer], None]]] = field(default_factory=dict)
+    hung: set[str] = field(default_factory=set)
+
+    def ask(
+        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None],
+        uid: int = -1, **_: Any,
+    ) -> int | None:  # fmt: skip
+        if key in self.busy:
+            return None
+        self.alive.add(key)
+        self.busy[key] = (now, then)
+        self.asked.append({"key": key, "function": function, "uid": uid, "at": now, **args})
+        return len(self.asked)
+
+    def answer(self, value: Any = FINE, error: str | None = None, key: str = KEY) -> None:
+        _, then = self.busy.pop(key)
+        if key in self.hung:
+            self.hung.discard(key)  # too late: nobody is told
+        else:
+            then(Answer(1, key, value, error))
+
+    def time_out(self, now: float, key: str = KEY) -> None:
+        since, then = self.busy[key]
+        self.hung.add(key)
+        then(Answer(1, key, None, "no answer", True, now - since))
+
+    def die(self, key: str = KEY) -> None:
+        self.alive.discard(key)
+        self.hung.discard(key)
+        self.busy.pop(key, None)
+
+    def hung_since(self, key: str, now: float) -> float | None:
+        return now - self.busy[key][0] if key in self.hung else None
+
+    def retire(self, key: str) -> None:
+        if key not in self.busy:
+            self.alive.discard(key)
+
+    def names(self) -> list[str]:
+        return list(self.alive)
+
+
+@dataclass
+class Watch:
+    """A collector with its children and a clock."""
+
+    children: Children
+    collector: MountCollector
+    now: float = 1000.0
+
+    def look(self, after_s: float = 5.0, wanted: dict[str, Wanted] = WANTED) -> tuple[MountProbe, ...]:
+        self.now += after_s
+        return self.collector.collect(self.now, 10.0, wanted)
+
+    def command(self, mount: str = MOUNT) -> list[CommandResult]:
+        results: list[CommandResult] = []
+        command = ProbeMount(id="c", mount=mount, directory=f"{mount}/d", uid=7)
+        self.collector.command(command, self.now, 10.0, 7, "srv:/x", results.append)
+        return results
+
+
+def make(write_on: frozenset[str] = frozenset(), stagger: bool = False) -> Watch:
+    children = Children()
+    return Watch(children, MountCollector(cast(Probes, children), "n1", 30.0, write_on, stagger))
+
+
+def test_a_mount_is_looked_at_on_its_grid_and_its_child_is_gone_as_soon_as_it_has_answered() -> None:
+    watch = make()
+    assert watch.look() == ()
+    watch.children.answer()
+    assert watch.children.alive == set()
+    (row,) = watch.look()
+    assert row == MountProbe(
+        mount=MOUNT, responding=True, seconds=0.01, device="srv:/x", fs_type="nfs4", wrote=False
+    )
+    assert [watch.look() for _ in range(4)] == [()] * 4
+    assert len(watch.children.asked) == 1
+    watch.look()
+    assert [(each["at"], each["uid"], each["directory"]) for each in watch.children.asked] == [
+        (1005.0, 1000, "/scratch/job"),
+        (1035.0, 1000, "/scratch/job"),
+    ]
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_only_where_it_is_configured_something_is_written(write: bool) -> None:
+    watch = make(frozenset({MOUNT} if write else {"/other"}))
+    watch.look()
+    assert watch.children.asked[0]["write"] is write
+    watch.children.answer({**FINE, "wrote": write})
+    assert [row.wrote for row in watch.look()] == [write]
+
+
+def test_an_error_is_an_answer() -> None:
+    watch = make()
+    watch.look()
+    watch.children.answer({**FINE, "error": "EACCES: Permission denied"})
+    assert [(row.responding, row.error) for row in watch.look()] == [(True, "EACCES: Permission denied")]
+
+
+@pytest.mark.parametrize(
+    "answer", [(None, "the child ended"), ({"mounted": False, "error": "it lies on / here"}, None)]
+)
+def test_a_child_that_failed_or_found_another_mount_says_nothing_about_this_one(answer: Any) -> None:
+    watch = make()
+    watch.look()
+    watch.children.answer(*answer)
+    assert watch.look() == ()
+
+
+def test_a_mount_that_stays_stuck_has_one_child_and_a_growing_time_and_its_return_is_told_once() -> None:
+    watch = make()
+    watch.look()
+    watch.children.time_out(watch.now + 10)
+    rows = [watch.look(10.0)[0] for _ in range(10)]
+    assert [row.seconds for row in rows] == [10.0 * (n + 1) for n in range(10)]
+    assert {row.responding for row in rows} == {False}
+    assert rows[0].error == "no answer to a look in /scratch/job"
+    assert len(watch.children.asked) == 1
+    watch.children.answer()  # its words come too late and are dropped
+    (row,) = watch.look()
+    assert (row.responding, row.error, row.seconds) == (True, None, 0.0)
+    assert watch.look(1.0) == ()
+    assert len(watch.children.asked) == 2, "and it is asked anew at once"
+
+
+def test_a_stuck_child_that_was_killed_is_no_mount_that_answers() -> None:
+    watch = make()
+    watch.look()
+    watch.children.time_out(watch.now)
+    assert len(watch.look()) == 1
+    watch.children.die()
+    assert watch.look() == ()
+    watch.look(1.0)
+    assert len(watch.children.asked) == 2
+
+
+def test_a_stuck_mount_is_told_of_even_when_no_job_uses_it_any_more() -> None:
+    watch = make()
+    watch.look()
+    watch.children.time_out(watch.now)
+    assert [row.responding for row in watch.look(5.0, {})] == [False]
+    watch.children.answer()
+    assert [row.responding for row in watch.look(5.0, {})] == [True]
+    assert watch.look(5.0, {}) == ()
+
+
+def test_a_mount_that_is_not_used_any_more_is_not_asked_any_more() -> None:
+    watch = make()
+    watch.look()
+    watch.children.answer()
+    for _ in range(20):
+        watch.look(5.0, {})
+    assert len(watch.children.asked) == 1
+
+
+def test_an_answer_that_comes_when_no_job_uses_the_mount_any_more_is_still_told() -> None:
+    watch = make()
+    watch.look()
+    watch.look(5.0, {})
+    watch.children.time_out(watch.now + 5)
+    assert [row.responding for row in watch.look(5.0, {})] == [False]
+
+
+def test_a_command_writes_as_its_own_user_and_its_answer_is_a_row_too() -> None:
+    watch = make()
+    results = watch.command()
+    assert (watch.children.asked[0]["write"], watch.children.asked[0]["uid"]) == (True, 7)
+    watch.children.answer({**FINE, "wrote": True})
+    (result,) = results
+    assert result.ok
+    assert result.probe is not None
+    assert (result.probe.responding, result.probe.wrote) == (True, True)
+    assert watch.look(5.0, {}) == (result.probe,)
+
+
+def test_a_command_about_a_mount_that_is_stuck_is_answered_at_once_and_starts_nothing() -> None:
+    watch = make()
+    watch.look()
+    watch.children.time_out(watch.now)
+    watch.now += 50
+    (result,) = watch.command()
+    assert result.ok
+    assert result.probe is not None
+    assert (result.probe.responding, result.probe.seconds) == (False, 50.0)
+    assert len(watch.children.asked) == 1
+
+
+def test_a_command_waits_for_the_collectors_own_look() -> None:
+    watch = make()
+    watch.look()
+    command = ProbeMount(id="c", mount=MOUNT, directory=f"{MOUNT}/d", uid=7)
+    assert not watch.collector.command(command, watch.now, 10.0, 7, None, lambda result: None)
+    watch.children.answer()
+    assert watch.collector.command(command, watch.now, 10.0, 7, None, lambda result: None)
+
+
+def test_a_command_about_a_mount_that_is_not_here_fails_with_the_reason() -> None:
+    watch = make()
+    results = watch.command("/nowhere")
+    watch.children.answer({"mounted": False, "error": "it lies on / here"}, key="probe:/nowhere")
+    assert [(result.ok, result.error) for result in results] == [(False, "it lies on / here")]
+    assert watch.look(5.0, {}) == ()
+
+
+def test_a_command_that_times_out_is_a_row_in_every_report_until_the_mount_answers() -> None:
+    watch = make()
+    results = watch.command()
+    watch.children.time_out(watch.now + 10)
+    assert [result.probe and result.probe.error for result in results] == [
+        "no answer to a write in /scratch/d"
+    ]
+    assert [watch.look(5.0, {})[0].seconds for _ in range(3)] == [5.0, 10.0, 15.0]
+    watch.children.answer()
+    assert [row.responding for row in watch.look(5.0, {})] == [True]
+
+
+def test_a_cluster_does_not_ask_all_at_once() -> None:
+    delays = sorted(first_due(f"n{number}", MOUNT, 30.0, 0.0) for number in range(48))
+    assert delays[0] >= 0
+    assert delays[-1] < 30
+    for tenth in range(10):
+        assert any(3 * tenth <= delay < 3 * tenth + 3 for delay in delays), f"nobody in tenth {tenth}"
+    assert first_due("n1", MOUNT, 30.0, 0.0) == first_due("n1", MOUNT, 30.0, 0.0)
+    assert first_due("n1", MOUNT, 30.0, 0.0) != first_due("n1", "/home", 30.0, 0.0)
+
+
+def test_a_staggered_mount_is_asked_once_within_each_interval() -> None:
+    watch = make(stagger=True)
+    for _ in range(24):
+        watch.look()
+        if watch.children.busy:
+            watch.children.answer()
+    assert len(watch.children.asked) == 4
+    assert {round(each["at"] - watch.children.asked[0]["at"]) % 30 for each in watch.children.asked} == {0}
+
+
+def test_after_a_long_pause_a_mount_is_asked_once() -> None:
+    watch = make()
+    watch.look()
+    watch.children.answer()
+    watch.look(86400.0)
+    watch.children.answer()
+    watch.look(1.0)
+    assert len(watch.children.asked) == 2
+
+
+TABLE = (
+    Mount("/", "ext4", "/dev/vda"),
+    Mount("/scratch", "lustre", "mgs:/s"),
+    Mount("/scratch/inner", "nfs4", "srv:/i"),
+    Mount("/dev/shm", "tmpfs", "tmpfs"),
+    Mount("/auto", "autofs", "auto.home"),
+    Mount("/auto/me", "nfs4", "srv:/me"),
+)
+
+
+def test_the_first_directory_on_each_mount_is_where_it_is_asked() -> None:
+    places = [
+        ("/scratch/a", 1),
+        ("/scratch/b", 2),
+        ("/scratch/inner/c", 3),
+        ("/auto/me/d", 4),
+        ("relative", 5),
+    ]
+    assert wanted_mounts(places, TABLE) == {
+        "/scratch": Wanted("/scratch/a", 1, "mgs:/s", "lustre"),
+        "/scratch/inner": Wanted("/scratch/inner/c", 3, "srv:/i", "nfs4"),
+        "/auto/me": Wanted("/auto/me/d", 4, "srv:/me", "nfs4"),
+    }
+
+
+def test_what_nobody_serves_what_would_be_mounted_and_the_root_are_not_probed() -> None:
+    places = [("/dev/shm/x", 1), ("/auto/you", 1), ("/home/x", 1), ("/", 1)]
+    assert wanted_mounts(places, TABLE) == {}
+
+
+@pytest.mark.parametrize(
+    "fs_type", ["nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "ext4", "xfs"]
+)
+def test_filesystems_that_can_fail_are_probed(fs_type: str) -> None:
+    assert fs_type not in NOT_PROBED
+
+
+def test_no_more_than_so_many_mounts_are_probed() -> None:
+    mounts = [Mount(f"/m{number}", "nfs4", "srv:/x") for number in range(100)]
+    assert len(wanted_mounts([(f"/m{number}/d", 1) for number in range(100)], mounts)) == MAX_MOUNTS

@@ -1,0 +1,205 @@
+"""The filesystems that jobs use: each is asked every so often, by one disposable child of its own, whether it answers.
+
+The child of a mount is `probe:MOUNT`, whoever wants to know: the collector on its grid, or the controller by a command.
+So there is never more than one stuck child a mount. It ends as soon as it has answered; one that does not come back is
+left, and every report says for how long. Mounts are the node's own: a path that exists only in the mount namespace of a
+container (`Blocked.mount` may be such a one) is not known here, and the answer then says where it lies instead.
+
+Probing says nothing about what it did not touch: a frozen filesystem answers a look, only a write (`wrote`) shows it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from watchdog.agent.mounts import NOT_PROBED, Mount, mount_of
+from watchdog.agent.probe import IDLE_S, Answer, Probes
+from watchdog.model import CommandResult, MountProbe, ProbeMount
+from watchdog.runner import next_due
+
+MAX_MOUNTS = 16
+"""Of a node that are probed; jobs have been seen to use five (home, scratch, projects, software, local disk)."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Where on a mount to ask, and as whom."""
+
+    directory: str
+    uid: int = -1
+    """-1: whoever the agent is."""
+    device: str | None = None
+    fs_type: str | None = None
+
+
+def wanted_mounts(places: Iterable[tuple[str, int]], mounts: Iterable[Mount]) -> dict[str, Wanted]:
+    """What to probe: of the directories that jobs use, as (path, uid), the first on each mount, by mount point.
+
+    Left out is what has no server that could fail (NOT_PROBED), an autofs that has nothing mounted, and `/`: the agent
+    itself lies there, and would not be there to tell. At most MAX_MOUNTS.
+    """
+    table = tuple(mounts)
+    wanted: dict[str, Wanted] = {}
+    for path, uid in places:
+        mount = mount_of(path, table) if path.startswith("/") else None
+        if mount is None or mount.point in wanted or mount.point == "/" or mount.fs_type in NOT_PROBED:
+            continue
+        if len(wanted) == MAX_MOUNTS:
+            break
+        wanted[mount.point] = Wanted(path, uid, mount.device, mount.fs_type)
+    return wanted
+
+
+def first_due(node: str, mount: str, interval_s: float, now: float) -> float:
+    """When a mount is probed for the first time: spread over the interval, so that a cluster does not ask all at once."""
+    return now + interval_s * zlib.crc32(f"{node} {mount}".encode(errors="surrogateescape")) / 2**32
+
+
+@dataclass
+class _State:
+    """One mount. `out` is what was asked of the child that has not answered within its deadline."""
+
+    due: float
+    wanted: Wanted
+    out: MountProbe | None = None
+
+
+@dataclass
+class MountCollector:
+    """Who is probed when, and what came of it. With `stagger` off (`--once`) a new mount is probed at once."""
+
+    probes: Probes
+    node: str
+    interval_s: float
+    write_on: frozenset[str] = frozenset()
+    stagger: bool = True
+    _states: dict[str, _State] = field(default_factory=dict)
+    _rows: list[MountProbe] = field(default_factory=list)
+
+    def collect(self, now: float, deadline_s: float, wanted: Mapping[str, Wanted]) -> tuple[MountProbe, ...]:
+        """Asks where it is time to, and returns the answers since the last call and a row for each that is overdue.
+
+        Never waits: what is asked in this call is answered in a later one. `wanted` is by mount point.
+        """
+        for mount, place in wanted.items():
+            due = first_due(self.node, mount, self.interval_s, now) if self.stagger else now
+            state = self._states.setdefault(mount, _State(due, place))
+            state.wanted = place
+            if now >= state.due and state.out is None:
+                self._ask(mount, place, mount in self.write_on, now, deadline_s, self._take_periodic)
+        overdue = [row for mount in list(self._states) if (row := self._overdue(mount, now)) is not None]
+        for mount in [
+            mount for mount, state in self._states.items() if mount not in wanted and state.out is None
+        ]:
+            del self._states[mount]
+        rows, self._rows = self._rows, []
+        return (*rows, *overdue)
+
+    def command(
+        self, command: ProbeMount, now: float, deadline_s: float, uid: int, device: str | None,
+        then: Callable[[CommandResult], None],
+    ) -> bool:  # fmt: skip
+        """Writes and reads back on the command's mount, as `uid`. False: the child is busy, try again.
+
+        `then` gets the result, which is ok if the mount's state is known, and that includes: it does not answer. A mount
+        that is stuck already is not asked anew.
+        """
+        state = self._states.get(command.mount)
+        since_s = self.probes.hung_since(_key(command.mount), now)
+        if since_s is not None:
+            out = state.out if state is not None else None
+            row = out or MountProbe(mount=command.mount, responding=False, seconds=since_s, device=device)
+            row = msgspec.structs.replace(row, seconds=since_s)
+            then(CommandResult(command_id=command.id, ok=True, probe=row))
+            return True
+        place = Wanted(command.directory, uid, device)
+        take = partial(self._take_command, command.id, then)
+        return self._ask(command.mount, place, True, now, deadline_s, take)
+
+    # -- one child a mount -------------------------------------------------------------------------------------
+
+    def _ask(
+        self, mount: str, place: Wanted, write: bool, now: float, deadline_s: float,
+        take: Callable[[str, Wanted, bool, Answer], None],
+    ) -> bool:  # fmt: skip
+        args = {"mount": mount, "directory": place.directory, "node": self.node, "write": write}
+        then = partial(take, mount, place, write)
+        # It is retired as soon as it has answered. One that comes back late has to stay until that was seen: thereby it is
+        # told from one that has died.
+        asked = self.probes.ask(
+            _key(mount), "probe_mount", args, deadline_s, now, then, place.uid, idle_s=IDLE_S
+        )
+        if asked is None:
+            return False
+        state = self._states.setdefault(mount, _State(now, place))
+        if state.due <= now:
+            state.due = next_due(state.due, now, self.interval_s)
+        return True
+
+    def _take_periodic(self, mount: str, place: Wanted, write: bool, answer: Answer) -> None:
+        row = self._row(mount, place, write, answer)
+        if row is not None and not answer.timed_out:
+            self._rows.append(row)  # one that is out is told by collect, with its growing time
+
+    def _take_command(
+        self, command_id: str, then: Callable[[CommandResult], None], mount: str, place: Wanted, write: bool, answer: Answer
+    ) -> None:  # fmt: skip
+        row = self._row(mount, place, write, answer)
+        if row is None:
+            error = answer.error or (answer.value or {}).get("error")
+            then(CommandResult(command_id=command_id, ok=False, error=error))
+            return
+        if not answer.timed_out:
+            self._rows.append(row)
+        then(CommandResult(command_id=command_id, ok=True, probe=row))
+
+    def _row(self, mount: str, place: Wanted, write: bool, answer: Answer) -> MountProbe | None:
+        """What the answer says about the mount; None if nothing: the child failed, or the mount is another one here."""
+        if answer.timed_out:
+            what = "write" if write else "look"
+            row = MountProbe(
+                mount=mount,
+                responding=False,
+                seconds=answer.seconds,
+                error=f"no answer to a {what} in {place.directory}",
+                device=place.device,
+                fs_type=place.fs_type,
+            )
+            self._states.setdefault(mount, _State(0.0, place)).out = row
+            return row
+        self.probes.retire(answer.key)  # a child costs memory, and the next question comes in half a minute
+        value = answer.value or {}
+        if not value.get("mounted"):
+            return None
+        return MountProbe(
+            mount=mount,
+            responding=value["responding"],
+            seconds=value["seconds"],
+            error=value["error"],
+            device=value["device"],
+            fs_type=value["fs_type"],
+            wrote=value["wrote"],
+        )
+
+    def _overdue(self, mount: str, now: float) -> MountProbe | None:
+        """The row of a child that has not come back, or, once, that it has; None if there is none to tell of."""
+        state = self._states[mount]
+        if state.out is None:
+            return None
+        since_s = self.probes.hung_since(_key(mount), now)
+        if since_s is not None:
+            return msgspec.structs.replace(state.out, seconds=since_s)
+        out, state.out, state.due = state.out, None, now  # and is asked properly at the next look
+        if _key(mount) not in self.probes.names():
+            return None  # the child has ended without an answer: nobody knows
+        self.probes.retire(_key(mount))
+        return msgspec.structs.replace(out, responding=True, seconds=0.0, error=None)
+
+
+def _key(mount: str) -> str:
+    return f"probe:{mount}"

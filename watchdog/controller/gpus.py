@@ -47,6 +47,11 @@ class GpuPids:
         seat = self._seats.get(node or "", {}).get(pid or 0)
         return seat.uuids[0] if seat is not None and len(seat.uuids) == 1 else None
 
+    def uuids_of(self, node: str, pid: int) -> tuple[str, ...]:
+        """All GPUs of this process, as far as they are known."""
+        seat = self._seats.get(node, {}).get(pid)
+        return () if seat is None else seat.uuids
+
     def name(self, finding: Finding) -> Finding:
         """The finding, with the GPU of every culprit whose process is named and whose GPU is known."""
         if not finding.culprits:

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from watchdog.detect.view import Progress
+from watchdog.detect.view import LossPoint, Progress, StepTime
 from watchdog.model import Event
 
 KEPT_INTERVALS = 50
 """Recent steps that the limit is learnt from."""
+
+KEPT_TIMES = 600
+"""Step times and losses that are kept for what changes slowly: at 100 s a step, most of a day."""
 
 Counter = tuple[str, str]
 """(file, pattern)."""
@@ -36,6 +39,8 @@ class Clock:
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     rises: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     """(when, step): the last of those that were read at once."""
+    times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
+    losses: deque[LossPoint] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
 
     @property
     def step_s(self) -> float | None:
@@ -44,8 +49,10 @@ class Clock:
         return median(times_s) if times_s else None
 
 
-def apply_step(clocks: dict[Counter, Clock], event: Event, at: float, troubled_at: float) -> bool:
-    """Takes a count that was logged at `at` into its clock. Returns whether it is progress.
+def apply_step(
+    clocks: dict[Counter, Clock], event: Event, at: float, troubled_at: float, phase: str | None = None
+) -> bool:
+    """Takes a count that was logged at `at`, in `phase`, into its clock. Returns whether it is progress.
 
     A lower count is a new epoch once it rises by itself. An interval in which there was trouble (`troubled_at`, the last moment
     with an open incident) teaches nothing about how long steps take.
@@ -63,6 +70,7 @@ def apply_step(clocks: dict[Counter, Clock], event: Event, at: float, troubled_a
         if at > clock.rose_at > troubled_at and clock.seen > 1:
             clock.intervals_s.append(at - clock.rose_at)
         clock.stride = event.step - clock.step
+        _note_time(clock, event, at, phase)
         clock.step, clock.rose_at, clock.lower = event.step, at, None
         if clock.rises and clock.rises[-1][0] == at:
             clock.rises.pop()
@@ -71,6 +79,8 @@ def apply_step(clocks: dict[Counter, Clock], event: Event, at: float, troubled_a
         clock.total_steps = event.total_steps or clock.total_steps
         return True
     if event.step == clock.step:
+        if event.loss is not None and (not clock.losses or clock.losses[-1].step != event.step):
+            clock.losses.append(LossPoint(step=event.step, loss=event.loss, at=at))
         return False
     if clock.lower is not None and event.step > clock.lower:
         clocks[key] = Clock(
@@ -79,6 +89,24 @@ def apply_step(clocks: dict[Counter, Clock], event: Event, at: float, troubled_a
         return True
     clock.lower = event.step
     return False
+
+
+def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None:
+    """The duration of the steps since the last line, and the loss, before the clock is set."""
+    assert event.step is not None
+    if event.loss is not None:
+        clock.losses.append(LossPoint(step=event.step, loss=event.loss, at=at))
+    seconds = event.step_s
+    if seconds is None and at > clock.rose_at and clock.seen > 1:
+        seconds = (at - clock.rose_at) / (event.step - clock.step)
+    if seconds is not None:
+        logged = event.step_s is not None
+        clock.times.append(StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase))
+
+
+def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:
+    """The clock that was seen to rise most often, None where nothing was ever counted."""
+    return max(clocks.values(), key=lambda clock: (clock.seen, clock.rose_at), default=None)
 
 
 def read_progress(

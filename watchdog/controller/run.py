@@ -6,16 +6,28 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from watchdog.controller.progress_clock import Clock, Counter
+from watchdog.controller.progress_clock import Clock, Counter, main_clock
+from watchdog.detect.view import PastRun
 from watchdog.model import Event, Process, ProcessStack, Role, SlurmJob
 
 KEPT_ERRORS = 40
+KEPT_PAST = 10
+KEPT_CHECKPOINTS = 20
 KEPT_SNAPSHOTS = 3
 START_SLACK_S = 3.0
 """Slurm gives start times in whole seconds, by the clock of its own machine."""
 ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 HOLDS_NODES = ACTIVE_STATES | {"CONFIGURING", "COMPLETING"}
 """States in which processes of the job may rightly be on its nodes."""
+GOES_ON = HOLDS_NODES | {
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+}
+"""States of a job that runs, or will."""
 
 ProcessKey = tuple[str, int, int]
 """(node, pid, start ticks)."""
@@ -51,6 +63,9 @@ class Run:
     """How far each file has been read."""
     phase: tuple[str, float] | None = None
     checkpoint: tuple[int, float] | None = None
+    checkpoint_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
+    past: tuple[PastRun, ...] = ()
+    """The runs before this one, oldest first."""
     errors: deque[tuple[str, float, Event]] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
@@ -64,6 +79,19 @@ def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
     return now - max(0.0, wall - job.start_at) - START_SLACK_S
 
 
+def past_run(run: Run, now: float) -> PastRun:
+    """What is remembered of a run that is over."""
+    clock = main_clock(run.clocks)
+    return PastRun(
+        restarts=run.job.restarts,
+        began_at=run.began_at,
+        ended_at=now if run.inactive_since is None else run.inactive_since,
+        steps_seen=0 if clock is None else clock.seen - 1,
+        last_step=None if clock is None else clock.step,
+        last_errors=tuple(event.line for _, _, event in list(run.errors)[-3:]),
+    )
+
+
 def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
     started = job.state in ACTIVE_STATES
     valid_from = now
@@ -74,6 +102,9 @@ def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -
         began_at=now,
         started=started,
         valid_from=valid_from,
+        past=(*before.past, past_run(before, now))[-KEPT_PAST:]
+        if before is not None and before.started
+        else (),
         left_over=frozenset(before.processes) if before is not None else frozenset(),
         log_starts=dict(before.log_offsets) if before is not None else {},
         log_offsets=dict(before.log_offsets) if before is not None else {},

@@ -13,9 +13,11 @@ from msgspec.structs import replace
 
 from watchdog.controller.filesystems import Filesystems
 from watchdog.controller.gpus import GpuPids
-from watchdog.controller.progress_clock import apply_step, read_progress
+from watchdog.controller.nodes import Nodes
+from watchdog.controller.progress_clock import apply_step, main_clock, read_progress
 from watchdog.controller.run import (
     ACTIVE_STATES,
+    GOES_ON,
     HOLDS_NODES,
     ProcessKey,
     Run,
@@ -27,9 +29,12 @@ from watchdog.controller.run import (
 from watchdog.detect.view import (
     Checkpoint,
     ClusterView,
+    EndedJob,
     ErrorLine,
     JobView,
     ProcessView,
+    RankGpu,
+    SlurmNodeView,
     StackSnapshot,
 )
 from watchdog.model import (
@@ -68,6 +73,7 @@ class ClusterState:
         self._runs: dict[str, Run] = {}
         self._nodes: dict[str, _Node] = {}
         self.filesystems = Filesystems()
+        self.nodes = Nodes()
         self._job_ids: dict[str, str] = {}
         """What agents call a job -> what Slurm's commands call it."""
         self.gpus = GpuPids()
@@ -78,6 +84,7 @@ class ClusterState:
         self._on_node: dict[str, set[str]] = {}
         """Node -> what its processes call the jobs that have it."""
         self.node_addresses: dict[str, str] = {}
+        self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
         self.slurm_at: float | None = None
 
     # ------------------------------------------------------------------------------------ feeding
@@ -91,6 +98,9 @@ class ClusterState:
         self.jobs = {job.job_id: job for job in view.jobs}
         self._job_ids = {job.process_id: job.job_id for job in view.jobs}
         self.node_addresses = {node.name: node.address for node in view.nodes}
+        self._slurm_nodes = tuple(
+            SlurmNodeView(name=node.name, state=node.state, reason=node.reason) for node in view.nodes
+        )
         self._on_node = {}
         for job in view.jobs:
             for name in job.nodes if job.state in HOLDS_NODES else ():
@@ -147,6 +157,7 @@ class ClusterState:
             return "expired"
         self._apply_processes(report, made_at)
         self.gpus.apply(report, made_at)
+        self.nodes.apply(report, made_at)
         for log in report.logs:
             run = self._run(log.job_id)
             if log.offset is not None and run is not None:
@@ -198,11 +209,15 @@ class ClusterState:
         if event.backlog and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
             return
         if event.step is not None and event.kind is EventKind.PROGRESS:
-            if at >= run.steps_from and apply_step(run.clocks, event, at, run.troubled_at):
+            if at >= run.steps_from and apply_step(
+                run.clocks, event, at, run.troubled_at, run.phase[0] if run.phase else None
+            ):
                 run.phase = None if run.phase and run.phase[1] <= at else run.phase
                 run.snapshots.clear()
         elif event.kind is EventKind.CHECKPOINT and event.step is not None:
             if run.checkpoint is None or at >= run.checkpoint[1]:
+                if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
+                    run.checkpoint_intervals_s.append(at - run.checkpoint[1])
                 run.checkpoint = (event.step, at)
             run.phase = None
         elif event.kind is EventKind.PHASE and event.phase:
@@ -288,6 +303,9 @@ class ClusterState:
             filesystems=tuple(self.filesystems.views(self._blocked(now), now)),
             reporting_nodes=reporting,
             silent_nodes=tuple(sorted(set(self._nodes) - set(reporting))),
+            nodes=self.nodes.views(),
+            slurm_nodes=self._slurm_nodes,
+            ended=tuple(self._ended()),
             slurm_age_s=None if self.slurm_at is None else now - self.slurm_at,
         )
 
@@ -298,6 +316,7 @@ class ClusterState:
 
     def _job_view(self, run: Run, now: float, reporting: tuple[str, ...]) -> JobView:
         step_id = training_step(run.processes)
+        clock = main_clock(run.clocks)
         return JobView(
             job=run.job,
             run_age_s=now - max(run.began_at, run.grace_from),
@@ -321,7 +340,55 @@ class ClusterState:
             ),
             errors=tuple(ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors),
             silent_nodes=tuple(node for node in run.job.nodes if node not in reporting),
+            gpus=self._rank_gpus(run),
+            step_times=() if clock is None else tuple(clock.times),
+            losses=() if clock is None else tuple(clock.losses),
+            checkpoints_on_disk=self.nodes.checkpoints_of(run.job.process_id, run.job.nodes),
+            checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
+            past=run.past,
         )
+
+    def _rank_gpus(self, run: Run) -> tuple[RankGpu, ...]:
+        """The GPUs of the ranks that live, as the lists of processes have them."""
+        found = []
+        for name in run.job.nodes:
+            node = self.nodes.view(name)
+            by_uuid = {view.gpu.uuid: view for view in node.gpus} if node is not None else {}
+            for (where, pid, _), (process, _, gone_at) in run.processes.items() if by_uuid else ():
+                if (
+                    where != name
+                    or gone_at is not None
+                    or process.role is not Role.RANK
+                    or process.rank is None
+                ):
+                    continue
+                for uuid in self.gpus.uuids_of(name, pid):
+                    if uuid in by_uuid:
+                        found.append(RankGpu(rank=process.rank, pid=pid, view=by_uuid[uuid]))
+        return tuple(sorted(found, key=lambda each: (each.rank, each.view.gpu.index)))
+
+    def _ended(self) -> Iterable[EndedJob]:
+        """Jobs that were seen running and that Slurm says are over, with what waits or runs in their place."""
+        successors: dict[tuple[str, str], list[SlurmJob]] = {}
+        for job in self.jobs.values():
+            if job.state in GOES_ON:
+                successors.setdefault((job.user, job.name), []).append(job)
+        for run in self._runs.values():
+            if run.inactive_since is None or run.job.state in GOES_ON or not run.started:
+                continue
+            clock = main_clock(run.clocks)
+            job = run.job
+            yield EndedJob(
+                job=job,
+                ended_at=run.inactive_since,
+                last_step=None if clock is None else clock.step,
+                total_steps=None if clock is None else clock.total_steps,
+                succeeded_by=tuple(
+                    each.job_id
+                    for each in successors.get((job.user, job.name), ())
+                    if each.job_id != job.job_id
+                ),
+            )
 
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:
         """Every process that waits on a mount, with the boot id of its node."""

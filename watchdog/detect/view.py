@@ -5,7 +5,22 @@ Every age is in seconds before `ClusterView.now`, on the controller's monotonic 
 
 from __future__ import annotations
 
-from watchdog.model import Event, Process, ProcessStack, Role, SlurmJob, Value
+from watchdog.model import (
+    Checkpoint as CheckpointOnDisk,
+)
+from watchdog.model import (
+    Event,
+    Gpu,
+    GpuHolder,
+    HungProbe,
+    MountProbe,
+    NodeEvent,
+    Process,
+    ProcessStack,
+    Role,
+    SlurmJob,
+    Value,
+)
 
 
 class NoData(Exception):
@@ -57,6 +72,112 @@ class Checkpoint(Value, frozen=True, kw_only=True):
     age_s: float
 
 
+class GpuView(Value, frozen=True, kw_only=True):
+    """One GPU with what its recent past tells. `*_at` and `*_since` are on the clock of `ClusterView.now`."""
+
+    node: str
+    gpu: Gpu
+    seen_at: float
+    """When it last said anything; `gpu` holds no values if that is not now."""
+    idle_since: float | None = None
+    """Utilisation has been (almost) nothing in every look since; None while it is not, or does not say."""
+    busy_since: float | None = None
+    """Utilisation has been high in every look since."""
+    recent_sm_clock_hz: float | None = None
+    """Under load: average over about the last minute. None until it has been busy for some looks."""
+    usual_sm_clock_hz: float | None = None
+    """Under load: average over about the last hours, without the last minutes."""
+    ecc_uncorrected_rose_at: float | None = None
+    """When its count of uncorrected memory errors was last seen to rise."""
+
+
+class RankGpu(Value, frozen=True, kw_only=True):
+    """Which GPU a rank computes on, as NVML's process lists say."""
+
+    rank: int
+    pid: int
+    view: GpuView
+
+
+class SeenEvent(Value, frozen=True, kw_only=True):
+    """A line of the kernel or the driver, and when it was said (on the clock of `ClusterView.now`)."""
+
+    at: float
+    event: NodeEvent
+
+
+class SeenMount(Value, frozen=True, kw_only=True):
+    """The newest probe of a mount on a node."""
+
+    at: float
+    probe: MountProbe
+
+
+class NodeView(Value, frozen=True, kw_only=True):
+    """What a node itself is like, as its newest report said. `*_at` are on the clock of `ClusterView.now`."""
+
+    name: str
+    reported_at: float
+    gpus: tuple[GpuView, ...] = ()
+    events: tuple[SeenEvent, ...] = ()
+    """Of the last hour at most, oldest first; what stood in the log before the agent was started is not among them."""
+    holders: tuple[GpuHolder, ...] = ()
+    mounts: tuple[SeenMount, ...] = ()
+    hung_probes: tuple[HungProbe, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class SlurmNodeView(Value, frozen=True, kw_only=True):
+    """Slurm's word about a node."""
+
+    name: str
+    state: str
+    """In capitals, such as IDLE, ALLOCATED, DOWN*, MIXED+DRAIN."""
+    reason: str = ""
+
+
+class StepTime(Value, frozen=True, kw_only=True):
+    """How long the steps up to `step` took, each."""
+
+    step: int
+    seconds: float
+    at: float
+    logged: bool
+    """The log said so itself; otherwise it is the time between two lines, as exact as the agent's interval."""
+    phase: str | None = None
+    """What the log was in since the line before, if not training: an interval with an evaluation in it says nothing of steps."""
+
+
+class LossPoint(Value, frozen=True, kw_only=True):
+    step: int
+    loss: float
+    """May be NaN or infinite."""
+    at: float
+
+
+class PastRun(Value, frozen=True, kw_only=True):
+    """An earlier run of the same job."""
+
+    restarts: int
+    began_at: float
+    ended_at: float
+    steps_seen: int
+    """How many times its step rose; 0: it never got to a new step."""
+    last_step: int | None = None
+    last_errors: tuple[str, ...] = ()
+
+
+class EndedJob(Value, frozen=True, kw_only=True):
+    """A job that was seen running and is over. Slurm keeps it in its list for some minutes (MinJobAge)."""
+
+    job: SlurmJob
+    ended_at: float
+    last_step: int | None = None
+    total_steps: int | None = None
+    succeeded_by: tuple[str, ...] = ()
+    """Jobs of the same user and name, or of the same array, that wait or run."""
+
+
 class StackSnapshot(Value, frozen=True, kw_only=True):
     """One dump of all ranks of a job."""
 
@@ -86,6 +207,17 @@ class JobView(Value, frozen=True, kw_only=True):
     errors: tuple[ErrorLine, ...] = ()
     silent_nodes: tuple[str, ...] = ()
     """Nodes of the job whose agent has not reported lately."""
+    gpus: tuple[RankGpu, ...] = ()
+    """In the order of ranks; a rank that no list of processes names is not in it."""
+    step_times: tuple[StepTime, ...] = ()
+    """Of this run, the recent ones, oldest first."""
+    losses: tuple[LossPoint, ...] = ()
+    checkpoints_on_disk: tuple[CheckpointOnDisk, ...] = ()
+    """As agents last saw them; ages inside are as of that look."""
+    checkpoint_intervals_s: tuple[float, ...] = ()
+    """Times between the recent complete checkpoints of this run."""
+    past: tuple[PastRun, ...] = ()
+    """Earlier runs, oldest first, as far as this controller has seen them."""
 
     @property
     def ranks(self) -> tuple[ProcessView, ...]:
@@ -143,5 +275,9 @@ class ClusterView(Value, frozen=True, kw_only=True):
     filesystems: tuple[FilesystemView, ...] = ()
     reporting_nodes: tuple[str, ...] = ()
     silent_nodes: tuple[str, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    """Every node that has ever reported, silent ones with what they said last."""
+    slurm_nodes: tuple[SlurmNodeView, ...] = ()
+    ended: tuple[EndedJob, ...] = ()
     slurm_age_s: float | None = None
     """Since Slurm last answered; None if it never did."""

@@ -1,0 +1,173 @@
+"""What each node itself is like: its GPUs with their recent past, what its kernel said, who holds GPUs, how its mounts answer.
+
+A node's view is made when its report comes, and handed out as it is until the next one: ten thousand nodes cost a tick nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from watchdog.detect.view import GpuView, NodeView, SeenEvent, SeenMount
+from watchdog.model import Checkpoint, Gpu, NodeEvent, Report
+
+KEPT_EVENTS = 100
+KEPT_EVENT_S = 3600.0
+KEPT_MOUNT_S = 600.0
+"""A mount that was not probed for so long is used by nobody any more."""
+IDLE_RATIO = 0.05
+"""A GPU below this does nothing: a process that merely holds a context shows 0, a spinning kernel 1."""
+BUSY_RATIO = 0.5
+FAST_S, SLOW_S = 60.0, 7200.0
+"""Time constants of a clock's average: now, and usually."""
+SETTLED_LOOKS = 6
+"""Busy looks before an average says anything: half a minute at the default interval."""
+SAME_XID_S = 60.0
+"""NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault."""
+
+
+@dataclass
+class _Past:
+    """What is remembered of one GPU."""
+
+    seen_at: float
+    idle_since: float | None = None
+    busy_since: float | None = None
+    looks: int = 0
+    fast_hz: float | None = None
+    slow_hz: float | None = None
+    slow_looks: int = 0
+    ecc_uncorrected: int | None = None
+    ecc_rose_at: float | None = None
+
+
+@dataclass
+class _Node:
+    boot_id: str = ""
+    gpus: dict[str, _Past] = field(default_factory=dict)
+    events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    told: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    """(source, sequence) of the kernel's records that have come: an agent may tell them again."""
+    mounts: dict[str, SeenMount] = field(default_factory=dict)
+    checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
+
+
+class Nodes:
+    """Every node that has reported. One loop owns it."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._views: dict[str, NodeView] = {}
+
+    def apply(self, report: Report, made_at: float) -> None:
+        """Takes over one report that was made at `made_at` on the caller's clock."""
+        node = self._nodes.get(report.node)
+        if node is None or node.boot_id != report.boot_id:
+            node = self._nodes[report.node] = _Node(report.boot_id)
+        for event in report.node_events:
+            _note_event(node, event, made_at - max(0.0, event.age_s))
+        while node.events and made_at - node.events[0].at > KEPT_EVENT_S:
+            node.events.popleft()
+        for probe in report.mounts:
+            node.mounts[probe.mount] = SeenMount(at=made_at, probe=probe)
+        for mount in [m for m, seen in node.mounts.items() if made_at - seen.at > KEPT_MOUNT_S]:
+            del node.mounts[mount]
+        node.checkpoints = {(each.job_id, each.directory): each for each in report.checkpoints}
+        self._views[report.node] = NodeView(
+            name=report.node,
+            reported_at=made_at,
+            gpus=tuple(_look(node, report.node, gpu, made_at) for gpu in report.gpus),
+            events=tuple(node.events),
+            holders=report.gpu_holders,
+            mounts=tuple(node.mounts[mount] for mount in sorted(node.mounts)),
+            hung_probes=report.hung_probes,
+            problems=report.problems,
+        )
+
+    def views(self) -> tuple[NodeView, ...]:
+        """All nodes, by name."""
+        return tuple(self._views[name] for name in sorted(self._views))
+
+    def view(self, name: str) -> NodeView | None:
+        return self._views.get(name)
+
+    def checkpoints_of(self, process_job_id: str, nodes: tuple[str, ...]) -> tuple[Checkpoint, ...]:
+        """What the nodes of a job last saw of its checkpoint directories."""
+        return tuple(
+            checkpoint
+            for name in nodes
+            for (job_id, _), checkpoint in (
+                self._nodes[name].checkpoints.items() if name in self._nodes else ()
+            )
+            if job_id == process_job_id
+        )
+
+
+def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
+    """One event more, unless it was told before, is older than the agent, or is the other voice of the same fault."""
+    if event.backlog:
+        return
+    if event.sequence is not None:
+        key = (event.source, event.sequence)
+        if key in node.told:
+            return
+        node.told.append(key)
+    if event.xid is not None:
+        for seen in node.events:
+            other = seen.event
+            same_gpu = (event.gpu_uuid and event.gpu_uuid == other.gpu_uuid) or (
+                event.pci_bus_id and event.pci_bus_id == other.pci_bus_id
+            )
+            if (
+                other.xid == event.xid
+                and same_gpu
+                and other.source != event.source
+                and abs(seen.at - at) < SAME_XID_S
+            ):
+                return
+    node.events.append(SeenEvent(at=at, event=event))
+
+
+def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
+    """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
+    past = node.gpus.setdefault(gpu.uuid, _Past(seen_at=now))
+    ratio = gpu.utilization_ratio
+    if ratio is not None:
+        elapsed_s = max(0.0, now - past.seen_at)
+        past.seen_at = now
+        past.idle_since = _since(past.idle_since, ratio <= IDLE_RATIO, now)
+        past.busy_since = _since(past.busy_since, ratio >= BUSY_RATIO, now)
+        past.looks = past.looks + 1 if past.busy_since is not None else 0
+        if past.busy_since is not None and gpu.sm_clock_hz is not None and past.looks > 1:
+            past.fast_hz = _average(past.fast_hz, gpu.sm_clock_hz, elapsed_s, FAST_S)
+            past.slow_hz = _average(past.slow_hz, gpu.sm_clock_hz, elapsed_s, SLOW_S)
+            past.slow_looks += 1
+    else:
+        past.idle_since = past.busy_since = None
+        past.looks = 0
+    if gpu.ecc_uncorrected is not None:
+        if past.ecc_uncorrected is not None and gpu.ecc_uncorrected > past.ecc_uncorrected:
+            past.ecc_rose_at = now
+        past.ecc_uncorrected = gpu.ecc_uncorrected
+    return GpuView(
+        node=name,
+        gpu=gpu,
+        seen_at=past.seen_at,
+        idle_since=past.idle_since,
+        busy_since=past.busy_since,
+        recent_sm_clock_hz=past.fast_hz if past.looks >= SETTLED_LOOKS else None,
+        usual_sm_clock_hz=past.slow_hz if past.slow_looks >= 10 * SETTLED_LOOKS else None,
+        ecc_uncorrected_rose_at=past.ecc_rose_at,
+    )
+
+
+def _since(before: float | None, holds: bool, now: float) -> float | None:
+    return (now if before is None else before) if holds else None
+
+
+def _average(old: float | None, value: float, elapsed_s: float, constant_s: float) -> float:
+    """Exponential moving average with a time constant."""
+    if old is None:
+        return value
+    weight = min(1.0, elapsed_s / constant_s)
+    return old + weight * (value - old)

@@ -81,6 +81,10 @@ demo: packages  ## a real Slurm on this machine, a job that hangs, and what the 
 test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed
 	$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: bench
+bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a figure (root; ARGS='agent logs' for parts, ARGS=--help)
+	$(BIN)/python -m tests.bench $(ARGS)
+
 .PHONY: clean
 clean:  ## removes the environment and what the tools left
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,52 @@
+"""`python -m tests.bench [part …]`: figures as JSON lines on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable
+
+from tests.bench import agent, process_tree, scheduling
+from tests.bench.figures import Figures, say, take_standard_output
+
+
+def main() -> int:
+    """Returns 0 if every bound holds."""
+    parts: dict[str, Callable[[Figures, argparse.Namespace], None]] = {"agent": _agent}
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all)")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="length of the measurement (default 120)"
+    )
+    parser.add_argument("--interval", type=float, default=5.0, help="of the agent and its peers (default 5)")
+    parser.add_argument("--warm-up", type=float, default=30.0, help="seconds before it (default 30)")
+    parser.add_argument("--no-peers", action="store_true", help="the agent alone")
+    options = parser.parse_args()
+    unknown = [part for part in options.parts if part not in parts]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]!r}; there are: {' '.join(parts)}")
+    figures = Figures(take_standard_output())
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    process_tree.sweep()
+    scheduling.sweep()
+    for name in options.parts or parts:
+        say(f"--- {name}")
+        parts[name](figures, options)
+    for name in figures.missed:
+        say(f"{name} misses its bound")
+    return 1 if figures.missed else 0
+
+
+def _agent(figures: Figures, options: argparse.Namespace) -> None:
+    agent.run(
+        figures,
+        agent.Options(options.seconds, options.interval, options.warm_up, not options.no_peers),
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

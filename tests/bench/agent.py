@@ -1,0 +1,298 @@
+"""The agent beside its peers: all run at the same time beside the same job, so that what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from tests.bench import controller, load, peers, scheduling
+from tests.bench.figures import Figures, quantile, say
+from tests.bench.process_tree import Target, Usage, count_distinct_pages, read_tree, started
+
+MIB = 1024**2
+MAX_CPU_PERCENT = 0.10
+MAX_PSS_MIB = 40.0
+MAX_TICK_CPU_MS = 15.0
+MAX_NVML_MS = 5.0
+"""What the project promises of its agent at an interval of 5 s."""
+SCRAPES = 40
+TICK_GAP_S = 0.5
+"""What the main thread does within this time of its last work belongs to the same tick: replies, answers of children."""
+START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long, how often, with whom."""
+
+    seconds: float = 120.0
+    interval_s: float = 5.0
+    warm_up_s: float = 30.0
+    """Before anything counts: starting costs every agent more than going on, and happens once."""
+    with_peers: bool = True
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A job, a controller and an agent that reports to it."""
+
+    load: load.Load
+    controller: controller.Controller
+    agent: Target
+    metrics_port: int
+
+
+@contextmanager
+def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
+    """The agent as it is deployed, a process of its own, beside the load."""
+    with ExitStack() as stack:
+        job = stack.enter_context(load.running())
+        taker = stack.enter_context(controller.listening((job.watch,)))
+        port = peers.free_port()
+        config = job.directory / "config.yaml"
+        config.write_text(
+            f"agent:\n  node_name: node1\n  interval: {round(interval_s * 1000)}ms\n"
+            f"  controller_url: http://127.0.0.1:{taker.port}\n  metrics_listen: 127.0.0.1:{port}\n"
+            f"  state_directory: {job.directory}/state\n"
+        )
+        (job.directory / "state").mkdir()
+        start = "import sys; from watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+        command = [sys.executable, "-c", start, "agent", "--config", str(config)]
+        log = job.directory / "agent.log"
+        # Not the benchmark's own environment: a service has a small one.
+        kept = {
+            name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ
+        }
+        agent = stack.enter_context(started("agent", command, log, {**kept, **job.environment}, cpus))
+        try:
+            _await_good_report(taker)
+        except TimeoutError as error:
+            raise RuntimeError(f"{error}; its log:\n{log.read_text(errors='replace')[-4000:]}") from error
+        yield Scene(job, taker, agent, port)
+        complaints = [
+            line
+            for line in log.read_text(errors="replace").splitlines()
+            if "Traceback" in line or "ERROR" in line
+        ]
+        if complaints:
+            say(f"the agent complained {len(complaints)} times; the last time: {complaints[-1]}")
+
+
+def _await_good_report(taker: controller.Controller) -> None:
+    """Until it sees what there is to see: a figure of an agent that sees nothing would be worth nothing."""
+    end = time.monotonic() + START_S
+    missing = ""
+    while time.monotonic() < end:
+        report = taker.wait_for_report(START_S)
+        ranks = {process.rank for process in report.processes if process.role == "rank"}
+        read = [row for row in report.logs if row.growth_age_s is not None]
+        gpus = [gpu for gpu in report.gpus if gpu.utilization_ratio is not None]
+        missing = f"{len(ranks)} ranks, {len(read)} logs, {len(gpus)} GPUs; problems: {report.problems}"
+        if len(ranks) == load.RANKS and len(read) >= load.RANKS + 2 and len(gpus) == load.GPUS:
+            return
+    raise TimeoutError(f"the agent does not see the load, after {START_S:.0f} s only {missing}")
+
+
+def run(figures: Figures, options: Options) -> None:
+    """All figures of the agent and of its peers."""
+    with ExitStack() as stack:
+        here = stack.enter_context(scene(options.interval_s))
+        others: list[Target] = []
+        if options.with_peers:
+            peers.install()
+            logs = sorted(here.load.directory.glob("logs/*.out"))
+            others = stack.enter_context(
+                peers.running(here.load.directory, here.load.pids, logs, options.interval_s)
+            )
+        say(f"warming up for {options.warm_up_s:.0f} s, then measuring for {options.seconds:.0f} s")
+        time.sleep(options.warm_up_s)
+        window = _measure(here, others, options)
+        _report_agent(figures, window, here, options)
+        _report_ticks(figures, window, options)
+        _report_driver(figures, window)
+        _report_peers(figures, window)
+        _report_scrapes(figures, here, window)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was read at the beginning and the end of the measurement, and what was noted in between."""
+
+    seconds: float
+    before: dict[str, Usage]
+    after: dict[str, Usage]
+    tick_cpu_s: list[float]
+    schedule: scheduling.Schedule | None
+    names: dict[int, str]
+    agent_pid: int
+    metrics_before: dict[str, float]
+    metrics_after: dict[str, float]
+    reports: int
+    report_bytes: int
+
+    def cpu_percent(self, name: str, of_proc: bool = False) -> float:
+        """CPU time of a tree, in per cent of one core."""
+        before, after = self.before[name], self.after[name]
+        used = after.cpu_proc_s - before.cpu_proc_s if of_proc else after.cpu_s - before.cpu_s
+        return 100 * used / self.seconds
+
+
+def _measure(here: Scene, others: list[Target], options: Options) -> Window:
+    targets = [here.agent, *others]
+    metrics_before = read_metrics(here.metrics_port)
+    here.controller.wait_for_report(START_S)
+    time.sleep(options.interval_s / 2)  # begin and end in the silence between two ticks
+    recording = None
+    with ExitStack() as stack:
+        try:
+            recording = stack.enter_context(scheduling.recording(here.agent.pid, "agent"))
+        except OSError as error:
+            say(f"the kernel's scheduler can't be traced ({error}): no wall time and no stretches")
+        before = {target.name: target.usage() for target in targets}
+        first, began = len(here.controller.arrived), time.monotonic()
+        tick_cpu_s = []
+        used = here.agent.cpu_s()
+        while time.monotonic() - began < options.seconds:
+            here.controller.wait_for_report(START_S)
+            time.sleep(options.interval_s / 2)
+            last, used = used, here.agent.cpu_s()
+            tick_cpu_s.append(used - last)
+        after = {target.name: target.usage() for target in targets}
+        seconds = time.monotonic() - began
+    schedule = None
+    if recording is not None:
+        schedule = scheduling.arrange(scheduling.parse_switches(recording.lines), recording.threads)
+    reports = len(here.controller.arrived) - first
+    return Window(
+        seconds=seconds,
+        before=before,
+        after=after,
+        tick_cpu_s=tick_cpu_s,
+        schedule=schedule,
+        names=read_thread_names(here.agent.pid),
+        agent_pid=here.agent.pid,
+        metrics_before=metrics_before,
+        metrics_after=read_metrics(here.metrics_port),
+        reports=reports,
+        report_bytes=sum(here.controller.sizes[-reports:]) if reports else 0,
+    )
+
+
+def _report_agent(figures: Figures, window: Window, here: Scene, options: Options) -> None:
+    before, after = window.before["agent"], window.after["agent"]
+    figures.add("agent.cpu_percent_of_core", window.cpu_percent("agent"), "%", at_most=MAX_CPU_PERCENT)
+    figures.add("agent.cpu_percent_of_core_by_proc_stat", window.cpu_percent("agent", of_proc=True), "%")
+    figures.add("agent.pss_mib", after.pss_bytes / MIB, "MiB", at_most=MAX_PSS_MIB)
+    figures.add("agent.rss_mib", after.rss_bytes / MIB, "MiB")
+    distinct = count_distinct_pages(here.agent.pid)
+    if distinct is not None:
+        figures.add("agent.distinct_memory_mib", distinct / MIB, "MiB")
+    figures.add("agent.wakeups_per_second", (after.switches - before.switches) / window.seconds, "1/s")
+    ticks = max(1, len(window.tick_cpu_s))
+    figures.add("agent.reads_per_tick", (after.reads - before.reads) / ticks, "1")
+    figures.add("agent.processes", after.processes, "1")
+    figures.add("agent.threads", after.threads, "1")
+    figures.add("agent.descriptors", after.descriptors, "1")
+    figures.add("agent.report_bytes", window.report_bytes / max(1, window.reports), "B")
+    if window.reports != len(window.tick_cpu_s):
+        say(f"{window.reports} reports in {len(window.tick_cpu_s)} intervals")
+
+
+def _report_ticks(figures: Figures, window: Window, options: Options) -> None:
+    ticks_ms = [1000 * seconds for seconds in window.tick_cpu_s]
+    figures.add("agent.tick_cpu_p50_ms", quantile(ticks_ms, 0.5), "ms")
+    figures.add("agent.tick_cpu_p99_ms", quantile(ticks_ms, 0.99), "ms", at_most=MAX_TICK_CPU_MS)
+    if window.schedule is None or not window.schedule.stretches_s:
+        return
+    main = [run for run in window.schedule.runs if run.thread == window.agent_pid]
+    walls_ms = [1000 * (end - begin) for begin, end in scheduling.bursts(main, TICK_GAP_S)]
+    figures.add("agent.tick_wall_p50_ms", quantile(walls_ms, 0.5), "ms")
+    figures.add("agent.tick_wall_p99_ms", quantile(walls_ms, 0.99), "ms")
+    figures.add("agent.longest_stretch_ms", 1000 * max(window.schedule.stretches_s), "ms")
+    figures.add("agent.wakeups_per_tick", window.schedule.sleeps.total() / len(window.tick_cpu_s), "1")
+    for thread, count in window.schedule.sleeps.most_common(8):
+        say(f"woken {count / len(window.tick_cpu_s):.1f} times a tick: {window.names.get(thread, thread)}")
+
+
+def _report_driver(figures: Figures, window: Window) -> None:
+    """Time in NVIDIA's driver, as the agent's own metrics have it, if they do."""
+    names = ("slurm_watchdog_nvml_driver_seconds_sum", "slurm_watchdog_nvml_driver_seconds_total")
+    for name in names:
+        if name in window.metrics_after:
+            spent = window.metrics_after[name] - window.metrics_before.get(name, 0.0)
+            figures.add(
+                "agent.nvml_ms_per_tick", 1000 * spent / len(window.tick_cpu_s), "ms", at_most=MAX_NVML_MS
+            )
+            return
+    say("the agent has no metric of its time in NVML: no figure")
+
+
+def _report_peers(figures: Figures, window: Window) -> None:
+    for name in window.after:
+        if name != "agent":
+            figures.add(f"peer.{name}.cpu_percent_of_core", window.cpu_percent(name), "%")
+            figures.add(f"peer.{name}.pss_mib", window.after[name].pss_bytes / MIB, "MiB")
+    for name in window.after:
+        if name != "agent" and window.cpu_percent(name) > 0:
+            ratio = window.cpu_percent("agent") / window.cpu_percent(name)
+            figures.add(f"agent.cpu_ratio_to_{name}", ratio, "1")
+
+
+def _report_scrapes(figures: Figures, here: Scene, window: Window) -> None:
+    """What one scrape of the agent's own /metrics costs it, and what it costs with one every 15 s."""
+    connection = HTTPConnection("127.0.0.1", here.metrics_port, timeout=10)
+    here.controller.wait_for_report(START_S)
+    ticked, used = len(here.controller.arrived), here.agent.cpu_s()
+    try:
+        for _ in range(SCRAPES):
+            peers.scrape(connection)
+    except (OSError, HTTPException) as error:
+        say(f"the agent's metrics can't be scraped: {error}")
+        return
+    spent = here.agent.cpu_s() - used
+    if len(here.controller.arrived) != ticked:
+        spent -= quantile(window.tick_cpu_s, 0.5)
+    each_s = max(0.0, spent) / SCRAPES
+    figures.add("agent.scrape_cpu_ms", 1000 * each_s, "ms")
+    figures.add(
+        "agent.cpu_percent_of_core_scraped_every_15_s", window.cpu_percent("agent") + 100 * each_s / 15, "%"
+    )
+
+
+def read_metrics(port: int) -> dict[str, float]:
+    """The agent's own metrics by name and labels, as text; empty if there are none."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        data = peers.scrape(connection)
+    except (OSError, HTTPException):
+        return {}
+    finally:
+        connection.close()
+    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    return parse_metrics(text)
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """`name{labels} value` lines of the Prometheus text format, by all that stands before the value."""
+    found = {}
+    for line in text.splitlines():
+        name, space, value = line.rpartition(" ")
+        if space and not line.startswith("#"):
+            found[name] = float(value)
+    return found
+
+
+def read_thread_names(root: int) -> dict[int, str]:
+    """Thread id to `pid of its process/its name`, of the tree below `root`."""
+    names = {}
+    for pid in read_tree(root):
+        for task in Path(f"/proc/{pid}/task").glob("*/comm"):
+            names[int(task.parent.name)] = f"{'main ' if pid == root else ''}{pid}/{task.read_text().strip()}"
+    return names

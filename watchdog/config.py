@@ -9,111 +9,25 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from watchdog.config_types import (
+    Bytes,
+    Count,
+    Mode,
+    Percent,
+    Seconds,
+    Section,
+    Span,
+    check_template,
+    refuse,
+    split_address,
 )
-
-_DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|h|d)")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)")
-
-
-def parse_duration(value: object) -> float:
-    """Seconds of a duration such as `5s`, `250ms`, `1h30min`. Raises ValueError for anything else."""
-    text = value.strip() if isinstance(value, str) else ""
-    parts = _DURATION_PART.findall(text.replace(" ", ""))
-    if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
-        raise ValueError(
-            f"a duration needs a number and a unit ({', '.join(_DURATION_UNITS_S)}), such as 5s or 10min; got {value!r}"
-        )
-    return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
-
-
-def parse_size(value: object) -> int:
-    """Bytes of a size such as `8MiB`. Raises ValueError for anything else."""
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(
-            f"a size needs a number and a unit ({', '.join(_SIZE_UNITS)}), such as 8MiB; got {value!r}"
-        )
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
-
-
-def format_duration(seconds: float) -> str:
-    """The shortest text that `parse_duration` reads back as `seconds`."""
-    for unit in ("d", "h", "min", "s"):
-        if seconds >= _DURATION_UNITS_S[unit] and seconds % _DURATION_UNITS_S[unit] == 0:
-            return f"{_number(seconds / _DURATION_UNITS_S[unit])}{unit}"
-    return f"{_number(seconds * 1000)}ms" if seconds < 1 else f"{_number(seconds)}s"
-
-
-def _number(value: float) -> str:
-    """Plain decimals, never an exponent."""
-    return str(int(value)) if value == int(value) else f"{value:.9f}".rstrip("0")
-
-
-def format_size(size: int) -> str:
-    for unit in ("GiB", "MiB", "KiB"):
-        if size >= _SIZE_UNITS[unit] and size % _SIZE_UNITS[unit] == 0:
-            return f"{size // _SIZE_UNITS[unit]}{unit}"
-    return f"{size}B"
-
-
-Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
-Span = Annotated[Seconds, Field(gt=0)]
-"""A duration that cannot be nothing: a clock that ticks every 0 s, or a limit that everybody is beyond."""
-Bytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]
-Percent = Annotated[float, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=0)]
-
-
-def _read_off(value: object) -> object:
-    """YAML reads a bare `off` as false."""
-    return "off" if value is False else value
-
-
-Mode = Annotated[Literal["off", "observe", "act"], BeforeValidator(_read_off)]
-
-
-def split_address(address: str, problems: list[str], where: str) -> tuple[str, int]:
-    """Host and port of `host:port`; adds a sentence to `problems` and returns ("", 0) if it is none."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        problems.append(f"{where}: must be HOST:PORT such as 127.0.0.1:9765, got {address!r}")
-        return "", 0
-    return host.strip("[]"), int(port)
-
-
-def _refuse(problems: list[str]) -> None:
-    """Each a key and a sentence about it: `_explain` takes them apart again."""
-    if problems:
-        raise ValueError("\n".join(problems))
-
-
-def _check_template(template: str, allowed: set[str], where: str, problems: list[str]) -> None:
-    if not template.startswith(("/", "{workdir}")):
-        problems.append(f"{where}: must be an absolute path or begin with {{workdir}}, got {template!r}")
-    for name in re.findall(r"\{([^}]*)\}", template):
-        if name not in allowed:
-            known = " ".join("{" + each + "}" for each in sorted(allowed))
-            problems.append(f"{where}: unknown placeholder {{{name}}}; known: {known}")
-
-
-class Section(BaseModel):
-    """A block of the file: unknown keys are errors, values are not coerced, nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=False)
+from watchdog.detector_config import Detectors
 
 
 class Agent(Section):
@@ -187,10 +101,10 @@ class Agent(Section):
                     f"agent.mount_probe_write[{index}]: must be a mount point such as /scratch, got {mount!r}"
                 )
         for index, template in enumerate(self.log_patterns):
-            _check_template(
+            check_template(
                 template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems
             )
-        _refuse(problems)
+        refuse(problems)
         return self
 
 
@@ -226,7 +140,7 @@ class Controller(Section):
     def _checks(self) -> Controller:
         problems: list[str] = []
         split_address(self.listen, problems, "controller.listen")
-        _refuse(problems)
+        refuse(problems)
         return self
 
 
@@ -277,7 +191,7 @@ class Jobs(Section):
     @model_validator(mode="after")
     def _checks(self) -> Jobs:
         problems: list[str] = []
-        _check_template(
+        check_template(
             self.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems
         )
         if "{job_id}" not in self.kill_switch:
@@ -285,73 +199,15 @@ class Jobs(Section):
                 "jobs.kill_switch: must contain {job_id}, or one job's switch would end another job"
             )
         for index, template in enumerate(self.checkpoint_trackers):
-            _check_template(
+            check_template(
                 template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems
             )
         for index, template in enumerate(self.checkpoint_directories):
-            _check_template(
+            check_template(
                 template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_directories[{index}]", problems
             )
-        _refuse(problems)
+        refuse(problems)
         return self
-
-
-class FilesystemStall(Section):
-    """A process of a job waits in one system call on one file; other nodes reach the filesystem."""
-
-    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
-    blocked_for: Span = Field(60.0, description="Time in the same call on the same file.")
-    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
-
-
-class FilesystemOutage(Section):
-    """A filesystem answers on no node that was asked, or blocks processes on two nodes or more. Never acted on."""
-
-    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
-    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
-
-
-class CollectiveHang(Section):
-    """Ranks are alive, the training loop does not turn."""
-
-    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
-    floor: Span = Field(60.0, description="No job counts as hanging sooner than this after its last step.")
-    factor: float = Field(
-        3.0, ge=1.5, description="Limit = this x the slowest of the recent steps, never below `floor`."
-    )
-    startup_grace: Span = Field(3600.0, description="Limit until enough steps of this run were seen.")
-    warmup_steps: Count = Field(5, description="Steps of a run to see before its own speed counts.")
-    evaluation_floor: Span = Field(1800.0, description="Floor while the log says that an evaluation runs.")
-    checkpoint_floor: Span = Field(
-        1800.0,
-        description="Floor while the log says that a checkpoint is written, or stacks show that one is written, read or uploaded.",
-    )
-    busy_limit: Span = Field(
-        1800.0,
-        description="Limit while stacks move or a rank outside the collective computes, and where no stack can be had. "
-        "Ranks that all wait in one collective are told at once, and requeued only after this time.",
-    )
-    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
-
-
-class LingeringJob(Section):
-    """A rank is dead, the others wait for it, Slurm says RUNNING."""
-
-    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
-    grace: Span = Field(
-        30.0,
-        description="Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`).",
-    )
-    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
-
-
-class Detectors(Section):
-    """One block a detector."""
-
-    filesystem_stall: FilesystemStall = FilesystemStall()
-    filesystem_outage: FilesystemOutage = FilesystemOutage()
-    collective_hang: CollectiveHang = CollectiveHang()
-    lingering_job: LingeringJob = LingeringJob()
 
 
 class Policy(Section):
@@ -438,7 +294,7 @@ class Config(Section):
             )
         if self.controller.agent_silent_after < 2 * self.agent.interval:
             problems.append("controller.agent_silent_after: must be at least twice agent.interval")
-        _refuse(problems)
+        refuse(problems)
         return self
 
     def mode_of(self, kind: str) -> Mode:

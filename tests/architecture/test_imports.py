@@ -28,7 +28,7 @@ class Contract:
 
 
 EDGES = (
-    "watchdog.config", "watchdog.metrics", "watchdog.log", "watchdog.clock", "watchdog.runner", "watchdog.agent",
+    "watchdog.config", "watchdog.config_types", "watchdog.detector_config", "watchdog.metrics", "watchdog.log", "watchdog.clock", "watchdog.runner", "watchdog.agent",
     "watchdog.cli", "watchdog.actuate", "watchdog.notify", "watchdog.slurm.command_line",
     "watchdog.slurm.pyslurm_client", "watchdog.controller.app", "watchdog.controller.journal",
     "watchdog.controller.ingest",

@@ -13,13 +13,10 @@ from watchdog.config import (
     Config,
     ConfigError,
     example_config,
-    format_duration,
-    format_size,
     load_config,
     parse_config,
-    parse_duration,
-    parse_size,
 )
+from watchdog.config_types import format_duration, format_size, parse_duration, parse_size
 
 
 def problems(text: str) -> list[tuple[int | None, str, str]]:

@@ -21,9 +21,9 @@ from tests.unit.builders import (
     snapshot,
     stack,
 )
-from watchdog.config import Detectors
 from watchdog.detect import DETECTORS
 from watchdog.detect.view import ClusterView, FilesystemView, JobView, MountAnswer
+from watchdog.detector_config import Detectors
 from watchdog.model import Finding, Truth
 
 PLACES = st.sampled_from([RECV, BARRIER, BACKWARD, LOADER, COMPUTE, SAVE, ()])

@@ -24,7 +24,8 @@ from watchdog.agent.commands import Commands
 from watchdog.agent.evidence import stacks
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Function, Probes, ProbesLost
-from watchdog.config import Config, split_address
+from watchdog.config import Config
+from watchdog.config_types import split_address
 from watchdog.model import DumpStacks, Event, Gpu, LogFile, MountProbe, Process, Report
 from watchdog.wire import WireError
 

@@ -12,7 +12,8 @@ import uvloop
 from aiohttp import web
 
 from watchdog import __version__, clock
-from watchdog.config import Config, split_address
+from watchdog.config import Config
+from watchdog.config_types import split_address
 from watchdog.controller import local_api
 from watchdog.controller.ingest import Door, read_token
 from watchdog.controller.journal import Journal, JournalError

@@ -1,0 +1,63 @@
+"""The configuration of the detectors: one block each, named like its module, its kind of incident and its metric label."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from watchdog.config_types import Count, Mode, Seconds, Section, Span
+
+
+class Detector(Section):
+    """What every detector has."""
+
+    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
+    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
+
+
+class FilesystemStall(Detector):
+    """A process of a job waits in one system call on one file; other nodes reach the filesystem."""
+
+    blocked_for: Span = Field(60.0, description="Time in the same call on the same file.")
+
+
+class FilesystemOutage(Detector):
+    """A filesystem answers on no node that was asked, or blocks processes on two nodes or more. Never acted on."""
+
+
+class CollectiveHang(Detector):
+    """Ranks are alive, the training loop does not turn."""
+
+    floor: Span = Field(60.0, description="No job counts as hanging sooner than this after its last step.")
+    factor: float = Field(
+        3.0, ge=1.5, description="Limit = this x the slowest of the recent steps, never below `floor`."
+    )
+    startup_grace: Span = Field(3600.0, description="Limit until enough steps of this run were seen.")
+    warmup_steps: Count = Field(5, description="Steps of a run to see before its own speed counts.")
+    evaluation_floor: Span = Field(1800.0, description="Floor while the log says that an evaluation runs.")
+    checkpoint_floor: Span = Field(
+        1800.0,
+        description="Floor while the log says that a checkpoint is written, or stacks show that one is written, read or uploaded.",
+    )
+    busy_limit: Span = Field(
+        1800.0,
+        description="Limit while stacks move or a rank outside the collective computes, and where no stack can be had. "
+        "Ranks that all wait in one collective are told at once, and requeued only after this time.",
+    )
+
+
+class LingeringJob(Detector):
+    """A rank is dead, the others wait for it, Slurm says RUNNING."""
+
+    grace: Span = Field(
+        30.0,
+        description="Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`).",
+    )
+
+
+class Detectors(Section):
+    """One block a detector."""
+
+    filesystem_stall: FilesystemStall = FilesystemStall()
+    filesystem_outage: FilesystemOutage = FilesystemOutage()
+    collective_hang: CollectiveHang = CollectiveHang()
+    lingering_job: LingeringJob = LingeringJob()

@@ -38,7 +38,7 @@ enum {
 enum { MAX_GPUS = 32, MAX_RULES = 48, MAX_PROCESSES = 256, MAX_LINKS = 36, MAX_INSTANCES = 8, MAX_EVENTS = 128 };
 enum { MAX_SETS = 8, MAX_HANDLES = 512 };
 enum { HAS_ECC = 1, HAS_REMAPPED = 2, HAS_RETIRED = 4, HAS_PCIE = 8, HAS_REPLAYS = 16, HAS_MIG = 32 };
-static const double BUSY_BELOW_S = 50e-6;
+static const double BUSY_BELOW_S = 50e-6, WAKE_EARLY_S = 150e-6; /* timers are late by about so much */
 
 typedef unsigned long long u64;
 typedef struct { char call[64]; char what; double value; } rule_t;
@@ -278,8 +278,9 @@ static int enter(const handle_t *handle, int index, const char *call, gpu_t **fo
     double seconds = delay ? delay->value : 0;
     while (seconds > 0 || rule_of(gpu, 'h', call)) {
         pthread_mutex_unlock(&lock);
-        if (seconds > 0 && seconds < BUSY_BELOW_S) while (seconds_now() - began < seconds) {}
-        else pause_for(seconds > 0 ? seconds : 0.05);
+        if (seconds <= 0) pause_for(0.05);
+        else if (seconds >= BUSY_BELOW_S) pause_for(seconds - WAKE_EARLY_S);
+        while (seconds_now() - began < seconds) {}
         int short_one = seconds > 0 && seconds < BUSY_BELOW_S;
         seconds = 0;
         pthread_mutex_lock(&lock);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -14,25 +13,20 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deploy.standin_nvml import standin
 from deploy.standin_nvml.standin import GPU_IS_LOST, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
+from tests.integration.gpu_node import SHORT_DEADLINE_S, Node, read
 from watchdog import clock
-from watchdog.agent import nvml
 from watchdog.agent.collectors import gpu as gpu_collector
-from watchdog.agent.collectors.gpu import GpuCollector
-from watchdog.agent.probe import Probes
 from watchdog.model import Gpu, Report
 from watchdog.wire import decode_report
 
 pytestmark = pytest.mark.skipif(
     shutil.which("cc") is None, reason="needs a C compiler: apt-get install gcc libc6-dev"
 )
-
-SHORT_DEADLINE_S = 0.5
 
 
 @pytest.fixture(scope="session")
@@ -45,44 +39,6 @@ def scenario(tmp_path: Path) -> Scenario:
     return Scenario(tmp_path / "scenario")
 
 
-class Node:
-    """The collector with a real child, which finds the stand-in where others find NVIDIA's library."""
-
-    def __init__(self, library: Path, scenario: Scenario):
-        def read_gpus(args: Any, state: dict[str, Any]) -> Any:
-            ctypes.CDLL(str(library))
-            os.environ.update(scenario.environment)
-            state["asked"] = state.get("asked", 0) + 1
-            return nvml.read_gpus(args, state)
-
-        self.probes = Probes({"read_gpus": read_gpus})
-        self.gpus = GpuCollector(self.probes)
-        self.later_s = 0.0
-        """What has passed besides real time."""
-        self.deadline_s, self.patience_s = 20.0, 10.0
-        """A busy machine may be slow; tests about slowness take both away with `impatient`."""
-
-    def impatient(self) -> None:
-        self.deadline_s, self.patience_s = SHORT_DEADLINE_S, 0.0
-
-    def tick(self, later_s: float = 0.0) -> tuple[Gpu, ...]:
-        self.later_s += later_s
-        now = clock.monotonic() + self.later_s
-        self.probes.poll(now)
-        self.gpus.ask(now, self.deadline_s)
-        self.gpus.settle(self.patience_s)
-        return self.gpus.collect(now)
-
-    def until(self, condition: Callable[[tuple[Gpu, ...]], bool], later_s: float = 0.0) -> tuple[Gpu, ...]:
-        end = clock.monotonic() + 15
-        rows = self.tick(later_s)
-        while not condition(rows):
-            assert clock.monotonic() < end, rows
-            time.sleep(0.05)
-            rows = self.tick()
-        return rows
-
-
 @pytest.fixture
 def node(library: Path, scenario: Scenario) -> Iterator[Node]:
     node = Node(library, scenario)
@@ -90,15 +46,12 @@ def node(library: Path, scenario: Scenario) -> Iterator[Node]:
     node.probes.close()
 
 
-def read(rows: tuple[Gpu, ...]) -> bool:
-    return bool(rows) and all(row.error is None for row in rows)
-
-
 def test_every_value_comes_through_and_the_four_names_are_not_confused(
     node: Node, scenario: Scenario
 ) -> None:
     scenario.change(0, processes=((4711, 1024), (4712, 2048)), throttle=0x44)
-    first, second = node.until(read)
+    node.until(read)
+    first, second = node.tick()
     assert first == Gpu(
         uuid="GPU-aaaa",
         index=0,
@@ -114,6 +67,7 @@ def test_every_value_comes_through_and_the_four_names_are_not_confused(
         memory_total_bytes=80 * 1024**3,
         throttle=("sw_power_cap", "hw_thermal_slowdown"),
         pids=(4711, 4712),
+        process_memory_bytes=(1024, 2048),
     )
     assert (second.uuid, second.index, second.pci_bus_id, second.minor) == ("GPU-bbbb", 1, "0000:07:00.0", 2)
     assert (second.utilization_ratio, second.power_w, second.throttle, second.pids) == (0.0, 71.0, (), ())
@@ -130,7 +84,8 @@ def test_processes_are_listed_once_a_minute_or_when_asked(node: Node, scenario: 
     node.until(read)
     scenario.change(0, processes=((7, 1),))
     assert node.tick()[0].pids == ()
-    assert node.tick(later_s=61.0)[0].pids == (7,)
+    assert node.tick(later_s=59.0)[0].pids == ()
+    assert node.tick(later_s=1.0)[0].pids == (7,)
     scenario.change(0, processes=((8, 1),))
     assert node.tick()[0].pids == (7,)
     node.gpus.want_processes()
@@ -173,8 +128,8 @@ def test_a_gpu_that_fell_off_the_bus_is_a_row_with_an_error(node: Node, scenario
     assert first.error == "NVML_ERROR_GPU_IS_LOST: GPU is lost"
     assert (first.utilization_ratio, first.power_w, first.throttle, first.pids) == (None, None, None, None)
     assert (second.error, second.utilization_ratio) == (None, 0.0)
-    # A minute later a new session, in which it can't even say who it is.
-    for later_s in (61.0, 0.0):
+    # Minutes later a new session, in which it can't even say who it is.
+    for later_s in (gpu_collector.RENEW_S, 0.0):
         assert [(row.uuid, row.error is None) for row in node.tick(later_s)] == [
             ("GPU-aaaa", False),
             ("GPU-bbbb", True),
@@ -195,7 +150,7 @@ def test_a_gpu_that_was_lost_before_the_agent_came_has_no_name(node: Node, scena
 def test_a_gpu_that_is_not_listed_any_more_is_missed_by_its_uuid(node: Node, scenario: Scenario) -> None:
     node.until(read)
     scenario.only(TWO[1:])
-    rows = node.tick(later_s=61.0)
+    rows = node.tick()
     assert [(row.uuid, row.index) for row in rows] == [("GPU-bbbb", 0), ("GPU-aaaa", 0)]
     assert [row.error for row in rows] == [None, "NVML does not list this GPU any more"]
 

@@ -6,8 +6,21 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent.collectors.gpu import THROTTLE, parse_bus_id, parse_gpu, parse_throttle, without_values
-from watchdog.model import Gpu, Report
+from watchdog.agent.collectors.gpu import (
+    ECC_EVENT,
+    THROTTLE,
+    XID_EVENT,
+    parse_bus_id,
+    parse_event,
+    parse_gpu,
+    parse_health,
+    parse_processes,
+    parse_throttle,
+    without_values,
+)
+from watchdog.agent.nvml_health import TABLE
+from watchdog.knowledge.xids import XIDS, describe_xid
+from watchdog.model import FaultSeverity, Gpu, MigInstance, NodeEvent, Report
 from watchdog.wire import decode_report, encode_report
 
 ROW: dict[str, Any] = {
@@ -18,17 +31,36 @@ ROW: dict[str, Any] = {
     "name": "NVIDIA H100 80GB HBM3",
     "utilization_percent": 97,
     "sm_clock_mhz": 1980,
-    "memory_clock_mhz": 2619,
     "power_mw": 653_250,
     "temperature_c": 61,
     "memory_bytes": [40, 80],
     "throttle_mask": 0x44,
-    "pids": [4712, 4711, 4711],
+}
+PROCESSES = [[4712, 7], [4711, 5]]
+HEALTH: dict[str, Any] = {
+    "memory_clock_mhz": 2619,
+    "ecc_corrected": 3,
+    "ecc_uncorrected": 1,
+    "remapped_rows_corrected": 2,
+    "remapped_rows_uncorrected": 4,
+    "remap_pending": True,
+    "remap_failed": False,
+    "retired_pages": 6,
+    "retired_pages_pending": False,
+    "pcie_link_width": 8,
+    "pcie_link_width_max": 16,
+    "pcie_link_generation": 1,
+    "pcie_link_generation_max": 5,
+    "pcie_replays": 9,
+    "nvlinks_active": 17,
+    "nvlinks_down": 1,
+    "nvlink_errors": 12,
+    "mig": [{"uuid": "MIG-a", "gpu_instance": 1, "compute_instance": 0, "memory_bytes": [10, 20]}],
 }
 
 
 def test_a_whole_row_has_si_units_and_the_kernels_address() -> None:
-    assert parse_gpu(ROW) == Gpu(
+    assert parse_gpu(ROW, parse_processes(PROCESSES)) == Gpu(
         uuid="GPU-aaaa",
         index=0,
         pci_bus_id="0000:c1:00.0",
@@ -36,13 +68,13 @@ def test_a_whole_row_has_si_units_and_the_kernels_address() -> None:
         name="NVIDIA H100 80GB HBM3",
         utilization_ratio=0.97,
         sm_clock_hz=1.98e9,
-        memory_clock_hz=2.619e9,
         power_w=653.25,
         temperature_c=61.0,
         memory_used_bytes=40,
         memory_total_bytes=80,
         throttle=("sw_power_cap", "hw_thermal_slowdown"),
         pids=(4711, 4712),
+        process_memory_bytes=(5, 7),
     )
 
 
@@ -50,9 +82,68 @@ def test_what_is_absent_is_unknown_and_not_zero() -> None:
     gpu = parse_gpu({"index": 3, "error": "NVML_ERROR_GPU_IS_LOST: GPU is lost"})
     assert gpu == Gpu(uuid="", index=3, error="NVML_ERROR_GPU_IS_LOST: GPU is lost")
     assert (gpu.utilization_ratio, gpu.throttle, gpu.pids, gpu.minor) == (None, None, None, None)
-    assert (
-        parse_gpu({**ROW, "utilization_percent": 0, "pids": [], "throttle_mask": 0}).utilization_ratio == 0.0
+    idle = parse_gpu({**ROW, "utilization_percent": 0, "throttle_mask": 0}, parse_processes([]))
+    assert (idle.utilization_ratio, idle.throttle, idle.pids, idle.process_memory_bytes) == (0.0, (), (), ())
+    assert parse_processes(None) == {} == parse_health(None)
+
+
+@pytest.mark.parametrize(
+    ("listed", "pids", "held"),
+    [
+        ([[9, None], [4, 2]], (4, 9), (2, None)),
+        ([[4, 2], [4, 3]], (4,), (5,)),  # two slices of one GPU
+        ([[4, None], [4, 3]], (4,), (3,)),
+        ([[4, 3], [4, None]], (4,), (3,)),
+        ([[4, None], [4, None]], (4,), (None,)),
+    ],
+)
+def test_processes_are_in_the_order_of_their_memory(listed: Any, pids: Any, held: Any) -> None:
+    gpu = parse_gpu(ROW, parse_processes(listed))
+    assert (gpu.pids, gpu.process_memory_bytes) == (pids, held)
+
+
+@pytest.mark.parametrize("name", sorted(name for names, _ in TABLE for name in names))
+def test_every_slow_value_has_its_field(name: str) -> None:
+    gpu = parse_gpu(ROW, parse_health({name: HEALTH[name]}))
+    if name == "memory_clock_mhz":
+        assert gpu.memory_clock_hz == 2.619e9
+    elif name == "mig":
+        slice_ = MigInstance(
+            uuid="MIG-a", gpu_instance=1, compute_instance=0, memory_used_bytes=10, memory_total_bytes=20
+        )
+        assert gpu.mig == (slice_,)
+    else:
+        assert getattr(gpu, name) == HEALTH[name]
+    others = [each for names, _ in TABLE for each in names if each not in (name, "memory_clock_mhz")]
+    assert all(getattr(gpu, each) is None for each in others)
+
+
+@pytest.mark.parametrize("number", sorted(XIDS))
+def test_an_xid_event_carries_what_the_table_says_of_it(number: int) -> None:
+    row = describe_xid(number)
+    event = parse_event(XID_EVENT, number, parse_gpu(ROW), age_s=1.5, repeats=2)
+    assert event == NodeEvent(
+        source="nvml",
+        name="xid",
+        severity=row.severity,
+        age_s=1.5,
+        line=event.line,
+        repeats=2,
+        xid=number,
+        gpu_uuid="GPU-aaaa",
+        pci_bus_id="0000:c1:00.0",
+        may_exclude_node=row.may_exclude_node,
     )
+    assert str(number) in event.line and row.name in event.line
+
+
+def test_an_event_without_a_known_gpu_or_of_another_kind_accuses_nobody() -> None:
+    assert parse_event(XID_EVENT, 4242, None, 0.0).gpu_uuid is None
+    assert parse_event(XID_EVENT, 4242, None, 0.0).may_exclude_node is False
+    assert parse_event(XID_EVENT, 13, None, 0.0, uuid="MIG-x").gpu_uuid == "MIG-x"
+    ecc = parse_event(ECC_EVENT, 0, parse_gpu(ROW), 0.0)
+    assert (ecc.name, ecc.severity, ecc.xid) == ("ecc_uncorrected", FaultSeverity.ERROR, None)
+    assert parse_event(0x40, 0, None, 0.0).name == "nvml_event_0x40"
 
 
 def test_a_gpu_without_values_keeps_only_who_it_is() -> None:
@@ -101,7 +192,8 @@ def test_a_pci_address_is_written_as_the_kernel_does(nvml: str, kernel: str) -> 
 def test_a_report_with_gpus_survives_the_wire() -> None:
     gpus = (
         parse_gpu(ROW),
-        parse_gpu({**ROW, "throttle_mask": 0, "pids": []}),
+        parse_gpu({**ROW, "throttle_mask": 0}, parse_processes([])),
+        parse_gpu(ROW, {**parse_processes(PROCESSES), **parse_health(HEALTH)}),
         Gpu(uuid="", index=2, error="lost"),
     )
     report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, gpus=gpus)

@@ -1,7 +1,8 @@
 """The GPUs of this node, in every tick, as the `nvml` child reads them.
 
 The loop itself never calls NVML. While the child does not answer, each GPU that is known is a row without values and with
-the reason; a node without driver has no rows, and says so once in the log.
+the reason; a node without driver has no rows, and says so once in the log. What is dear is asked for in turn (see
+watchdog.agent.nvml) and said again in between.
 """
 
 from __future__ import annotations
@@ -11,21 +12,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
-
+from watchdog.agent.nvml import HEALTH, PROCESSES
 from watchdog.agent.probe import Answer, Probes
-from watchdog.model import Gpu
+from watchdog.knowledge.xids import describe_xid
+from watchdog.model import FaultSeverity, Gpu, MigInstance, NodeEvent
 
 log = logging.getLogger(__name__)
 
 KEY = "nvml"
-LIST_PROCESSES_EVERY_S = 60.0
-"""NVML lists processes under the driver's global lock: milliseconds a GPU, in which training may wait."""
+DEAR_EVERY_S = 60.0
+"""Processes and health of one GPU are read no more often, unless somebody is under suspicion."""
+DRIVER_BUDGET_S = 0.005
+"""Driver time that one tick may cost: NVML lists processes under the driver's global lock, in which training may wait."""
+RENEW_S = 300.0
+"""A GPU that is lost or not listed may come back, but only to a new session; opening one is dear, and costs its events."""
 RETRY_S = 60.0
 RETRY_MISSING_S = 600.0
 """A driver that is installed while the agent runs is found; until then a child that only looks for it costs too much."""
 SETTLE_S = 0.1
 """The loop gives the child this long, at the end of its tick. It never waits for more."""
+MAX_EVENTS = 64
+"""Kept until the next report, equal ones folded: a GPU in trouble may announce hundreds a second."""
+MAX_LINE = 200
 
 THROTTLE = {
     0x001: "gpu_idle",
@@ -55,12 +63,14 @@ def parse_bus_id(text: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def parse_gpu(row: Mapping[str, Any]) -> Gpu:
-    """One GPU from what the child read (nvml.read_gpus). What is absent there is None here."""
+def parse_gpu(row: Mapping[str, Any], slow: Mapping[str, Any] | None = None) -> Gpu:
+    """One GPU from what the child read (nvml.read_gpus) and from `slow`, what was read earlier (parse_processes, parse_health).
+
+    What is absent there is None here.
+    """
     memory = row.get("memory_bytes")
     mask = row.get("throttle_mask")
     bus_id = row.get("bus_id")
-    pids = row.get("pids")
     return Gpu(
         uuid=row.get("uuid", ""),
         index=row["index"],
@@ -69,14 +79,75 @@ def parse_gpu(row: Mapping[str, Any]) -> Gpu:
         name=row.get("name", ""),
         utilization_ratio=_scaled(row.get("utilization_percent"), 1 / 100),
         sm_clock_hz=_scaled(row.get("sm_clock_mhz"), 1e6),
-        memory_clock_hz=_scaled(row.get("memory_clock_mhz"), 1e6),
         power_w=_scaled(row.get("power_mw"), 1 / 1000),
         temperature_c=_scaled(row.get("temperature_c"), 1.0),
         memory_used_bytes=None if memory is None else memory[0],
         memory_total_bytes=None if memory is None else memory[1],
         throttle=None if mask is None else parse_throttle(mask),
-        pids=None if pids is None else tuple(sorted(set(pids))),
         error=row.get("error"),
+        **(slow or {}),
+    )
+
+
+def parse_processes(listed: list[list[Any]] | None) -> dict[str, Any]:
+    """Fields of Gpu from the child's list of [pid, bytes or None]; a pid that is listed twice (MIG) holds the sum."""
+    if listed is None:
+        return {}
+    held: dict[int, int | None] = {}
+    for pid, used in sorted(listed, key=lambda row: int(row[0])):
+        held[pid] = (held.get(pid) or 0) + used if used is not None else held.get(pid)
+    return {"pids": tuple(held), "process_memory_bytes": tuple(held.values())}
+
+
+def parse_health(health: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields of Gpu from what nvml_health.read_health found: its names are ours, but for units and slices."""
+    if health is None:
+        return {}
+    fields = {name: value for name, value in health.items() if name not in ("memory_clock_mhz", "mig")}
+    if "memory_clock_mhz" in health:
+        fields["memory_clock_hz"] = _scaled(health["memory_clock_mhz"], 1e6)
+    if "mig" in health:
+        fields["mig"] = tuple(
+            MigInstance(
+                uuid=each["uuid"],
+                gpu_instance=each["gpu_instance"],
+                compute_instance=each["compute_instance"],
+                memory_used_bytes=each["memory_bytes"][0],
+                memory_total_bytes=each["memory_bytes"][1],
+            )
+            for each in health["mig"]
+        )
+    return fields
+
+
+XID_EVENT, ECC_EVENT = 0x8, 0x2
+"""nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError (nvml.h)."""
+
+
+def parse_event(
+    kind: int, data: int, gpu: Gpu | None, age_s: float, repeats: int = 0, uuid: str | None = None
+) -> NodeEvent:
+    """One event of NVML's set about `gpu` (None: not known which). `data` of an Xid event is its number."""
+    name, xid, severity, may_exclude = f"nvml_event_{kind:#x}", None, FaultSeverity.WARNING, False
+    line = f"NVML announced event {kind:#x} ({data})"
+    if kind == XID_EVENT:
+        row = describe_xid(data)
+        name, xid, severity, may_exclude = "xid", data, row.severity, row.may_exclude_node
+        line = f"NVML: Xid {data}, {row.name}: {row.text}"
+    elif kind == ECC_EVENT:
+        name, severity = "ecc_uncorrected", FaultSeverity.ERROR
+        line = "NVML: a memory error that ECC could not correct"
+    return NodeEvent(
+        source="nvml",
+        name=name,
+        severity=severity,
+        age_s=age_s,
+        line=line[:MAX_LINE],
+        repeats=repeats,
+        xid=xid,
+        gpu_uuid=gpu.uuid if gpu is not None else uuid,
+        pci_bus_id=gpu.pci_bus_id if gpu is not None else None,
+        may_exclude_node=may_exclude,
     )
 
 
@@ -103,33 +174,53 @@ class GpuCollector:
     probes: Probes
     problem: str | None = None
     """Why NVML as a whole says nothing on a node that should have it; None where it works or there is no driver."""
+    driver_s: float | None = None
+    """Seconds that the answer in the last report spent inside NVML; None if there was none."""
+    events_dropped: int = 0
+    """Events that were too many for one report: counted by the last take_events."""
     _known: dict[str, Gpu] = field(default_factory=dict)
     """UUID -> the GPU without values, since the agent started."""
-    _pids: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
-    """UUID -> the newest list of processes."""
+    _slow: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """UUID -> PROCESSES and HEALTH -> the newest fields of Gpu that came from there."""
+    _read_at: dict[tuple[int, str], float] = field(default_factory=dict)
+    """(index, PROCESSES or HEALTH) -> when it was last read."""
+    _rows: int = 0
+    """How many GPUs NVML listed last."""
     _fresh: tuple[Gpu, ...] | None = None
     """What came since the last report."""
+    _events: dict[tuple[int, int, str | None], tuple[float, int]] = field(default_factory=dict)
+    """(type, data, UUID) -> when it was first seen, and how often since the last report."""
+    _dropped: int = 0
     _request: int | None = None
     _asked_at: float = 0.0
-    _listed_at: float = float("-inf")
+    _asked_all: bool = False
+    _list_all: bool = True
+    """The next request lists the processes of every GPU."""
+    _renew_at: float | None = None
     _retry_at: float = float("-inf")
     _silent: str = ""
     """Why nothing is being asked at the moment."""
 
     def want_processes(self) -> None:
-        """The next request lists the processes, too: somebody is under suspicion."""
-        self._listed_at = float("-inf")
+        """The next request lists the processes of every GPU: somebody is under suspicion."""
+        self._list_all = True
 
     def ask(self, now: float, deadline_s: float) -> None:
         """Gives the child its work for this tick, unless it is still at an older one."""
         if now < self._retry_at:
             return
-        processes = now - self._listed_at >= LIST_PROCESSES_EVERY_S
-        request = self.probes.ask(KEY, "read_gpus", {"processes": processes}, deadline_s, now, self._take)
+        args = {"dear": "all" if self._list_all else self._due(now), "budget_s": DRIVER_BUDGET_S}
+        request = self.probes.ask(KEY, "read_gpus", args, deadline_s, now, self._take)
         if request is not None:
-            self._request, self._asked_at = request, now
-            if processes:
-                self._listed_at = now
+            self._request, self._asked_at, self._list_all = request, now, False
+
+    def _due(self, now: float) -> list[tuple[int, str]]:
+        """Whose turn it is, the longest waiting first."""
+        turns = [(index, what) for what in (PROCESSES, HEALTH) for index in range(self._rows)]
+        waited = {turn: now - self._read_at.get(turn, float("-inf")) for turn in turns}
+        return sorted(
+            (turn for turn in turns if waited[turn] >= DEAR_EVERY_S), key=lambda turn: -waited[turn]
+        )
 
     def settle(self, seconds: float) -> None:
         """Waits at most so long for the answer that is due."""
@@ -143,10 +234,21 @@ class GpuCollector:
         fresh, self._fresh = self._fresh, None
         if fresh is not None:
             return fresh
+        self.driver_s = None
         why = self._silent or "NVML was not asked: too many children of the agent are busy"
         if not self.probes.is_free(KEY):
             why = f"NVML has not answered for {max(now - self._asked_at, SETTLE_S):.1f} s"
         return tuple(without_values(gpu, why) for gpu in self._known.values())
+
+    def take_events(self, now: float) -> tuple[NodeEvent, ...]:
+        """What NVML announced since the last call, the oldest first; equal events of one GPU are one, with `repeats`."""
+        events = tuple(
+            parse_event(kind, data, self._known.get(uuid or ""), max(now - seen_at, 0.0), times - 1, uuid)
+            for (kind, data, uuid), (seen_at, times) in self._events.items()
+        )
+        self._events.clear()
+        self.events_dropped, self._dropped = self._dropped, 0
+        return events
 
     def _take(self, answer: Answer) -> None:
         self._request = None
@@ -154,42 +256,89 @@ class GpuCollector:
             return  # the pool says that it hangs, and collect() since when
         value = answer.value or {}
         if "gpus" in value:
+            self.driver_s = value["driver_s"]
             self._take_rows(value["gpus"])
+            self._take_events(value["events"])
             return
         why = answer.error or value.get("error") or value.get("missing") or "NVML gave no answer"
         if why != self._silent:
             log.info("no GPUs are watched on this node now: %s", why)
         self._silent = why
-        self.probes.retire(KEY)
-        self.want_processes()
+        self._renew()
         if "missing" in value and not self._known:
             self._retry_at = self._asked_at + RETRY_MISSING_S
         else:
             self._retry_at, self.problem = self._asked_at + RETRY_S, why
 
+    def _renew(self) -> None:
+        """The next request finds a new child with a new session, which knows nothing of the old one's GPUs."""
+        self.probes.retire(KEY)
+        self._renew_at = None
+        self._read_at.clear()
+
     def _take_rows(self, rows: list[dict[str, Any]]) -> None:
-        self.problem, self._silent = None, ""
-        anew = self._listed_at == self._asked_at
-        listed = {row["uuid"] for row in rows if "uuid" in row}
-        gpus = []
+        self.problem, self._silent, self._rows = None, "", len(rows)
+        gpus: dict[str, Gpu] = {}
+        nameless = []
         for row in rows:
-            gpu = parse_gpu(row)
-            if not gpu.uuid:
-                gpu = self._recognise(gpu, listed)
-            else:
-                self._known[gpu.uuid] = without_values(gpu, "")
-            if anew and gpu.uuid:
-                self._pids[gpu.uuid] = gpu.pids
-            gpus.append(gpu if row.get("unreadable") else replace(gpu, pids=self._pids.get(gpu.uuid)))
-        present = {gpu.uuid for gpu in gpus}
+            uuid = row.get("uuid", "")
+            if row.get("unreadable"):
+                self._forget(row["index"], uuid)
+            gpu = parse_gpu(row, self._take_slow(row, uuid))
+            if not uuid:
+                nameless.append(gpu)
+            elif (
+                uuid not in gpus
+            ):  # twice: the list changed while it was read, and the first is as good as any
+                gpus[uuid] = gpu
+                self._known.pop(uuid, None)  # the last seen is the last in the dictionary
+                self._known[uuid] = without_values(gpu, "")
+        found = [*gpus.values(), *(self._recognise(gpu, set(gpus)) for gpu in nameless)]
+        found.sort(key=lambda gpu: gpu.index)
+        present = {gpu.uuid for gpu in found}
         gone = [gpu for uuid, gpu in self._known.items() if uuid not in present]
-        self._fresh = (*gpus, *(without_values(gpu, "NVML does not list this GPU any more") for gpu in gone))
-        if anew and (gone or any(row.get("unreadable") for row in rows)):
-            self.probes.retire(KEY)  # handles outlive no reset of a GPU: the next session may see more
+        for gpu in gone:
+            self._slow.pop(gpu.uuid, None)
+        self._fresh = (*found, *(without_values(gpu, "NVML does not list this GPU any more") for gpu in gone))
+        self._renew_if_needed(bool(gone) or any(row.get("unreadable") for row in rows))
+
+    def _take_slow(self, row: Mapping[str, Any], uuid: str) -> dict[str, Any]:
+        """Keeps what was read in this tick, and returns all that is known of this GPU."""
+        if not uuid:
+            return {}
+        slow = self._slow.setdefault(uuid, {})
+        for what, parse in ((PROCESSES, parse_processes), (HEALTH, parse_health)):
+            if what in row:
+                slow[what] = parse(row[what])
+                self._read_at[row["index"], what] = self._asked_at
+        return {name: value for fields in slow.values() for name, value in fields.items()}
+
+    def _forget(self, index: int, uuid: str) -> None:
+        """What was said before it fell silent is not said again; all is read anew when it answers."""
+        self._slow.pop(uuid, None)
+        for what in (PROCESSES, HEALTH):
+            self._read_at[index, what] = self._asked_at - DEAR_EVERY_S
+
+    def _renew_if_needed(self, incomplete: bool) -> None:
+        if not incomplete:
+            self._renew_at = None
+        elif self._renew_at is None:
+            self._renew_at = self._asked_at + RENEW_S
+        elif self._asked_at >= self._renew_at:
+            self._renew()
 
     def _recognise(self, gpu: Gpu, listed: set[str]) -> Gpu:
-        """A GPU that answers nothing, not even who it is, is the one that was at this index, unless that is elsewhere now."""
-        for known in self._known.values():
+        """A GPU that answers nothing, not even who it is, is the last that was at this index, unless that is elsewhere now."""
+        for known in reversed(self._known.values()):
             if known.index == gpu.index and known.uuid not in listed:
                 return without_values(known, gpu.error or "")
         return gpu
+
+    def _take_events(self, events: list[list[Any]]) -> None:
+        for kind, data, uuid in events:
+            key = (int(kind), int(data), uuid)
+            seen_at, times = self._events.get(key, (self._asked_at, 0))
+            if times or len(self._events) < MAX_EVENTS:
+                self._events[key] = (seen_at, times + 1)
+            else:
+                self._dropped += 1

@@ -1,0 +1,62 @@
+"""The real collector over a real child, for tests: over the stand-in library, or over NVIDIA's own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deploy.standin_nvml.standin import Scenario
+from watchdog import clock
+from watchdog.agent import nvml
+from watchdog.agent.collectors.gpu import GpuCollector
+from watchdog.agent.probe import Probes
+from watchdog.model import Gpu
+
+SHORT_DEADLINE_S = 0.5
+
+
+class Node:
+    """The collector with a real child, which finds the stand-in where others find NVIDIA's library; without both, that one."""
+
+    def __init__(self, library: Path | None = None, scenario: Scenario | None = None):
+        def read_gpus(args: Any, state: dict[str, Any]) -> Any:
+            if library is not None and scenario is not None:
+                ctypes.CDLL(str(library))
+                os.environ.update(scenario.environment)
+            return nvml.read_gpus(args, state)
+
+        self.probes = Probes({"read_gpus": read_gpus})
+        self.gpus = GpuCollector(self.probes)
+        self.later_s = 0.0
+        """What has passed besides real time."""
+        self.deadline_s, self.patience_s = 20.0, 10.0
+        """A busy machine may be slow; tests about slowness take both away with `impatient`."""
+
+    def impatient(self) -> None:
+        self.deadline_s, self.patience_s = SHORT_DEADLINE_S, 0.0
+
+    def tick(self, later_s: float = 0.0) -> tuple[Gpu, ...]:
+        self.later_s += later_s
+        now = clock.monotonic() + self.later_s
+        self.probes.poll(now)
+        self.gpus.ask(now, self.deadline_s)
+        self.gpus.settle(self.patience_s)
+        return self.gpus.collect(now)
+
+    def until(self, condition: Callable[[tuple[Gpu, ...]], bool], later_s: float = 0.0) -> tuple[Gpu, ...]:
+        end = clock.monotonic() + 15
+        rows = self.tick(later_s)
+        while not condition(rows):
+            assert clock.monotonic() < end, rows
+            time.sleep(0.05)
+            rows = self.tick()
+        return rows
+
+
+def read(rows: tuple[Gpu, ...]) -> bool:
+    """Whether every GPU answered."""
+    return bool(rows) and all(row.error is None for row in rows)

@@ -1,0 +1,183 @@
+"""How a GPU fares, as NVML tells it: what changes slowly, read in the NVML child when it is this GPU's turn.
+
+Each value is a row of a table: name, and how it is read. What a GPU, a driver or a hypervisor does not offer is left out;
+so is what it refuses: a value that is missing accuses nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Timed = Callable[..., Any]
+"""Calls its first argument with the others, and counts the time."""
+
+MAX_MIG_DEVICES = 16
+"""NVIDIA's largest number is 7 a GPU; a driver that says more is not believed."""
+
+
+def read_health(nvml: Any, timed: Timed, handle: Any, fatal: set[int]) -> dict[str, Any]:
+    """Everything slow about one GPU, without what it does not have. Raises NVMLError if its code is in `fatal`."""
+    found: dict[str, Any] = {}
+    for names, read in TABLE:
+        try:
+            values = read(nvml, timed, handle)
+        except nvml.NVMLError as error:
+            if error.value in fatal:
+                raise
+            continue
+        found.update((name, value) for name, value in zip(names, values, strict=True) if value is not None)
+    return found
+
+
+def _one(function: str, *more: str) -> Callable[[Any, Timed, Any], list[Any]]:
+    """Reads one number by one function of pynvml; `more` are names of pynvml's constants, its further arguments."""
+
+    def read(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
+        return [timed(getattr(nvml, function), handle, *(getattr(nvml, name) for name in more))]
+
+    return read
+
+
+def _read_ecc(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
+    kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+    return [timed(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC) for kind in kinds]
+
+
+def _read_remapped(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
+    corrected, uncorrected, pending, failed = timed(nvml.nvmlDeviceGetRemappedRows, handle)
+    return [corrected, uncorrected, bool(pending), bool(failed)]
+
+
+def _read_retired(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
+    causes = (
+        nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+        nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    )
+    pages = sum(len(timed(nvml.nvmlDeviceGetRetiredPages, handle, cause)) for cause in causes)
+    return [pages, bool(timed(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle))]
+
+
+def _read_links(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
+    """Links that are active, links that are not, errors of all links; Nones on a GPU without NVLink."""
+    links: dict[int, bool] = {}
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            links[link] = bool(timed(nvml.nvmlDeviceGetNvLinkState, handle, link))
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_INVALID_ARGUMENT:
+                break  # there are no more
+            if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+                raise
+            if link == 0:
+                break
+    if not links:
+        return [None, None, None]
+    active = sum(links.values())
+    return [active, len(links) - active, _read_link_errors(nvml, timed, handle, list(links))]
+
+
+def _read_link_errors(nvml: Any, timed: Timed, handle: Any, links: list[int]) -> int | None:
+    """All errors of all links: by the first way of asking that this GPU knows; None if it knows none (Blackwell).
+
+    Up to Ampere there are totals, Hopper has a counter for each link, drivers before 450 only the functions for one counter.
+    """
+    totals = [
+        nvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        nvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+        nvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+        nvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+    ]
+    kinds = [
+        nvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
+        nvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
+        nvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC,
+    ]
+    for fields in (totals, [(kind, link) for link in links for kind in kinds]):
+        counts = list(_read_fields(nvml, timed, handle, fields))
+        if counts:
+            return sum(counts)
+    counters = (
+        nvml.NVML_NVLINK_ERROR_DL_REPLAY,
+        nvml.NVML_NVLINK_ERROR_DL_RECOVERY,
+        nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
+        nvml.NVML_NVLINK_ERROR_DL_CRC_DATA,
+    )
+    total = None
+    for link in links:
+        for counter in counters:
+            try:
+                value = timed(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)
+            except nvml.NVMLError as error:
+                if error.value not in _not_offered(nvml):
+                    raise
+                if total is None:
+                    return None
+                continue
+            total = (total or 0) + value
+    return total
+
+
+def _read_fields(nvml: Any, timed: Timed, handle: Any, fields: list[Any]) -> Iterator[int]:
+    """The value of each field that the GPU has; nothing where it has not got the function."""
+    try:
+        values = timed(nvml.nvmlDeviceGetFieldValues, handle, fields)
+    except nvml.NVMLError as error:
+        if error.value not in _not_offered(nvml):
+            raise
+        return
+    for value in values:
+        if value.nvmlReturn == nvml.NVML_SUCCESS:
+            small = value.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT
+            yield value.value.uiVal if small else value.value.ullVal
+
+
+def _not_offered(nvml: Any) -> tuple[int, ...]:
+    return (
+        nvml.NVML_ERROR_NOT_SUPPORTED,
+        nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        nvml.NVML_ERROR_INVALID_ARGUMENT,
+    )
+
+
+def _read_mig(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
+    """The MIG devices, each as {"uuid", "gpu_instance", "compute_instance", "memory_bytes"}; None where MIG is off."""
+    current, _ = timed(nvml.nvmlDeviceGetMigMode, handle)
+    if current != nvml.NVML_DEVICE_MIG_ENABLE:
+        return [None]
+    instances = []
+    for index in range(min(timed(nvml.nvmlDeviceGetMaxMigDeviceCount, handle), MAX_MIG_DEVICES)):
+        try:
+            device = timed(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            memory = timed(nvml.nvmlDeviceGetMemoryInfo, device)
+            instances.append(
+                {
+                    "uuid": timed(nvml.nvmlDeviceGetUUID, device),
+                    "gpu_instance": timed(nvml.nvmlDeviceGetGpuInstanceId, device),
+                    "compute_instance": timed(nvml.nvmlDeviceGetComputeInstanceId, device),
+                    "memory_bytes": [memory.used, memory.total],
+                }
+            )
+        except nvml.NVMLError as error:
+            if error.value not in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT):
+                raise
+    return [instances]
+
+
+TABLE: tuple[tuple[tuple[str, ...], Callable[[Any, Timed, Any], list[Any]]], ...] = (
+    (("memory_clock_mhz",), _one("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM")),
+    (("ecc_corrected", "ecc_uncorrected"), _read_ecc),
+    (
+        ("remapped_rows_corrected", "remapped_rows_uncorrected", "remap_pending", "remap_failed"),
+        _read_remapped,
+    ),
+    (("retired_pages", "retired_pages_pending"), _read_retired),
+    (("pcie_link_width",), _one("nvmlDeviceGetCurrPcieLinkWidth")),
+    (("pcie_link_width_max",), _one("nvmlDeviceGetMaxPcieLinkWidth")),
+    (("pcie_link_generation",), _one("nvmlDeviceGetCurrPcieLinkGeneration")),
+    (("pcie_link_generation_max",), _one("nvmlDeviceGetMaxPcieLinkGeneration")),
+    (("pcie_replays",), _one("nvmlDeviceGetPcieReplayCounter")),
+    (("nvlinks_active", "nvlinks_down", "nvlink_errors"), _read_links),
+    (("mig",), _read_mig),
+)
+"""(names in the answer, how to read them all): what one row refuses leaves the others alone."""

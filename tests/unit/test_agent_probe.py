@@ -388,3 +388,18 @@ def test_a_child_that_is_killed_idle_or_hung_is_replaced(asker: Asker, function:
     asker.probes.poll(clock.monotonic())
     assert asker.probes.names() == []
     assert asker.answer("a", "echo").value[2] != pid
+
+
+def test_after_a_pause_of_its_own_the_agent_accuses_no_child(asker: Asker) -> None:
+    now = clock.monotonic()
+    asker.probes.ask("a", "hang", 0.3, 10.0, now, asker.answers.append)
+    asker.probes.poll(now + 5)
+    asker.probes.poll(now + 65)
+    assert asker.probes.hung(now + 65) == ()
+    time.sleep(0.4)
+    asker.probes.poll(now + 66)
+    assert [answer.timed_out for answer in asker.answers] == [False]
+    asker.probes.ask("a", "hang", 60, 10.0, now + 70, asker.answers.append)
+    asker.probes.poll(now + 130)
+    asker.probes.poll(now + 135)
+    assert [answer.timed_out for answer in asker.answers] == [False, True]

@@ -41,6 +41,9 @@ MAX_HUNG_OF_GROUP = 8
 IDLE_S = 600.0
 IDLE_OF_KIND_S = {"identify": 20.0, "stacks": 20.0, "probe": 5.0}
 """An idle child costs about 3 MiB, starting one about 2 ms: what is needed once a minute or less does not wait for work."""
+PAUSE_S = 5.0
+"""Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children with it perhaps."""
+GRACE_S = 1.0
 MAX_READS = 64
 """Of 256 KiB, from one child in one go: one that never stops talking does not hold up the loop."""
 
@@ -102,6 +105,7 @@ class Probes:
         self._next_request = 1
         self._no_start = ""
         self._lost = False
+        self._looked_at = float("-inf")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         gc.collect()
@@ -162,9 +166,10 @@ class Probes:
         for worker in list(self._workers.values()):
             if worker.request is not None:
                 if now >= worker.deadline and not worker.hung:
-                    self._give_up(worker, now, done)
+                    self._judge(worker, now, done)
             elif now - worker.used_at >= worker.idle_s:
                 self._drop(worker)
+        self._looked_at = now
         return done
 
     def settle(self, seconds: float, requests: Iterable[int]) -> None:
@@ -372,7 +377,11 @@ class Probes:
             _finish(worker, reply[1], reply[2], now, done)
         return True
 
-    def _give_up(self, worker: _Worker, now: float, done: set[int]) -> None:
+    def _judge(self, worker: _Worker, now: float, done: set[int]) -> None:
+        """Calls a worker hung that is beyond its deadline, unless it was we who were away."""
+        if now - max(self._looked_at, worker.asked_at) > worker.deadline - worker.asked_at + PAUSE_S:
+            worker.deadline = now + GRACE_S
+            return
         request, then, waited = worker.request, worker.then, now - worker.asked_at
         assert request is not None
         worker.hung, worker.then, worker.on_part = True, None, None

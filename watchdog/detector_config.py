@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from watchdog.config_types import Count, Mode, Seconds, Section, Span
+from watchdog.config_types import Count, Mode, Percent, Seconds, Section, Span
 
 
 class Detector(Section):
@@ -54,6 +54,27 @@ class LingeringJob(Detector):
     )
 
 
+class AgentSilent(Detector):
+    """An agent does not report any more (after `controller.agent_silent_after`), and Slurm has the node as well. Never acted on."""
+
+
+class NodeDown(Detector):
+    """Slurm has lost a node that had an agent. Never acted on: Slurm ends and requeues its jobs by itself."""
+
+
+class PartitionOrOutage(Detector):
+    """Many agents fell silent at once: the network or the power. Never acted on, and it keeps everything else from acting."""
+
+    nodes: Count = Field(3, description="So many silent nodes at least, …")
+    percent: Percent = Field(20.0, description="… and more than this share of those that have reported.")
+
+
+class SlurmUnreachable(Detector):
+    """Slurm does not answer. Never acted on: nothing is done while nobody knows what runs."""
+
+    silent_for: Span = Field(60.0, description="Time without an answer to a listing.")
+
+
 class Detectors(Section):
     """One block a detector."""
 
@@ -61,3 +82,7 @@ class Detectors(Section):
     filesystem_outage: FilesystemOutage = FilesystemOutage()
     collective_hang: CollectiveHang = CollectiveHang()
     lingering_job: LingeringJob = LingeringJob()
+    partition_or_outage: PartitionOrOutage = PartitionOrOutage()
+    node_down: NodeDown = NodeDown()
+    agent_silent: AgentSilent = AgentSilent()
+    slurm_unreachable: SlurmUnreachable = SlurmUnreachable()

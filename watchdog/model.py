@@ -96,6 +96,10 @@ class LogFile(Value, frozen=True, kw_only=True):
     """Why it cannot be read now: missing, permission, its mount does not answer."""
     offset: int | None = None
     """Bytes of the file that were read: where the next run of the job goes on, on whatever node."""
+    lag_bytes: int = 0
+    """What stands in the file and is not read yet: a flood is read in several looks."""
+    skipped_bytes: int = 0
+    """What was passed over so far, for reading could not keep up: nobody knows what was in it."""
 
 
 class EventKind(StrEnum):
@@ -537,6 +541,27 @@ class Kind(StrEnum):
     FILESYSTEM_STALL = "filesystem_stall"
     LINGERING_JOB = "lingering_job"
     COLLECTIVE_HANG = "collective_hang"
+    STALLED_PROGRESS = "stalled_progress"
+    WEDGED_TEARDOWN = "wedged_teardown"
+    DEAD_RANK = "dead_rank"
+    RANK_STOPPED = "rank_stopped"
+    GPU_FAULT = "gpu_fault"
+    GPU_IDLE_RANK = "gpu_idle_rank"
+    GPU_CLOCK_LOW = "gpu_clock_low"
+    ORPHAN_GPU_PROCESS = "orphan_gpu_process"
+    SLOW_JOB = "slow_job"
+    SLOW_NODE = "slow_node"
+    LOSS_SPIKE = "loss_spike"
+    LOSS_NAN = "loss_nan"
+    LOG_ERROR = "log_error"
+    CRASH_LOOP = "crash_loop"
+    CHAIN_BROKEN = "chain_broken"
+    CHECKPOINT_OVERDUE = "checkpoint_overdue"
+    DISK_FULL = "disk_full"
+    AGENT_SILENT = "agent_silent"
+    NODE_DOWN = "node_down"
+    PARTITION_OR_OUTAGE = "partition_or_outage"
+    SLURM_UNREACHABLE = "slurm_unreachable"
     OPERATOR_RESTART = "operator_restart"
 
 

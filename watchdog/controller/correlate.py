@@ -8,10 +8,13 @@ from msgspec.structs import replace
 
 from watchdog.model import Finding, Incident, IncidentState, Kind, Truth, Value
 
+_STUCK = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
 CAUSES: dict[Kind, tuple[Kind, ...]] = {
     Kind.FILESYSTEM_STALL: (Kind.FILESYSTEM_OUTAGE,),
-    Kind.LINGERING_JOB: (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL),
-    Kind.COLLECTIVE_HANG: (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL, Kind.LINGERING_JOB),
+    Kind.LINGERING_JOB: _STUCK,
+    Kind.COLLECTIVE_HANG: (*_STUCK, Kind.LINGERING_JOB),
+    Kind.NODE_DOWN: (Kind.PARTITION_OR_OUTAGE,),
+    Kind.AGENT_SILENT: (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN),
 }
 """Which kinds of incident explain a kind away, if they concern the same job."""
 
@@ -168,7 +171,10 @@ def _inhibit(incident: Incident, incidents: Sequence[Incident], suspected: Seque
 
 
 def _same_matter(incident: Incident, cause: Incident) -> bool:
-    if incident.subject.startswith("mount:"):
+    """Of two kinds of which one may explain the other: whether they are about the same filesystem, node or job."""
+    if cause.subject == "cluster":
+        return True
+    if incident.subject.startswith(("mount:", "node:")):
         return incident.subject == cause.subject
     return bool(set(incident.job_ids) & set(cause.job_ids))
 

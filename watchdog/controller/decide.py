@@ -14,7 +14,7 @@ from watchdog.actuate import kill_switch
 from watchdog.controller.drive import Driver, Tools
 from watchdog.controller.journal import JournalError
 from watchdog.controller.ladder import LadderLimits
-from watchdog.controller.policy import ACTIONS, Limits, Situation, decide, is_final, is_news
+from watchdog.controller.policy import Limits, Situation, action_for, decide, is_final, is_news
 from watchdog.controller.run import ACTIVE_STATES
 from watchdog.model import (
     Action,
@@ -92,7 +92,9 @@ class Decider:
             ):
                 # An incident of one filesystem may hold several jobs: each is decided about by itself.
                 jobs = (
-                    incident.jobs_now if ACTIONS[incident.kind] is not Action.NONE else incident.jobs_now[:1]
+                    incident.jobs_now
+                    if action_for(incident.kind) is not Action.NONE
+                    else incident.jobs_now[:1]
                 )
                 for job_id in jobs:
                     try:

@@ -10,7 +10,7 @@ from watchdog.config import Config
 from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
 from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.state import ClusterState
-from watchdog.detect import DETECTORS
+from watchdog.detect import DETECTORS, WITHOUT_SLURM
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.view import ClusterView, NoData
 from watchdog.model import Finding, Incident, IncidentState, Kind, Value
@@ -58,11 +58,10 @@ class Judge:
         self.view = self.state.view(now)
         settings = self.config.detectors.collective_hang
         self.limits_s = {job.job.job_id: progress_limit(job, settings).seconds for job in self.view.jobs}
-        if not self._slurm_is_fresh():
-            return []
         findings: list[Finding] = []
+        fresh = self._slurm_is_fresh()
         for kind, detect in DETECTORS:
-            if self.config.mode_of(kind) == "off":
+            if self.config.mode_of(kind) == "off" or not (fresh or kind in WITHOUT_SLURM):
                 continue
             try:
                 found = detect(self.view, self.config.detectors)

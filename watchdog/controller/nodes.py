@@ -19,11 +19,34 @@ IDLE_RATIO = 0.05
 """A GPU below this does nothing: a process that merely holds a context shows 0, a spinning kernel 1."""
 BUSY_RATIO = 0.5
 FAST_S, SLOW_S = 60.0, 7200.0
-"""Time constants of a clock's average: now, and usually."""
+"""Time constants of the averages: now, and usually."""
 SETTLED_LOOKS = 6
 """Busy looks before an average says anything: half a minute at the default interval."""
 SAME_XID_S = 60.0
 """NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault."""
+
+
+@dataclass
+class _Averages:
+    """Of one figure under load: over about a minute, and over about two hours."""
+
+    fast: float | None = None
+    slow: float | None = None
+    looks: int = 0
+
+    def add(self, value: float | None, elapsed_s: float) -> None:
+        if value is None:
+            return
+        self.fast = _average(self.fast, value, elapsed_s, FAST_S)
+        self.slow = _average(self.slow, value, elapsed_s, SLOW_S)
+        self.looks += 1
+
+    def recent(self, busy_looks: int) -> float | None:
+        return self.fast if busy_looks >= SETTLED_LOOKS else None
+
+    @property
+    def usual(self) -> float | None:
+        return self.slow if self.looks >= 10 * SETTLED_LOOKS else None
 
 
 @dataclass
@@ -34,9 +57,8 @@ class _Past:
     idle_since: float | None = None
     busy_since: float | None = None
     looks: int = 0
-    fast_hz: float | None = None
-    slow_hz: float | None = None
-    slow_looks: int = 0
+    clock_hz: _Averages = field(default_factory=_Averages)
+    power_w: _Averages = field(default_factory=_Averages)
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
 
@@ -138,10 +160,9 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         past.idle_since = _since(past.idle_since, ratio <= IDLE_RATIO, now)
         past.busy_since = _since(past.busy_since, ratio >= BUSY_RATIO, now)
         past.looks = past.looks + 1 if past.busy_since is not None else 0
-        if past.busy_since is not None and gpu.sm_clock_hz is not None and past.looks > 1:
-            past.fast_hz = _average(past.fast_hz, gpu.sm_clock_hz, elapsed_s, FAST_S)
-            past.slow_hz = _average(past.slow_hz, gpu.sm_clock_hz, elapsed_s, SLOW_S)
-            past.slow_looks += 1
+        if past.looks > 1:  # the first busy look may have caught it on its way up
+            past.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
+            past.power_w.add(gpu.power_w, elapsed_s)
     else:
         past.idle_since = past.busy_since = None
         past.looks = 0
@@ -155,8 +176,10 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         seen_at=past.seen_at,
         idle_since=past.idle_since,
         busy_since=past.busy_since,
-        recent_sm_clock_hz=past.fast_hz if past.looks >= SETTLED_LOOKS else None,
-        usual_sm_clock_hz=past.slow_hz if past.slow_looks >= 10 * SETTLED_LOOKS else None,
+        recent_sm_clock_hz=past.clock_hz.recent(past.looks),
+        usual_sm_clock_hz=past.clock_hz.usual,
+        recent_power_w=past.power_w.recent(past.looks),
+        usual_power_w=past.power_w.usual,
         ecc_uncorrected_rose_at=past.ecc_rose_at,
     )
 

@@ -7,14 +7,28 @@ from collections.abc import Callable, Sequence
 from watchdog.model import Action, Decision, Fence, Incident, Kind, SlurmJob, Value, Verdict
 
 ACTIONS: dict[Kind, Action] = {
-    Kind.FILESYSTEM_OUTAGE: Action.NONE,
     Kind.FILESYSTEM_STALL: Action.REQUEUE,
     Kind.LINGERING_JOB: Action.REQUEUE,
     Kind.COLLECTIVE_HANG: Action.REQUEUE,
     Kind.OPERATOR_RESTART: Action.GRACEFUL_RESTART,
 }
 """What answers each kind. A loop that does not turn cannot hear a kill switch: it is requeued from its last
-complete checkpoint. A filesystem's fault is answered by waiting."""
+complete checkpoint. Whatever is not here is told, and nothing is done about it: a filesystem's fault is answered by waiting."""
+
+
+def action_for(kind: Kind) -> Action:
+    """What answers incidents of this kind."""
+    return ACTIONS.get(kind, Action.NONE)
+
+
+WHY_NONE: dict[Kind, str] = {
+    Kind.FILESYSTEM_OUTAGE: "no restart helps while the filesystem is away, and no node is to blame",
+    Kind.PARTITION_OR_OUTAGE: "many nodes at once are no fault of any of them",
+    Kind.AGENT_SILENT: "silence proves nothing about the jobs on the node",
+    Kind.NODE_DOWN: "Slurm ends and requeues the jobs of a node that it has lost by itself",
+    Kind.SLURM_UNREACHABLE: "nobody knows what runs while Slurm does not answer",
+}
+"""Why nothing is done, in words, where there is more to say than that."""
 
 REQUEUEABLE_STATES = frozenset({"RUNNING"})
 
@@ -181,7 +195,7 @@ def _is_about(decision: Decision, situation: Situation) -> bool:
 
 def decide(incident: Incident, situation: Situation, limits: Limits, decision_id: str) -> Decision:
     """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
-    action = ACTIONS[incident.kind]
+    action = action_for(incident.kind)
     job = situation.job
     asked = incident.kind is Kind.OPERATOR_RESTART
     verdict, by, reason = (
@@ -192,7 +206,7 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
     if asked:
         reason = "a person asked for it and no guard holds it back"
     if action is Action.NONE:
-        reason = "no restart helps while the filesystem is away, and no node is to blame"
+        reason = WHY_NONE.get(incident.kind, "this kind of incident is told, and nothing is done about it")
     else:
         for name, guard in GUARDS:
             objection = None if asked and name not in ASKED_FOR else guard(incident, situation, limits)

@@ -86,6 +86,7 @@ class ClusterState:
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
         self.slurm_at: float | None = None
+        self._watched_from: float | None = None
 
     # ------------------------------------------------------------------------------------ feeding
 
@@ -293,8 +294,10 @@ class ClusterState:
     def view(self, now: float) -> ClusterView:
         """Everything that detectors need, frozen."""
         reporting = self.reporting_nodes(now)
+        self._watched_from = now if self._watched_from is None else self._watched_from
         return ClusterView(
             now=now,
+            watched_s=now - self._watched_from,
             jobs=tuple(
                 self._job_view(run, now, reporting)
                 for _, run in sorted(self._runs.items())

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from watchdog.detect import collective_hang, filesystem_outage, filesystem_stall, lingering_job
+from watchdog.detect import (
+    agent_silent,
+    collective_hang,
+    filesystem_outage,
+    filesystem_stall,
+    lingering_job,
+    node_down,
+    partition_or_outage,
+    slurm_unreachable,
+)
 from watchdog.detect.view import ClusterView
 from watchdog.model import Finding, Kind
 
@@ -27,6 +36,10 @@ class Settings(Protocol):
     def collective_hang(self) -> collective_hang.Settings: ...
     @property
     def lingering_job(self) -> lingering_job.Settings: ...
+    @property
+    def partition_or_outage(self) -> partition_or_outage.Settings: ...
+    @property
+    def slurm_unreachable(self) -> slurm_unreachable.Settings: ...
 
 
 Detector = Callable[[ClusterView, Settings], list[Finding]]
@@ -40,7 +53,14 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
         Kind.FILESYSTEM_STALL,
         lambda view, s: filesystem_stall.detect(view, blocked_for_s=s.filesystem_stall.blocked_for),
     ),
+    (Kind.PARTITION_OR_OUTAGE, lambda view, s: partition_or_outage.detect(view, s.partition_or_outage)),
+    (Kind.NODE_DOWN, lambda view, s: node_down.detect(view)),
+    (Kind.AGENT_SILENT, lambda view, s: agent_silent.detect(view)),
+    (Kind.SLURM_UNREACHABLE, lambda view, s: slurm_unreachable.detect(view, s.slurm_unreachable)),
     (Kind.LINGERING_JOB, lambda view, s: lingering_job.detect(view, s.lingering_job)),
     (Kind.COLLECTIVE_HANG, lambda view, s: collective_hang.detect(view, s.collective_hang)),
 )
 """Every detector, causes before their consequences."""
+
+WITHOUT_SLURM: frozenset[Kind] = frozenset({Kind.SLURM_UNREACHABLE})
+"""What can be judged while Slurm does not answer: nothing that is about a job or a node."""

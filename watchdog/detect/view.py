@@ -86,7 +86,10 @@ class GpuView(Value, frozen=True, kw_only=True):
     recent_sm_clock_hz: float | None = None
     """Under load: average over about the last minute. None until it has been busy for some looks."""
     usual_sm_clock_hz: float | None = None
-    """Under load: average over about the last hours, without the last minutes."""
+    """Under load: average over about the last two hours."""
+    recent_power_w: float | None = None
+    """Likewise. A GPU that spins in a collective is busy and draws much less than one that computes."""
+    usual_power_w: float | None = None
     ecc_uncorrected_rose_at: float | None = None
     """When its count of uncorrected memory errors was last seen to rise."""
 
@@ -271,6 +274,8 @@ class ClusterView(Value, frozen=True, kw_only=True):
     """Everything, at one moment."""
 
     now: float
+    watched_s: float = 0.0
+    """Since the first look: what is older was not seen."""
     jobs: tuple[JobView, ...] = ()
     filesystems: tuple[FilesystemView, ...] = ()
     reporting_nodes: tuple[str, ...] = ()

@@ -1,0 +1,48 @@
+"""`agent_silent`: a node's agent does not report any more, and Slurm has nothing against the node. What runs there is unknown, no more."""
+
+from __future__ import annotations
+
+from watchdog.detect.nodes import away_on_purpose, expected_away, is_down, jobs_by_node, share_silent
+from watchdog.detect.view import ClusterView, NodeView
+from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+
+
+def detect(view: ClusterView) -> list[Finding]:
+    """One finding for each node that has ever reported. It is silent after the controller's `agent_silent_after`."""
+    states = {node.name: node.state for node in view.slurm_nodes}
+    silent, jobs = set(view.silent_nodes), jobs_by_node(view)
+    return [
+        _judge(view, node, node.name in silent, states.get(node.name), jobs.get(node.name, ()))
+        for node in view.nodes
+    ]
+
+
+def _judge(
+    view: ClusterView, node: NodeView, silent: bool, state: str | None, job_ids: tuple[str, ...]
+) -> Finding:
+    age_s = view.now - node.reported_at
+    truth, summary = Truth.OK, f"the agent of {node.name} reports"
+    if silent and (away_on_purpose(state) or is_down(state) or state is None):
+        # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster has no agent.
+        summary = f"Slurm says that {node.name} is {state or 'no node of this cluster'}"
+    elif silent:
+        truth = Truth.BAD
+        jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else " No watched job runs there."
+        summary = (
+            f"The agent of {node.name} has not reported for {age_s:.0f} s, while Slurm has the node as {state}: what happens "
+            f"there is unknown.{jobs}"
+        )
+    return Finding(
+        kind=Kind.AGENT_SILENT,
+        subject=f"node:{node.name}",
+        truth=truth,
+        summary=summary,
+        severity=Severity.WARNING,
+        culprits=(Culprit(node=node.name, reason=f"no report for {age_s:.0f} s"),)
+        if truth is Truth.BAD
+        else (),
+        facts=(f"on {node.name}: systemctl status slurm-watchdog-agent", expected_away(share_silent(view)))
+        if truth is Truth.BAD
+        else (),
+        lasted_s=age_s if silent else 0.0,
+    )

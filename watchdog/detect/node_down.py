@@ -1,0 +1,49 @@
+"""`node_down`: Slurm itself has lost a node that had an agent."""
+
+from __future__ import annotations
+
+from watchdog.detect.nodes import away_on_purpose, is_down, jobs_by_node
+from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
+from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+
+
+def detect(view: ClusterView) -> list[Finding]:
+    """One finding for each node that has ever reported and that Slurm knows."""
+    states = {node.name: node for node in view.slurm_nodes}
+    silent, jobs = set(view.silent_nodes), jobs_by_node(view)
+    return [
+        _judge(view, node, states[node.name], node.name in silent, jobs.get(node.name, ()))
+        for node in view.nodes
+        if node.name in states
+    ]
+
+
+def _judge(
+    view: ClusterView, node: NodeView, slurm: SlurmNodeView, silent: bool, job_ids: tuple[str, ...]
+) -> Finding:
+    finding = Finding(
+        kind=Kind.NODE_DOWN,
+        subject=f"node:{node.name}",
+        truth=Truth.OK,
+        summary=f"Slurm has {node.name} as {slurm.state}",
+    )
+    if not is_down(slurm.state) or away_on_purpose(slurm.state):
+        return finding
+    age_s = view.now - node.reported_at
+    agent = (
+        f"its agent has not reported for {age_s:.0f} s, too"
+        if silent
+        else "yet its agent reports: slurmd is gone, not the node"
+    )
+    jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else ""
+    reason = f" ({slurm.reason})" if slurm.reason else ""
+    return Finding(
+        kind=finding.kind,
+        subject=finding.subject,
+        truth=Truth.BAD,
+        summary=f"Slurm has lost {node.name}: {slurm.state}{reason}; {agent}.{jobs}",
+        severity=Severity.CRITICAL if job_ids else Severity.WARNING,
+        culprits=(Culprit(node=node.name, reason=f"Slurm says {slurm.state}"),),
+        facts=(f"scontrol show node {node.name}", f"{node.name}: {agent}"),
+        lasted_s=age_s if silent else 0.0,
+    )

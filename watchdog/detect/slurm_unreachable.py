@@ -1,0 +1,36 @@
+"""`slurm_unreachable`: Slurm does not answer. The controller then knows of no job for certain, and does nothing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from watchdog.detect.view import ClusterView
+from watchdog.model import Finding, Kind, Truth
+
+
+class Settings(Protocol):
+    @property
+    def silent_for(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding. Before the first answer the time since the controller's start counts."""
+    age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
+    silent = age_s >= settings.silent_for
+    return [
+        Finding(
+            kind=Kind.SLURM_UNREACHABLE,
+            subject="slurm",
+            truth=Truth.BAD if silent else Truth.OK,
+            summary=f"Slurm has not answered for {age_s:.0f} s: no job is judged and nothing is done until it does."
+            if silent
+            else "Slurm answers",
+            facts=(
+                "on this machine: scontrol ping; squeue",
+                "journalctl -u slurm-watchdog-controller says what it answered",
+            )
+            if silent
+            else (),
+            lasted_s=age_s if silent else 0.0,
+        )
+    ]

@@ -70,7 +70,9 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
         kept = {
             name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ
         }
-        agent = stack.enter_context(started("agent", command, log, {**kept, **job.environment}, cpus))
+        agent = stack.enter_context(
+            started("agent", command, log, {**kept, **job.environment}, job.space, cpus)
+        )
         try:
             _await_good_report(taker)
         except TimeoutError as error:
@@ -109,7 +111,11 @@ def run(figures: Figures, options: Options) -> None:
             peers.install()
             logs = sorted(here.load.directory.glob("logs/*.out"))
             others = stack.enter_context(
-                peers.running(here.load.directory, here.load.pids, logs, options.interval_s)
+                peers.running(
+                    peers.Place(
+                        here.load.directory, here.load.space, here.load.pids, logs, options.interval_s
+                    )
+                )
             )
         say(f"warming up for {options.warm_up_s:.0f} s, then measuring for {options.seconds:.0f} s")
         time.sleep(options.warm_up_s)

@@ -1,7 +1,9 @@
 /* One process of a training job as it looks from outside: threads that sleep where a trainer's do, open descriptors, a log.
  *
  *   load KIND RANK THREADS DESCRIPTORS PERIOD_S
+ *   load idle COUNT
  *
+ * `idle` is the rest of the machine: COUNT processes that sleep, below one that buries whatever loses its parent.
  * KIND `rank` writes a line of training to standard output every PERIOD_S seconds; `batch` is the job's batch script, which
  * writes a line of rank 0 to standard output and now and then one to standard error. All else sleeps: three of five threads
  * on a futex (NCCL's and the loader's queues), the others in poll (NCCL's proxies and sockets), of which one wakes up once
@@ -75,10 +77,21 @@ static void write_line(int rank, long step, double period) {
     }
 }
 
+static void be_idle(int count) {
+    signal(SIGCHLD, SIG_IGN);
+    for (int left = count; left > 0; left--)
+        if (fork() == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            prctl(PR_SET_NAME, "idle-daemon");
+            for (;;) pause();
+        }
+    for (;;) pause();
+}
+
 int main(int count, char **argument) {
-    if (count != 6) { fputs("usage: load KIND RANK THREADS DESCRIPTORS PERIOD_S\n", stderr); return 2; }
+    if (count == 3 && !strcmp(argument[1], "idle")) be_idle(atoi(argument[2]));
+    if (count != 6) { fputs("usage: load KIND RANK THREADS DESCRIPTORS PERIOD_S | load idle COUNT\n", stderr); return 2; }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() == 1) return 1;
     int rank = atoi(argument[2]), threads = atoi(argument[3]);
     double period = atof(argument[5]);
     open_descriptors(atoi(argument[4]));

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.standin_nvml import standin
+from tests.bench.space import Space, opened
 from watchdog.model import JobWatch
 
 HERE = Path(__file__).resolve().parent
@@ -25,6 +26,9 @@ JOB_ID = "424242"
 RANKS, THREADS, GPUS = 8, 64, 8
 DESCRIPTORS = 160
 """Of each rank. NCCL over 8 nodes and a loader with 8 workers have about so many sockets, event descriptors and devices open."""
+IDLE_PROCESSES = 60
+"""The rest of a small machine: daemons and threads of the kernel. Few for a node of a cluster, but as many as where the peers' figures
+in our notes come from."""
 LOG_PERIOD_S = 3.0
 CHECKPOINT_EVERY_S = 60.0
 CHECKPOINT_FILES = 16
@@ -37,8 +41,10 @@ class Load:
 
     directory: Path
     watch: JobWatch
+    space: Space
+    """Where its processes are, and where the agent and its peers have to be to see them."""
     pids: tuple[int, ...]
-    """Of the ranks, in order."""
+    """Of the ranks, in order, as those in `space` know them."""
     environment: dict[str, str]
     """What the agent needs to find the stand-in for NVIDIA's library."""
 
@@ -94,20 +100,23 @@ def batch_environment(directory: Path) -> dict[str, str]:
 def running(period_s: float = LOG_PERIOD_S) -> Iterator[Load]:
     """The load while the block runs; nothing of it is left afterwards."""
     with ExitStack() as stack:
-        directory = _directory(stack, None)
-        # A second filesystem, as /scratch is beside /home: the agent probes each that the job uses.
-        memory = Path("/dev/shm")
-        scratch = _directory(stack, memory if os.access(memory, os.W_OK) else None)
-        programs = directory / "bin"
-        programs.mkdir()
-        build(HERE / "load.c", programs / "python3")
-        shutil.copy(programs / "python3", programs / "bash")
-        for path in (directory, scratch):
-            (path / "logs").mkdir()
-            (path / "checkpoints").mkdir()
-        pids = tuple(_start_ranks(stack, programs, directory, scratch, period_s))
+        directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-bench-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        directory.chmod(0o755)
+        for name in ("bin", "logs", "scratch"):
+            (directory / name).mkdir()
+        build(HERE / "load.c", directory / "bin" / "python3")
+        for name in ("bash", "idle"):
+            shutil.copy(directory / "bin" / "python3", directory / "bin" / name)
+        space = stack.enter_context(opened([str(directory / "bin" / "idle"), "idle", str(IDLE_PROCESSES)]))
+        # A second filesystem, as /scratch is beside /home: the agent looks at each that the job uses.
+        space.mount_memory(directory / "scratch")
+        checkpoints = directory / "scratch" / "checkpoints"
+        for path in (directory / "scratch" / "logs", checkpoints):
+            space.seen_from_here(path).mkdir()
+        pids = tuple(_start_ranks(stack, space, directory, period_s))
         environment = _start_gpus(directory, pids)
-        saver = Saver(scratch / "checkpoints")
+        saver = Saver(space.seen_from_here(checkpoints))
         stack.callback(saver.stop)
         saver.start()
         watch = JobWatch(
@@ -115,50 +124,36 @@ def running(period_s: float = LOG_PERIOD_S) -> Iterator[Load]:
             restarts=0,
             uid=job_owner(),
             log_paths=(str(directory / "logs" / "job.out"), str(directory / "logs" / "job.err")),
-            checkpoint_trackers=(str(scratch / "checkpoints" / "latest_checkpointed_iteration.txt"),),
-            checkpoint_directories=(str(scratch / "checkpoints"),),
+            checkpoint_trackers=(str(checkpoints / "latest_checkpointed_iteration.txt"),),
+            checkpoint_directories=(str(checkpoints),),
         )
-        yield Load(directory, watch, pids, environment)
+        yield Load(directory, watch, space, pids, environment)
 
 
-def _directory(stack: ExitStack, parent: Path | None) -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-bench-", dir=parent))
-    stack.callback(shutil.rmtree, directory, ignore_errors=True)
-    directory.chmod(0o755)
-    return directory
-
-
-def _start_ranks(
-    stack: ExitStack, programs: Path, directory: Path, scratch: Path, period_s: float
-) -> Iterator[int]:
+def _start_ranks(stack: ExitStack, space: Space, directory: Path, period_s: float) -> Iterator[int]:
     """Eight ranks with a log each (half of them on either filesystem), and the batch script with the job's two."""
-    batch = ["batch", "0", "1", "0"]
-    _start(
-        stack, programs / "bash", batch, batch_environment(directory), directory / "logs" / "job", period_s
-    )
+    programs, period = directory / "bin", str(period_s)
+    batch = [str(programs / "bash"), "batch", "0", "1", "0", period]
+    _start(stack, space, batch, batch_environment(directory), directory / "logs" / "job", ".err")
     for rank in range(RANKS):
-        where = directory if rank % 2 else scratch
-        words = ["rank", str(rank), str(THREADS), str(DESCRIPTORS)]
-        log = where / "logs" / f"rank{rank}"
-        yield _start(stack, programs / "python3", words, rank_environment(rank, directory), log, period_s)
+        words = [str(programs / "python3"), "rank", str(rank), str(THREADS), str(DESCRIPTORS), period]
+        log = (directory if rank % 2 else directory / "scratch") / "logs" / f"rank{rank}"
+        yield space.inner(_start(stack, space, words, rank_environment(rank, directory), log, ".out"))
 
 
 def _start(
-    stack: ExitStack, program: Path, words: list[str], environment: dict[str, str], log: Path, period_s: float
+    stack: ExitStack, space: Space, words: list[str], environment: dict[str, str], log: Path, errors: str
 ) -> int:
-    with (
-        open(f"{log}.out", "ab") as out,
-        open(f"{log}.err" if words[0] == "batch" else f"{log}.out", "ab") as err,
-    ):
+    log = space.seen_from_here(log)
+    with open(f"{log}.out", "ab") as out, open(f"{log}{errors}", "ab") as err:
         for file in (out, err):
             os.fchown(file.fileno(), job_owner(), -1)
         process = subprocess.Popen(
-            [str(program), *words, str(period_s)], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-            env=environment, user=job_owner() if os.geteuid() == 0 else None, cwd="/",
-        )  # fmt: skip
+            space.words(words, job_owner()), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
+        )
     stack.callback(process.wait, 30)
     stack.callback(process.kill)
-    return process.pid
+    return space.find(process.pid)
 
 
 def _start_gpus(directory: Path, pids: tuple[int, ...]) -> dict[str, str]:

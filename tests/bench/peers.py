@@ -14,11 +14,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from tests.bench.figures import say
 from tests.bench.process_tree import Target, started
+from tests.bench.space import Space
 
 PACKAGES = {  # Debian package -> the program that it brings
     "prometheus-node-exporter": "prometheus-node-exporter",
@@ -139,19 +141,28 @@ def find_program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where peers run and what they look at."""
+
+    directory: Path
+    space: Space
+    ranks: tuple[int, ...]
+    logs: list[Path]
+    interval_s: float
+
+
 @contextmanager
-def running(
-    directory: Path, ranks: tuple[int, ...], logs: list[Path], interval_s: float
-) -> Iterator[list[Target]]:
+def running(place: Place) -> Iterator[list[Target]]:
     """All peers that can be had, each with its own directory, until the block ends."""
     with ExitStack() as stack:
         targets = []
         for start in (_node_exporter, _monit, _collectd, _psutil, _psutil_threads):
             name = start.__name__.removeprefix("_")
-            home = directory / name
+            home = place.directory / name
             home.mkdir()
             home.chmod(0o755)
-            target = start(stack, home, ranks, logs, interval_s)
+            target = start(stack, home, place)
             if target is None:
                 say(f"{name} is not here: no figure of it")
             else:
@@ -165,63 +176,57 @@ def free_port(kind: int = socket.SOCK_STREAM) -> int:
         return int(sock.getsockname()[1])
 
 
-def _node_exporter(
-    stack: ExitStack, home: Path, ranks: tuple[int, ...], logs: list[Path], interval_s: float
-) -> Target | None:
+def _node_exporter(stack: ExitStack, home: Path, place: Place) -> Target | None:
     program = find_program("prometheus-node-exporter")
     if program is None:
         return None
     port = free_port()
     command = [program, f"--web.listen-address=127.0.0.1:{port}"]
-    target = stack.enter_context(started("node_exporter", command, home / "log"))
-    scraper = Scraper(port, interval_s)
+    target = stack.enter_context(started("node_exporter", command, home / "log", space=place.space))
+    scraper = Scraper(port, place.interval_s)
     stack.callback(scraper.stop)
     scraper.start()
     return target
 
 
-def _monit(
-    stack: ExitStack, home: Path, ranks: tuple[int, ...], logs: list[Path], interval_s: float
-) -> Target | None:
+def _monit(stack: ExitStack, home: Path, place: Place) -> Target | None:
     program = find_program("monit")
     if program is None:
         return None
-    text = MONIT.format(interval=max(1, round(interval_s)), directory=home)
-    for rank, pid in enumerate(ranks):
+    text = MONIT.format(interval=max(1, round(place.interval_s)), directory=home)
+    for rank, pid in enumerate(place.ranks):
         (home / f"rank{rank}.pid").write_text(f"{pid}\n")
         text += f"check process rank{rank} with pidfile {home}/rank{rank}.pid\n    if cpu > 400% then alert\n"
     file = home / "monitrc"
     file.write_text(text)
     file.chmod(0o600)
-    return stack.enter_context(started("monit", [program, "-I", "-c", str(file)], home / "output"))
+    return stack.enter_context(
+        started("monit", [program, "-I", "-c", str(file)], home / "output", space=place.space)
+    )
 
 
-def _collectd(
-    stack: ExitStack, home: Path, ranks: tuple[int, ...], logs: list[Path], interval_s: float
-) -> Target | None:
+def _collectd(stack: ExitStack, home: Path, place: Place) -> Target | None:
     program = find_program("collectd")
     if program is None:
         return None
-    tails = "".join(TAIL.format(path=path, name=f"log{number}") for number, path in enumerate(logs))
+    tails = "".join(TAIL.format(path=path, name=f"log{number}") for number, path in enumerate(place.logs))
     file = home / "collectd.conf"
     port = free_port(socket.SOCK_DGRAM)
-    file.write_text(COLLECTD.format(directory=home, interval=interval_s, port=port, tails=tails))
-    return stack.enter_context(started("collectd", [program, "-f", "-C", str(file)], home / "output"))
+    file.write_text(COLLECTD.format(directory=home, interval=place.interval_s, port=port, tails=tails))
+    return stack.enter_context(
+        started("collectd", [program, "-f", "-C", str(file)], home / "output", space=place.space)
+    )
 
 
-def _psutil(
-    stack: ExitStack, home: Path, ranks: tuple[int, ...], logs: list[Path], interval_s: float
-) -> Target | None:
-    return _start_loop(stack, home, "psutil", "processes", interval_s)
+def _psutil(stack: ExitStack, home: Path, place: Place) -> Target | None:
+    return _start_loop(stack, home, "psutil", "processes", place)
 
 
-def _psutil_threads(
-    stack: ExitStack, home: Path, ranks: tuple[int, ...], logs: list[Path], interval_s: float
-) -> Target | None:
-    return _start_loop(stack, home, "psutil_threads", "threads", interval_s)
+def _psutil_threads(stack: ExitStack, home: Path, place: Place) -> Target | None:
+    return _start_loop(stack, home, "psutil_threads", "threads", place)
 
 
-def _start_loop(stack: ExitStack, home: Path, name: str, what: str, interval_s: float) -> Target:
+def _start_loop(stack: ExitStack, home: Path, name: str, what: str, place: Place) -> Target:
     """With the system's own Python if that can import psutil from here: one that shares no memory with the agent's."""
     import psutil
 
@@ -235,8 +240,8 @@ def _start_loop(stack: ExitStack, home: Path, name: str, what: str, interval_s: 
         or subprocess.run(check, env=environment, capture_output=True, timeout=60).returncode
     ):
         python = sys.executable
-    command = [python, str(file), what, str(interval_s)]
-    return stack.enter_context(started(name, command, home / "log", environment))
+    command = [python, str(file), what, str(place.interval_s)]
+    return stack.enter_context(started(name, command, home / "log", environment, place.space))
 
 
 class Scraper:

@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench.space import Space
+
+NOWHERE = Space()
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 GROUP_PREFIX = "slurm-watchdog-bench"
@@ -267,11 +270,12 @@ def started(
     command: Sequence[str],
     log: Path,
     environment: Mapping[str, str] | None = None,
+    space: Space = NOWHERE,
     cpus: set[int] | None = None,
 ) -> Iterator[Target]:
-    """Runs `command` in a group of its own; it and everything it started end with the block, or with this process."""
+    """Runs `command` in `space`, in a group of its own; it and everything it started end with the block, or with this process."""
     group = make_group(name)
-    words = list(command)
+    words = space.words(command)
     if group is not None:
         words = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(group), *words]
     if cpus is not None:
@@ -283,7 +287,7 @@ def started(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )  # fmt: skip
     try:
-        yield Target(name, process.pid, group)
+        yield Target(name, space.find(process.pid), group)
     finally:
         tree = list(read_tree(process.pid))
         for pid in tree:

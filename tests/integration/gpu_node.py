@@ -14,7 +14,7 @@ from watchdog import clock
 from watchdog.agent import nvml
 from watchdog.agent.collectors.gpu import GpuCollector
 from watchdog.agent.probe import Probes
-from watchdog.model import Gpu
+from watchdog.model import Gpu, HungProbe, NodeEvent
 
 SHORT_DEADLINE_S = 0.5
 
@@ -38,6 +38,19 @@ class Node:
 
     def impatient(self) -> None:
         self.deadline_s, self.patience_s = SHORT_DEADLINE_S, 0.0
+
+    def patient(self) -> None:
+        self.deadline_s, self.patience_s = 20.0, 10.0
+
+    def events(self, later_s: float = 0.0) -> tuple[NodeEvent, ...]:
+        return self.gpus.take_events(clock.monotonic() + self.later_s + later_s)
+
+    def dropped(self) -> int:
+        """Events that the last `events` had to leave out."""
+        return self.gpus.events_dropped
+
+    def hung(self) -> tuple[HungProbe, ...]:
+        return self.probes.hung(clock.monotonic() + self.later_s)
 
     def tick(self, later_s: float = 0.0) -> tuple[Gpu, ...]:
         self.later_s += later_s

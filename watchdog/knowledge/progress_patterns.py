@@ -1,7 +1,8 @@
 """How frameworks write down that a step was done, that a phase began, that a checkpoint is complete.
 
-A row is tried only if its `needle` is in the lower-cased line; the first row that matches wins, so special forms
+A row is tried only if one of its `needles` is in the lower-cased line; the first row that matches wins, so special forms
 stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), loss, epoch.
+See watchdog.knowledge.log_signatures for what a new needle costs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Pattern:
     """One way to write a count that rises."""
 
     name: str
-    needle: str
+    needles: tuple[str, ...]
     regex: re.Pattern[str]
 
 
@@ -26,18 +27,18 @@ class Sign:
     """One way to write that a phase began, or that a checkpoint is complete (`complete`)."""
 
     name: str
-    needle: str
+    needles: tuple[str, ...]
     regex: re.Pattern[str]
     phase: str | None = None
     complete: bool = False
 
 
-def _pattern(name: str, needle: str, regex: str, flags: int = 0) -> Pattern:
-    return Pattern(name, needle, re.compile(regex, flags))
+def _pattern(name: str, needles: str | tuple[str, ...], regex: str, flags: int = 0) -> Pattern:
+    return Pattern(name, (needles,) if isinstance(needles, str) else needles, re.compile(regex, flags))
 
 
 def _sign(name: str, needle: str, regex: str, phase: str | None = None, complete: bool = False) -> Sign:
-    return Sign(name, needle, re.compile(regex, re.IGNORECASE), phase, complete)
+    return Sign(name, (needle,), re.compile(regex, re.IGNORECASE), phase, complete)
 
 
 # Lines with a number that rises while nothing is trained: status reporters, queues, retries, loading, downloads.
@@ -45,11 +46,21 @@ NOT_PROGRESS = re.compile(
     r"\bPULSE\b|waiting to be scheduled|\bre-?try|\bretri|\battempt\b|\bresum(?:e|ed|ing)\b|\brestor|\bre-?start"
     r"|\bload(?:ed|ing)\b|\bdownload|\btokeniz|\bfetching\b|\bgenerating\b|\bfilter(?:ing)?\b|\bsanity\b|\bheartbeat\b"
     r"|\bcheckpoint(?:s|ing)?\b.*\b\d+\s*/\s*\d+|\bwarm-?up steps?\b|\bnum_(?:train_)?(?:steps|iters)\b|\bmax_(?:steps|iters)\b"
-    r"|\btotal (?:optimization |training )?steps\b|\bNum (?:steps|batches)\b|^\s*Map\b"
-    # A step that is only spoken of: "starting from step 40", "timeout at step 30". "loss at step 10: 0.5" is one that was made.
-    r"|^(?!.*\bloss\b).*\b(?:at|from|to|until|till|since|after|every|before|beyond) (?:global[ _])?(?:step|iteration|iter|update)s?\b",
+    r"|\btotal (?:optimization |training )?steps\b|\bNum (?:steps|batches)\b|^\s*Map\b",
     re.IGNORECASE,
 )
+NOT_PROGRESS_NEEDLES = (
+    "pulse", "waiting to be", "retry", "re-try", "retri", "attempt", "resum", "restor", "restart", "re-start", "load",
+    "tokeniz", "fetching", "generating", "filter", "sanity", "heartbeat", "checkpoint", "warm", "num_", "num ", "max_", "total ", "map",
+)  # fmt: skip
+"""One of them is in each lower-cased line that NOT_PROGRESS matches: to search for these is much quicker."""
+# A step that is only spoken of: "starting from step 40", "timeout at step 30". "loss at step 10: 0.5" is one that was made.
+SPOKEN_OF = re.compile(
+    r"\b(?:at|from|to|until|till|since|after|every|before|beyond) (?:global[ _])?(?:step|iteration|iter|update)s?\b",
+    re.IGNORECASE,
+)
+SPOKEN_OF_NEEDLES = (" step", " iter", " update", " global")
+MADE = re.compile(r"\bloss\b", re.IGNORECASE)
 
 SIGNS: tuple[Sign, ...] = (
     # Megatron-LM, Megatron-DeepSpeed
@@ -58,19 +69,19 @@ SIGNS: tuple[Sign, ...] = (
     # Its result comes once for each of several data sets: the evaluation is over only with the next step.
     _sign("megatron_validation", "loss at iteration", r"(?:valid|validation|test) loss at iteration\s+(?P<step>\d+)", "evaluating"),
     # DeepSpeed engine
-    _sign("deepspeed_saved", "is ready now", r"\[Torch\] Checkpoint global_step(?P<step>\d+) is ready now", complete=True),
-    _sign("deepspeed_saving", "is about to be saved", r"Checkpoint global_step(?P<step>\d+) is about to be saved", "checkpointing"),
+    _sign("deepspeed_saved", "checkpoint global_step", r"\[Torch\] Checkpoint global_step(?P<step>\d+) is ready now", complete=True),
+    _sign("deepspeed_saving", "checkpoint global_step", r"Checkpoint global_step(?P<step>\d+) is about to be saved", "checkpointing"),
     # torchtitan and torch.distributed.checkpoint
     _sign("torchtitan_saved", "finished saving the checkpoint", r"Finished saving the checkpoint.*", complete=True),
     _sign("torchtitan_saving", "saving the checkpoint", r"Saving the checkpoint", "checkpointing"),
     # Hugging Face Trainer
     _sign("hf_saving", "saving model checkpoint to", r"Saving model checkpoint to .*checkpoint-(?P<step>\d+)", "checkpointing"),
-    _sign("hf_evaluation", "***** running evaluation", r"\*{5} Running Evaluation", "evaluating"),
+    _sign("hf_evaluation", "running evaluation", r"\*{5} Running Evaluation", "evaluating"),
     # fairseq, Composer, MaxText, Lightning
     _sign("fairseq_saved", "saved checkpoint", r"Saved checkpoint \S*.*@ \d+ epochs?, (?P<step>\d+) updates", complete=True),
     _sign("fairseq_saving", "preparing to save checkpoint", r"Preparing to save checkpoint .* @ (?P<step>\d+) updates", "checkpointing"),
     _sign("maxtext_saved", "saved a checkpoint at step", r"saved a checkpoint at step (?P<step>\d+)", complete=True),
-    _sign("nanogpt_evaluation", "train loss", r"^step (?P<step>\d+): train loss .*val loss", "evaluating"),
+    _sign("nanogpt_evaluation", "step ", r"^step (?P<step>\d+): train loss .*val loss", "evaluating"),
     _sign("validation_bar", "valid", r"\bValid(?:ation|ating)?\b(?: DataLoader \d+)?\s*:\s+\d+%\|", "evaluating"),
     _sign("evaluation_bar", "evaluat", r"\bEvaluat(?:ing|ion)\b\s*:?\s+\d+%\|", "evaluating"),
     # Anybody
@@ -78,30 +89,31 @@ SIGNS: tuple[Sign, ...] = (
     _sign("saving", "saving checkpoint", r"saving checkpoint(?:.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+))?", "checkpointing"),
     _sign("evaluating", "evaluat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?(?:evaluation|validation)\b|\bevaluating\b(?! metrics)", "evaluating"),
     _sign("validating", "validat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?validation\b|\bvalidating\b", "evaluating"),
-    _sign("finishing", "train", r"\btraining (?:is )?(?:complete[d]?|finished|done)\b|\bfinished training\b|\[after training is done\]", "finishing"),
+    _sign("finishing", "training", r"\btraining (?:is )?(?:complete[d]?|finished|done)\b|\bfinished training\b|\[after training is done\]", "finishing"),
 )  # fmt: skip
 
+STEP_WORDS = ("step", "iter", "update", "batch")
 STEP_WORD = r"(?:global[ _]?step|train[ _]?step|step|iteration|iter|update|batch)"
 
 PATTERNS: tuple[Pattern, ...] = (
-    _pattern("nemo2", "training epoch", r"Training epoch (?P<epoch>\d+), iteration \d+/(?P<total>\d+) .*?\bglobal_step: (?P<step>\d+)"),
+    _pattern("nemo2", "global_step: ", r"Training epoch (?P<epoch>\d+), iteration \d+/(?P<total>\d+) .*?\bglobal_step: (?P<step>\d+)"),
     _pattern("megatron", "iteration", r"\biteration\s+(?P<step>\d+)\s*/\s*(?P<total>\d+)\s*\|"),
-    _pattern("deepspeed", "skipped=", r"\bstep=(?P<step>\d+), skipped=\d+, lr="),
+    _pattern("deepspeed", "step=", r"\bstep=(?P<step>\d+), skipped=\d+, lr="),
     _pattern("nemo", "global_step=", r"\d+%\|.*\bglobal_step=(?P<step>\d+)(?:\.0*)?\b"),
-    _pattern("lightning", "epoch", r"\bEpoch (?P<epoch>\d+)\s*:\s+(?::\s+)?\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)"),
+    _pattern("lightning", "%|", r"\bEpoch (?P<epoch>\d+)\s*:\s+(?::\s+)?\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)"),
     _pattern("tqdm", "%|", r"\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)\s*\[[\d:]+<[\d:?]+(?:,\s*(?:(?P<step_s>[\d.]+)\s*s/\w+|(?P<rate>[\d.]+)\s*\w+/s))?"),
-    _pattern("torchtitan", "loss:", r"\bstep:\s*(?P<step>\d+)\s+loss:"),
+    _pattern("torchtitan", "step:", r"\bstep:\s*(?P<step>\d+)\s+loss:"),
     _pattern("nanogpt", "iter ", r"\biter (?P<step>\d+): loss (?:.*?\btime (?P<step_ms>[\d.]+)\s*ms)?"),
     _pattern("maxtext", "completed step", r"\bcompleted step:\s*(?P<step>\d+), seconds:\s*(?P<step_s>[\d.]+)"),
     _pattern("composer", "[batch=", r"\[batch=(?P<step>\d+)/(?P<total>\d+)\]"),
-    _pattern("fairseq", "epoch", r"\bepoch (?P<epoch>\d+):\s+(?P<step>\d+) / (?P<total>\d+)\b"),
+    _pattern("fairseq", "epoch ", r"\bepoch (?P<epoch>\d+):\s+(?P<step>\d+) / (?P<total>\d+)\b"),
     _pattern("num_updates", "num_updates", r"\bnum_updates[\"']?\s*[=:]?\s*[\"']?(?P<step>\d+)"),
-    _pattern("key_value", "=", r"(?<![\w.-])" + STEP_WORD + r"\s*=\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])", re.IGNORECASE),
-    _pattern("step_of", "", r"(?<![\w.-])" + STEP_WORD + r"\s*[:#]?\s*\[?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b", re.IGNORECASE),
-    _pattern("bracketed", "[", r"\[\s*" + STEP_WORD + r"\s*[:#=]?\s*(?P<step>\d+)\s*\]", re.IGNORECASE),
-    _pattern("step", "", r"(?:^|[\s|>,;\]:(])" + STEP_WORD + r"\s*[:#]?\s*(?P<step>\d+)(?=\s*(?:$|[\s|:,;)\]]))(?!\.\d)", re.IGNORECASE),
-    _pattern("tokens", "token", r"\b(?:consumed|processed|seen|total|trained)[ _]tokens\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\btokens[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
-    _pattern("samples", "sample", r"\b(?:consumed|processed|seen|total|trained)[ _]samples\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\bsamples[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
+    _pattern("key_value", STEP_WORDS, r"(?<![\w.-])" + STEP_WORD + r"\s*=\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])", re.IGNORECASE),
+    _pattern("step_of", STEP_WORDS, r"(?<![\w.-])" + STEP_WORD + r"\s*[:#]?\s*\[?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b", re.IGNORECASE),
+    _pattern("bracketed", STEP_WORDS, r"\[\s*" + STEP_WORD + r"\s*[:#=]?\s*(?P<step>\d+)\s*\]", re.IGNORECASE),
+    _pattern("step", STEP_WORDS, r"(?:^|[\s|>,;\]:(])" + STEP_WORD + r"\s*[:#]?\s*(?P<step>\d+)(?=\s*(?:$|[\s|:,;)\]]))(?!\.\d)", re.IGNORECASE),
+    _pattern("tokens", "tokens", r"\b(?:consumed|processed|seen|total|trained)[ _]tokens\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\btokens[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
+    _pattern("samples", "samples", r"\b(?:consumed|processed|seen|total|trained)[ _]samples\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\bsamples[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
 )  # fmt: skip
 
 # What else such a line may say, whatever the framework.
@@ -110,6 +122,7 @@ STEP_SECONDS = re.compile(
     rf"|(?:step_time|iter_time|step time|time per step|sec_per_step|train_step_timing in s)\s*[=:]\s*(?P<plain>{NUMBER})\s*(?P<suffix>ms\b)?",
     re.IGNORECASE,
 )
+STEP_SECONDS_NEEDLES = ("time", "timing", "sec_per_step")
 LOSS = re.compile(
     rf"(?<![\w])(?:lm |train_|train |reduced_train_)?loss[\"']?\s*[=:]?\s*[\"']?(?P<loss>{NUMBER})",
     re.IGNORECASE,
@@ -126,6 +139,8 @@ STEP_KEYS = (
     "_step",
     "update",
 )
+MAPPING_NEEDLES = ("step", "iter", "update")
+"""One of them is in each of STEP_KEYS: a mapping without any is not decoded."""
 TOTAL_KEYS = ("total_steps", "max_steps", "num_steps", "total_iterations", "train_iters")
 SECONDS_KEYS = ("step_time", "step_time_s", "step_seconds", "seconds_per_step", "iter_time", "sec_per_step")
 LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")

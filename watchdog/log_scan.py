@@ -1,0 +1,209 @@
+"""Reads whole blocks of a log at once: a million lines a second, with the facts that parse_line would give line by line.
+
+Nearly all lines of a training log say nothing we know, and nearly all are alike: they differ in digits and punctuation.
+So the letters alone of each line, its *shape*, are compared first. A row of the tables can only match a line whose shape
+holds the letters of one of the row's needles; each different shape of a block is looked at once, and the lines of a shape
+without any needle are done with. The others are parsed.
+
+What makes this exact: taking characters out of a text never takes out a needle, when all of them are taken out of both.
+What bounds it in a flood: of the lines of one shape so many are parsed, then a sample, and the rest is counted.
+
+Pure. See scan() for what is given and returned.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+
+from watchdog.knowledge.progress_patterns import MAPPING_NEEDLES
+from watchdog.progress import ALL_ROWS, LogFact, Rows, parse_line
+
+PIECE = 128 * 1024
+"""Bytes that are looked at together: with what is made of them, they stay in the processor's cache."""
+MAX_LINE_BYTES = 8192
+"""Of a line so much is decoded; parse_line looks at less."""
+IN_FULL = 128
+"""So many lines of one shape are parsed in full, each of them: 100 ranks that say the same are 100 facts."""
+EVENLY = 8
+"""Of the further lines of one shape so many are parsed, an even choice with the last, in each piece."""
+MAX_SHAPES = 2048
+"""Shapes that are remembered from piece to piece; then counting begins anew. A shape is as long as its line."""
+MAX_SHAPE_BYTES = 512
+
+_KEPT = (string.ascii_letters + "%|\n").encode()
+_LOWER = bytes(range(256)).lower()
+_DELETED = bytes(code for code in range(256) if code not in _KEPT)
+_HEXADECIMAL = b"abcdef"
+# As in watchdog.progress, for bytes. A title (ESC ] … BEL) may hold any text: such lines are always parsed.
+_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\n]")
+_TITLE = b"\x1b]"
+_KELVIN = "\u212a".encode()
+"""The only character outside ASCII whose lower case is a letter of a needle."""
+
+
+@dataclass
+class Seen:
+    """How many lines of which shape have been parsed so far: one for each file and look, so that a flood stays bounded."""
+
+    parsed: dict[bytes, int] = field(default_factory=dict)
+
+    def add(self, shape: bytes, count: int) -> None:
+        if len(shape) <= MAX_SHAPE_BYTES:
+            if len(self.parsed) >= MAX_SHAPES and shape not in self.parsed:
+                self.parsed.clear()
+            self.parsed[shape] = self.parsed.get(shape, 0) + count
+
+
+@dataclass
+class Scan:
+    """What a block says: `facts` with their lines (without their ends), in order."""
+
+    facts: list[tuple[str, LogFact]] = field(default_factory=list)
+    left_out: int = 0
+    """Lines that were not parsed, of a shape whose other lines gave facts."""
+    parsed: int = 0
+    """Lines that were given to parse_line."""
+
+
+def letters(text: str | bytes) -> bytes:
+    """What a shape keeps of `text`: its ASCII letters in lower case, and the signs of bars."""
+    data = text.encode() if isinstance(text, str) else text
+    return data.translate(_LOWER, _DELETED)
+
+
+def _cover(needles: Iterable[str]) -> tuple[bytes, ...]:
+    """The fewest of the needles' letters that are in all others."""
+    kept: list[bytes] = []
+    for needle in sorted({letters(needle) for needle in needles}, key=lambda needle: (len(needle), needle)):
+        if not any(shorter in needle for shorter in kept):
+            kept.append(needle)
+    return tuple(kept)
+
+
+COVER = _cover(
+    [
+        *chain.from_iterable(row.needles for row in ALL_ROWS.signatures),
+        *chain.from_iterable(row.needles for row in ALL_ROWS.signs),
+        *chain.from_iterable(row.needles for row in ALL_ROWS.patterns),
+        *MAPPING_NEEDLES,
+    ]
+)
+"""In the shape of each line that can say anything, one of these is."""
+EVERYTHING = (1 << len(COVER)) - 1
+
+
+def scan(block: bytes, seen: Seen | None = None) -> Scan:
+    """The facts of whole lines, each ended by a line feed (the last one may lack it); a carriage return ends none.
+
+    With a `Seen` that is given again for the next block, what is said a thousand times is parsed IN_FULL times and then
+    sampled. Without: each block for itself. Every line of a shape that has not been seen before is always parsed.
+    """
+    seen = Seen() if seen is None else seen
+    found = Scan()
+    for piece in _pieces(block):
+        _scan_piece(piece, seen, found)
+    return found
+
+
+def _pieces(block: bytes) -> Iterator[bytes]:
+    start = 0
+    while len(block) - start > PIECE:
+        end = block.rfind(b"\n", start, start + PIECE) + 1
+        if end <= start:
+            end = block.find(b"\n", start + PIECE) + 1 or len(block)
+        yield block[start:end]
+        start = end
+    yield block[start:] if start else block
+
+
+def _scan_piece(piece: bytes, seen: Seen, found: Scan) -> None:
+    plain = piece
+    if b"\x1b" in piece:
+        plain = _ESCAPES.sub(b"", piece)
+    if not plain.isascii():
+        plain = plain.replace(_KELVIN, b"k")
+    shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
+    loud = _loud(set(shapes))
+    lines = piece.split(b"\n") if loud or _TITLE in piece else []
+    if _TITLE in piece:
+        for at, line in enumerate(lines):
+            if _TITLE in line:
+                shapes[at] = letters(line)
+                loud[shapes[at]] = EVERYTHING
+    if not loud:
+        return
+    hits = [at for at, shape in enumerate(shapes) if shape in loud]
+    facts: list[tuple[int, str, LogFact]] = []
+    for shape, places in _groups(hits, shapes).items():
+        chosen = _chosen(places, IN_FULL - seen.parsed.get(shape, 0))
+        seen.add(shape, len(chosen))
+        found.parsed += len(chosen)
+        before = len(facts)
+        for at in chosen:
+            text = lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
+            fact = parse_line(text, _rows(loud[shapes[at]]))
+            if fact is not None:
+                facts.append((at, text, fact))
+        if len(facts) > before:
+            found.left_out += len(places) - len(chosen)
+    facts.sort(key=lambda each: each[0])
+    found.facts += [(text, fact) for _, text, fact in facts]
+
+
+def _loud(shapes: set[bytes]) -> dict[bytes, int]:
+    """The shapes that hold a needle, each with the places of those in COVER, as bits."""
+    joined = b"\n".join(shapes)
+    hits: dict[bytes, int] = {}
+    for place, needle in enumerate(COVER):
+        at = joined.find(needle)
+        while at >= 0:
+            end = joined.find(b"\n", at)
+            end = len(joined) if end < 0 else end
+            shape = joined[joined.rfind(b"\n", 0, at) + 1 : end]
+            hits[shape] = hits.get(shape, 0) | 1 << place
+            at = joined.find(needle, end)
+    return hits
+
+
+@lru_cache(maxsize=256)
+def _rows(hits: int) -> Rows:
+    """The rows that a shape with these of COVER may match."""
+    held = tuple(needle for place, needle in enumerate(COVER) if hits >> place & 1)
+    return Rows(
+        tuple(row for row in ALL_ROWS.signatures if _may_match(row.needles, held)),
+        tuple(row for row in ALL_ROWS.signs if _may_match(row.needles, held)),
+        tuple(row for row in ALL_ROWS.patterns if _may_match(row.needles, held)),
+        _may_match(MAPPING_NEEDLES, held),
+    )
+
+
+def _may_match(needles: tuple[str, ...], held: tuple[bytes, ...]) -> bool:
+    return any(part in letters(needle) for needle in needles for part in held)
+
+
+def _groups(hits: list[int], shapes: list[bytes]) -> dict[bytes, list[int]]:
+    """The lines to be parsed, by shape; here, an address in hexadecimal makes no new one."""
+    coarse: dict[bytes, list[int]] = {}
+    fine: dict[bytes, list[int]] = {}
+    for at in hits:
+        fine.setdefault(shapes[at], []).append(at)
+    for shape, places in fine.items():
+        coarse.setdefault(shape.translate(None, _HEXADECIMAL), []).extend(places)
+    if len(coarse) < len(fine):
+        for places in coarse.values():
+            places.sort()
+    return coarse
+
+
+def _chosen(places: list[int], in_full: int) -> list[int]:
+    """Which lines of one shape are parsed: the first ones, and of the others an even choice with the last."""
+    in_full = max(0, in_full)
+    if len(places) <= in_full + EVENLY:
+        return places
+    others = places[in_full:]
+    return places[:in_full] + [others[(place + 1) * len(others) // EVENLY - 1] for place in range(EVENLY)]

@@ -1,0 +1,276 @@
+"""Lines of the kernel's log, in all the forms in which people and programs hand them over: which fault, and of what.
+
+Pure. Only the kernel is believed: a record or a pasted line that says it came from a program gives nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from watchdog.knowledge.kernel_signatures import HARMLESS, SIGNATURES, Signature
+from watchdog.knowledge.xids import describe_xid
+from watchdog.model import FaultSeverity
+
+MAX_LINE = 500
+"""Characters of a message that are kept."""
+MAX_TEXT = 4096
+"""Characters that are looked at; a record of the kernel has at most 2048 bytes of text (PRINTK_MESSAGE_MAX)."""
+KERN = 0
+"""Number of the facility `kern` (syslog(3)); the kernel refuses it to programs that write to /dev/kmsg."""
+
+
+@dataclass(frozen=True)
+class KernelFact:
+    """What one message of the kernel says. It accuses nobody: `may_exclude_node` is the line's own weight, no verdict."""
+
+    name: str
+    """Which entry of the knowledge matched."""
+    severity: FaultSeverity
+    message: str
+    """The message without its prefix, bounded, without control characters."""
+    may_exclude_node: bool = False
+    consequence: bool = False
+    """It follows from something else."""
+    gpu: str | None = None
+    """UUID of the GPU, where the line gives one."""
+    pci_bus_id: str | None = None
+    """As the kernel writes it: 0000:c1:00.0."""
+    xid: int | None = None
+    pid: int | None = None
+    process: str | None = None
+    mount: str | None = None
+    server: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of /dev/kmsg, not yet understood."""
+
+    facility: int
+    level: int
+    sequence: int
+    time_us: int
+    """By the kernel's local clock, which starts with the machine and is not disciplined by NTP."""
+    message: bytes
+    """As the kernel escaped it."""
+
+
+# ---------------------------------------------------------------------------------------- from bytes to a message
+
+_ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+def parse_record(data: bytes) -> Record | None:
+    """`6,339,5140900,-;message` and its dictionary lines (Documentation/ABI/testing/dev-kmsg); None if it is no record."""
+    prefix, separator, text = data.partition(b";")
+    fields = prefix.split(b",")
+    if not separator or len(fields) < 3:
+        return None
+    try:
+        priority, sequence, time_us = int(fields[0]), int(fields[1]), int(fields[2])
+    except ValueError:
+        return None
+    return Record(priority >> 3, priority & 7, sequence, time_us, text.partition(b"\n")[0])
+
+
+def readable(message: bytes) -> str:
+    r"""The text of a record: `\xNN` undone, what is no UTF-8 replaced, control characters and line ends made spaces."""
+    raw = _ESCAPE.sub(lambda match: bytes((int(match[1], 16),)), message[: 4 * MAX_TEXT])
+    return clean(raw.decode("utf-8", "replace"))
+
+
+def clean(text: str) -> str:
+    """`text` on one line and without control characters, bounded."""
+    return _CONTROL.sub(" ", text[:MAX_TEXT]).strip()
+
+
+# ---------------------------------------------------------------------------------------- from a pasted line to a message
+
+_KMSG = re.compile(r"(?P<priority>\d{1,3}),\d+,\d+,[^;]{0,100};")
+_RAW = re.compile(r"<(?P<priority>\d{1,3})>")
+_DECODED = re.compile(r"(?P<facility>[a-z]+\d?) *:(?:emerg|alert|crit|err|warn|notice|info|debug) *: ")
+_STAMP = re.compile(
+    r"\[(?:\s*\d+\.\d+|\s*\+\d+\.\d+|[A-Z][a-z]{2} ?[ \d]?\d \d\d:\d\d|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ?"
+)
+_DMESG_ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d+(?:Z|[+-]\d\d:?\d\d) ")
+_CALLER = re.compile(r"\[\s*[TC]\d+\] ?")
+_DATE = re.compile(
+    r"(?:[A-Z][a-z]{2}\s+\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?) "
+)
+_HOST_AND_TAG = re.compile(r"(?P<host>\S+) (?P<tag>[^\s:\[]+)(?:\[\d+\])?: ?")
+_KERNEL_TAG = re.compile(r"(?:[\w.-]+ )?kernel(?:\[\d+\])?: ?")
+
+
+def strip_prefix(line: str) -> str | None:
+    """The kernel's own words in a line of dmesg, journalctl, a syslog file or /dev/kmsg; None if a program wrote it."""
+    text = line[: 2 * MAX_TEXT].strip("\r\n")
+    for pattern in (_KMSG, _RAW):
+        if match := pattern.match(text):
+            if int(match["priority"]) >> 3 != KERN:
+                return None
+            text = text[match.end() :]
+            if pattern is _KMSG:
+                return readable(text.encode())
+    if match := _DECODED.match(text):
+        if match["facility"] != "kern":
+            return None
+        text = text[match.end() :]
+    text = _without(_CALLER, _without(_DMESG_ISO, _without(_STAMP, text)))
+    if match := _DATE.match(text):
+        source = _HOST_AND_TAG.match(text, match.end())
+        if source is None or source["tag"] != "kernel":
+            return None
+        text = text[source.end() :]
+    text = _without(_KERNEL_TAG, text)
+    return clean(_without(_CALLER, _without(_STAMP, text)))
+
+
+def _without(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.match(text)
+    return text[match.end() :] if match else text
+
+
+# ---------------------------------------------------------------------------------------- from a message to a fact
+
+
+def _index_signatures() -> tuple[dict[str, tuple[Signature, ...]], tuple[Signature, ...]]:
+    free = tuple(row for row in SIGNATURES if not row.heads)
+    heads = {head for row in SIGNATURES for head in row.heads}
+    return {head: (*(row for row in SIGNATURES if head in row.heads), *free) for head in heads}, free
+
+
+_BY_HEAD, _FREE = _index_signatures()
+
+
+def _needles(rows: tuple[Signature, ...]) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(row.needle.encode() for row in rows))
+
+
+_NEEDLES_BY_HEAD = {head.encode(): _needles(rows) for head, rows in _BY_HEAD.items()}
+_FREE_NEEDLES = _needles(_FREE)
+
+
+def is_interesting(message: bytes) -> bool:
+    """Whether `parse_message` could find something in this message of a record; a microsecond or two."""
+    low = message.lower()
+    for needle in _NEEDLES_BY_HEAD.get(low[:3], _FREE_NEEDLES):  # noqa: SIM110 - any() with a generator takes twice as long
+        if needle in low:
+            return True
+    return False
+
+
+def parse_kernel_line(text: str) -> KernelFact | None:
+    """The fact in a line as people paste it, with whatever prefix, or in a bare message; None if there is none."""
+    message = strip_prefix(text)
+    return parse_message(message) if message else None
+
+
+def parse_message(message: str) -> KernelFact | None:
+    """The fact in a message of the kernel without any prefix."""
+    low = message.lower()
+    for row in _BY_HEAD.get(low[:3], _FREE):
+        if row.needle in low and (match := row.regex.match(message)):
+            if HARMLESS.match(message):
+                return None
+            return _fact(row, match.groupdict(), message)
+    return None
+
+
+def _fact(row: Signature, found: dict[str, str | None], message: str) -> KernelFact:
+    pid = found.get("pid")
+    fact = KernelFact(
+        name=row.name,
+        severity=row.severity,
+        message=message[:MAX_LINE],
+        may_exclude_node=row.may_exclude_node,
+        consequence=row.consequence,
+        gpu=found.get("gpu"),
+        pci_bus_id=_pci(found.get("pci") or found.get("pci2")),
+        pid=int(pid) if pid and len(pid) < 11 else None,
+        process=_process(found.get("process")),
+        mount=_name(found.get("mount")),
+        server=_name(found.get("server") or found.get("server2")),
+        device=_name(found.get("device") or found.get("device2")),
+    )
+    refine = _REFINEMENTS.get(row.name)
+    return refine(fact, found) if refine else fact
+
+
+def _pci(text: str | None) -> str | None:
+    """`00000000:C1:00` as 0000:c1:00.0: four digits of domain, lower case, with the function."""
+    if not text:
+        return None
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest if '.' in rest else rest + '.0'}"
+
+
+def _process(text: str | None) -> str | None:
+    name = _name((text or "").strip("'"))
+    return None if name in (None, "<unknown>", "Unknown") else name
+
+
+def _name(text: str | None) -> str | None:
+    return text.strip()[:100] or None if text else None
+
+
+def _refine_xid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
+    number = int((found.get("xid") or "0")[:6])
+    row, rest = describe_xid(number), (found.get("rest") or "").lower()
+    severity, exclude = row.severity, row.may_exclude_node
+    if number == 74 and "fatal error" in rest:
+        severity, exclude = FaultSeverity.CRITICAL, True
+    elif 144 <= number <= 150 and " fatal " in rest:
+        severity = FaultSeverity.ERROR
+    elif number == 154:
+        severity, exclude = _recovery_action(rest)
+    return replace(
+        fact, xid=number, severity=severity, may_exclude_node=exclude, consequence=row.consequence or "caused by previous xid" in rest
+    )  # fmt: skip
+
+
+def _recovery_action(rest: str) -> tuple[FaultSeverity, bool]:
+    """What Xid 154 asks for: `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`."""
+    action = rest.rpartition(" to ")[2]
+    if "(none)" in action:
+        return FaultSeverity.INFO, False
+    if "reset required" in action or "reboot required" in action:
+        return FaultSeverity.CRITICAL, True
+    return FaultSeverity.WARNING, False
+
+
+LINK_WENT_DOWN = 20034
+"""SXid of an NVSwitch's link that left the active state (Fabric Manager's guide): also when a GPU is reset on purpose."""
+
+
+def _refine_sxid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
+    number, rest = int((found.get("sxid") or "0")[:6]), (found.get("rest") or "").lower()
+    if rest.startswith("fatal"):
+        severity = FaultSeverity.CRITICAL
+    elif rest.startswith("non-fatal"):
+        severity = FaultSeverity.WARNING
+    else:
+        severity = FaultSeverity.INFO  # the data of the message before
+    exclude = severity is FaultSeverity.CRITICAL and number != LINK_WENT_DOWN
+    return replace(fact, severity=severity, may_exclude_node=exclude)
+
+
+UNCORRECTED = 1 << 61
+"""Bit UC of a machine check's status (Intel SDM volume 3B, IA32_MCi_STATUS; the same on AMD)."""
+
+
+def _refine_machine_check(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
+    status = found.get("status")
+    if status and int(status, 16) & UNCORRECTED:
+        return replace(fact, severity=FaultSeverity.CRITICAL, may_exclude_node=True)
+    return fact
+
+
+_REFINEMENTS: dict[str, Callable[[KernelFact, dict[str, str | None]], KernelFact]] = {
+    "xid": _refine_xid,
+    "sxid": _refine_sxid,
+    "machine_check": _refine_machine_check,
+}

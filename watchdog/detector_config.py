@@ -75,6 +75,30 @@ class SlurmUnreachable(Detector):
     silent_for: Span = Field(60.0, description="Time without an answer to a listing.")
 
 
+class GpuFault(Detector):
+    """The kernel, the driver or the GPU itself says that something is broken, and it is not the program. Never acted on."""
+
+    driver_silent_for: Span = Field(60.0, description="Time without an answer of the GPU driver on a node.")
+    recent: Span = Field(600.0, description="A line of the kernel or the driver counts for so long.")
+
+
+class GpuClockLow(Detector):
+    """A GPU under load is slower than its peers in the job and than it used to be. Never acted on."""
+
+    percent: Percent = Field(
+        10.0, description="Slower than the median of the job's busy GPUs by more than this, …"
+    )
+    own_percent: Percent = Field(
+        7.0, description="… and than its own past by more than this, unless the card says what holds it back."
+    )
+    peers: Count = Field(3, description="Busy GPUs of the same model to compare with, at least.")
+    hold: Seconds = Field(60.0, description="Time the verdict has to stand before it fires.")
+
+
+class OrphanGpuProcess(Detector):
+    """A process holds a GPU and belongs to no job that runs (grace: `agent.orphan_grace`). Never acted on."""
+
+
 class Detectors(Section):
     """One block a detector."""
 
@@ -86,3 +110,6 @@ class Detectors(Section):
     node_down: NodeDown = NodeDown()
     agent_silent: AgentSilent = AgentSilent()
     slurm_unreachable: SlurmUnreachable = SlurmUnreachable()
+    gpu_fault: GpuFault = GpuFault()
+    gpu_clock_low: GpuClockLow = GpuClockLow()
+    orphan_gpu_process: OrphanGpuProcess = OrphanGpuProcess()

@@ -655,6 +655,8 @@ class Incident(Value, frozen=True, kw_only=True):
     """Controller's monotonic clock at the first BAD."""
     clear_mono: float | None = None
     """Since when it has been OK without a break; None while it is BAD."""
+    heard_mono: float | None = None
+    """When a detector last said anything about it."""
     fired_at: float | None = None
     resolved_at: float | None = None
     detected_after_s: float | None = None

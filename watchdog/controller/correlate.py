@@ -21,6 +21,9 @@ CAUSES: dict[Kind, tuple[Kind, ...]] = {
 RESOLVE_AFTER_S = 10.0
 """A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
 
+FORGET_AFTER_S = 3600.0
+"""An incident about no job, but something that is not there any more (a node, a GPU that was exchanged), ends after this."""
+
 
 class CorrelateSettings(Value, frozen=True, kw_only=True):
     hold_s: Mapping[Kind, float]
@@ -36,6 +39,8 @@ class Moment(Value, frozen=True, kw_only=True):
     """Restart count of every job that is active now."""
     over: frozenset[str] = frozenset()
     """Jobs that Slurm says have ended."""
+    blind: bool = False
+    """Nothing is judged at this moment: that no detector says anything means nothing."""
     acting: frozenset[str] = frozenset()
     """Incidents with an action under way: nothing changes about them until it has ended."""
 
@@ -107,7 +112,11 @@ def _update(
     if (finding is None or incident.subject.startswith("job:")) and _runs_are_over(incident, moment):
         return _resolve(incident, moment, "the job has ended or runs anew")
     if finding is None:
-        return replace(incident, actionable=False)
+        heard = incident.pending_mono if incident.heard_mono is None else incident.heard_mono
+        if not incident.runs and not moment.blind and moment.mono - heard > FORGET_AFTER_S:
+            return _resolve(incident, moment, "nothing has been heard of it for an hour")
+        return replace(incident, actionable=False, heard_mono=moment.mono if moment.blind else heard)
+    incident = replace(incident, heard_mono=moment.mono)
     if finding.truth is Truth.UNKNOWN:
         return replace(incident, clear_mono=None, actionable=False)
     if finding.truth is Truth.BAD:

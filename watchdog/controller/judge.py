@@ -84,7 +84,7 @@ class Judge:
         involved = {job for incident in self.incidents for job in incident.job_ids}
         fresh = self._slurm_is_fresh()
         over = frozenset(job for job in involved if fresh and job not in active)
-        moment = Moment(mono=now, wall=wall, restarts=active, over=over, acting=acting)
+        moment = Moment(mono=now, wall=wall, restarts=active, over=over, acting=acting, blind=not fresh)
         before = {incident.id: incident for incident in self.incidents}
         settings = CorrelateSettings(hold_s=holds, resolve_after_s=self.config.controller.resolve_after)
         after = correlate(self.incidents, findings, settings, moment, self._new_id)

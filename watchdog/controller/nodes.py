@@ -13,6 +13,8 @@ from watchdog.model import Checkpoint, Gpu, NodeEvent, Report
 
 KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0
+KEPT_HOLDER_S = 86_400.0
+MAX_HOLDERS = 256
 KEPT_MOUNT_S = 600.0
 """A mount that was not probed for so long is used by nobody any more."""
 IDLE_RATIO = 0.05
@@ -70,6 +72,8 @@ class _Node:
     events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     told: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     """(source, sequence) of the kernel's records that have come: an agent may tell them again."""
+    held: dict[tuple[int, int], float] = field(default_factory=dict)
+    """(pid, start ticks) of every process that held a GPU outside of jobs -> when it was last seen to."""
     mounts: dict[str, SeenMount] = field(default_factory=dict)
     checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
 
@@ -95,12 +99,17 @@ class Nodes:
         for mount in [m for m, seen in node.mounts.items() if made_at - seen.at > KEPT_MOUNT_S]:
             del node.mounts[mount]
         node.checkpoints = {(each.job_id, each.directory): each for each in report.checkpoints}
+        holding = {(each.pid, each.start_ticks) for each in report.gpu_holders}
+        node.held.update(dict.fromkeys(sorted(holding), made_at))
+        recent = [key for key, at in node.held.items() if made_at - at <= KEPT_HOLDER_S][-MAX_HOLDERS:]
+        node.held = {key: node.held[key] for key in recent}
         self._views[report.node] = NodeView(
             name=report.node,
             reported_at=made_at,
             gpus=tuple(_look(node, report.node, gpu, made_at) for gpu in report.gpus),
             events=tuple(node.events),
             holders=report.gpu_holders,
+            released=tuple(key for key in node.held if key not in holding),
             mounts=tuple(node.mounts[mount] for mount in sorted(node.mounts)),
             hung_probes=report.hung_probes,
             problems=report.problems,

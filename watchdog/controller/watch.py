@@ -77,7 +77,7 @@ class Controller:
         self.journal_error: str | None = None
         # The monotonic clock of whoever wrote the open incidents means nothing here.
         left_open = [
-            replace(incident, pending_mono=self.started_mono, clear_mono=None)
+            replace(incident, pending_mono=self.started_mono, clear_mono=None, heard_mono=None)
             for incident in journal.load_open_incidents()
         ]
         self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure)

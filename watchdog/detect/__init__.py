@@ -13,8 +13,11 @@ from watchdog.detect import (
     collective_hang,
     filesystem_outage,
     filesystem_stall,
+    gpu_clock_low,
+    gpu_fault,
     lingering_job,
     node_down,
+    orphan_gpu_process,
     partition_or_outage,
     slurm_unreachable,
 )
@@ -39,6 +42,10 @@ class Settings(Protocol):
     @property
     def partition_or_outage(self) -> partition_or_outage.Settings: ...
     @property
+    def gpu_fault(self) -> gpu_fault.Settings: ...
+    @property
+    def gpu_clock_low(self) -> gpu_clock_low.Settings: ...
+    @property
     def slurm_unreachable(self) -> slurm_unreachable.Settings: ...
 
 
@@ -57,6 +64,9 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.NODE_DOWN, lambda view, s: node_down.detect(view)),
     (Kind.AGENT_SILENT, lambda view, s: agent_silent.detect(view)),
     (Kind.SLURM_UNREACHABLE, lambda view, s: slurm_unreachable.detect(view, s.slurm_unreachable)),
+    (Kind.GPU_FAULT, lambda view, s: gpu_fault.detect(view, s.gpu_fault)),
+    (Kind.GPU_CLOCK_LOW, lambda view, s: gpu_clock_low.detect(view, s.gpu_clock_low)),
+    (Kind.ORPHAN_GPU_PROCESS, lambda view, s: orphan_gpu_process.detect(view)),
     (Kind.LINGERING_JOB, lambda view, s: lingering_job.detect(view, s.lingering_job)),
     (Kind.COLLECTIVE_HANG, lambda view, s: collective_hang.detect(view, s.collective_hang)),
 )

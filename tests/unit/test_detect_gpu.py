@@ -1,0 +1,232 @@
+"""Faults, low clocks and orphans of GPUs: the right card is named, an idle one never, a program's fault is not the hardware's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.builders import cluster, job, seen
+from watchdog.detect import gpu_clock_low, gpu_fault, orphan_gpu_process
+from watchdog.detect.view import ClusterView, GpuView, NodeView, RankGpu, SeenEvent
+from watchdog.detector_config import GpuClockLow, GpuFault
+from watchdog.model import FaultSeverity, Finding, Gpu, GpuHolder, HungProbe, NodeEvent, Severity, Truth
+
+NOW = 10_000.0
+SETTINGS = GpuFault()
+
+
+def card(index: int = 0, *, node: str = "n1", **changes: Any) -> GpuView:
+    """A busy card that is well; keys of GpuView and of Gpu may be given together."""
+    outer = {name: changes.pop(name) for name in list(changes) if name in GpuView.__struct_fields__}
+    given = {
+        "uuid": f"GPU-{node}-{index}", "index": index, "pci_bus_id": f"0000:{index:02x}:00.0", "name": "H100",
+        "utilization_ratio": 1.0, "pids": (100 + index,), "throttle": (),
+    }  # fmt: skip
+    past = {
+        "seen_at": NOW - 2.0,
+        "busy_since": NOW - 500.0,
+        "recent_sm_clock_hz": 1.98e9,
+        "usual_sm_clock_hz": 1.98e9,
+    }
+    return GpuView(**{**past, **outer, "node": node, "gpu": Gpu(**{**given, **changes})})
+
+
+def xid(number: int, severity: FaultSeverity, *, age_s: float = 5.0, **changes: Any) -> SeenEvent:
+    given = {
+        "source": "kernel_log",
+        "name": "xid",
+        "xid": number,
+        "pci_bus_id": "0000:00:00.0",
+        "line": f"NVRM: Xid {number}",
+    }
+    return SeenEvent(at=NOW - age_s, event=NodeEvent(severity=severity, age_s=0.0, **{**given, **changes}))
+
+
+def nodes(**changes: Any) -> ClusterView:
+    return cluster(
+        job(), nodes=(NodeView(**{"name": "n1", "reported_at": NOW - 2.0, "gpus": (card(),), **changes}),)
+    )
+
+
+def faults(view: ClusterView) -> list[Finding]:
+    return [f for f in gpu_fault.detect(view, SETTINGS) if f.truth is Truth.BAD]
+
+
+def test_nothing_is_wrong_with_a_card_that_is_well() -> None:
+    found = gpu_fault.detect(nodes(), SETTINGS)
+    assert found and all(f.truth is Truth.OK for f in found)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "NVML_ERROR_GPU_IS_LOST: GPU is lost",
+        "NVML does not list this GPU any more",
+        "NVML_ERROR_RESET_REQUIRED: x",
+    ],
+)
+def test_a_card_that_is_gone_is_named_with_its_node_and_its_rank(error: str) -> None:
+    gone = card(utilization_ratio=None, busy_since=None, error=error)
+    (found,) = faults(nodes(gpus=(gone, card(1))))
+    assert (found.culprits[0].node, found.culprits[0].gpu_uuid) == ("n1", "GPU-n1-0")
+    assert found.severity is Severity.CRITICAL
+    assert any("rank 0 of job 7" in fact for fact in found.facts)
+
+
+def test_a_card_that_says_nothing_for_another_reason_is_unknown() -> None:
+    mute = card(utilization_ratio=None, busy_since=None, error="NVML has not answered for 7.0 s")
+    assert [f.truth for f in gpu_fault.detect(nodes(gpus=(mute,)), SETTINGS)] == [Truth.OK, Truth.UNKNOWN]
+
+
+@pytest.mark.parametrize("number", [48, 64, 79, 95, 119, 120])
+def test_a_hardware_xid_is_a_fault_of_the_card_at_that_address(number: int) -> None:
+    (found,) = faults(nodes(gpus=(card(0), card(1)), events=(xid(number, FaultSeverity.CRITICAL),)))
+    assert found.culprits[0].gpu_uuid == "GPU-n1-0"
+    assert f"Xid {number}" in found.summary
+    assert found.lasted_s == 5.0
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
+def test_an_applications_xid_is_no_fault_of_the_gpu(number: int) -> None:
+    assert faults(nodes(events=(xid(number, FaultSeverity.WARNING),))) == []
+
+
+def test_an_xid_is_over_after_its_time() -> None:
+    view = nodes(events=(xid(79, FaultSeverity.CRITICAL, age_s=601.0),))
+    assert faults(view) == []
+    assert all(f.truth is Truth.OK for f in gpu_fault.detect(view, SETTINGS))
+
+
+def test_a_card_that_nvml_does_not_list_is_named_by_its_address() -> None:
+    (found,) = faults(nodes(events=(xid(79, FaultSeverity.CRITICAL, pci_bus_id="0000:9a:00.0"),)))
+    assert found.culprits[0].gpu_uuid is None
+    assert "0000:9a:00.0" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({"ecc_uncorrected_rose_at": NOW - 20, "ecc_uncorrected": 1}, Severity.CRITICAL),
+        ({"remap_failed": True}, Severity.CRITICAL),
+        ({"remap_pending": True}, Severity.WARNING),
+        ({"retired_pages_pending": True}, Severity.WARNING),
+        ({"pcie_link_width": 8, "pcie_link_width_max": 16}, Severity.WARNING),
+    ],
+)
+def test_what_the_card_says_of_itself_is_told(changes: dict[str, Any], severity: Severity) -> None:
+    (found,) = faults(nodes(gpus=(card(**changes),)))
+    assert found.severity is severity
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ecc_uncorrected": 7},
+        {"ecc_corrected": 100_000},
+        {"pcie_link_width": 8, "pcie_link_width_max": 16, "busy_since": None},
+        {"pcie_link_generation": 1, "pcie_link_generation_max": 5},
+        {"remapped_rows_uncorrected": 3},
+    ],
+)
+def test_old_errors_and_power_saving_are_no_fault(changes: dict[str, Any]) -> None:
+    assert faults(nodes(gpus=(card(**changes),))) == []
+
+
+def test_a_driver_that_does_not_answer_is_the_nodes_trouble_after_its_time() -> None:
+    for seconds, truth in ((30.0, Truth.UNKNOWN), (61.0, Truth.BAD)):
+        driver = gpu_fault.detect(nodes(hung_probes=(HungProbe(probe="nvml", seconds=seconds),)), SETTINGS)[0]
+        assert (driver.subject, driver.truth) == ("node:n1", truth)
+
+
+def test_a_silent_node_has_no_fault() -> None:
+    view = replace(nodes(events=(xid(79, FaultSeverity.CRITICAL),)), silent_nodes=("n1",))
+    assert gpu_fault.detect(view, SETTINGS) == []
+
+
+# ------------------------------------------------------------------------------------------------ clocks
+
+
+def clocks(*cards: GpuView) -> Finding:
+    seats = tuple(RankGpu(rank=rank, pid=100 + rank, view=each) for rank, each in enumerate(cards))
+    (found,) = gpu_clock_low.detect(cluster(job(gpus=seats)), GpuClockLow())
+    return found
+
+
+def test_the_one_slow_card_under_load_is_named_with_its_reason() -> None:
+    slow = card(3, recent_sm_clock_hz=1.2e9, throttle=("hw_thermal_slowdown",), temperature_c=92.0)
+    found = clocks(card(0), card(1), card(2), slow)
+    assert found.truth is Truth.BAD
+    assert [(c.rank, c.gpu_uuid) for c in found.culprits] == [(3, "GPU-n1-3")]
+    assert "1200 MHz under load, its peers 1980 MHz, held back by hw_thermal_slowdown" in found.summary
+
+
+def test_an_idle_card_is_never_accused_of_its_clock() -> None:
+    idle = card(
+        3,
+        utilization_ratio=0.0,
+        busy_since=None,
+        recent_sm_clock_hz=None,
+        sm_clock_hz=1.155e9,
+        throttle=("gpu_idle",),
+    )
+    assert clocks(card(0), card(1), card(2), card(4), idle).truth is Truth.OK
+
+
+def test_a_card_that_was_always_slower_is_no_news() -> None:
+    capped = card(3, recent_sm_clock_hz=1.5e9, usual_sm_clock_hz=1.5e9, throttle=("sw_power_cap",))
+    assert clocks(card(0), card(1), card(2), capped).truth is Truth.OK
+
+
+def test_a_card_that_has_always_been_held_back_by_heat_is_told_all_the_same() -> None:
+    hot = card(3, recent_sm_clock_hz=1.5e9, usual_sm_clock_hz=1.5e9, throttle=("hw_thermal_slowdown",))
+    assert clocks(card(0), card(1), card(2), hot).truth is Truth.BAD
+
+
+def test_when_most_cards_are_slow_none_is_the_odd_one() -> None:
+    slow = [card(number, recent_sm_clock_hz=1.2e9) for number in range(3)]
+    assert clocks(card(3), *slow).truth is not Truth.BAD
+
+
+def test_cards_of_another_model_are_not_compared() -> None:
+    other = card(3, name="A100", recent_sm_clock_hz=1.41e9)
+    assert clocks(card(0), card(1), card(2), card(4), other).truth is Truth.OK
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_few_cards_convict_nobody(number: int) -> None:
+    cards = [card(0, recent_sm_clock_hz=1.0e9), *(card(each) for each in range(1, number))]
+    assert clocks(*cards).truth is Truth.UNKNOWN
+
+
+# ------------------------------------------------------------------------------------------------ orphans
+
+HOLDER = GpuHolder(
+    pid=4711, start_ticks=9, uid=1000, user="eve", comm="python", state="S", job_id="6", gpu_uuids=("GPU-a", "GPU-b"),
+    memory_bytes=520 * 2**20, orphan_for_s=300.0,
+)  # fmt: skip
+
+
+def test_an_orphan_is_named_with_its_user_its_job_and_its_gpus() -> None:
+    (found,) = orphan_gpu_process.detect(nodes(holders=(HOLDER,)))
+    assert found.truth is Truth.BAD
+    assert [(c.node, c.pid, c.gpu_uuid) for c in found.culprits] == [
+        ("n1", 4711, "GPU-a"),
+        ("n1", 4711, "GPU-b"),
+    ]
+    assert "of eve" in found.summary and "520 MiB" in found.summary and "job 6" in found.summary
+
+
+def test_nobody_is_an_orphan_while_it_is_not_known_which_jobs_run() -> None:
+    (found,) = orphan_gpu_process.detect(nodes(holders=(replace(HOLDER, orphan_for_s=None),)))
+    assert found.truth is Truth.UNKNOWN
+
+
+def test_an_orphan_that_is_gone_is_over() -> None:
+    (found,) = orphan_gpu_process.detect(nodes(released=((4711, 9),)))
+    assert (found.subject, found.truth) == ("process:n1/4711.9", Truth.OK)
+
+
+def test_a_rank_of_a_running_job_is_no_matter_of_this_detector() -> None:
+    assert orphan_gpu_process.detect(cluster(job(processes=(seen(0),)))) == []

@@ -1,0 +1,214 @@
+"""`gpu_fault`: the driver, the kernel or the GPU itself says that something is broken. Says whether program or hardware is to blame.
+
+A GPU that is off the bus or counts uncorrectable errors is a state and stays BAD while it lasts. A line (an Xid) is a moment: it
+stays BAD for `recent`, so that one fault that is told ten times is one incident.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from watchdog.detect.view import ClusterView, GpuView, NodeView, SeenEvent
+from watchdog.knowledge.xids import describe_xid
+from watchdog.model import Culprit, FaultSeverity, Finding, Kind, Severity, Truth
+
+GONE = ("GPU_IS_LOST", "does not list this GPU any more", "RESET_REQUIRED", "GPU_NOT_FOUND")
+"""Words of a GPU's row that mean the GPU itself is not there: NVML's names, and the agent's own for one that vanished."""
+GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")
+"""Beginnings of the names of kernel lines that are about a GPU."""
+LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
+
+
+class Settings(Protocol):
+    """Durations in seconds."""
+
+    @property
+    def driver_silent_for(self) -> float: ...
+    @property
+    def recent(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each GPU that has a name, and one for the driver of each node that has GPUs."""
+    silent = set(view.silent_nodes)
+    findings = []
+    for node in view.nodes:
+        if node.name in silent or not (node.gpus or node.events):
+            continue
+        findings.append(_judge_driver(node, settings.driver_silent_for))
+        events = _by_gpu(node)
+        named = {gpu.gpu.uuid for gpu in node.gpus}
+        findings += [
+            _judge_gpu(view, node, gpu, events.get(gpu.gpu.uuid, ()), settings.recent)
+            for gpu in node.gpus
+            if gpu.gpu.uuid
+        ]
+        findings += [
+            _judge_stranger(view, node, place, seen, settings.recent)
+            for place, seen in events.items()
+            if place not in named
+        ]
+    return findings
+
+
+def _by_gpu(node: NodeView) -> dict[str, tuple[SeenEvent, ...]]:
+    """The kept lines about GPUs, by UUID where the PCI address is one of the node's GPUs, else by that address."""
+    by_address = {gpu.gpu.pci_bus_id: gpu.gpu.uuid for gpu in node.gpus if gpu.gpu.pci_bus_id}
+    found: dict[str, tuple[SeenEvent, ...]] = {}
+    for seen in node.events:
+        event = seen.event
+        place = event.gpu_uuid or by_address.get(event.pci_bus_id or "") or event.pci_bus_id
+        about_gpu = event.xid is not None or event.name.startswith(GPU_EVENTS)
+        if about_gpu and place:
+            found[place] = (*found.get(place, ()), seen)
+    return found
+
+
+def is_hardware(seen: SeenEvent) -> bool:
+    """Whether the line blames the hardware or the driver, not the program that ran."""
+    event = seen.event
+    if event.xid is not None:
+        row = describe_xid(event.xid)
+        return (row.blame in ("hardware", "driver") or event.may_exclude_node) and event.severity in LOUD
+    return event.severity in LOUD
+
+
+def _loud(view: ClusterView, events: tuple[SeenEvent, ...], recent_s: float) -> list[SeenEvent]:
+    return [seen for seen in events if view.now - seen.at <= recent_s and is_hardware(seen)]
+
+
+def _judge_driver(node: NodeView, silent_for_s: float) -> Finding:
+    hung = next((probe for probe in node.hung_probes if probe.probe == "nvml"), None)
+    bad = hung is not None and hung.seconds >= silent_for_s
+    seconds = 0.0 if hung is None else hung.seconds
+    return Finding(
+        kind=Kind.GPU_FAULT,
+        subject=f"node:{node.name}",
+        truth=Truth.BAD if bad else Truth.OK if hung is None else Truth.UNKNOWN,
+        summary=f"The GPU driver on {node.name} has not answered for {seconds:.0f} s: a GPU there is in trouble, and which one "
+        "cannot be asked any more."
+        if bad
+        else f"the GPU driver on {node.name} answers",
+        culprits=(Culprit(node=node.name, reason=f"NVML has not answered for {seconds:.0f} s"),)
+        if bad
+        else (),
+        facts=(f"on {node.name}: dmesg | grep -i -e xid -e nvrm",) if bad else (),
+        lasted_s=seconds,
+    )
+
+
+def _judge_gpu(
+    view: ClusterView, node: NodeView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float
+) -> Finding:
+    """What a GPU says of itself, then what was said about it."""
+    row = gpu.gpu
+    where = (
+        f"GPU {row.index} of {node.name} ({row.uuid}{f', PCI {row.pci_bus_id}' if row.pci_bus_id else ''})"
+    )
+    complaints = [
+        *_states(view, gpu, recent_s),
+        *(_line(view, seen) for seen in _loud(view, events, recent_s)),
+    ]
+    if not complaints:
+        answered = row.utilization_ratio is not None or row.error is None
+        return _finding(
+            node, row.uuid, Truth.OK if answered else Truth.UNKNOWN, row.error or "nothing is wrong with it"
+        )
+    severity = max((each[0] for each in complaints), key=list(Severity).index)
+    reason = complaints[0][1]
+    ranks = _ranks_on(view, node.name, row.pids or ())
+    facts = tuple(text for _, text in complaints[1:9]) + tuple(ranks)
+    loud = _loud(view, events, recent_s)
+    lasted_s = view.now - loud[0].at if loud else 0.0
+    return _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, lasted_s)
+
+
+def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Severity, str]]:
+    """(severity, half a sentence) for everything the GPU's own values complain of."""
+    row = gpu.gpu
+    found: list[tuple[Severity, str]] = []
+    if row.error and any(word in row.error for word in GONE):
+        found.append((Severity.CRITICAL, f"it is gone, the driver says: {row.error}"))
+    rose_at = gpu.ecc_uncorrected_rose_at
+    if rose_at is not None and view.now - rose_at <= recent_s:
+        count = (
+            f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"
+        )
+        found.append(
+            (
+                Severity.CRITICAL,
+                f"its memory had an error that could not be corrected ({count}): the hardware",
+            )
+        )
+    if row.remap_failed:
+        found.append((Severity.CRITICAL, "a bad row of its memory has no spare left: exchange the GPU"))
+    elif row.remap_pending:
+        found.append(
+            (Severity.WARNING, "a bad row of its memory waits for a reset of the GPU to be replaced")
+        )
+    if row.retired_pages_pending:
+        found.append(
+            (Severity.WARNING, "a bad page of its memory waits for a reset of the GPU to be retired")
+        )
+    width, full = row.pcie_link_width, row.pcie_link_width_max
+    if width is not None and full is not None and 0 < width < full and gpu.busy_since is not None:
+        found.append((Severity.WARNING, f"its PCIe link runs with {width} of {full} lanes under load"))
+    return found
+
+
+def _line(view: ClusterView, seen: SeenEvent) -> tuple[Severity, str]:
+    event = seen.event
+    severity = Severity.CRITICAL if event.severity is FaultSeverity.CRITICAL else Severity.WARNING
+    age = f"{max(0.0, view.now - seen.at):.0f} s ago"
+    if event.xid is None:
+        return severity, f"{age}: {event.line}"
+    row = describe_xid(event.xid)
+    return severity, f"Xid {event.xid} {age}: {row.text} (usually the {row.blame})"
+
+
+def _judge_stranger(
+    view: ClusterView, node: NodeView, place: str, events: tuple[SeenEvent, ...], recent_s: float
+) -> Finding:
+    """Lines about a GPU that NVML does not list: off the bus before the agent started, or a switch."""
+    loud = _loud(view, events, recent_s)
+    told = [_line(view, seen) for seen in loud]
+    if not told:
+        return _finding(node, place, Truth.OK, "nothing is wrong with it")
+    severity = max((each[0] for each in told), key=list(Severity).index)
+    sentence = f"The GPU or switch at {place} of {node.name}, which NVML does not list: {told[0][1]}."
+    facts = tuple(text for _, text in told[1:9])
+    return _finding(node, place, Truth.BAD, sentence, severity, told[0][1], facts, view.now - loud[0].at)
+
+
+def _ranks_on(view: ClusterView, node: str, pids: tuple[int, ...]) -> list[str]:
+    return [
+        f"rank {p.process.rank} of job {p.process.job_id} (pid {p.process.pid}) computes on it"
+        for job in view.jobs
+        for p in job.ranks
+        if p.node == node and p.process.pid in pids
+    ]
+
+
+def _finding(
+    node: NodeView,
+    place: str,
+    truth: Truth,
+    summary: str,
+    severity: Severity = Severity.WARNING,
+    reason: str = "",
+    facts: tuple[str, ...] = (),
+    lasted_s: float = 0.0,
+) -> Finding:
+    is_uuid = ":" not in place
+    return Finding(
+        kind=Kind.GPU_FAULT,
+        subject=f"gpu:{node.name}/{place}",
+        truth=truth,
+        summary=summary,
+        severity=severity,
+        culprits=(Culprit(node=node.name, gpu_uuid=place if is_uuid else None, reason=reason),)
+        if truth is Truth.BAD
+        else (),
+        facts=facts,
+        lasted_s=max(0.0, lasted_s),
+    )

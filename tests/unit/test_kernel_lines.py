@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from watchdog.kernel_lines import (
+    FREE_GATES,
     MAX_LINE,
     KernelFact,
     is_interesting,
@@ -107,6 +108,7 @@ def test_a_row_is_well_formed(row: Signature) -> None:
     assert row.needle == row.needle.lower()
     assert all(head == head.lower() and len(head) == 3 for head in row.heads)
     assert re.fullmatch(r"[a-z][a-z0-9_]*", row.name)
+    assert row.heads or any(gate in row.needle.encode() for gate in FREE_GATES)
     if row.may_exclude_node:
         assert row.severity is FaultSeverity.CRITICAL
         assert not row.consequence

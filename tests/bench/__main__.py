@@ -7,13 +7,18 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tests.bench import agent, process_tree, scheduling
+from tests.bench import agent, logs, noise, probes, process_tree, scheduling
 from tests.bench.figures import Figures, say, take_standard_output
 
 
 def main() -> int:
     """Returns 0 if every bound holds."""
-    parts: dict[str, Callable[[Figures, argparse.Namespace], None]] = {"agent": _agent}
+    parts: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
+        "agent": _agent,
+        "noise": _noise,
+        "logs": _logs,
+        "probe": _probe,
+    }
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all)")
     parser.add_argument(
@@ -22,6 +27,11 @@ def main() -> int:
     parser.add_argument("--interval", type=float, default=5.0, help="of the agent and its peers (default 5)")
     parser.add_argument("--warm-up", type=float, default=30.0, help="seconds before it (default 30)")
     parser.add_argument("--no-peers", action="store_true", help="the agent alone")
+    parser.add_argument("--pairs", type=int, default=12, help="of rounds, for the noise (default 12)")
+    parser.add_argument("--quanta", type=int, default=10_000, help="of 1 ms in a round (default 10000)")
+    parser.add_argument(
+        "--log-bytes", type=int, default=logs.MEASURED, help="of each kind of log (default 24 MB)"
+    )
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in parts]
     if unknown:
@@ -43,6 +53,18 @@ def _agent(figures: Figures, options: argparse.Namespace) -> None:
         figures,
         agent.Options(options.seconds, options.interval, options.warm_up, not options.no_peers),
     )
+
+
+def _noise(figures: Figures, options: argparse.Namespace) -> None:
+    noise.run(figures, noise.Options(options.pairs, options.quanta, options.interval))
+
+
+def _logs(figures: Figures, options: argparse.Namespace) -> None:
+    logs.run(figures, options.log_bytes)
+
+
+def _probe(figures: Figures, options: argparse.Namespace) -> None:
+    probes.run(figures)
 
 
 if __name__ == "__main__":

@@ -135,12 +135,14 @@ def run_cadence(
     signals: Signals,
     wake_fds: Callable[[], Iterable[int]] = tuple,
     between: Callable[[float], None] = lambda now: None,
+    took: Callable[[float], None] = lambda seconds: None,
 ) -> None:
     """Calls `tick(now)` every `interval_s` until a signal says stop.
 
     While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable. Ticks stay on their grid:
     one that took long, or a pause of the whole process, delays the next tick and never causes a burst of them.
     After each tick that returns True, because it was whole, and only then, systemd is told that we are alive.
+    `took` hears how long each tick took.
     """
     due = clock.monotonic()
     ready = False
@@ -150,7 +152,9 @@ def run_cadence(
             if tick(now):
                 sd_notify("WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1")
                 ready = True
-            due = next_due(due, clock.monotonic(), interval_s)
+            ended = clock.monotonic()
+            took(ended - now)
+            due = next_due(due, ended, interval_s)
             continue
         readable = wait_readable([signals.fileno(), *wake_fds()], due - now)
         if signals.fileno() in readable:

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from watchdog.agent.sender import Sender, Spool, backoff_s
 from watchdog.model import DumpStacks, Reply, Report
@@ -23,18 +24,20 @@ def report(sequence: int) -> Report:
 
 
 def test_a_spool_keeps_the_newest_within_its_bytes() -> None:
-    spool = Spool(max_bytes=100, max_age_s=60)
+    spool = Spool(max_bytes=130, max_age_s=60)
     for sequence in range(5):
-        spool.put(report(sequence), 40, now=float(sequence))
-    assert (len(spool), spool.size, spool.dropped) == (2, 80, 3)
-    first = spool.first(now=10.0)
+        spool.put(sequence, encode_report(report(sequence)).ljust(60), now=float(sequence))
+    assert (len(spool), spool.size, spool.dropped) == (2, 120, 3)
+    first = spool.first()
     assert first is not None
-    assert (first.sequence, first.age_s) == (3, 7.0)
+    assert first.sequence == 3
+    assert decode_report(first.aged(now=10.0)) == replace(report(3), age_s=7.0)
+    assert decode_report(first.aged(now=3.01)) == report(3)
 
 
 def test_a_spool_keeps_the_newest_however_large_and_old() -> None:
     spool = Spool(max_bytes=10, max_age_s=1)
-    spool.put(report(1), 40, now=0.0)
+    spool.put(1, b" " * 40, now=0.0)
     spool.expire(now=100.0)
     assert len(spool) == 1
 
@@ -42,17 +45,17 @@ def test_a_spool_keeps_the_newest_however_large_and_old() -> None:
 def test_a_spool_drops_what_is_too_old() -> None:
     spool = Spool(max_bytes=1000, max_age_s=60)
     for sequence in range(5):
-        spool.put(report(sequence), 40, now=sequence * 20.0)
+        spool.put(sequence, b" " * 40, now=sequence * 20.0)
     spool.expire(now=100.0)
-    first = spool.first(now=100.0)
+    first = spool.first()
     assert first is not None
     assert first.sequence == 2
 
 
 def test_what_was_sent_is_forgotten_once() -> None:
     spool = Spool(max_bytes=1000, max_age_s=60)
-    spool.put(report(1), 40, now=0.0)
-    spool.put(report(2), 40, now=0.0)
+    spool.put(1, b" " * 40, now=0.0)
+    spool.put(2, b" " * 40, now=0.0)
     spool.done(1)
     spool.done(1)
     assert (len(spool), spool.size) == (1, 40)

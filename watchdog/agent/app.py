@@ -24,8 +24,7 @@ from watchdog.agent.commands import Commands
 from watchdog.agent.evidence import stacks
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Function, Probes, ProbesLost
-from watchdog.config import Config
-from watchdog.config_types import split_address
+from watchdog.agent.settings import Settings, split_listen
 from watchdog.model import DumpStacks, Event, Gpu, LogFile, MountProbe, Process, Report
 from watchdog.wire import WireError
 
@@ -57,7 +56,7 @@ ONCE_GPU_S = 5.0
 """`--once` waits so long for NVML: without a client that stays, the driver takes seconds to begin."""
 
 
-def node_name(config: Config) -> str:
+def node_name(config: Settings) -> str:
     """Slurm's name of this node: as configured, else SLURMD_NODENAME, else the short host name."""
     if config.agent.node_name != "auto":
         return config.agent.node_name
@@ -75,7 +74,7 @@ def read_boot_id() -> str:
 class Agent:
     """What one agent knows and does. Made from the main thread, before any other thread: it forks its children's parent."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Settings):
         self.config = config
         self.node = node_name(config)
         self.boot_id = read_boot_id()
@@ -214,7 +213,7 @@ class Service:
             self.agent.commands.accept(reply.commands, now)
 
 
-def run_agent(config: Config, *, once: bool = False, as_json: bool = False) -> int:
+def run_agent(config: Settings, *, once: bool = False, as_json: bool = False) -> int:
     """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the exit code."""
     agent = Agent(config)
     try:
@@ -228,12 +227,12 @@ def run_agent(config: Config, *, once: bool = False, as_json: bool = False) -> i
         agent.close()
 
 
-def _serve(agent: Agent, config: Config, echo: bool) -> int:
+def _serve(agent: Agent, config: Settings, echo: bool) -> int:
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
     from watchdog.agent.metrics import AgentMetrics
     from watchdog.agent.sender import Sender, Spool
 
-    metrics = AgentMetrics()
+    metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)
     spool = Spool(config.agent.spool_bytes, config.agent.spool_age)
     count: Callable[[str], None] = metrics.count_report
     sender = Sender(config.agent.controller_url, spool, config.security.token_file, count)
@@ -241,10 +240,12 @@ def _serve(agent: Agent, config: Config, echo: bool) -> int:
     signals.install()
     sender.start()
     if config.agent.metrics_listen:
-        metrics.serve(*split_address(config.agent.metrics_listen, [], "agent.metrics_listen"))
+        metrics.serve(*split_listen(config.agent.metrics_listen))
     service = Service(agent, sender, metrics, signals, echo)
     log.info("watching %s for %s every %g s", agent.node, config.agent.controller_url, config.agent.interval)
-    runner.run_cadence(service.tick, config.agent.interval, signals, service.wake_fds, service.between)
+    runner.run_cadence(
+        service.tick, config.agent.interval, signals, service.wake_fds, service.between, metrics.count_tick
+    )
     sender.stop()
     return 0
 

@@ -1,110 +1,254 @@
-"""The agent's own /metrics: how it fares itself, and what is worth a graph without a controller."""
+"""The agent's own /metrics: how it fares itself, and what is worth a graph without a controller.
+
+A tick only leaves its report here and adds to a few counters; everything else happens when Prometheus asks. No label holds a
+pid or a user's text, and no metric has more than MAX_ROWS series: what is above is left out, and counted.
+"""
 
 from __future__ import annotations
 
-import logging
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, start_http_server
-
-from watchdog.model import Report
+import watchdog
+from watchdog.agent.exposition import Row, family, histogram, serve
+from watchdog.model import Checkpoint, Gpu, NodeEvent, Report
 from watchdog.runner import Isolated
 
-log = logging.getLogger(__name__)
+PREFIX: Final = "slurm_watchdog_"
+MAX_ROWS: Final = 512
+"""Series of one metric: 16 GPUs with 32 kinds of fault each; a node has far fewer of anything."""
+TICK_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+JOB_ID: Final = re.compile(r"\d{1,12}(_\d{1,12})?")
+PROBE_OWNER: Final = re.compile(r":(-?\d+|self)$")
+
+GpuValue = Callable[[Gpu], float | None]
+GPU: Final = ("gpu_uuid", "gpu")
+GPU_VALUES: Final[tuple[tuple[str, str, str, GpuValue], ...]] = (
+    ("utilization_ratio", "gauge", "Share of the time in which it computed.", lambda gpu: gpu.utilization_ratio),
+    ("sm_clock_hertz", "gauge", "Clock of its multiprocessors.", lambda gpu: gpu.sm_clock_hz),
+    ("memory_clock_hertz", "gauge", "Clock of its memory.", lambda gpu: gpu.memory_clock_hz),
+    ("power_watts", "gauge", "Power it draws.", lambda gpu: gpu.power_w),
+    ("temperature_celsius", "gauge", "Temperature of its chip.", lambda gpu: gpu.temperature_c),
+    ("memory_used_bytes", "gauge", "Memory in use.", lambda gpu: gpu.memory_used_bytes),
+    ("memory_total_bytes", "gauge", "Memory it has.", lambda gpu: gpu.memory_total_bytes),
+    ("ecc_corrected_errors_total", "counter", "Memory errors that ECC put right.", lambda gpu: gpu.ecc_corrected),
+    ("ecc_uncorrected_errors_total", "counter", "Memory errors that ECC could not.", lambda gpu: gpu.ecc_uncorrected),
+    ("remapped_rows_corrected", "gauge", "Rows replaced for corrected errors.", lambda gpu: gpu.remapped_rows_corrected),
+    ("remapped_rows_uncorrected", "gauge", "Rows replaced for uncorrected errors.", lambda gpu: gpu.remapped_rows_uncorrected),
+    ("remap_pending", "gauge", "1: a row will be replaced at the next reset.", lambda gpu: gpu.remap_pending),
+    ("remap_failed", "gauge", "1: no spare row was left.", lambda gpu: gpu.remap_failed),
+    ("retired_pages", "gauge", "Pages retired for memory errors.", lambda gpu: gpu.retired_pages),
+    ("retired_pages_pending", "gauge", "1: a page will be retired at the next reset.", lambda gpu: gpu.retired_pages_pending),
+    ("pcie_link_width", "gauge", "Lanes of PCIe in use.", lambda gpu: gpu.pcie_link_width),
+    ("pcie_link_width_max", "gauge", "Lanes of PCIe that it could have.", lambda gpu: gpu.pcie_link_width_max),
+    ("pcie_link_generation", "gauge", "Generation of PCIe in use; lower while idle.", lambda gpu: gpu.pcie_link_generation),
+    ("pcie_replays_total", "counter", "Retransmissions on PCIe.", lambda gpu: gpu.pcie_replays),
+    ("nvlinks_active", "gauge", "Links to other GPUs that work.", lambda gpu: gpu.nvlinks_active),
+    ("nvlinks_down", "gauge", "Links that it has and that are not active.", lambda gpu: gpu.nvlinks_down),
+    ("nvlink_errors_total", "counter", "Errors of all its links.", lambda gpu: gpu.nvlink_errors),
+)  # fmt: skip
+"""Name, type, help, and where the value stands in model.Gpu. A GPU that does not answer has no value, not its last one."""
 
 
 class AgentMetrics:
-    """The series, in a registry of their own: no global state, and nothing of the interpreter's."""
+    """What the loop counts, and its last report. `update` and `count_*` are cheap; `render` may run in any thread."""
 
-    def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a date for every counter, which nobody asks for
-        self.registry = CollectorRegistry()
-        self._uninterruptible = Gauge(
-            "slurm_watchdog_process_uninterruptible_seconds",
-            "Time that the longest blocked thread of a rank (rank=\"\": of any other process) has been in one call.",
-            ["job_id", "rank"],
-            registry=self.registry,
-        )  # fmt: skip
-        self._hung = Gauge(
-            "slurm_watchdog_probe_hung",
-            "Seconds that a child of the agent has not come back.",
-            ["probe"],
-            registry=self.registry,
-        )
-        self._success = Gauge(
-            "slurm_watchdog_collector_success",
-            "1 if the collector worked in the last tick.",
-            ["collector"],
-            registry=self.registry,
-        )
-        self._duration = Gauge(
-            "slurm_watchdog_collector_duration_seconds",
-            "Time the collector took in the last tick.",
-            ["collector"],
-            registry=self.registry,
-        )
-        self._mount = Gauge(
-            "slurm_watchdog_mount_probe_seconds",
-            "Time the last probe of a mount took, or has been out.",
-            ["mount"],
-            registry=self.registry,
-        )
-        self._gpus = {
-            "utilization_ratio": self._gpu_gauge(
-                "utilization_ratio", "Share of the time in which it computed."
-            ),
-            "sm_clock_hz": self._gpu_gauge("sm_clock_hertz", "Clock of its multiprocessors."),
-            "power_w": self._gpu_gauge("power_watts", "Power it draws."),
-        }
-        self._spool = Gauge(
-            "slurm_watchdog_spool_bytes", "Reports that wait for the controller.", registry=self.registry
-        )
-        self._reports = Counter(
-            "slurm_watchdog_reports",
-            "Reports by what became of them: sent, failed (will be tried again), rejected, expired.",
-            ["outcome"],
-            registry=self.registry,
-        )
+    def __init__(
+        self,
+        count_probes: Callable[[], Mapping[str, int]] = dict,
+        read_driver_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML."""
+        self._count_probes, self._read_driver_s = count_probes, read_driver_s
+        self._report: Report | None = None
+        self._seen = Isolated()
+        self._spool_bytes = 0
+        self._outcomes: Counter[str] = Counter()
+        self._node_events: Counter[tuple[str, str]] = Counter()
+        self._node_events_dropped = 0
+        self._events_dropped = 0
+        self._xids: dict[tuple[str, int], Counter[str]] = {}
+        self._skipped: dict[tuple[str, str], int] = {}
+        self._skipped_bytes = 0
+        self._tick_counts = [0] * (len(TICK_BOUNDS) + 1)
+        self._tick_s = 0.0
+        self._gpu_of: dict[str, tuple[str, str]] = {}
+        self._left_out = 0
 
-    def _gpu_gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"slurm_watchdog_gpu_{name}", text, ["gpu_uuid", "gpu"], registry=self.registry)
+    # -- what the loop says ------------------------------------------------------------------------------------
 
     def count_report(self, outcome: str) -> None:
         """Adds one report with this outcome. May be called from any thread."""
-        self._reports.labels(outcome).inc()
+        self._outcomes[outcome] += 1
+
+    def count_tick(self, seconds: float) -> None:
+        """Adds one tick that took so long, whole or not."""
+        self._tick_counts[bisect_left(TICK_BOUNDS, seconds)] += 1
+        self._tick_s += seconds
 
     def update(self, report: Report, seen: Isolated, spool_bytes: int) -> None:
         """Takes over what one tick saw."""
-        self._uninterruptible.clear()
-        longest: dict[tuple[str, str], float] = {}
-        for process in report.processes:
-            if process.blocked is not None:
-                key = (process.job_id, "" if process.rank is None else str(process.rank))
-                longest[key] = max(longest.get(key, 0.0), process.blocked.seconds)
-        for key, seconds in longest.items():
-            self._uninterruptible.labels(*key).set(seconds)
-        self._hung.clear()
-        for probe in report.hung_probes:
-            self._hung.labels(probe.probe).set(probe.seconds)
-        for mount in report.mounts:
-            self._mount.labels(mount.mount).set(mount.seconds)
-        for field, gauge in self._gpus.items():
-            gauge.clear()  # a GPU that does not answer has no value, not its last one
-            for gpu in report.gpus:
-                value = getattr(gpu, field)
-                if value is not None:
-                    gauge.labels(gpu.uuid, str(gpu.index)).set(value)
-        for collector, seconds in seen.seconds.items():
-            self._success.labels(collector).set(collector not in seen.failed)
-            self._duration.labels(collector).set(seconds)
-        self._spool.set(spool_bytes)
+        self._report, self._seen, self._spool_bytes = report, seen, spool_bytes
+        self._events_dropped += report.events_dropped
+        self._node_events_dropped += report.node_events_dropped
+        for event in report.node_events:
+            self._count_node_event(event)
+        skipped = {(row.job_id, row.path): row.skipped_bytes for row in report.logs if row.skipped_bytes}
+        for key, skipped_bytes in skipped.items():
+            self._skipped_bytes += max(0, skipped_bytes - self._skipped.get(key, 0))
+        self._skipped = skipped
 
-    def serve(self, host: str, port: int) -> bool:
-        """Answers on this address from a thread; False, with a warning, where that cannot be had: watching goes on."""
-        try:
-            start_http_server(port, host, self.registry)
-        except OSError as error:
-            log.warning(
-                "no metrics: %s:%d can't be listened on (%s); set agent.metrics_listen", host, port, error
+    def _count_node_event(self, event: NodeEvent) -> None:
+        if event.backlog:
+            return  # before our time: what is counted begins with the agent
+        self._node_events[event.name, event.severity.value] += 1 + event.repeats
+        if event.xid is not None:
+            by_source = self._xids.setdefault(
+                (event.gpu_uuid or event.pci_bus_id or "", event.xid), Counter()
             )
-            return False
-        return True
+            by_source[event.source] += 1 + event.repeats
+
+    # -- what Prometheus asks ----------------------------------------------------------------------------------
+
+    def render(self) -> bytes:
+        """All series, in Prometheus' text format."""
+        report, seen = self._report, self._seen
+        self._left_out = 0
+        lines = self._own_lines(seen)
+        if report is not None:
+            lines += self._node_lines(report)
+            lines += self._gpu_lines(report)
+            lines += self._job_lines(report)
+        lines += self._family("agent_series_dropped", "gauge", "Series above the limit of their metric.", (), [((), self._left_out)])  # fmt: skip
+        return ("\n".join(lines) + "\n").encode(errors="replace")
+
+    def serve(self, host: str, port: int) -> int | None:
+        """Answers on this address from a thread; returns the port, None where it can't be had: watching goes on."""
+        return serve(host, port, self.render)
+
+    def _own_lines(self, seen: Isolated) -> list[str]:
+        ticks = sum(self._tick_counts)
+        driver_s = self._read_driver_s()
+        return [
+            *self._family("agent_build_info", "gauge", "1, with the version.", ("version",), [((watchdog.__version__,), 1)]),
+            *self._family("ticks_total", "counter", "Ticks of the loop.", (), [((), ticks)]),
+            *histogram(f"{PREFIX}tick_duration_seconds", "Time of one tick.", TICK_BOUNDS, list(self._tick_counts), self._tick_s),
+            *self._family("collector_success", "gauge", "1 if the collector worked in the last tick.", ("collector",),
+                          [((name,), name not in seen.failed) for name in list(seen.seconds)]),
+            *self._family("collector_duration_seconds", "gauge", "Time the collector took in the last tick.", ("collector",),
+                          [((name,), seconds) for name, seconds in list(seen.seconds.items())]),
+            *self._family("probes", "gauge", "Children of the agent.", ("state",),
+                          [((state,), count) for state, count in self._count_probes().items()]),
+            *self._family("spool_bytes", "gauge", "Reports that wait for the controller.", (), [((), self._spool_bytes)]),
+            *self._family("reports_total", "counter", "Reports by what became of them: sent, failed (will be tried again), rejected, expired.",
+                          ("outcome",), [((outcome,), count) for outcome, count in sorted(self._outcomes.items())]),
+            *self._family("nvml_driver_seconds", "gauge", "Time that the last tick spent in NVML.", (),
+                          [] if driver_s is None else [((), driver_s)]),
+        ]  # fmt: skip
+
+    def _node_lines(self, report: Report) -> list[str]:
+        hung = _largest((probe_label(probe.probe), probe.seconds) for probe in report.hung_probes)
+        mounts = _largest((probe.mount, probe.seconds) for probe in report.mounts)
+        return [
+            *self._family("probe_hung", "gauge", "Seconds that a child of the agent has not come back.", ("probe",), hung),
+            *self._family("mount_probe_seconds", "gauge", "Time the last probe of a mount took, or has been out.", ("mount",), mounts),
+            *self._family("node_events_total", "counter", "What the kernel's log and NVML said about this node.", ("name", "severity"),
+                          sorted(self._node_events.items())),
+            *self._family("node_events_dropped_total", "counter", "Of these, those that could not be read or sent.", (),
+                          [((), self._node_events_dropped)]),
+            *self._family("log_events_dropped_total", "counter", "Events of logs that were left out of reports.", (),
+                          [((), self._events_dropped)]),
+            *self._family("log_skipped_bytes_total", "counter", "Bytes of logs that were passed over unread.", (),
+                          [((), self._skipped_bytes)]),
+            *self._family("log_lag_bytes", "gauge", "Bytes of logs that are still to be read.", (),
+                          [((), sum(row.lag_bytes for row in report.logs))]),
+        ]  # fmt: skip
+
+    def _gpu_lines(self, report: Report) -> list[str]:
+        lines = []
+        gpus = [(gpu, (gpu.uuid, str(gpu.index))) for gpu in report.gpus]
+        for name, kind, text, read in GPU_VALUES:
+            rows = [(labels, value) for gpu, labels in gpus if (value := read(gpu)) is not None]
+            lines += self._family(f"gpu_{name}", kind, text, GPU, rows)
+        throttled = [((*labels, reason), 1.0) for gpu, labels in gpus for reason in gpu.throttle or ()]
+        lines += self._family("gpu_throttle_reason", "gauge", "1 for each reason why its clocks are lower than they could be.",
+                              (*GPU, "reason"), throttled)  # fmt: skip
+        held = Counter(
+            uuid
+            for holder in report.gpu_holders
+            if holder.orphan_for_s is not None
+            for uuid in holder.gpu_uuids
+        )
+        lines += self._family("gpu_orphans", "gauge", "Processes that hold it and belong to no job that runs here.", GPU,
+                              [(labels, held[gpu.uuid]) for gpu, labels in gpus])  # fmt: skip
+        for gpu, labels in gpus:
+            self._gpu_of.update({gpu.uuid: labels, gpu.pci_bus_id or gpu.uuid: labels})
+        return lines + self._family(
+            "gpu_xid_total", "counter", "NVIDIA's numbers of faults.", (*GPU, "xid"), self._xid_rows()
+        )
+
+    def _xid_rows(self) -> list[Row]:
+        """One fault is told by the kernel's log and by NVML: of the two counts the larger holds, whichever of them is missing."""
+        totals: dict[tuple[str, ...], Counter[str]] = {}
+        for (gpu, xid), by_source in list(self._xids.items()):
+            key = (*self._gpu_of.get(gpu, (gpu, "")), str(xid))
+            totals.setdefault(key, Counter()).update(by_source)
+        return sorted((key, max(by_source.values())) for key, by_source in totals.items())
+
+    def _job_lines(self, report: Report) -> list[str]:
+        blocked: list[tuple[tuple[str, str], float]] = [
+            ((job_label(process.job_id), "" if process.rank is None else str(process.rank)), process.blocked.seconds)
+            for process in report.processes
+            if process.blocked is not None
+        ]  # fmt: skip
+        newest: dict[str, Checkpoint] = {}
+        writing: dict[str, bool] = {}
+        for row in report.checkpoints:
+            job = job_label(row.job_id)
+            writing[job] = writing.get(job, False) or row.writing
+            if row.step is not None and (job not in newest or row.step > (newest[job].step or 0)):
+                newest[job] = row
+        return [
+            *self._family("process_uninterruptible_seconds", "gauge",
+                          'Time that the longest blocked thread of a rank (rank="": of any other process) has been in one call.',
+                          ("job_id", "rank"), _largest_rows(blocked)),
+            *self._family("checkpoint_step", "gauge", "Step of the newest complete checkpoint.", ("job_id",),
+                          [((job,), row.step) for job, row in newest.items() if row.step is not None]),
+            *self._family("checkpoint_age_seconds", "gauge", "Its age.", ("job_id",),
+                          [((job,), row.age_s) for job, row in newest.items() if row.age_s is not None]),
+            *self._family("checkpoint_writing", "gauge", "1 while a newer one is being written.", ("job_id",),
+                          [((job,), value) for job, value in writing.items()]),
+        ]  # fmt: skip
+
+    def _family(
+        self, name: str, kind: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]
+    ) -> list[str]:
+        """The lines of one metric, cut to MAX_ROWS series."""
+        kept = list(rows)
+        self._left_out += max(0, len(kept) - MAX_ROWS)
+        return family(PREFIX + name, kind, text, labels, kept[:MAX_ROWS])
+
+
+def job_label(job_id: str) -> str:
+    """A job's number as a label; `other` for what is none, for a process may claim anything in its environment."""
+    return job_id if JOB_ID.fullmatch(job_id) else "other"
+
+
+def probe_label(probe: str) -> str:
+    """Kind and mount of a child: `files:/shared` of `files:/shared:1000`, `identify` of `identify:4711`. No user, no pid."""
+    kind, _, rest = probe.partition(":")
+    return f"{kind}:{PROBE_OWNER.sub('', rest)}" if rest.startswith("/") else kind
+
+
+def _largest(pairs: Iterable[tuple[str, float]]) -> list[Row]:
+    return _largest_rows([((label,), value) for label, value in pairs])
+
+
+def _largest_rows(pairs: Iterable[tuple[tuple[str, ...], float]]) -> list[Row]:
+    found: dict[tuple[str, ...], float] = {}
+    for labels, value in pairs:
+        found[labels] = max(found.get(labels, 0.0), value)
+    return sorted(found.items())

@@ -207,9 +207,9 @@ class Probes:
         return tuple(sorted(found, key=lambda probe: -probe.seconds))
 
     def counts(self) -> dict[str, int]:
-        """How many children are idle, busy and hung."""
+        """How many children are idle, busy and hung. May be called from any thread."""
         found = {"idle": 0, "busy": 0, "hung": 0}
-        for worker in self._workers.values():
+        for worker in list(self._workers.values()):
             found["hung" if worker.hung else "busy" if worker.request is not None else "idle"] += 1
         return found
 

@@ -1,13 +1,14 @@
-"""Sends reports from a thread of its own, keeps them while the controller is away, and hands its replies to the loop."""
+"""Sends reports from a thread of its own, keeps them while the controller is away, and hands its replies to the loop.
+
+A report is encoded once, and waits as bytes: the objects would take many times what the bound says.
+"""
 
 from __future__ import annotations
 
-import http.client
 import logging
 import os
 import queue
 import random
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from msgspec.structs import replace
+import msgspec
 
 from watchdog import clock
+from watchdog.agent.post import Connection, Response
 from watchdog.model import Reply, Report
 from watchdog.wire import MAX_BYTES, WireError, decode_reply, encode_report
 
@@ -27,7 +29,25 @@ CONNECT_S = 5.0
 ANSWER_S = 15.0
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 5.0)
 """Waits between attempts; with 4,000 agents and jitter a controller that comes back sees 1,000 requests a second."""
+MAX_RETRY_AFTER_S = 60.0
+"""A controller may ask for patience, but not for so much that reports grow too old to be judged."""
 TRY_AGAIN_LATER = frozenset({408, 425, 429})
+NOTEWORTHY_AGE_S = 0.05
+"""Below this a report is as old as it was made."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One report that was encoded and not yet taken by the controller."""
+
+    made_at: float
+    sequence: int
+    body: bytes
+
+    def aged(self, now: float) -> bytes:
+        """The body with the report's age. `age_s` is 0 in a new report, so it is not in the text yet."""
+        age_s = now - self.made_at
+        return self.body if age_s < NOTEWORTHY_AGE_S else b'{"age_s":%.3f,' % age_s + self.body[1:]
 
 
 @dataclass
@@ -38,38 +58,35 @@ class Spool:
     max_age_s: float
     dropped: int = 0
     size: int = 0
-    _items: deque[tuple[float, int, Report]] = field(default_factory=deque)
+    _items: deque[Waiting] = field(default_factory=deque)
 
-    def put(self, report: Report, size: int, now: float) -> None:
-        """Adds a report of `size` bytes that was made at `now`."""
-        self._items.append((now, size, report))
-        self.size += size
+    def put(self, sequence: int, body: bytes, now: float) -> None:
+        """Adds an encoded report that was made at `now`."""
+        self._items.append(Waiting(now, sequence, body))
+        self.size += len(body)
         while len(self._items) > 1 and self.size > self.max_bytes:
             self._drop_oldest()
         self.expire(now)
 
     def expire(self, now: float) -> None:
         """Drops what is too old, but never the newest."""
-        while len(self._items) > 1 and now - self._items[0][0] > self.max_age_s:
+        while len(self._items) > 1 and now - self._items[0].made_at > self.max_age_s:
             self._drop_oldest()
 
-    def first(self, now: float) -> Report | None:
-        """The oldest report, with its age as of `now`; it stays until `done`."""
-        if not self._items:
-            return None
-        made_at, _, report = self._items[0]
-        return replace(report, age_s=max(0.0, now - made_at))
+    def first(self) -> Waiting | None:
+        """The oldest report; it stays until `done`."""
+        return self._items[0] if self._items else None
 
     def done(self, sequence: int) -> None:
         """Forgets the oldest report if it is still the one with this sequence."""
-        if self._items and self._items[0][2].sequence == sequence:
-            self.size -= self._items.popleft()[1]
+        if self._items and self._items[0].sequence == sequence:
+            self.size -= len(self._items.popleft().body)
 
     def __len__(self) -> int:
         return len(self._items)
 
     def _drop_oldest(self) -> None:
-        self.size -= self._items.popleft()[1]
+        self.size -= len(self._items.popleft().body)
         self.dropped += 1
 
 
@@ -79,12 +96,38 @@ def backoff_s(failures: int, chance: float) -> float:
     return longest * (0.5 + 0.5 * chance)
 
 
+def encode(report: Report) -> bytes:
+    """The bytes of a report, names of files that are no UTF-8 with their odd bytes replaced. Raises WireError if it is too large."""
+    try:
+        return encode_report(report)
+    except UnicodeEncodeError:
+        return encode_report(msgspec.convert(_printable(msgspec.to_builtins(report)), Report))
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list | tuple):
+        return [_printable(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _printable(each) for name, each in value.items()}
+    return value
+
+
 class Rejected(Exception):
     """The controller will never take this report: it is dropped."""
 
 
+class Later(OSError):
+    """The controller answered that it can't take reports now; `after_s` is how long it wants to be left alone."""
+
+    def __init__(self, message: str, after_s: float):
+        super().__init__(message)
+        self.after_s = after_s
+
+
 class Sender:
-    """The thread. `put` and `replies` are for the loop, `fileno` becomes readable when there is a reply."""
+    """The thread. `put` and `replies` are for the loop, `fileno` becomes readable when there is news from the controller."""
 
     def __init__(
         self,
@@ -93,19 +136,23 @@ class Sender:
         token_file: str = "",
         count: Callable[[str], None] = lambda outcome: None,
         now: Callable[[], float] = clock.monotonic,
+        connection: Connection | None = None,
     ):
-        self._address = urlsplit(url)
+        address = urlsplit(url)
+        self._controller = address.netloc
+        self._path = f"{address.path.rstrip('/')}/v1/report"
         self._spool = spool
         self._token_file = token_file
-        self._token = ""
+        self._headers = {"Content-Type": "application/json"}
         self._count = count
         self._now = now
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._last: tuple[bytes, Reply] = (b"", Reply())
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection = connection or Connection(url, MAX_BYTES)
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
@@ -115,36 +162,39 @@ class Sender:
         self._thread.start()
 
     def stop(self, seconds: float = 2.0) -> None:
-        """Gives what waits this long to be sent, and ends."""
+        """Gives what waits this long to be sent, and ends. Whatever the thread hangs in, it holds nobody up."""
         self._stopping.set()
-        self._wake.set()
+        self._wake.put(None)
         self._thread.join(seconds)
 
     def put(self, report: Report) -> None:
         """Hands a report over; never waits. Raises WireError if it is too large to send."""
-        size = len(encode_report(report))
+        body = encode(report)
         with self._lock:
             dropped = self._spool.dropped
-            self._spool.put(report, size, self._now())
-            for _ in range(self._spool.dropped - dropped):
-                self._count("expired")
-        self._wake.set()
+            self._spool.put(report.sequence, body, self._now())
+            dropped = self._spool.dropped - dropped
+        for _ in range(dropped):
+            self._count("expired")
+        self._wake.put(None)
 
     def fileno(self) -> int:
         return self._read_fd
 
     def replies(self) -> list[Reply]:
-        """Replies since the last call, oldest first."""
-        try:
-            os.read(self._read_fd, 4096)
-        except BlockingIOError:
-            pass
-        found = []
+        """Replies since the last call, oldest first. One that says what the last one said is here, too, and woke nobody."""
+        found: list[Reply] = []
         while True:
             try:
                 found.append(self._replies.get_nowait())
             except queue.Empty:
-                return found
+                break
+        if found:
+            try:
+                os.read(self._read_fd, 4096)
+            except BlockingIOError:
+                pass
+        return found
 
     @property
     def spool_bytes(self) -> int:
@@ -160,11 +210,16 @@ class Sender:
         if not self._token_file:
             return
         try:
-            self._token = Path(self._token_file).read_text(encoding="utf-8").strip()
+            token = Path(self._token_file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             log.error(
                 "the token file %s can't be read (%s): the controller will refuse us", self._token_file, error
             )
+            return
+        if not token.isascii() or not token.isprintable():
+            log.error("the token file %s holds no token of one line of ASCII", self._token_file)
+            return
+        self._headers = {**self._headers, "Authorization": f"Bearer {token}"}
 
     # -- in the thread -----------------------------------------------------------------------------------------
 
@@ -172,24 +227,26 @@ class Sender:
         failures = 0
         while True:
             with self._lock:
-                report = self._spool.first(self._now())
-            if report is None:
+                waiting = self._spool.first()
+            if waiting is None:
                 if self._stopping.is_set():
                     return
-                self._wake.wait()
-                self._wake.clear()
+                self._wake.get()
                 continue
             try:
-                reply = self._send(report)
+                reply, news = self._send(waiting)
             except Rejected as error:
                 self._count("rejected")
                 self._say(f"a report was dropped: {error}")
-            except (OSError, http.client.HTTPException, WireError) as error:
+            except (OSError, ValueError, WireError) as error:
                 self._count("failed")
-                self._say(f"the controller at {self._address.netloc} can't be reached: {error}")
-                self._disconnect()
+                self._say(f"the controller at {self._controller} can't be reached: {error}")
+                self._connection.close()
                 failures += 1
-                if self._stopping.wait(backoff_s(failures, random.random())):
+                pause_s = backoff_s(failures, random.random())
+                if isinstance(error, Later):
+                    pause_s = max(pause_s, min(error.after_s, MAX_RETRY_AFTER_S))
+                if self._stopping.wait(pause_s):
                     return
                 with self._lock:
                     self._spool.expire(self._now())
@@ -197,13 +254,14 @@ class Sender:
             else:
                 self._count("sent")
                 if self._problem:
-                    log.info("the controller at %s answers again", self._address.netloc)
+                    log.info("the controller at %s answers again", self._controller)
                 self._problem = ""
                 self._replies.put(reply)
-                self._notify()
+                if news:
+                    self._notify()
             failures = 0
             with self._lock:
-                self._spool.done(report.sequence)
+                self._spool.done(waiting.sequence)
 
     def _notify(self) -> None:
         try:
@@ -216,42 +274,26 @@ class Sender:
             log.warning("%s", problem)
         self._problem = problem
 
-    def _send(self, report: Report) -> Reply:
-        """One request. Raises Rejected for good, anything else to be tried again."""
-        try:
-            body = encode_report(report)
-        except WireError as error:
-            raise Rejected(str(error)) from error
-        connection = self._connect()
-        headers = {"Content-Type": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        connection.request("POST", f"{self._address.path.rstrip('/')}/v1/report", body, headers)
-        if connection.sock is not None:
-            connection.sock.settimeout(ANSWER_S)
-        with connection.getresponse() as response:
-            data = response.read(MAX_BYTES + 1)
+    def _send(self, waiting: Waiting) -> tuple[Reply, bool]:
+        """One request: the reply, and whether it says anything new. Raises Rejected for good, anything else to be tried again."""
+        body = waiting.aged(self._now())
+        response = self._connection.post(self._path, body, self._headers, CONNECT_S, ANSWER_S)
         if response.status == 200:
-            return decode_reply(data)
-        text = data[:300].decode(errors="replace").strip()
-        message = f"{self._address.netloc} answered {response.status} {response.reason}: {text}"
+            if response.body == self._last[0] and not self._last[1].commands:
+                return self._last[1], False
+            reply = decode_reply(response.body)
+            self._last = (response.body, reply)
+            return reply, True
+        text = response.body[:300].decode(errors="replace").strip()
+        message = f"{self._controller} answered {response.status} {response.reason}: {text}"
         if 400 <= response.status < 500 and response.status not in TRY_AGAIN_LATER:
             if response.status in (401, 403):
                 self.read_token()
             raise Rejected(message)
-        raise ConnectionError(message)
+        raise Later(message, parse_retry_after(response))
 
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._connection is None:
-            host, port = self._address.hostname or "", self._address.port
-            if self._address.scheme == "https":
-                context = ssl.create_default_context()
-                self._connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=context)
-            else:
-                self._connection = http.client.HTTPConnection(host, port, timeout=CONNECT_S)
-        return self._connection
 
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+def parse_retry_after(response: Response) -> float:
+    """Seconds of the header Retry-After; 0 where there is none, or a date in its place."""
+    text = response.headers.get(b"retry-after", b"")
+    return float(text) if text.isdigit() and len(text) < 10 else 0.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from watchdog.cli.options import load_or_exit, service_options
@@ -21,8 +19,6 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
       slurm-watchdog agent --once --json      what it sees now
     """
     config = load_or_exit(config_file)
-    from watchdog import log
-    from watchdog.agent.app import run_agent
+    from watchdog.agent.settings import become_agent, settings_of
 
-    log.set_up()
-    sys.exit(run_agent(config, once=once, as_json=as_json))
+    become_agent(settings_of(config), once=once, as_json=as_json)

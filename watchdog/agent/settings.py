@@ -1,0 +1,85 @@
+"""The agent's settings as plain values: what is left of the configuration once it has been checked.
+
+The schema is watchdog.config, which needs pydantic: 14 MiB that the agent does without. The command `agent` loads and checks
+the file, writes these values down and becomes the agent, a fresh interpreter that has never seen the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+if TYPE_CHECKING:
+    from watchdog.config import Config
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `agent` of the configuration, field by field; durations are seconds, sizes bytes. See watchdog.config.Agent."""
+
+    controller_url: str
+    node_name: str
+    interval: float
+    metrics_listen: str
+    spool_bytes: int
+    spool_age: float
+    probe_deadline: float
+    state_directory: str
+    kernel_log: str
+    mount_probe_interval: float
+    mount_probe_write: tuple[str, ...]
+    checkpoint_interval: float
+    orphan_grace: float
+    log_patterns: tuple[str, ...]
+
+
+class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the section `security` concerns the agent."""
+
+    token_file: str
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the agent is told."""
+
+    agent: AgentSettings
+    security: SecuritySettings
+
+
+def settings_of(config: Config) -> Settings:
+    """The agent's part of a configuration that was checked."""
+    agent = {name: getattr(config.agent, name) for name in type(config.agent).model_fields}
+    return msgspec.convert(
+        {"agent": agent, "security": {"token_file": config.security.token_file}}, Settings
+    )
+
+
+def write_settings(settings: Settings) -> int:
+    """Puts `settings` into a file in memory, which a program started by exec inherits; returns its descriptor."""
+    fd = os.memfd_create("settings", 0)
+    os.write(fd, msgspec.json.encode(settings))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def read_settings(fd: int) -> Settings:
+    """The settings that `write_settings` put there; closes `fd`. Raises OSError or msgspec.DecodeError."""
+    with open(fd, "rb") as file:
+        return msgspec.json.decode(file.read(), type=Settings)
+
+
+def become_agent(settings: Settings, *, once: bool, as_json: bool) -> NoReturn:
+    """Replaces this process by the agent, a fresh interpreter. Raises OSError if that can't be had."""
+    flags = ["--once"] * once + ["--json"] * as_json
+    # One arena for all threads: the second would cost as much as what the sender needs altogether.
+    environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
+    command = [sys.executable, "-P", "-m", "watchdog.agent", str(write_settings(settings)), *flags]
+    os.execve(sys.executable, command, environment)  # noqa: S606 -- a list, and no shell is wanted
+
+
+def split_listen(address: str) -> tuple[str, int]:
+    """Host and port of a checked `HOST:PORT`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

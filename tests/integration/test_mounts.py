@@ -1,4 +1,7 @@
-"""Mounts that stop to answer, really: an ext4 that is frozen, and a server in user space that says nothing any more."""
+"""Mounts that stop to answer, really: an ext4 that is frozen, and a server in user space that says nothing any more.
+
+What the probes of mounts say of them, and what the looks at checkpoints that lie there.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,14 @@ import pytest
 
 from deploy.demo.cluster import set_frozen
 from watchdog import clock, runner
-from watchdog.agent import file_actions
+from watchdog.agent import checkpoints, file_actions
+from watchdog.agent.app import FUNCTIONS
+from watchdog.agent.collectors.checkpoint import CheckpointCollector
+from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
 from watchdog.agent.mounts import read_mounts
 from watchdog.agent.probe import Probes
-from watchdog.model import MountProbe
+from watchdog.model import Checkpoint, Event, JobWatch, MountProbe
 
 NOBODY = 65534
 DEADLINE_S = 0.5
@@ -27,7 +33,9 @@ DEADLINE_S = 0.5
 
 @pytest.fixture
 def probes() -> Iterator[Probes]:
-    probes = Probes({"probe_mount": file_actions.probe_mount})
+    probes = Probes(
+        {**FUNCTIONS, "probe_mount": file_actions.probe_mount, "look_at_checkpoints": checkpoints.look}
+    )
     yield probes
     probes.close()
 
@@ -205,3 +213,96 @@ def test_a_mount_that_became_read_only_says_so(probes: Probes, ext4: Path) -> No
     assert looks(probes, ext4).row().error is None
     row = looks(probes, ext4, write=True).row()
     assert (row.responding, row.wrote, str(row.error)[:5]) == (True, False, "EROFS")
+
+
+# ------------------------------------------------------------------------------------------------- checkpoints
+
+
+def put_checkpoint(directory: Path, step: int) -> None:
+    inner = directory / f"step-{step}"
+    inner.mkdir(parents=True)
+    (inner / "__0_0.distcp").write_bytes(b"x" * 1000)
+    (inner / ".metadata").write_bytes(b"x" * 10)
+    for path in (directory, inner, *inner.iterdir()):
+        os.chown(path, NOBODY, NOBODY)
+
+
+class Ticks:
+    """The agent's logs and checkpoints with real children, for one job of nobody."""
+
+    def __init__(self, probes: Probes, *directories: Path):
+        self.probes = probes
+        self.logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=True)
+        self.logs.watch = {"7": JobWatch(job_id="7", restarts=0, uid=NOBODY)}
+        self.collector = CheckpointCollector(probes, self.logs, 0.2)
+        self.directories = {"7": tuple(map(str, directories))}
+        self.events: list[Event] = []
+
+    def until(self, enough: Callable[[dict[str, Checkpoint]], bool]) -> dict[str, Checkpoint]:
+        end = clock.monotonic() + 10
+        while True:
+            now = clock.monotonic()
+            self.probes.poll(now)
+            self.logs.collect(now, [], {}, DEADLINE_S)
+            began = clock.monotonic()
+            rows, events = self.collector.collect(now, DEADLINE_S, self.directories)
+            assert clock.monotonic() - began < 0.3, "the collector waited for its children"
+            self.events += events
+            found = {row.directory: row for row in rows}
+            if enough(found):
+                return found
+            assert now < end, f"it did not come to that: {found}"
+            runner.sleep(0.05)
+
+
+def test_checkpoints_on_a_silent_server_hold_up_nobody_and_are_read_again_when_it_speaks(
+    probes: Probes, ext4: Path, fuse: Silent
+) -> None:
+    put_checkpoint(ext4 / "ckpt", 100)
+    ticks = Ticks(probes, ext4 / "ckpt", fuse.point)
+    here, there = str(ext4 / "ckpt"), str(fuse.point)
+    rows = ticks.until(lambda rows: all(row.error is None for row in rows.values()))
+    assert (rows[here].step, rows[here].layout, rows[there].step) == (100, "dcp", None)
+    fuse.silence()
+    rows = ticks.until(lambda rows: "not answered" in str(rows[there].error))
+    assert [hung.probe for hung in probes.hung(clock.monotonic())] == [f"files:{there}:{NOBODY}"]
+    put_checkpoint(ext4 / "ckpt", 200)
+    ticks.until(lambda rows: rows[here].step == 200)
+    assert [(event.step, event.pattern) for event in ticks.events] == [(100, "directory"), (200, "directory")]
+    assert children_of(probes) <= 3
+    fuse.speak()
+    ticks.until(lambda rows: rows[there].error is None)
+
+
+def test_checkpoints_on_a_frozen_filesystem_can_still_be_read(probes: Probes, ext4: Path) -> None:
+    put_checkpoint(ext4 / "ckpt", 100)
+    set_frozen(ext4, True)
+    ticks = Ticks(probes, ext4 / "ckpt")
+    rows = ticks.until(lambda rows: all(row.error is None for row in rows.values()))
+    assert [row.step for row in rows.values()] == [100]
+
+
+def test_a_link_to_another_mount_is_asked_of_that_mounts_child(
+    probes: Probes, ext4: Path, fuse: Silent
+) -> None:
+    put_checkpoint(ext4 / "real", 100)
+    link = ext4.parent / "link"
+    link.symlink_to(ext4 / "real")
+    out = ext4 / "out"
+    out.symlink_to(fuse.point)
+    ticks = Ticks(probes, link, out)
+    rows = ticks.until(lambda rows: all(row.error is None for row in rows.values()))
+    assert (rows[str(link)].step, rows[str(link)].path) == (100, f"{ext4}/real/step-100")
+    fuse.silence()
+    ticks.until(lambda rows: "not answered" in str(rows[str(out)].error))
+    assert [hung.probe for hung in probes.hung(clock.monotonic())] == [f"files:{fuse.point}:{NOBODY}"]
+    fuse.speak()
+
+
+def test_a_directory_is_read_as_the_jobs_owner_and_not_as_root(probes: Probes, ext4: Path) -> None:
+    put_checkpoint(ext4 / "closed", 100)
+    os.chown(ext4 / "closed", 0, 0)
+    (ext4 / "closed").chmod(0o700)
+    ticks = Ticks(probes, ext4 / "closed")
+    rows = ticks.until(lambda rows: all(row.error != "not read yet" for row in rows.values()))
+    assert [str(row.error)[:6] for row in rows.values()] == ["EACCES"]

@@ -2,7 +2,8 @@
 
 A row is (framework, option, template). An option stands without its dashes; `-` and `_` in it are the same, and `+name=`
 and `++name=` (Hydra) are `name=`. The template says where below the value the checkpoints lie: `{name}` is the value of
-that option, `{name|words}` has a default, and a row whose template needs an option that is not given says nothing.
+that option, `{name|words}` has a default, and a row whose template needs an option that is not given says nothing. A directory for each
+run or version below it need not be named: whoever looks there looks one level deeper.
 Sources: the argument parsers and configuration classes of the frameworks that are named, and where these write.
 Values that only a configuration file holds (axolotl's and GPT-NeoX's YAML, torchtitan's TOML) are not visible here.
 """
@@ -20,9 +21,9 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("torchtitan", "job.dump_folder", "{job.dump_folder}/{checkpoint.folder|checkpoint}"),
     ("torchtitan", "dump_folder", "{dump_folder}/{checkpoint.folder|checkpoint}"),
     ("nemo", "exp_manager.explicit_log_dir", "{exp_manager.explicit_log_dir}/checkpoints"),
-    ("nemo", "exp_manager.exp_dir", "{exp_manager.exp_dir}/{exp_manager.name|default}/checkpoints"),
+    ("nemo", "exp_manager.exp_dir", "{exp_manager.exp_dir}/{exp_manager.name|default}"),
     ("nemo", "exp_manager.checkpoint_callback_params.dirpath", "{exp_manager.checkpoint_callback_params.dirpath}"),
-    ("nemo", "log.log_dir", "{log.log_dir}/{log.name|default}/checkpoints"),
+    ("nemo", "log.log_dir", "{log.log_dir}/{log.name|default}"),
     ("lightning", "trainer.default_root_dir", "{trainer.default_root_dir}/checkpoints"),
     ("lightning", "trainer.default_root_dir", "{trainer.default_root_dir}/lightning_logs"),
     ("lightning", "default_root_dir", "{default_root_dir}/checkpoints"),

@@ -99,6 +99,25 @@ class OrphanGpuProcess(Detector):
     """A process holds a GPU and belongs to no job that runs (grace: `agent.orphan_grace`). Never acted on."""
 
 
+class RankStopped(Detector):
+    """A rank was stopped by a signal or is held by a debugger. Never acted on: somebody did it."""
+
+    stopped_for: Span = Field(15.0, description="Time it has to be stopped.")
+
+
+class DeadRank(Detector):
+    """A rank is gone while most of its peers are there. Told at once; `lingering_job` acts if Slurm does not end the job."""
+
+    gone_for: Span = Field(3.0, description="Time since the first report without it.")
+
+
+class GpuIdleRank(Detector):
+    """The GPU of one rank does nothing while those of its peers are busy. Never acted on."""
+
+    idle_for: Span = Field(60.0, description="Time it has to be idle while the job makes no step.")
+    idle_for_while_steps: Span = Field(900.0, description="Time it has to be idle while the job makes steps.")
+
+
 class Detectors(Section):
     """One block a detector."""
 
@@ -113,3 +132,6 @@ class Detectors(Section):
     gpu_fault: GpuFault = GpuFault()
     gpu_clock_low: GpuClockLow = GpuClockLow()
     orphan_gpu_process: OrphanGpuProcess = OrphanGpuProcess()
+    rank_stopped: RankStopped = RankStopped()
+    dead_rank: DeadRank = DeadRank()
+    gpu_idle_rank: GpuIdleRank = GpuIdleRank()

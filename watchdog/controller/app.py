@@ -18,6 +18,7 @@ from watchdog.controller import local_api
 from watchdog.controller.ingest import Door, read_token
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.record import Recorder
 from watchdog.controller.watch import Controller
 from watchdog.notify.queue import make_notifier
 from watchdog.runner import sd_notify
@@ -26,8 +27,9 @@ from watchdog.slurm.command_line import CommandLineSlurm
 log = logging.getLogger(__name__)
 
 
-def run_controller(config: Config, *, once: bool = False) -> int:
-    """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick.
+def run_controller(config: Config, *, once: bool = False, record: str | None = None) -> int:
+    """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything that it takes over
+    is appended to the file `record` as a trace.
 
     Returns the exit code: 0, or 2 when it could not start, after saying why.
     """
@@ -38,7 +40,12 @@ def run_controller(config: Config, *, once: bool = False) -> int:
         log.error("the controller cannot start: %s", error)
         return 2
     try:
-        return uvloop.run(_serve(config, journal, token, once=once))
+        recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
+        try:
+            return uvloop.run(_serve(config, journal, token, recorder, once=once))
+        finally:
+            if recorder is not None:
+                recorder.close()
     finally:
         journal.close()
 
@@ -52,7 +59,9 @@ def journal_url(config: Config) -> str:
     return f"sqlite:///{directory / 'journal.sqlite'}"
 
 
-async def _serve(config: Config, journal: Journal, token: str, *, once: bool) -> int:
+async def _serve(
+    config: Config, journal: Journal, token: str, recorder: Recorder | None, *, once: bool
+) -> int:
     metrics = ControllerMetrics()
     slurm = CommandLineSlurm(
         bin_directory=config.slurm.bin_directory,
@@ -60,7 +69,9 @@ async def _serve(config: Config, journal: Journal, token: str, *, once: bool) ->
         observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),
     )
     notifier = make_notifier(config, journal)
-    controller = Controller(config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics)
+    controller = Controller(
+        config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder
+    )
     if once:
         await controller.look_at_slurm()
         controller.tick()

@@ -13,6 +13,15 @@ CAUSES: dict[Kind, tuple[Kind, ...]] = {
     Kind.FILESYSTEM_STALL: (Kind.FILESYSTEM_OUTAGE,),
     Kind.LINGERING_JOB: _STUCK,
     Kind.COLLECTIVE_HANG: (*_STUCK, Kind.LINGERING_JOB),
+    Kind.DEAD_RANK: (*_STUCK, Kind.LINGERING_JOB, Kind.NODE_DOWN),
+    Kind.RANK_STOPPED: (Kind.COLLECTIVE_HANG,),
+    Kind.GPU_IDLE_RANK: (
+        *_STUCK,
+        Kind.LINGERING_JOB,
+        Kind.COLLECTIVE_HANG,
+        Kind.RANK_STOPPED,
+        Kind.DEAD_RANK,
+    ),
     Kind.NODE_DOWN: (Kind.PARTITION_OR_OUTAGE,),
     Kind.AGENT_SILENT: (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN),
 }

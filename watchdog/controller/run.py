@@ -33,6 +33,32 @@ ProcessKey = tuple[str, int, int]
 """(node, pid, start ticks)."""
 
 
+RATE_S = 20.0
+"""Counters are compared over at least this time: a report every 5 s is too short for a process that works in bursts."""
+
+
+@dataclass
+class Rates:
+    """How busy one process is, from counters that only rise."""
+
+    at: float
+    cpu_s: float
+    io_bytes: int | None
+    cpu_ratio: float | None = None
+    io_bytes_s: float | None = None
+
+    def update(self, process: Process, now: float) -> None:
+        elapsed_s = now - self.at
+        if elapsed_s < RATE_S:
+            return
+        self.cpu_ratio = max(0.0, process.cpu_s - self.cpu_s) / elapsed_s
+        known = process.io_bytes is not None and self.io_bytes is not None
+        self.io_bytes_s = (
+            max(0, (process.io_bytes or 0) - (self.io_bytes or 0)) / elapsed_s if known else None
+        )
+        self.at, self.cpu_s, self.io_bytes = now, process.cpu_s, process.io_bytes
+
+
 @dataclass
 class Run:
     """One run of one job."""
@@ -44,6 +70,7 @@ class Run:
     """Events before this belong to the run before."""
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
     """(as last seen, seen at, gone since)."""
+    rates: dict[ProcessKey, Rates] = field(default_factory=dict)
     left_over: frozenset[ProcessKey] = frozenset()
     """Processes of the run before that are still ending."""
     step_id: str | None = None

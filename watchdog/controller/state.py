@@ -20,6 +20,7 @@ from watchdog.controller.run import (
     GOES_ON,
     HOLDS_NODES,
     ProcessKey,
+    Rates,
     Run,
     follow_training,
     new_run,
@@ -188,6 +189,10 @@ class ClusterState:
                 dead_at = run.processes[key][2] if key in run.processes else None
                 dead_at = (made_at if dead_at is None else dead_at) if process.state in ("Z", "X") else None
                 run.processes[key] = (process, made_at, dead_at)
+                rates = run.rates.get(key)
+                if rates is None:
+                    rates = run.rates[key] = Rates(made_at, process.cpu_s, process.io_bytes)
+                rates.update(process, made_at)
                 self.filesystems.note_blocked(report.node, report.boot_id, process, made_at)
         for job_id, run in self._runs.items():
             seen = present.get(job_id, set())
@@ -197,6 +202,7 @@ class ClusterState:
                 gone_since = made_at if gone_at is None else gone_at
                 if made_at - gone_since > KEPT_GONE_S:
                     del run.processes[key]
+                    run.rates.pop(key, None)
                 else:
                     run.processes[key] = (process, seen_at, gone_since)
             if seen:
@@ -329,6 +335,8 @@ class ClusterState:
                     process=process,
                     seen_age_s=now - seen_at,
                     gone_s=None if gone_at is None else now - gone_at,
+                    cpu_ratio=run.rates[key].cpu_ratio if key in run.rates else None,
+                    io_bytes_s=run.rates[key].io_bytes_s if key in run.rates else None,
                 )
                 for key, (process, seen_at, gone_at) in sorted(run.processes.items())
                 if process.role is not Role.RANK or process.step_id == step_id

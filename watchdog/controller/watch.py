@@ -18,6 +18,7 @@ from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.judge import Change, Judge
 from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.record import Recorder
 from watchdog.controller.state import ClusterState
 from watchdog.model import (
     Incident,
@@ -48,8 +49,10 @@ class Controller:
         slurm: SlurmClient,
         notifier: Notifier,
         metrics: ControllerMetrics,
+        recorder: Recorder | None = None,
     ):
         self.config = config
+        self.recorder = recorder
         self.journal = journal
         self.slurm = slurm
         self.notifier = notifier
@@ -90,7 +93,10 @@ class Controller:
     def accept(self, report: Report) -> Reply:
         """Takes over a report that has passed the door, and answers it."""
         now = clock.monotonic()
-        self.metrics.reports.labels(self.state.apply_report(report, now)).inc()
+        outcome = self.state.apply_report(report, now)
+        self.metrics.reports.labels(outcome).inc()
+        if self.recorder is not None and outcome == "accepted":
+            self.recorder.note(report, now)
         for result in report.results:
             self.desk.resolve(result)
         return Reply(
@@ -131,7 +137,10 @@ class Controller:
         if self.slurm_error is not None:
             log.info("Slurm answers again")
         self.slurm_error = None
-        self.state.apply_slurm(view, clock.monotonic(), clock.wall())
+        now = clock.monotonic()
+        self.state.apply_slurm(view, now, clock.wall())
+        if self.recorder is not None:
+            self.recorder.note(view, now)
 
     def blind(self, now: float) -> str | None:
         """Why this controller must not act now; None if it sees well."""

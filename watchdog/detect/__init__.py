@@ -11,14 +11,17 @@ from typing import Protocol
 from watchdog.detect import (
     agent_silent,
     collective_hang,
+    dead_rank,
     filesystem_outage,
     filesystem_stall,
     gpu_clock_low,
     gpu_fault,
+    gpu_idle_rank,
     lingering_job,
     node_down,
     orphan_gpu_process,
     partition_or_outage,
+    rank_stopped,
     slurm_unreachable,
 )
 from watchdog.detect.view import ClusterView
@@ -46,6 +49,12 @@ class Settings(Protocol):
     @property
     def gpu_clock_low(self) -> gpu_clock_low.Settings: ...
     @property
+    def rank_stopped(self) -> rank_stopped.Settings: ...
+    @property
+    def dead_rank(self) -> dead_rank.Settings: ...
+    @property
+    def gpu_idle_rank(self) -> gpu_idle_rank.Settings: ...
+    @property
     def slurm_unreachable(self) -> slurm_unreachable.Settings: ...
 
 
@@ -67,6 +76,9 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.GPU_FAULT, lambda view, s: gpu_fault.detect(view, s.gpu_fault)),
     (Kind.GPU_CLOCK_LOW, lambda view, s: gpu_clock_low.detect(view, s.gpu_clock_low)),
     (Kind.ORPHAN_GPU_PROCESS, lambda view, s: orphan_gpu_process.detect(view)),
+    (Kind.RANK_STOPPED, lambda view, s: rank_stopped.detect(view, s.rank_stopped)),
+    (Kind.DEAD_RANK, lambda view, s: dead_rank.detect(view, s.dead_rank)),
+    (Kind.GPU_IDLE_RANK, lambda view, s: gpu_idle_rank.detect(view, s.gpu_idle_rank)),
     (Kind.LINGERING_JOB, lambda view, s: lingering_job.detect(view, s.lingering_job)),
     (Kind.COLLECTIVE_HANG, lambda view, s: collective_hang.detect(view, s.collective_hang)),
 )

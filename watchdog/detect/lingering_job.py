@@ -111,7 +111,7 @@ def _accuse(
         for rank in dead
     )
     more = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
-    words = _last_words(job, first)
+    words = last_words(job, first)
     return replace(
         finding,
         truth=Truth.BAD,
@@ -133,7 +133,7 @@ def _are_left(number: int) -> str:
     return "1 rank is left" if number == 1 else f"{number} ranks are left"
 
 
-def _last_words(job: JobView, first: ProcessView) -> list[str]:
+def last_words(job: JobView, first: ProcessView) -> list[str]:
     """Error lines that name the dead rank, otherwise the last ones of its node."""
     named = [e for e in job.errors if e.event.rank is not None and e.event.rank == first.process.rank]
     nearby = [e for e in job.errors if e.event.rank is None]

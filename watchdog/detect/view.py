@@ -36,6 +36,10 @@ class ProcessView(Value, frozen=True, kw_only=True):
     """Since the report that last held it."""
     gone_s: float | None = None
     """Since the first report of its node that no longer held it, or held a zombie; None while it is there."""
+    cpu_ratio: float | None = None
+    """Cores that it used, on average over the last half minute or so; None: not seen for long enough."""
+    io_bytes_s: float | None = None
+    """Bytes a second that it read and wrote through system calls, over the same time."""
 
     @property
     def alive(self) -> bool:

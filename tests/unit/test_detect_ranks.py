@@ -1,0 +1,165 @@
+"""Ranks that were stopped, that died, or whose GPU idles: named within seconds, and never at the end of a job or in a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.builders import cluster, job, progress, seen, slurm_job
+from watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
+from watchdog.detect.view import GpuView, JobView, RankGpu
+from watchdog.detector_config import DeadRank, GpuIdleRank, RankStopped
+from watchdog.model import Checkpoint, Finding, Gpu, Truth
+
+NOW = 10_000.0
+
+
+def only(findings: list[Finding]) -> Finding:
+    (found,) = findings
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ stopped
+
+
+def stopped(view: JobView) -> Finding:
+    return only(rank_stopped.detect(cluster(view), RankStopped()))
+
+
+def with_rank_2(**changes: Any) -> JobView:
+    return job(processes=(seen(0), seen(1), seen(2, **changes), seen(3)))
+
+
+@pytest.mark.parametrize("state", ["T", "t"])
+def test_a_stopped_rank_is_named_with_what_lets_it_go_on(state: str) -> None:
+    found = stopped(with_rank_2(state=state, state_age_s=20.0))
+    assert found.truth is Truth.BAD
+    assert [(c.rank, c.node, c.pid) for c in found.culprits] == [(2, "n2", 102)]
+    assert found.facts == ("to let it go on, on n2: kill -CONT 102",)
+
+
+def test_a_rank_that_was_stopped_for_a_moment_is_not_told() -> None:
+    assert stopped(with_rank_2(state="T", state_age_s=5.0)).truth is Truth.UNKNOWN
+    assert stopped(with_rank_2(state="T", state_age_s=None)).truth is Truth.UNKNOWN
+
+
+def test_a_job_that_slurm_has_suspended_is_not_told() -> None:
+    view = replace(with_rank_2(state="T", state_age_s=90.0), job=slurm_job(state="SUSPENDED"))
+    assert stopped(view).truth is Truth.UNKNOWN
+
+
+def test_nothing_is_cleared_while_a_node_is_silent() -> None:
+    assert stopped(job(silent_nodes=("n2",))).truth is Truth.UNKNOWN
+    assert stopped(job()).truth is Truth.OK
+
+
+# ------------------------------------------------------------------------------------------------ dead
+
+
+def eight(*dead: tuple[int, float], **changes: Any) -> JobView:
+    """Eight ranks; of `dead` (rank, seconds) are gone."""
+    gone = dict(dead)
+    processes = tuple(seen(rank, gone_s=gone.get(rank)) for rank in range(8))
+    return job(**{"processes": processes, "progress": progress(20.0), **changes})
+
+
+def died(view: JobView) -> Finding:
+    return only(dead_rank.detect(cluster(view), DeadRank()))
+
+
+def test_a_rank_that_is_gone_is_told_within_seconds() -> None:
+    found = died(eight((5, 4.0)))
+    assert found.truth is Truth.BAD
+    assert [(c.rank, c.node) for c in found.culprits] == [(5, "n2")]
+    assert "7 of 8 are left" in found.summary
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        eight((5, 1.0)),
+        eight((0, 9.0), (1, 9.0), (2, 9.0)),
+        eight((5, 9.0), progress=None),
+        eight((5, 9.0), progress=progress(20.0, step=1000, total_steps=1000)),
+        eight((5, 9.0), job=slurm_job(state="COMPLETING")),
+        eight((5, 9.0), silent_nodes=("n2",)),
+        job(processes=(seen(0), seen(1, gone_s=9.0))),
+    ],
+    ids=["just now", "many", "not begun", "after the last step", "ending", "silent node", "one of two"],
+)
+def test_what_may_be_an_ending_or_is_not_known_is_not_told(view: JobView) -> None:
+    assert died(view).truth is Truth.UNKNOWN
+
+
+def test_a_job_that_makes_steps_without_the_rank_is_well() -> None:
+    assert died(eight((5, 60.0), progress=progress(2.0))).truth is Truth.OK
+
+
+# ------------------------------------------------------------------------------------------------ idle GPU
+
+
+def gpus(idle: dict[int, float], ranks: int = 8, busy_s: float = 5000.0) -> tuple[RankGpu, ...]:
+    """A GPU a rank, busy for long, but those of `idle` (rank -> seconds)."""
+    return tuple(
+        RankGpu(
+            rank=rank, pid=100 + rank,
+            view=GpuView(
+                node="n1" if rank < 2 else "n2", gpu=Gpu(uuid=f"GPU-{rank}", index=rank, utilization_ratio=0.0 if rank in idle else 1.0),
+                seen_at=NOW - 2, idle_since=NOW - idle[rank] if rank in idle else None,
+                busy_since=None if rank in idle else NOW - busy_s,
+            ),
+        )
+        for rank in range(ranks)
+    )  # fmt: skip
+
+
+def quiet(rank: int, cpu_ratio: float | None = 0.0, io_bytes_s: float | None = 0.0) -> Any:
+    return replace(seen(rank), cpu_ratio=cpu_ratio, io_bytes_s=io_bytes_s)
+
+
+def idle(view: JobView) -> Finding:
+    return only(gpu_idle_rank.detect(cluster(view), GpuIdleRank()))
+
+
+def standing(idle_ones: dict[int, float], **changes: Any) -> JobView:
+    given = {
+        "processes": tuple(quiet(rank) for rank in range(8)),
+        "gpus": gpus(idle_ones),
+        "progress": progress(100.0),
+    }
+    return job(**{**given, **changes})
+
+
+def test_the_one_idle_gpu_among_busy_ones_is_named() -> None:
+    found = idle(standing({5: 90.0}))
+    assert found.truth is Truth.BAD
+    assert [(c.rank, c.gpu_uuid, c.node) for c in found.culprits] == [(5, "GPU-5", "n2")]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        standing({5: 30.0}),
+        standing(dict.fromkeys(range(4), 90.0)),
+        standing({5: 90.0}, progress=progress(2.0)),
+        standing({0: 90.0}, progress=progress(100.0, phase="checkpointing")),
+        standing({0: 90.0}, progress=progress(100.0, phase="evaluating")),
+        standing({0: 90.0}, checkpoints_on_disk=(Checkpoint(job_id="7", directory="/c", writing=True),)),
+        standing({0: 90.0}, processes=tuple(quiet(rank, 1.0 if rank == 0 else 0.0) for rank in range(8))),
+        standing({0: 90.0}, processes=tuple(quiet(rank, 0.0, 5e8 if rank == 0 else 0.0) for rank in range(8))),
+        standing({0: 90.0}, processes=tuple(quiet(rank, None) for rank in range(8))),
+        standing({1: 90.0}, gpus=gpus({1: 90.0}, ranks=2)),
+        standing({5: 90.0}, silent_nodes=("n2",)),
+        standing({5: 90.0}, gpus=gpus({5: 90.0}, busy_s=20.0)),
+    ],
+    ids=["short", "half of them", "makes steps", "checkpoint in the log", "evaluation", "checkpoint on disk", "computes",
+         "moves data", "not known", "two ranks", "silent node", "peers only just busy"],
+)  # fmt: skip
+def test_what_has_another_reason_is_not_told(view: JobView) -> None:
+    assert idle(view).truth is not Truth.BAD
+
+
+def test_a_gpu_that_idles_for_very_long_is_told_even_if_the_job_makes_steps() -> None:
+    assert idle(standing({5: 1000.0}, progress=progress(2.0))).truth is Truth.BAD

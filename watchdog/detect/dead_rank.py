@@ -1,0 +1,74 @@
+"""`dead_rank`: a rank has just gone while most of its peers are there. Told within seconds; whether the job lingers shows later.
+
+The end of a job looks alike for a moment: its ranks leave one after the other. So it is told only while the gone are few, before the
+last step, and if no step was made since.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from watchdog.detect.lingering_job import PROGRESS_SLACK_S, dead_for_s, last_words
+from watchdog.detect.view import ClusterView, JobView
+from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+
+FEW = 0.25
+"""At most this share of the ranks, and never half of them: more at once is an ending, or a node."""
+
+
+class Settings(Protocol):
+    @property
+    def gone_for(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job."""
+    return [_judge(job, settings.gone_for) for job in view.jobs]
+
+
+def _judge(job: JobView, gone_for_s: float) -> Finding:
+    job_id, ranks, progress = job.job.job_id, job.ranks, job.progress
+    finding = Finding(
+        kind=Kind.DEAD_RANK, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
+        severity=Severity.WARNING,
+    )  # fmt: skip
+    if job.job.state != "RUNNING" or not ranks or job.silent_nodes:
+        return replace(
+            finding, summary=f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent"
+        )
+    dead = [rank for rank in ranks if not rank.alive]
+    if not dead:
+        return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
+    if len(dead) > max(1, FEW * len(ranks)) or 2 * len(dead) >= len(ranks):
+        return replace(
+            finding, summary=f"{len(dead)} of {len(ranks)} ranks of job {job_id} are gone: it is ending"
+        )
+    if progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps):
+        return replace(finding, summary=f"job {job_id} has not begun, or has made its last step")
+    first = max(dead, key=dead_for_s)
+    age_s = dead_for_s(first)
+    if progress.rose_age_s is not None and progress.rose_age_s + PROGRESS_SLACK_S < age_s:
+        return replace(
+            finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
+        )
+    if age_s < gone_for_s:
+        return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
+    culprits = tuple(
+        Culprit(
+            node=r.node, rank=r.process.rank, pid=r.process.pid, reason=f"ended {dead_for_s(r):.0f} s ago"
+        )
+        for r in dead
+    )
+    words = last_words(job, first)
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
+        f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}ended {age_s:.0f} s ago, after step {progress.step}; "
+        f"{len(ranks) - len(dead)} of {len(ranks)} are left.",
+        culprits=culprits,
+        facts=tuple(f"last words: {line}" for line in words),
+        lasted_s=age_s,
+    )

@@ -1,0 +1,115 @@
+"""`gpu_idle_rank`: the GPU of one rank does nothing while those of its peers are busy, for long.
+
+A checkpoint that rank 0 writes while the others wait in a barrier looks the same (a GPU that spins in a collective shows 100 %), so
+nothing is said while the log or the disk shows a checkpoint or an evaluation, nor while the process itself computes or moves data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
+from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+
+QUIET_CPU = 0.2
+"""Cores. A rank that waits uses next to none; one that spins in a collective, loads or saves uses about one or more."""
+QUIET_IO_BYTES_S = 1e6
+FEW = 0.25
+"""More idle ones than this share are no odd ones."""
+
+
+class Settings(Protocol):
+    @property
+    def idle_for(self) -> float: ...
+    @property
+    def idle_for_while_steps(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each job with GPUs."""
+    return [_judge(job, view.now, settings) for job in view.jobs if job.gpus]
+
+
+def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
+    """The few GPUs of a job that have been idle so long while those of most other ranks were busy throughout; empty if unclear."""
+    ranks = {each.rank for each in job.gpus}
+    idle = [g for g in job.gpus if g.view.idle_since is not None and now - g.view.idle_since >= idle_for_s]
+    idle_ones = {each.rank for each in idle}
+    busy = {
+        g.rank for g in job.gpus if g.view.busy_since is not None and now - g.view.busy_since >= idle_for_s
+    }
+    if len(ranks) < 3 or not idle or len(idle_ones) > max(1, FEW * len(ranks)):
+        return []
+    if len(busy - idle_ones) < len(ranks) - max(1, 2 * FEW * len(ranks)) or len(busy) < 2:
+        return []
+    # A rank with several GPUs is idle if all of them are.
+    return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]
+
+
+def is_quiet(process: ProcessView | None) -> bool | None:
+    """Whether the process neither computes nor moves data; None: not known."""
+    if process is None or process.cpu_ratio is None:
+        return None
+    return process.cpu_ratio < QUIET_CPU and (
+        process.io_bytes_s is None or process.io_bytes_s < QUIET_IO_BYTES_S
+    )
+
+
+def _judge(job: JobView, now: float, settings: Settings) -> Finding:
+    job_id, progress = job.job.job_id, job.progress
+    finding = Finding(
+        kind=Kind.GPU_IDLE_RANK, subject=f"job:{job_id}", truth=Truth.OK, summary=f"no GPU of job {job_id} is idle among busy ones",
+        job_ids=(job_id,), severity=Severity.WARNING,
+    )  # fmt: skip
+    if job.job.state != "RUNNING" or job.silent_nodes or progress is None:
+        return replace(
+            finding, truth=Truth.UNKNOWN, summary=f"job {job_id} has not begun, or a node of it is silent"
+        )
+    if progress.phase in ("checkpointing", "evaluating") or any(
+        each.writing for each in job.checkpoints_on_disk
+    ):
+        return replace(finding, truth=Truth.UNKNOWN, summary=f"job {job_id} evaluates or saves")
+    stands = progress.age_s >= settings.idle_for
+    idle_for_s = settings.idle_for if stands else settings.idle_for_while_steps
+    processes: Mapping[int | None, ProcessView] = {rank.process.rank: rank for rank in job.ranks}
+    idle = idle_ranks(job, now, idle_for_s)
+    quiet = [each for each in idle if is_quiet(processes.get(each.rank))]
+    if not quiet:
+        return replace(finding, truth=Truth.UNKNOWN if idle else Truth.OK)
+    culprits = tuple(_culprit(each, now) for each in quiet)
+    first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} {first.reason}, while those of "
+        f"its peers are busy; the job {f'has made no step for {progress.age_s:.0f} s' if stands else 'makes steps'}.",
+        culprits=culprits,
+        facts=tuple(_fact(each) for each in quiet[:8]),
+        lasted_s=now - min(each.view.idle_since or now for each in quiet),
+    )
+
+
+def _culprit(each: RankGpu, now: float) -> Culprit:
+    idle_s = now - (each.view.idle_since or now)
+    return Culprit(
+        node=each.view.node,
+        rank=each.rank,
+        pid=each.pid,
+        gpu_uuid=each.view.gpu.uuid,
+        reason=f"has been idle for {idle_s:.0f} s",
+    )
+
+
+def _fact(each: RankGpu) -> str:
+    gpu = each.view.gpu
+    values = (
+        ("{:.0%} busy", gpu.utilization_ratio),
+        ("{:.0f} MHz", gpu.sm_clock_hz and gpu.sm_clock_hz / 1e6),
+        ("{:.0f} W", gpu.power_w),
+        ("{:.0f} C", gpu.temperature_c),
+    )
+    told = ", ".join(form.format(value) for form, value in values if value is not None)
+    return f"GPU {gpu.index} of {each.view.node}, rank {each.rank}: {told}"

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
 from watchdog.agent.collectors.blocked import (
+    MIN_AT_ONCE,
+    ROUND_TICKS,
     BlockedThreads,
     Call,
     Track,
     is_storage,
     is_waiting_for_storage,
     parse_finished_calls,
+    parse_involuntary,
     parse_io_bytes,
     parse_state_and_cpu,
     parse_switches,
     parse_syscall,
 )
-from watchdog.agent.collectors.process import Stat, parse_stat, parse_uid
 from watchdog.agent.identify import parse_environ, parse_fd_flags
 from watchdog.agent.mounts import Mount, mount_of, parse_mountinfo
-from watchdog.knowledge.syscalls import AARCH64, X86_64, name_of
+from watchdog.agent.process_table import Files, Stat, Status, parse_last_pid, parse_stat, parse_status
+from watchdog.knowledge.syscalls import (
+    AARCH64,
+    FD_ARGUMENT,
+    IDLE_CALLS,
+    PATH_ARGUMENT,
+    X86_64,
+    idle_numbers,
+    name_of,
+)
 
 STAT = b"12174 (tmux: ) (x) R) D 11998 11998 8853 0 -1 4194304 98 0 0 0 7 5 0 0 20 0 1 0 218270 3133440 380 18446744073709551615 0 0 0\n"
 IO = b"rchar: 100\nwchar: 20\nsyscr: 3\nsyscw: 4\nread_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0\n"
-STATUS = b"Name:\tcat\nUid:\t1000\t1001\t1000\t1000\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t3\n"
+STATUS = b"Name:\tcat\nState:\tD (disk sleep)\nNSpid:\t700\t7\nVmSize:\t 12 kB\nUid:\t1000\t1001\t1000\t1000\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t3\n"
 WRITE = b"1 0x3 0x7f6ee25d8000 0x20 0x0 0xffffffff 0x0 0x7ffd4569ac88 0x7f6ee27542ad\n"
 
 
 def test_stat_with_brackets_in_the_name() -> None:
-    assert parse_stat(STAT) == Stat("tmux: ) (x) R", "D", 11998, 4194304, 12, 218270)
+    assert parse_stat(STAT) == Stat("tmux: ) (x) R", "D", 11998, 4194304, 12, 218270, 1)
     assert parse_state_and_cpu(STAT) == ("D", 12)
 
 
@@ -43,7 +55,45 @@ def test_figures_of_io_and_status() -> None:
     assert parse_io_bytes(IO) == 120
     assert parse_finished_calls(IO) == 7
     assert parse_switches(STATUS) == 17
-    assert parse_uid(STATUS) == 1001
+    assert parse_involuntary(STATUS) == 3
+    assert parse_status(STATUS) == Status("D", 1001, has_memory=True, container_pid=7)
+
+
+def test_a_kernel_thread_has_no_memory_and_a_process_of_this_namespace_no_other_number() -> None:
+    text = b"Name:\tkworker/0:1\nState:\tI (idle)\nPid:\t42\nNSpid:\t42\nUid:\t0\t0\t0\t0\n"
+    assert parse_status(text) == Status("I", 0)
+    assert parse_status(b"") == Status("")
+
+
+def test_the_pid_given_out_last() -> None:
+    assert parse_last_pid(b"0.83 1.10 1.39 2/204 31337\n") == 31337
+    assert parse_last_pid(b"0.83 1.10 1.39\n") == 0
+
+
+def test_a_kept_descriptor_never_speaks_for_a_later_process() -> None:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    path = f"/proc/{child}/stat"
+    files = Files()
+    files.keep([path, "/proc/1/nonsense"])
+    assert files.read(path).startswith(b"%d (" % child)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with pytest.raises(ProcessLookupError):
+        files.read(path)
+    with pytest.raises(FileNotFoundError):
+        files.read(path)  # by its name now, and that is gone
+    files.keep([])
+
+
+@pytest.mark.parametrize("name", sorted(IDLE_CALLS))
+def test_an_idle_call_has_a_number_somewhere_and_concerns_no_file(name: str) -> None:
+    assert name in X86_64.values() or name in AARCH64.values()
+    assert name not in FD_ARGUMENT
+    assert name not in PATH_ARGUMENT
+    assert b"202" in idle_numbers("x86_64")  # futex
 
 
 def test_a_line_of_syscall() -> None:
@@ -173,7 +223,7 @@ class Looks:
     def look(self) -> float | None:
         """One look; how long the thread counts as blocked, None if it does not."""
         self.now += 1
-        self.threads.look(os.getpid(), 7, "S", self.now, full=False)
+        self.threads.look([(os.getpid(), 7, self.thread.state)], self.now)
         found = self.threads.blocked(self.now)
         return self.now - next(iter(found.values())).first_at if found else None
 
@@ -220,3 +270,97 @@ def test_leaving_the_call_ends_it() -> None:
     looks.thread.state = "R"
     assert looks.look() is None
     assert not looks.threads.tracks
+
+
+FUTEX = b"202 0x7f 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f6e\n"
+
+
+class Crowd:
+    """Processes with many threads, all in a futex but those in `stuck`; counts who is looked at."""
+
+    def __init__(self, processes: dict[int, int]) -> None:
+        self.processes = processes
+        self.stuck: set[int] = set()
+        self.looked: list[int] = []
+        self.threads = BlockedThreads("x86_64", self.read, self.list_threads)
+        self.now = 0.0
+
+    def list_threads(self, pid: int) -> list[int]:
+        return list(range(pid, pid + self.processes[pid]))
+
+    def read(self, path: str) -> bytes:
+        _, _, _, _, thread, name = path.split("/")
+        state = "D" if int(thread) in self.stuck else "S"
+        if name == "syscall":
+            self.looked.append(int(thread))
+        return {
+            "syscall": WRITE if int(thread) in self.stuck else FUTEX,
+            "stat": f"{thread} (x) {state} 1 1 1 0 -1 0 0 0 0 0 5 0 0 0 20 0 1 0 7 0 0\n".encode(),
+            "wchan": b"percpu_rwsem_wait",
+            "status": b"Name:\tx\nvoluntary_ctxt_switches:\t5\n",
+            "io": b"syscr: 1\nsyscw: 0\n",
+        }[name]
+
+    def tick(self, causes: frozenset[int] = frozenset()) -> list[int]:
+        """The threads that were looked at in one tick."""
+        self.now += 5.0
+        self.looked = []
+        mains = [(pid, 7, "D" if pid in self.stuck else "S") for pid in self.processes]
+        self.threads.look(mains, self.now)
+        self.threads.scan(
+            [(pid, 7, count) for pid, count in self.processes.items()], {(pid, 7) for pid in causes}, self.now
+        )
+        return self.looked
+
+    def blocked(self) -> set[int]:
+        return {thread for _, _, thread in self.threads.blocked(self.now)}
+
+
+def test_every_thread_has_its_turn_once_a_round_and_no_tick_has_to_look_at_all() -> None:
+    crowd = Crowd({1000 * rank: 64 for rank in range(1, 9)})
+    ticks = [crowd.tick() for _ in range(ROUND_TICKS + 1)]
+    seen = {thread for tick in ticks for thread in tick}
+    assert len(seen) == 512
+    assert max(len(tick) for tick in ticks) <= 8 + 504 // ROUND_TICKS + 1
+    assert all({1000 * rank for rank in range(1, 9)} <= set(tick) for tick in ticks)
+
+
+def test_a_few_threads_are_all_looked_at_in_every_tick_and_none_twice() -> None:
+    crowd = Crowd({1000: 4, 2000: 2, 3000: 1})
+    assert sorted(crowd.tick()) == [1000, 1001, 1002, 1003, 2000, 2001, 3000]
+    assert sorted(crowd.tick()) == [1000, 1001, 1002, 1003, 2000, 2001, 3000]
+    assert MIN_AT_ONCE > 7
+
+
+def test_a_stuck_thread_is_found_within_a_round_and_then_followed_in_every_tick() -> None:
+    crowd = Crowd({1000 * rank: 64 for rank in range(1, 9)})
+    crowd.tick()
+    crowd.stuck = {5033}
+    for _ in range(ROUND_TICKS + 2):
+        crowd.tick()
+    assert crowd.blocked() == {5033}
+    assert all(5033 in crowd.tick() for _ in range(3))
+    crowd.stuck = set()
+    crowd.tick()
+    assert crowd.blocked() == set()
+
+
+def test_all_threads_of_a_process_with_a_cause_are_looked_at_at_once() -> None:
+    crowd = Crowd({1000 * rank: 64 for rank in range(1, 9)})
+    crowd.tick()
+    assert set(range(4000, 4064)) <= set(crowd.tick(frozenset({4000})))
+    crowd.stuck = {2000, 2040}  # the main thread is blocked: its second sighting is the cause
+    crowd.tick()
+    crowd.tick()
+    crowd.tick()
+    assert crowd.blocked() == {2000, 2040}
+
+
+def test_processes_that_end_or_change_between_ticks_end_no_round() -> None:
+    crowd = Crowd({1000 * rank: 64 for rank in range(1, 9)})
+    crowd.tick()
+    del crowd.processes[8000]
+    del crowd.processes[7000]
+    crowd.processes[9000] = 64
+    seen = {thread for _ in range(2 * ROUND_TICKS) for thread in crowd.tick()}
+    assert len(seen) == 7 * 64

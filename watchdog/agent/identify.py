@@ -1,37 +1,63 @@
-"""What the `identify` child does: everything about a process that may take its memory's lock, and the tables of mounts."""
+"""What the `identify` child does: everything about a process that may take its memory's lock, and the tables of mounts.
+
+It tells each answer as soon as it has it: when it hangs, the first that is missing is the process that it hangs on.
+"""
 
 from __future__ import annotations
 
 import os
+import pwd
 from typing import Any
 
-from watchdog.agent.jobs import ENVIRONMENT
+from watchdog.agent.jobs import ENVIRONMENT, may_hold_a_rank
 from watchdog.agent.mounts import Mount, mount_of, read_mounts, strip_deleted
+from watchdog.agent.process_table import read_stat
+from watchdog.knowledge.checkpoint_options import directories_in
 from watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PATH_ARGUMENT
 
 MAX_ENVIRON = 1 << 20
+MAX_COMMAND_LINE = 1 << 18
 MAX_FDS = 4096
 LOG_SUFFIXES = (".log", ".out", ".txt", ".jsonl", ".err")
 MAX_PATH = 4096  # linux/limits.h
 
 
 def identify(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each [pid, start_ticks]: the variables of ENVIRONMENT, the name of its program, and the title of a slurmstepd.
+    """For each [pid, start_ticks or None]: start time, the variables of ENVIRONMENT, program, title of a slurmstepd, and of what
+    may hold a rank the working directory and the directories of checkpoints that its command line names.
 
-    A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`.
+    A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`; `denied` says that it
+    is the second. `index` is the place of the question.
     """
-    found = []
-    for pid, start_ticks in args:
-        answer: dict[str, Any] = {"pid": pid, "start": start_ticks, "environ": None, "exe": "", "title": ""}
-        try:
-            answer["environ"] = parse_environ(_read(f"/proc/{pid}/environ", MAX_ENVIRON))
-            answer["exe"] = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
-            if _read(f"/proc/{pid}/comm", 64).strip() == b"slurmstepd":
-                answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
-        except OSError as error:
-            answer["error"] = error.strerror
-        found.append(answer)
+    tell = state.get("tell")
+    found: list[dict[str, Any]] = []
+    for index, (pid, start_ticks) in enumerate(args):
+        answer = _identify_one(pid, start_ticks) | {"index": index}
+        if tell is None:
+            found.append(answer)
+        else:
+            tell(answer)
     return found
+
+
+def _identify_one(pid: int, start_ticks: int | None) -> dict[str, Any]:
+    answer: dict[str, Any] = {"pid": pid, "start": start_ticks, "environ": None, "exe": "", "title": ""}
+    try:
+        if start_ticks is None:
+            answer["start"] = read_stat(pid).start_ticks
+        environ = answer["environ"] = parse_environ(_read(f"/proc/{pid}/environ", MAX_ENVIRON))
+        answer["exe"] = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
+        comm = _read(f"/proc/{pid}/comm", 64).strip().decode(errors="replace")
+        if comm == "slurmstepd":
+            answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
+        elif may_hold_a_rank(comm, answer["exe"], environ):
+            words = _read(f"/proc/{pid}/cmdline", MAX_COMMAND_LINE).decode(errors="replace").split("\0")
+            answer["cwd"] = os.readlink(f"/proc/{pid}/cwd")
+            answer["checkpoint_directories"] = list(directories_in(words, strip_deleted(answer["cwd"])))
+    except (OSError, ValueError) as error:
+        answer["error"] = str(error)
+        answer["denied"] = isinstance(error, PermissionError)
+    return answer
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
@@ -46,8 +72,27 @@ def parse_environ(data: bytes) -> dict[str, str]:
 
 
 def resolve(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each {pid, syscall, args}: the file that the call concerns (`path`), and the mount it lies on."""
-    return [_resolve_one(each["pid"], each["syscall"], each["args"]) for each in args]
+    """For each {pid, syscall, args}: the file that the call concerns (`path`), and the mount it lies on; `index` is its place."""
+    tell = state.get("tell")
+    found: list[dict[str, Any]] = []
+    for index, each in enumerate(args):
+        answer = _resolve_one(each["pid"], each["syscall"], each["args"]) | {"index": index}
+        if tell is None:
+            found.append(answer)
+        else:
+            tell(answer)
+    return found
+
+
+def name_users(args: Any, state: dict[str, Any]) -> dict[str, str]:
+    """The names of these numeric users, by number in decimal; those that nobody knows are left out. Asks the site's directory."""
+    names: dict[str, str] = {}
+    for uid in args:
+        try:
+            names[str(uid)] = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            continue
+    return names
 
 
 def _resolve_one(pid: int, syscall: str | None, args: list[int]) -> dict[str, Any]:

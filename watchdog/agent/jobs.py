@@ -10,20 +10,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from watchdog.model import Role
 
-RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-"""Who sets them: torchrun and DeepSpeed, Open MPI, PMIx, PMI 1 and 2, srun. What is set closest to the trainer comes first."""
-LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-WORLD_SIZE_VARIABLES = (
-    "WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_NTASKS",
+RANK_SOURCES: tuple[tuple[str, str, str], ...] = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "PMIX_LOCAL_RANK", "PMIX_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    ("PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),
+    ("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_SIZE"),
+    ("ALPS_APP_PE", "ALPS_LOCAL_RANKID", "ALPS_APP_SIZE"),
+    ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE"),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 )
+"""Rank, local rank, world size, as set by: torchrun, accelerate and DeepSpeed's launcher; Open MPI; MVAPICH2; PMIx; MPICH's and
+Intel's Hydra (PMI 1 and 2); Cray's PMI; Cray PALS; ALPS; Flux; srun. What is set closest to the trainer comes first. Ray
+gives its workers no rank in their environment: there the process that srun started is the rank, with workers."""
+RANK_VARIABLES = tuple(dict.fromkeys(rank for rank, _, _ in RANK_SOURCES))
+LOCAL_RANK_VARIABLES = tuple(dict.fromkeys(local for _, local, _ in RANK_SOURCES))
+WORLD_SIZE_VARIABLES = tuple(dict.fromkeys(size for _, _, size in RANK_SOURCES))
 ENVIRONMENT = (
     *RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES,
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT", "SLURM_JOB_USER",
@@ -33,16 +42,25 @@ ENVIRONMENT = (
 
 NEVER_A_RANK = frozenset(
     """
-    bash sh dash busybox zsh ksh tcsh csh fish srun sbatch salloc torchrun accelerate deepspeed numactl taskset env time timeout
-    nohup nice ionice setsid stdbuf unbuffer script sudo su runuser setpriv apptainer singularity starter starter-suid appinit
-    sinit enroot enroot-nsenter pyxis podman docker conmon crun runc tini dumb-init nsys nsys-launcher ncu perf strace ltrace gdb
-    valgrind mpirun mpiexec mpiexec.hydra hydra_pmi_proxy orterun orted prterun prted prun tee cat grep awk gawk mawk sed sleep
-    tail head sort tr cut wc ts logger rotatelogs multilog xargs parallel ssh sshd rsync nvidia-smi dcgmi sstat sattach scontrol
-    squeue slurmstepd py-spy
+    bash sh dash busybox zsh ksh tcsh csh fish
+    srun sbatch salloc slurmstepd sattach sstat scontrol squeue
+    torchrun accelerate deepspeed composer colossalai torchx wandb
+    mpirun mpiexec mpiexec.hydra mpirun.real hydra_pmi_proxy hydra_bstrap_pr pmi_proxy mpispawn orterun orted prterun prted prun
+    horovodrun jsrun aprun palsd flux flux-broker flux-shell ibrun
+    numactl taskset env time timeout nohup nice ionice setsid stdbuf unbuffer script sudo su runuser setpriv prlimit chrt
+    unshare nsenter chroot bwrap apptainer singularity starter starter-suid appinit sinit enroot enroot-nsenter enroot-mksquash
+    pyxis ch-run sarus shifter podman podman-hpc docker conmon crun runc tini dumb-init catatonit squashfuse squashfuse_ll
+    fuse-overlayfs fuse2fs gocryptfs slirp4netns pasta
+    conda mamba micromamba uv pixi poetry pdm hatch pipenv make
+    nsys nsys-launcher ncu rocprof rocprofv3 vtune perf strace ltrace gdb gdbserver valgrind py-spy
+    tee cat grep awk gawk mawk sed sleep tail head sort tr cut wc ts logger rotatelogs multilog xargs parallel
+    ssh sshd sshd-session pdsh clush rsync nvidia-smi dcgmi
     """.split()  # noqa: SIM905  a table of words
 )
 """Names of shells, launchers, containers and pipes that run in a task and never train."""
 BATCH_STEPS = frozenset({"batch", "interactive"})
+MAX_DEPTH = 100
+"""Ancestors that are followed upwards."""
 
 _CGROUP = re.compile(r"/job_(\d+)(?:/step_([0-9a-z]+))?(?:/(?:user/)?task_(\d+))?")
 _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:\+\d+)?(?:\.([0-9a-z]+))?")
@@ -71,6 +89,12 @@ class Known:
     """File name of its program: `bash` for a script that the kernel lists under the script's own name."""
     stepd: Place | None = None
     """Of a slurmstepd only: the step it looks after."""
+    denied: bool = False
+    """Its environment may not be read (another user's namespace): it counts as having its parent's."""
+    cwd: str = ""
+    """Working directory of what may hold a rank, when it was identified."""
+    checkpoint_directories: tuple[str, ...] = ()
+    """Those that its command line names."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +107,8 @@ class Member:
     rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
+    left_over: bool = False
+    """It belongs to an earlier run of the job, which was requeued to this node meanwhile."""
 
 
 Key = tuple[int, int]
@@ -103,18 +129,78 @@ def parse_stepd(cmdline: str) -> Place | None:
 
 def assign(table: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[int, Member]:
     """Membership by pid of every process that belongs to a job. `before` is the last result, by pid and start."""
-    places = _places(table, before)
+    table = _with_inherited(table)
+    places, certain = _places(table, before)
+    left_over = _left_over(table, places, certain, before)
     groups: dict[Place, list[Known]] = {}
-    for pid, place in places.items():
-        groups.setdefault(place, []).append(table[pid])
     members: dict[int, Member] = {}
+    for pid, place in places.items():
+        if pid in left_over:
+            members[pid] = Member(place.job_id, place.step_id, Role.HELPER, left_over=True)
+        else:
+            groups.setdefault(place, []).append(table[pid])
     for place, group in groups.items():
         others = [each for each in groups if each.job_id == place.job_id and each != place]
         members |= _ranks_of_step(place, group, others, table, before)
     return members
 
 
-def _places(table: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[int, Place]:
+def may_hold_a_rank(comm: str, exe: str, environ: Mapping[str, str]) -> bool:
+    """Whether a process of this name, with this program and environment, could be the one that trains."""
+    given = any(name in environ for name in RANK_VARIABLES)
+    return given and comm not in NEVER_A_RANK and exe not in NEVER_A_RANK
+
+
+def _with_inherited(table: Mapping[int, Known]) -> Mapping[int, Known]:
+    """`table`, where those who may not be read have the environment of their nearest ancestor who could be."""
+    denied = [process for process in table.values() if process.denied and process.environ is None]
+    if not denied:
+        return table
+    whole = dict(table)
+    for process in denied:
+        above, depth = table.get(process.ppid), 0
+        while above is not None and above.environ is None and depth < MAX_DEPTH:
+            above, depth = table.get(above.ppid), depth + 1
+        environ = above.environ if above is not None else None
+        if environ and "SLURM_JOB_ID" in environ:
+            whole[process.pid] = replace(process, environ=environ)
+    return whole
+
+
+def _restarts(process: Known) -> int | None:
+    """The run that its environment was made for; None where there is none."""
+    environ = process.environ or {}
+    return (_number(environ, "SLURM_RESTART_COUNT") or 0) if "SLURM_JOB_ID" in environ else None
+
+
+def _left_over(
+    table: Mapping[int, Known], places: Mapping[int, Place], certain: set[int], before: Mapping[Key, Member]
+) -> set[int]:
+    """Those who outlived their run, which shows when its job runs here again.
+
+    The new run is one whose slurmstepd, or control group, is there and whose environment counts more restarts. Only who is
+    neither below that slurmstepd nor in a group of Slurm's can be of the old one; and who was of it once remains so.
+    """
+    newest: dict[str, int] = {}
+    for pid in certain:
+        if (restarts := _restarts(table[pid])) is not None:
+            job_id = places[pid].job_id
+            newest[job_id] = max(restarts, newest.get(job_id, 0))
+    found = set()
+    for pid, place in places.items():
+        if pid in certain:
+            continue
+        process, restarts = table[pid], _restarts(table[pid])
+        old = before.get((pid, process.start_ticks))
+        same_job = old is not None and old.left_over and old.job_id == place.job_id
+        if same_job or (restarts is not None and restarts < newest.get(place.job_id, 0)):
+            found.add(pid)
+    return found
+
+
+def _places(table: Mapping[int, Known], before: Mapping[Key, Member]) -> tuple[dict[int, Place], set[int]]:
+    """Job and step of every process that has one; and who of them stands in a control group of it, or below its slurmstepd."""
+    sure: set[int] = set()
     found: dict[int, Place | None] = {}
 
     def certain(pid: int, depth: int = 0) -> Place | None:
@@ -122,12 +208,16 @@ def _places(table: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[in
         if pid in found:
             return found[pid]
         process = table.get(pid)
-        if process is None or depth > 100:
+        if process is None or depth > MAX_DEPTH:
             return None
         place = process.cgroup or process.stepd
         if place is None or place.step_id is None:
             above = certain(process.ppid, depth + 1) if process.ppid > 1 else None
             place = above or place
+            if above is not None and process.ppid in sure:
+                sure.add(pid)
+        if process.cgroup is not None or process.stepd is not None:
+            sure.add(pid)
         if place is None and (old := before.get((pid, process.start_ticks))):
             place = Place(old.job_id, old.step_id)
         found[pid] = place
@@ -144,9 +234,10 @@ def _places(table: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[in
             owner = owners.get(claimed.job_id)
             if owner is None or process.uid in owner:
                 found[pid] = claimed
-    return {
+    places = {
         pid: place for pid, place in found.items() if place is not None and table[pid].comm != "slurmstepd"
     }
+    return places, sure & places.keys()
 
 
 def _claimed(process: Known) -> Place | None:
@@ -175,7 +266,8 @@ def _ranks_of_step(
     """
     kinds: Iterable[str] = RANK_VARIABLES
     if place.step_id == "extern":
-        kinds = ()
+        # Sessions by ssh that pam_slurm_adopt puts there: pdsh and mpirun start ranks that way, a shell of the user's has none.
+        kinds = [kind for kind in RANK_VARIABLES if kind != "SLURM_PROCID"]
     elif place.step_id in BATCH_STEPS or place.step_id is None:
         has_steps = any(step.step_id not in ("extern", "batch", None) for step in other_steps)
         if has_steps or any(process.comm == "srun" for process in group):
@@ -198,19 +290,11 @@ def _ranks_of_step(
         else:
             members[process.pid] = Member(place.job_id, place.step_id, Role.HELPER)
             continue
-        start = RANK_VARIABLES.index(kind) if kind else 0
-        members[process.pid] = Member(
-            place.job_id,
-            place.step_id,
-            role,
-            rank,
-            _first(process.environ, LOCAL_RANK_VARIABLES, start)
-            if process.environ or old is None
-            else old.local_rank,
-            _first(process.environ, WORLD_SIZE_VARIABLES, start)
-            if process.environ or old is None
-            else old.world_size,
-        )
+        if process.environ or old is None:
+            local_rank, world_size = (_first_of(process.environ, kind, column) for column in (1, 2))
+        else:
+            local_rank, world_size = old.local_rank, old.world_size
+        members[process.pid] = Member(place.job_id, place.step_id, role, rank, local_rank, world_size)
     return members
 
 
@@ -262,10 +346,13 @@ def _choose(kind: str, inside: Mapping[int, Known], before: Mapping[Key, Member]
         if not any(candidates.get(above) == value for above in _ancestors(inside[pid], inside)):
             by_rank.setdefault(value, []).append(inside[pid])
 
-    def preference(process: Known) -> tuple[bool, bool, int, int]:
+    def preference(process: Known) -> tuple[int, bool, bool, int, int]:
         old = before.get((process.pid, process.start_ticks))
         was_rank = old is not None and old.role is Role.RANK
         return (
+            -(
+                _restarts(process) or 0
+            ),  # a rank of an earlier run, which nobody can kill, holds no seat of this one
             not was_rank,
             not process.comm.startswith(("python", "pt_")),
             process.start_ticks,
@@ -293,8 +380,8 @@ def _number(environ: Mapping[str, str] | None, name: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
-def _first(environ: Mapping[str, str] | None, names: tuple[str, ...], start: int) -> int | None:
-    """The first number in `environ`, beginning with the name that belongs to the variable of the rank."""
-    begin = min(start, len(names) - 1)
-    found = (_number(environ, name) for name in (*names[begin:], *names[:begin]))
+def _first_of(environ: Mapping[str, str] | None, kind: str | None, column: int) -> int | None:
+    """The number in `column` of RANK_SOURCES: from a row of the rank's own variable if there is one, else from any."""
+    rows = sorted(RANK_SOURCES, key=lambda row: row[0] != kind)
+    found = (_number(environ, row[column]) for row in rows)
     return next((number for number in found if number is not None), None)

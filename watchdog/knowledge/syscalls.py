@@ -153,6 +153,12 @@ COUNTED = frozenset(_words("read write pread64 pwrite64 readv writev preadv pwri
 # Waiting for another process's lock is no fault of the filesystem; ioctl mostly talks to devices.
 NOT_A_FILESYSTEM_WAIT = frozenset({"flock", "fcntl", "ioctl"})
 
+# Calls that wait for somebody else, a lock, or a timer, and touch no file: most threads of a trainer stand in one of them for ever.
+IDLE_CALLS = frozenset(_words("""
+    futex futex_waitv poll ppoll select pselect6 epoll_wait epoll_pwait epoll_pwait2 nanosleep clock_nanosleep wait4 waitid pause
+    rt_sigsuspend rt_sigtimedwait accept accept4 recvfrom recvmsg restart_syscall io_getevents semop semtimedop
+"""))  # fmt: skip
+
 # Wait channels (parts of their names) that mean waiting for a peer, a lock, a timer or a child, not for storage.
 HARMLESS_WCHAN = (
     "pipe", "fifo", "wait_for_partner", "futex", "flock", "posix_lock", "locks_", "fcntl_setlk", "ep_poll", "poll_schedule",
@@ -162,6 +168,11 @@ HARMLESS_WCHAN = (
 
 # A descriptor below one of these is no file on a filesystem that can stall (memory, devices, kernel tables).
 NOT_STORAGE = ("/dev/", "/proc/", "/sys/", "/memfd:")
+
+
+def idle_numbers(machine: str) -> frozenset[bytes]:
+    """The numbers of IDLE_CALLS, in decimal, on `machine` (as uname -m says)."""
+    return frozenset(b"%d" % number for number, name in TABLES.get(machine, {}).items() if name in IDLE_CALLS)
 
 
 def name_of(number: int, machine: str) -> str:

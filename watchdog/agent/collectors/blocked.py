@@ -5,12 +5,15 @@ if the line of /proc/PID/task/TID/syscall is the same to the letter and one of t
 leave it in between: it was never switched out again (voluntary switches unchanged), or its count of finished reads and
 writes is unchanged. The second holds where a filesystem's client wakes up by a timer to look again. A thread that uses
 the CPU meanwhile is not blocked: it may copy gigabytes in one call.
+
+The main thread of a rank is looked at in every tick, and so is every thread that is followed. All other threads have their turn,
+a share of them in each tick, so that each is seen once in ROUND_TICKS; those of a process that gives cause come at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from watchdog.agent.mounts import strip_deleted
@@ -21,17 +24,24 @@ from watchdog.knowledge.syscalls import (
     NOT_A_FILESYSTEM_WAIT,
     NOT_STORAGE,
     PATH_ARGUMENT,
+    idle_numbers,
     name_of,
 )
 from watchdog.model import Blocked
 
 MAX_THREADS = 1024
 """Threads of one process that are looked at: a rank has 50 to 300."""
-FULL_SCAN_EVERY = 3
-"""Ticks between two looks at all threads of a process whose main thread gives no cause."""
+ROUND_TICKS = 6
+"""Ticks in which every thread of every process is looked at once: 30 s at the usual interval."""
+MIN_AT_ONCE, MAX_AT_ONCE = 32, 192
+"""Threads that are looked at in one tick for no cause."""
+AGAIN_EVERY = 3
+"""Ticks between two looks at all threads of a process that gives cause."""
 IDLE_SHARE = 0.002
 """CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top."""
 
+Key = tuple[int, int]
+"""Process and its start, in clock ticks after boot."""
 ReadFile = Callable[[str], bytes]
 """Reads a file of /proc in one go. Raises OSError: processes end while one looks."""
 
@@ -91,6 +101,11 @@ def parse_switches(text: bytes) -> int:
     return _value_after(text, b"\nvoluntary_ctxt_switches:")
 
 
+def parse_involuntary(text: bytes) -> int:
+    """nonvoluntary_ctxt_switches in /proc/PID/status, -1 where it is missing."""
+    return _value_after(text, b"\nnonvoluntary_ctxt_switches:")
+
+
 def parse_finished_calls(text: bytes) -> int:
     """syscr + syscw in /proc/PID/io: how many reads and writes have come back."""
     return _value_after(b"\n" + text, b"\nsyscr:") + _value_after(b"\n" + text, b"\nsyscw:")
@@ -135,23 +150,81 @@ class BlockedThreads:
 
     machine: str
     read: ReadFile
+    list_threads: Callable[[int], list[int]] = field(default_factory=lambda: _list_threads)
+    """Given a pid. Raises OSError."""
     tracks: dict[tuple[int, int, int], Track] = field(default_factory=dict)
     """By (pid, start of the process, thread)."""
+    tick: int = 0
+    _round: list[Key] = field(default_factory=list)
+    """Processes whose threads have not had their turn in this round."""
+    _rest: list[int] = field(default_factory=list)
+    """Threads of `_turn` that have not."""
+    _turn: Key = (0, 0)
+    _caused: dict[Key, int] = field(default_factory=dict)
+    """Tick of the last look at all threads of a process that gave cause."""
 
-    def look(self, pid: int, start_ticks: int, state: str, now: float, full: bool) -> None:
-        """One look at one process in this tick; `state` is its main thread's, `full` asks for all of its threads."""
-        main = (pid, start_ticks, pid)
-        if not full and state != "D" and not any(key[0] == pid and key != main for key in self.tracks):
-            self._look_at(pid, start_ticks, pid, now)
-            return
-        threads = os.listdir(f"/proc/{pid}/task")[:MAX_THREADS]
-        for name in threads:
-            self._look_at(pid, start_ticks, int(name), now)
-        seen = {int(name) for name in threads}
-        for key in [
-            key for key in self.tracks if key[0] == pid and (key[1] != start_ticks or key[2] not in seen)
-        ]:
-            del self.tracks[key]
+    def __post_init__(self) -> None:
+        self._idle = idle_numbers(self.machine)
+
+    def look(self, mains: Sequence[tuple[int, int, str]], now: float) -> None:
+        """One look at the main threads of these (pid, start, state as /proc/PID/stat says), and at all that is followed."""
+        self.tick += 1
+        seen = set()
+        for pid, start, state in mains:
+            key = (pid, start, pid)
+            seen.add(key)
+            if state in ("D", "S"):
+                self._look_at(key, now, state)
+            else:
+                self.tracks.pop(key, None)
+        for key in [key for key in self.tracks if key not in seen]:
+            self._look_at(key, now)
+
+    def scan(self, processes: Sequence[tuple[int, int, int]], causes: set[Key], now: float) -> None:
+        """Threads other than the main ones, of these (pid, start, number of threads): a share of them, or all where there is cause.
+
+        A main thread that is blocked is cause by itself.
+        """
+        causes = causes | {
+            key[:2] for key, track in self.tracks.items() if key[0] == key[2] and track.sightings >= 2
+        }
+        self._caused = {key: tick for key, tick in self._caused.items() if key in causes}
+        many = {(pid, start) for pid, start, threads in processes if threads > 1}
+        for key in causes & many:
+            if self.tick - self._caused.get(key, -AGAIN_EVERY) >= AGAIN_EVERY:
+                self._caused[key] = self.tick
+                self._look_at_all(key, self._threads_of(key), now)
+        total = sum(threads - 1 for _, _, threads in processes if threads > 1)
+        budget = min(max(-(-total // ROUND_TICKS), MIN_AT_ONCE), MAX_AT_ONCE)
+        renewed = False
+        if self._turn not in many:
+            self._rest = []
+        while budget > 0:
+            if not self._rest:
+                if not self._round:
+                    if renewed:
+                        return  # all have been looked at in this tick
+                    self._round, renewed = sorted(many), True
+                if not self._round:
+                    return
+                self._turn = self._round.pop()
+                self._rest = self._threads_of(self._turn) if self._turn in many else []
+                budget -= 1
+            taken, self._rest = self._rest[:budget], self._rest[budget:]
+            budget -= len(taken)
+            self._look_at_all(self._turn, taken, now)
+
+    def _threads_of(self, key: Key) -> list[int]:
+        try:
+            return [thread for thread in self.list_threads(key[0])[:MAX_THREADS] if thread != key[0]]
+        except OSError:  # it ended
+            return []
+
+    def _look_at_all(self, process: Key, threads: Sequence[int], now: float) -> None:
+        for thread in threads:
+            key = (*process, thread)
+            if key not in self.tracks:  # what is followed was looked at in this tick already
+                self._look_at(key, now)
 
     def forget(self, alive: set[tuple[int, int]]) -> None:
         """Drops what is about processes other than these (pid, start)."""
@@ -166,33 +239,41 @@ class BlockedThreads:
             if track.sightings >= 2 and is_waiting_for_storage(track)
         }
 
-    def _look_at(self, pid: int, start_ticks: int, thread: int, now: float) -> None:
-        key = (pid, start_ticks, thread)
+    def _look_at(self, key: tuple[int, int, int], now: float, state: str | None = None) -> None:
+        """`state` is the thread's, where it is known."""
+        pid, _, thread = key
         try:
-            track = self._read_track(
-                f"/proc/{pid}/task/{thread}", f"/proc/{pid}/fd", self.tracks.get(key), now
-            )
+            line = self.read(f"/proc/{pid}/task/{thread}/syscall")
+            if state != "D" and line.split(b" ", 1)[0] in self._idle:
+                track = None
+            else:
+                track = self._read_track(pid, thread, line, self.tracks.get(key), now)
         except (OSError, ValueError, IndexError):  # the thread ended, or is another user's
             track = None
-        if track is None:
-            self.tracks.pop(key, None)
-        else:
+        if track is not None:
             self.tracks[key] = track
+        elif key in self.tracks:
+            del self.tracks[key]
 
-    def _read_track(self, task: str, fds: str, old: Track | None, now: float) -> Track | None:
-        state, cpu_ticks = parse_state_and_cpu(self.read(f"{task}/stat"))
-        if state not in ("D", "S"):
-            return None
-        line = self.read(f"{task}/syscall")
+    def _read_track(self, pid: int, thread: int, line: bytes, old: Track | None, now: float) -> Track | None:
         call = parse_syscall(line)
         if call is None:
             return None
-        name = name_of(call.number, self.machine) if call.number >= 0 else None
-        if state == "S" and name not in FD_ARGUMENT and name not in PATH_ARGUMENT:
+        task = f"/proc/{pid}/task/{thread}"
+        state, cpu_ticks = parse_state_and_cpu(self.read(f"{task}/stat"))
+        if state not in ("D", "S"):
             return None
+        name = name_of(call.number, self.machine) if call.number >= 0 else None
+        concerns_a_file = name in FD_ARGUMENT or name in PATH_ARGUMENT
+        if state == "S" and (not concerns_a_file or name in NOT_A_FILESYSTEM_WAIT):
+            return None
+        path = None
+        if name in FD_ARGUMENT:
+            path = _readlink(f"/proc/{pid}/fd/{_int32(call.args[FD_ARGUMENT[name]])}")
+            if state == "S" and not is_storage(path):
+                return None
         where = self.read(f"{task}/wchan").decode(errors="replace")
         wchan = where if where not in ("", "0") else None
-        path = _readlink(f"{fds}/{_int32(call.args[FD_ARGUMENT[name]])}") if name in FD_ARGUMENT else None
         switches = parse_switches(self.read(f"{task}/status"))
         calls = parse_finished_calls(self.read(f"{task}/io")) if name in COUNTED else None
         new = Track(line, call, state, wchan, name, cpu_ticks, switches, calls, now, path=path)
@@ -202,6 +283,10 @@ class BlockedThreads:
             new.cpu_ticks = old.cpu_ticks  # what it used is counted from the first sighting on
         # A pipe or a lock is followed no further; a call seen for the first time costs one look, no more.
         return new if is_waiting_for_storage(new) else None
+
+
+def _list_threads(pid: int) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
 
 
 def _is_same_call(old: Track, new: Track, now: float) -> bool:

@@ -1,0 +1,211 @@
+"""What only a child may find out about processes: environment, program, command line; file and mount of a blocked call.
+
+One child, `identify`, is asked about many processes at once and tells each answer as it has it. If it does not come back,
+the first process without an answer is the one it hangs on: the child is set aside as `identify:PID`, that process is asked
+about no more until the child returns or the process is gone, and the others are asked about again in a fresh child. What
+stands in D goes to a child of its own, so that the others need not wait for the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from watchdog.agent.collectors.blocked import Target, Track
+from watchdog.agent.jobs import Place, parse_stepd
+from watchdog.agent.probe import Answer, Probes
+from watchdog.agent.process_table import Entry, ProcessTable, parse_status, read_file, read_stat
+from watchdog.knowledge.syscalls import PATH_ARGUMENT
+
+log = logging.getLogger(__name__)
+
+IDENTIFY, IDENTIFY_SUSPECTS = "identify", "identify:in D"
+MAX_AT_ONCE = 256
+MAX_IDENTIFICATIONS = 20
+"""Programs may rename themselves; after so many new names it is no longer news."""
+MAX_SET_ASIDE = 4
+"""Children that hang on one process each; after that nothing new is asked about a process in D."""
+MAX_DIRECTORIES = 8
+
+ThreadKey = tuple[int, int, int]
+"""(pid, start of the process, thread)."""
+
+
+@dataclass(frozen=True)
+class _Stuck:
+    key: str
+    """Name of the child that hangs on it."""
+    anything: bool
+    """Even links and mounts of it did not come: nothing at all is asked. Otherwise its memory only."""
+
+
+@dataclass
+class Identities:
+    """Asks the children for what `table` wants to know and the loop must not read."""
+
+    probes: Probes
+    table: ProcessTable
+    stuck: dict[int, _Stuck] = field(default_factory=dict)
+    """By pid: processes on which a child hangs."""
+    _resolving: set[tuple[ThreadKey, bytes]] = field(default_factory=set)
+    _asking: set[str] = field(default_factory=set)
+
+    def ask(self, now: float, deadline_s: float) -> list[int]:
+        """Asks about whoever is new or has become something else; returns the numbers of the requests."""
+        self._release()
+        table = self.table
+        calm: list[list[int | None]] = []
+        in_d: list[list[int | None]] = [[pid, None] for pid in table.suspects if pid not in self.stuck]
+        for pid in table.to_identify:
+            entry = table.entries[pid]
+            if pid not in self.stuck:
+                (in_d if entry.stat.state == "D" else calm).append([pid, entry.known.start_ticks])
+        if len(self.stuck) >= MAX_SET_ASIDE:
+            in_d = []
+        requests = []
+        for key, group in ((IDENTIFY, calm[:MAX_AT_ONCE]), (IDENTIFY_SUSPECTS, in_d[:MAX_AT_ONCE])):
+            if group and (request := self._ask_identify(key, group, now, deadline_s)) is not None:
+                requests.append(request)
+        return requests
+
+    def resolve(self, tracks: dict[ThreadKey, Track], now: float, deadline_s: float) -> int | None:
+        """Asks for the file and mount of each blocked call that has none yet; returns the number of the request."""
+        wanted = [
+            (key, track)
+            for key, track in tracks.items()
+            if track.target is None
+            and track.call.number >= 0
+            and (key, track.line) not in self._resolving
+            and not self._hangs_on(key[0], track)
+        ][:MAX_AT_ONCE]
+        if not wanted:
+            return None
+        questions = [
+            {"pid": key[0], "syscall": track.syscall, "args": track.call.args} for key, track in wanted
+        ]
+        asked = [(key, track.line) for key, track in wanted]
+        answered: set[int] = set()
+
+        def take(each: dict[str, Any]) -> None:
+            answered.add(each["index"])
+            key, line = asked[each["index"]]
+            track = tracks.get(key)
+            if track is not None and track.line == line:
+                track.target = Target(
+                    each.get("path"), each.get("mount"), each.get("fs_type"), each.get("device")
+                )
+
+        def then(answer: Answer) -> None:
+            for item in asked:
+                self._resolving.discard(item)
+            if answer.timed_out:
+                pids = [key[0] for key, _ in asked]
+                self._blame(answer.key, pids, answered, anything=True)
+
+        request = self._ask(IDENTIFY, "resolve", questions, deadline_s, now, then, take)
+        if request is not None:
+            self._resolving |= set(asked)
+        return request
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    def _ask(
+        self, key: str, function: str, questions: list[Any], deadline_s: float, now: float,
+        then: Callable[[Answer], None], take: Callable[[dict[str, Any]], None],
+    ) -> int | None:  # fmt: skip
+        def done(answer: Answer) -> None:
+            self._asking.discard(key)
+            for each in answer.value or ():
+                take(each)
+            then(answer)
+
+        request = self.probes.ask(key, function, questions, deadline_s, now, done, on_part=take)
+        if request is not None:
+            self._asking.add(key)
+        return request
+
+    def _ask_identify(
+        self, key: str, group: list[list[int | None]], now: float, deadline_s: float
+    ) -> int | None:
+        answered: set[int] = set()
+
+        def take(each: dict[str, Any]) -> None:
+            answered.add(each["index"])
+            self._take_identity(each, now)
+
+        then = partial(self._end_identify, group=group, answered=answered)
+        request = self._ask(key, "identify", group, deadline_s, now, then, take)
+        if request is not None:
+            self.table.to_identify -= {pid for pid, _ in group if pid is not None}
+        return request
+
+    def _end_identify(self, answer: Answer, group: list[list[int | None]], answered: set[int]) -> None:
+        for index, (pid, start) in enumerate(group):
+            if index in answered or pid is None or start is None:
+                continue
+            entry = self.table.by_key(pid, start)
+            if entry is not None and entry.identified < MAX_IDENTIFICATIONS:
+                self.table.to_identify.add(pid)
+                entry.identified += not answer.timed_out
+        if answer.timed_out:
+            self._blame(answer.key, [pid for pid, _ in group if pid is not None], answered, anything=False)
+
+    def _blame(self, key: str, pids: list[int], answered: set[int], *, anything: bool) -> None:
+        culprit = next((pid for index, pid in enumerate(pids) if index not in answered), None)
+        if culprit is None:
+            return
+        new_key = f"{IDENTIFY}:{culprit}"
+        aside = len(self.stuck) < MAX_SET_ASIDE and self.probes.rename(key, new_key)
+        self.stuck[culprit] = _Stuck(new_key if aside else key, anything)
+        log.warning(
+            "nothing can be learnt about process %d: its memory's lock is held, or it is in execve", culprit
+        )
+
+    def _release(self) -> None:
+        """Whoever's child came back, or who is gone, may be asked about again."""
+        for pid, stuck in list(self.stuck.items()):
+            gone = pid not in self.table.entries and pid not in self.table.suspects
+            if self.probes.is_free(stuck.key) or gone:
+                del self.stuck[pid]
+        if IDENTIFY not in self._asking and self.probes.rename(IDENTIFY, f"{IDENTIFY}:logs"):
+            log.warning("the child that lists the open logs hangs; another one identifies processes")
+
+    def _hangs_on(self, pid: int, track: Track) -> bool:
+        stuck = self.stuck.get(pid)
+        return stuck is not None and (stuck.anything or track.syscall in PATH_ARGUMENT)
+
+    # -- taking ------------------------------------------------------------------------------------------------
+
+    def _take_identity(self, each: dict[str, Any], now: float) -> None:
+        pid, start = each["pid"], each["start"]
+        entry = self.table.by_key(pid, start) if start is not None else None
+        if entry is None and pid in self.table.suspects and start is not None:
+            entry = self._meet_suspect(pid, start, now)
+        if entry is None:
+            return
+        self.table.to_identify.discard(pid)
+        entry.identified += 1
+        known, environ = entry.known, each["environ"]
+        if environ is None or (not environ and known.environ):
+            if each.get("denied") and not known.denied:
+                entry.known = replace(known, denied=True)
+                self.table.changed = True
+            return  # else it is ending: what was known before is better
+        stepd: Place | None = parse_stepd(each["title"]) if each["title"] else None
+        entry.known = replace(
+            known, environ=environ, exe=each["exe"], stepd=stepd or known.stepd, denied=False,
+            cwd=each.get("cwd") or known.cwd,
+            checkpoint_directories=tuple(each.get("checkpoint_directories") or known.checkpoint_directories)[:MAX_DIRECTORIES],
+        )  # fmt: skip
+        self.table.changed = True
+
+    def _meet_suspect(self, pid: int, start: int, now: float) -> Entry | None:
+        """A process that has been in D since it was first seen, and that a child has just read without harm."""
+        try:
+            status, stat = parse_status(read_file(f"/proc/{pid}/status")), read_stat(pid)
+        except (OSError, ValueError):
+            return None
+        return self.table.add(pid, stat, status, now) if stat.start_ticks == start else None

@@ -270,14 +270,34 @@ def test_suspicion_lists_the_processes_of_all_gpus_once(
     assert [listed for listed, _, _ in watched.ticks] == [list(range(8)), []]
 
 
+def test_a_blocked_rank_that_nobody_lists_is_looked_for_once(
+    node: Node, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.until(read)
+    scenario.change(0, processes=((41, 1),))
+    watched = Watched(node, monkeypatch)
+
+    def lists(pids: tuple[int, ...], now: float) -> int:
+        node.gpus.suspect(pids, now)
+        node.tick()
+        return len(watched.ticks[-1][0])
+
+    assert lists((41,), 100.0) == 2
+    assert [lists((41,), 105.0), lists((41, 99), 110.0)] == [0, 0], "41 is listed, and 99 comes too soon"
+    assert lists((41, 99), 130.0) == 2
+    assert lists((41, 99), 160.0) == 0, "99 was looked for and is on no GPU"
+    assert lists((), 170.0) == lists((41,), 200.0) == 0
+    assert lists((99,), 300.0) == 2, "it was not blocked in between"
+
+
 def test_the_time_inside_the_driver_is_told_and_nothing_is_told_without_an_answer(
     node: Node, scenario: Scenario
 ) -> None:
     node.until(read)
     assert node.gpus.driver_s is not None and node.gpus.driver_s > 0.0
-    scenario.rule("delay nvmlDeviceGetPowerUsage 0.05")
+    scenario.rule("delay nvmlDeviceGetPowerUsage 0.2")
     node.tick()
-    assert node.gpus.driver_s >= 0.1, "two GPUs"
+    assert node.gpus.driver_s >= 0.4, "two GPUs"
     node.impatient()
     node.tick()
     assert node.gpus.driver_s is None

@@ -8,7 +8,7 @@ watchdog.agent.nvml) and said again in between.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ DEAR_EVERY_S = 60.0
 """Processes and health of one GPU are read no more often, unless somebody is under suspicion."""
 DRIVER_BUDGET_S = 0.005
 """Driver time that one tick may cost: NVML lists processes under the driver's global lock, in which training may wait."""
+SUSPECT_EVERY_S = 20.0
+"""Ranks that block one after the other cause no more lists than this."""
 RENEW_S = 300.0
 """A GPU that is lost or not listed may come back, but only to a new session; opening one is dear, and costs its events."""
 RETRY_S = 60.0
@@ -193,9 +195,11 @@ class GpuCollector:
     _dropped: int = 0
     _request: int | None = None
     _asked_at: float = 0.0
-    _asked_all: bool = False
     _list_all: bool = True
     """The next request lists the processes of every GPU."""
+    _suspects: set[int] = field(default_factory=set)
+    """Blocked ranks for which everybody was listed already, in vain."""
+    _suspected_at: float = float("-inf")
     _renew_at: float | None = None
     _retry_at: float = float("-inf")
     _silent: str = ""
@@ -204,6 +208,18 @@ class GpuCollector:
     def want_processes(self) -> None:
         """The next request lists the processes of every GPU: somebody is under suspicion."""
         self._list_all = True
+
+    def suspect(self, pids: Iterable[int], now: float) -> None:
+        """Ranks that are blocked now: if one of them is new and in no list yet, the next request lists everybody, too.
+
+        A job that has just begun is not listed for a minute; a stall in that minute is to be told with its GPU.
+        """
+        named = {pid for slow in self._slow.values() for pid in slow.get(PROCESSES, {}).get("pids", ())}
+        new = set(pids) - named
+        if new - self._suspects and now - self._suspected_at >= SUSPECT_EVERY_S:
+            self._list_all, self._suspected_at, self._suspects = True, now, new
+        else:
+            self._suspects &= new
 
     def ask(self, now: float, deadline_s: float) -> None:
         """Gives the child its work for this tick, unless it is still at an older one."""

@@ -4,11 +4,14 @@ Three acts on a real Slurm with real processes: a filesystem freezes and thaws; 
 PULSE lines keep coming; an operator moves the run off a node. The last line printed is `RESULT {json}`: for each of the
 acts "a", "b", "c" that ended as it should, {"incident", "detected_after_s", "culprit", "action", "resumed_at_step",
 "steps_lost"}. The exit code is 0 if all three did.
+The nodes' GPUs are simulated cards (deploy/demo/cards.py): the agents read them through the real pynvml. Without a C compiler
+there are none, and culprits have no GPU.
 With KEEP=1 in the environment everything stays up after the story until Ctrl-C, to be looked at.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,11 +23,13 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from deploy.demo.cards import SimulatedCards, describe, simulated_cards
 from deploy.demo.cluster import Cluster, ClusterError, ensure_packages, why_impossible
 from deploy.demo.stack import COMMAND, PORT, Watchdog, WatchdogError, train_script
 
 SAVE_INTERVAL = 10
 HUNG_RANK = 2
+RANKS_PER_NODE = 2
 STEP_S = 0.4
 
 console = Console(
@@ -36,7 +41,14 @@ class WrongEnd(Exception):
     """The story took a turn that it must not take."""
 
 
-COLOURS = {"act": "bold", "we": "cyan", "training": "dim", "watchdog": "yellow", "slack": "magenta"}
+COLOURS = {
+    "act": "bold",
+    "we": "cyan",
+    "training": "dim",
+    "cards": "green",
+    "watchdog": "yellow",
+    "slack": "magenta",
+}
 
 
 class Teller:
@@ -58,8 +70,11 @@ class Teller:
 class Story:
     """The cluster, the job and the watchdog of the demo."""
 
-    def __init__(self, cluster: Cluster, watchdog: Watchdog, teller: Teller):
+    def __init__(
+        self, cluster: Cluster, watchdog: Watchdog, teller: Teller, cards: SimulatedCards | None = None
+    ):
         self.cluster = cluster
+        self.cards = cards
         self.watchdog = watchdog
         self.teller = teller
         self.job = ""
@@ -74,6 +89,7 @@ class Story:
             f"--steps 100000 --step-seconds {STEP_S} --save-interval {SAVE_INTERVAL}",
             "--eval-interval 60 --eval-seconds 1",
             f"--fault-dir {shared}/faults",
+            ranks_per_node=RANKS_PER_NODE,
         )
         (shared / "faults").mkdir(exist_ok=True)
         (shared / "faults").chmod(0o777)
@@ -121,6 +137,26 @@ class Story:
         for text in self.watchdog.slack.texts()[since:]:
             self.teller.say("slack", text.splitlines()[0] if text else "")
 
+    def tell_cards(self, culprit: dict[str, Any]) -> None:
+        """What the culprit's card says beside the others, and that the incident names that card and no other."""
+        if self.cards is None:
+            return
+        index = culprit["rank"] % RANKS_PER_NODE
+        own = self.cards.uuid(culprit["node"], index)
+        used = [(node, i, card) for node, i, card in self.cards.cards() if card.processes]
+        looks: dict[str, int] = {}
+        for node, i, card in used:
+            if card.uuid == own:
+                self.teller.say("cards", f"simulated, the culprit's ({node}, card {i}): {describe(card)}")
+            else:
+                looks[describe(card)] = looks.get(describe(card), 0) + 1
+        for look, number in looks.items():
+            self.teller.say("cards", f"simulated, {number} of the other {len(used) - 1}: {look}")
+        named = culprit["gpu_uuid"]
+        self.check(named in (None, own), f"named {named}, but rank {culprit['rank']} has {own}")
+        if named is not None:
+            self.teller.say("watchdog", f"  its GPU: {named}, card {index} of {culprit['node']}")
+
     def check(self, good: bool, what: str) -> None:
         if not good:
             raise WrongEnd(what)
@@ -141,6 +177,7 @@ class Story:
         self.cluster.freeze()
         self.teller.say("we", f"froze {self.cluster.shared}: whoever writes there waits in state D")
         incident = self.incident("filesystem_outage", 60)
+        self.tell_cards(incident["culprits"][0])
         time.sleep(4)
         now = self.cluster.job(self.job)
         untouched = all(before.get(key) == now.get(key) for key in ("Restarts", "ExcNodeList", "JobState"))
@@ -188,11 +225,12 @@ class Story:
         pulse = [line for line in output if "PULSE" in line]
         self.teller.say("training", f"and still its log grows: {pulse[-1][:100]}")
         culprit = incident["culprits"][0]
-        hung_node = nodes[HUNG_RANK // 2]
+        hung_node = nodes[HUNG_RANK // RANKS_PER_NODE]
         named = [(c["rank"], c["node"]) for c in incident["culprits"]]
         self.check(
             named == [(HUNG_RANK, hung_node)], f"named {named}, but it is rank {HUNG_RANK} on {hung_node}"
         )
+        self.tell_cards(culprit)
         action = self.follow(incident["id"], 90)
         end = action["end"]
         self.check(end["ok"], f"the restart failed: {end['detail']}")
@@ -249,9 +287,20 @@ def tell(nodes: int = 4) -> int:
         teller.say(
             "we", "starting Slurm: slurmctld, munged and one slurmd a node, each in its own namespaces"
         )
-        with Cluster(nodes=nodes) as cluster, Watchdog(cluster, mode="act") as watchdog:
+        with contextlib.ExitStack() as stack:
+            cluster = stack.enter_context(Cluster(nodes=nodes))
+            cards = simulated_cards(cluster)
+            if cards is None:
+                teller.say("we", "no C compiler here, so no simulated cards: the nodes have no GPUs")
+            else:
+                stack.enter_context(cards)
+                teller.say(
+                    "we", "each node has simulated cards: a stand-in for NVIDIA's library tells of them"
+                )
+            environment = cards.environment if cards is not None else None
+            watchdog = stack.enter_context(Watchdog(cluster, mode="act", agent_env=environment))
             teller.say("we", f"watchdog: {len(watchdog.agents)} agents and a controller, mode act")
-            story = Story(cluster, watchdog, teller)
+            story = Story(cluster, watchdog, teller, cards)
             story.begin()
             for act in (story.filesystem_freezes, story.rank_hangs, story.operator_moves_the_run):
                 acts.append(act())

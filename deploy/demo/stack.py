@@ -104,7 +104,10 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Watchdog:
-    """Agents and controller of one cluster. `settings` override QUICK, section by section."""
+    """Agents and controller of one cluster. `settings` override QUICK, section by section.
+
+    `agent_env`: what the agent of a node has in its environment besides.
+    """
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class Watchdog:
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         nodes: Sequence[str] | None = None,
         controller_env: Mapping[str, str] | None = None,
+        agent_env: Callable[[str], Mapping[str, str]] | None = None,
     ):
         self.cluster = cluster
         self.nodes = tuple(nodes if nodes is not None else cluster.nodes)
@@ -124,6 +128,7 @@ class Watchdog:
         self.controller: subprocess.Popen[bytes] | None = None
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(cluster.env) | dict(controller_env or {})
+        self._agent_env = agent_env
         self._write_configuration(mode, settings or {})
 
     def _write_configuration(self, mode: str, settings: Mapping[str, Mapping[str, Any]]) -> None:
@@ -195,13 +200,14 @@ class Watchdog:
         self.controller.wait(timeout=10)
 
     def start_agent(self, node: str) -> None:
+        own = self._agent_env(node) if self._agent_env is not None else {}
         argv = [str(COMMAND), "agent", "--config", str(self.config_file)]
         with self._log(f"agent-{node}").open("ab") as log:
             self.agents[node] = self.cluster.node_popen(
                 node,
                 argv,
                 cwd="/",
-                env=dict(self.cluster.env) | {"SLURMD_NODENAME": node},
+                env=dict(self.cluster.env) | {"SLURMD_NODENAME": node} | dict(own),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -11,13 +11,19 @@ from watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
 
 @click.command(short_help="The service on the management node.")
 @service_options
-def controller(config_file: str, once: bool) -> None:
+@click.option(
+    "--record",
+    metavar="FILE",
+    help="Append every report and listing to FILE, for `slurm-watchdog replay`; it holds names, paths and log lines of users.",
+)
+def controller(config_file: str, once: bool, record: str | None) -> None:
     """The service on the management node: judges what agents report, decides, and acts where the mode allows it.
 
     \b
     Examples:
       slurm-watchdog controller --config /etc/slurm-watchdog/config.yaml
       slurm-watchdog controller --once        one look at the cluster
+      slurm-watchdog controller --record /var/tmp/today.jsonl
     """
     config = load_or_exit(config_file)
     from watchdog import log
@@ -33,4 +39,4 @@ def controller(config_file: str, once: bool) -> None:
         click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
         sys.exit(EXIT_USAGE)
     log.set_up()
-    sys.exit(run_controller(config, once=once))
+    sys.exit(run_controller(config, once=once, record=record))

@@ -11,6 +11,7 @@ from watchdog.cli.controller import controller
 from watchdog.cli.explain import explain
 from watchdog.cli.incidents import incidents
 from watchdog.cli.pause import pause
+from watchdog.cli.replay import replay
 from watchdog.cli.restart import restart
 from watchdog.cli.resume import resume
 from watchdog.cli.status import status
@@ -33,5 +34,5 @@ def main() -> None:
     """
 
 
-for _command in (status, incidents, explain, pause, resume, restart, check_config, agent, controller):
+for _command in (status, incidents, explain, pause, resume, restart, check_config, replay, agent, controller):
     main.add_command(_command)

@@ -108,23 +108,25 @@ class Recorder:
             data = data[written:]
 
     def _lines(self, at: float, what: Report | SlurmView) -> Iterator[bytes]:
-        lines = report_lines(what, at) if isinstance(what, Report) else self._listing(what, at)
-        for line in lines:
-            if line is None:
-                self._drop(1, "a line is too long")
-            else:
-                yield line
+        try:
+            for line in report_lines(what, at) if isinstance(what, Report) else self._listing(what, at):
+                if line is None:
+                    self._drop(1, "a line is too long")
+                else:
+                    yield line
+        except (ValueError, OverflowError, RecursionError) as error:  # a value that JSON does not have
+            self._drop(1, f"a record can't be written ({error})")
 
     def _listing(self, view: SlurmView, at: float) -> Iterable[bytes | None]:
-        """Only what has changed since the listing before."""
+        """Only what has changed since the listing before, and otherwise one line: Slurm answered, and the time goes on."""
         jobs = {job.job_id: job for job in view.jobs}
         nodes = {node.name: node for node in view.nodes}
-        yield from listing_lines(
-            [job for job in view.jobs if self._jobs.get(job.job_id) != job],
-            [node for node in view.nodes if self._nodes.get(node.name) != node],
-            at,
-        )
-        for job_id in self._jobs:
-            if job_id not in jobs:
-                yield gone_line(job_id, at)
+        new_jobs = [job for job in view.jobs if self._jobs.get(job.job_id) != job]
+        new_nodes = [node for node in view.nodes if self._nodes.get(node.name) != node]
+        yield from listing_lines(new_jobs, new_nodes, at)
+        gone = [job_id for job_id in self._jobs if job_id not in jobs]
+        for job_id in gone:
+            yield gone_line(job_id, at)
+        if not (new_jobs or new_nodes or gone):
+            yield from listing_lines((), view.nodes[:1], at)
         self._jobs, self._nodes = jobs, nodes

@@ -1,0 +1,281 @@
+"""The records of a trace, and how one line becomes one. Pure.
+
+A line is believed as far as it makes sense: a field with nonsense in it is unknown, like a missing one, and is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Annotated, Any, Final, get_args
+
+import msgspec
+
+MAX_LINE_BYTES: Final = 1 << 20
+"""A longer line is skipped: the stacks of one process have some hundred KiB."""
+SHOWN_LINES: Final = 3
+
+Time = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Id = str | int
+"""People write job ids with and without quotes."""
+More = dict[str, Any]
+
+
+class Record(msgspec.Struct, tag_field="kind", kw_only=True, gc=False):
+    """What every line has."""
+
+    t: Time
+
+
+class Job(Record, tag="job", kw_only=True):
+    """Slurm's word about a job; what is missing is as it was said last."""
+
+    job_id: Id
+    state: str | None = None
+    nodes: list[str] | None = None
+    restarts: Whole | None = None
+    name: str | None = None
+    user: str | None = None
+    batch_host: str | None = None
+    more: More | None = None
+
+
+class Node(Record, tag="node", kw_only=True):
+    """Slurm's word about a node."""
+
+    node: str
+    state: str = ""
+    reason: str = ""
+
+
+class Report(Record, tag="report", kw_only=True):
+    """The agent of a node reported. `processes`: so many lines say which processes there were, all of them."""
+
+    node: str
+    processes: Whole | None = None
+    more: More | None = None
+
+
+class Proc(Record, tag="proc", kw_only=True):
+    node: str
+    job_id: Id | None = None
+    rank: Whole | None = None
+    pid: Whole | None = None
+    start: Amount | None = None
+    state: str | None = None
+    state_age_s: Amount | None = None
+    wchan: str | None = None
+    syscall: str | None = None
+    path: str | None = None
+    mount: str | None = None
+    cpu_s: Amount | None = None
+    more: More | None = None
+
+
+class Gpu(Record, tag="gpu", kw_only=True):
+    node: str
+    job_id: Id | None = None
+    gpu: Whole | None = None
+    uuid: str | None = None
+    util: Amount | None = None
+    """Per cent."""
+    sm_clock_mhz: Amount | None = None
+    power_w: Amount | None = None
+    temp_c: Amount | None = None
+    mem_used_mib: Amount | None = None
+    throttle: list[str] | None = None
+    pids: list[Whole] | None = None
+    more: More | None = None
+
+
+class Log(Record, tag="log", kw_only=True):
+    node: str
+    job_id: Id
+    stream: str | None = None
+    line: str | None = None
+    more: More | None = None
+
+
+class Kmsg(Record, tag="kmsg", kw_only=True):
+    node: str
+    line: str | None = None
+    more: More | None = None
+
+
+class Mount(Record, tag="mount", kw_only=True):
+    node: str
+    mount: str
+    responding: bool | None = None
+    probe_s: Amount | None = None
+    more: More | None = None
+
+
+class Checkpoint(Record, tag="checkpoint", kw_only=True):
+    node: str
+    job_id: Id
+    step: Whole | None = None
+    complete: bool | None = None
+    more: More | None = None
+
+
+class Stack(Record, tag="stack", kw_only=True):
+    """One process's stacks, of a dump of the whole job: only recordings have them."""
+
+    node: str
+    job_id: Id
+    dump: str
+    of: Whole
+    """So many such lines belong to this node's part of the dump."""
+    stack: More
+
+
+class Fault(Record, tag="fault", kw_only=True):
+    """From here on something is wrong: for people and for measuring, never for judging."""
+
+    name: str | None = None
+    job_id: Id | None = None
+    node: str | None = None
+
+
+class Damage(msgspec.Struct, gc=False):
+    """A line stood here that could not be read: nobody is missing from what is around it."""
+
+    t: float
+    node: str | None = None
+
+
+Any_ = Job | Node | Report | Proc | Gpu | Log | Kmsg | Mount | Checkpoint | Stack | Fault
+KINDS: Final[dict[str, type[Record]]] = {str(each.__struct_config__.tag): each for each in get_args(Any_)}
+_decoder = msgspec.json.Decoder(Any_)
+
+
+@dataclass
+class Tally:
+    """What was not used of a trace, and why."""
+
+    lines: int = 0
+    """Lines that are not empty."""
+    used: int = 0
+    skipped: dict[str, list[int]] = field(default_factory=dict)
+    """Why -> [how many, numbers of the first lines …]."""
+    ignored: dict[str, list[int]] = field(default_factory=dict)
+    """The same for single fields, and for records that say nothing that can be used."""
+
+    def skip(self, why: str, number: int) -> None:
+        _note(self.skipped, why, number)
+
+    def ignore(self, why: str, number: int = 0) -> None:
+        """`number` 0: which line it was is not known any more."""
+        _note(self.ignored, why, number)
+
+    @property
+    def skipped_lines(self) -> int:
+        return sum(found[0] for found in self.skipped.values())
+
+    def sentences(self) -> list[str]:
+        """One for each reason, the most frequent first."""
+        return [
+            f"{found[0]} {what if found[0] > 1 else one}: {why}{_where(found[1:])}"
+            for table, one, what in (
+                (self.skipped, "line skipped", "lines skipped"),
+                (self.ignored, "time ignored", "times ignored"),
+            )
+            for why, found in sorted(table.items(), key=lambda each: (-each[1][0], each[0]))
+        ]
+
+
+def _note(table: dict[str, list[int]], why: str, number: int) -> None:
+    found = table.setdefault(why, [0])
+    found[0] += 1
+    if number and len(found) <= SHOWN_LINES:
+        found.append(number)
+
+
+def _where(numbers: list[int]) -> str:
+    if not numbers:
+        return ""
+    return f" (line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}{', …' if len(numbers) == SHOWN_LINES else ''})"
+
+
+def parse_record(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None:
+    """The record in one line without its end; None if it holds none, Damage if it might have said who is there.
+
+    `tally` is told of everything that was not used. A Damage has no time of its own yet.
+    """
+    try:
+        record: Any_ = _decoder.decode(line)
+        return record
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _mend(line, number, tally)
+
+
+def _mend(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None:
+    """What can be used of a line that is not as it should be."""
+    text = line.decode("utf-8", errors="replace")
+    if "\ufffd" in text:
+        tally.ignore("bytes that are no UTF-8 in a line that was read all the same", number)
+    try:
+        data = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        tally.skip("no whole JSON in it", number)
+        return Damage(t=0.0)
+    if not isinstance(data, dict):
+        tally.skip("JSON, but no object", number)
+        return None
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        tally.skip("no `kind`" if kind is None else "a `kind` that trace v1 does not have", number)
+        return None
+    return _field_by_field(kind, data, number, tally)
+
+
+def _field_by_field(kind: str, data: dict[str, Any], number: int, tally: Tally) -> Any_ | Damage | None:
+    wanted = KINDS[kind]
+    kept: dict[str, Any] = {"kind": kind}
+    for each in msgspec.structs.fields(wanted):
+        if each.name not in data:
+            if each.required:
+                tally.skip(f"{kind} without `{each.name}`", number)
+                return _damage(kind, kept)
+            continue
+        value = data[each.name]
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**62:
+            value = int(value)  # 3.0 is a count, too
+        try:
+            msgspec.convert(value, each.type)
+            kept[each.name] = value
+        except (msgspec.ValidationError, RecursionError):
+            why = f"{kind} with {_what_is_wrong(value, each.type)} as `{each.name}`"
+            if each.required:
+                tally.skip(why, number)
+                return _damage(kind, kept)
+            tally.ignore(why, number)
+    record: Any_ = msgspec.convert(kept, Any_)
+    return record
+
+
+def _damage(kind: str, kept: dict[str, Any]) -> Damage | None:
+    node = kept.get("node")
+    return Damage(t=0.0, node=node) if kind in ("proc", "report") else None
+
+
+def _what_is_wrong(value: object, wanted: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and _wants_number(wanted):
+        if math.isnan(value) or math.isinf(value):
+            return "no finite number"
+        return "a negative number" if value < 0 else "a number out of range"
+    if isinstance(value, str):
+        return "a string"
+    return "something of another type"
+
+
+def _wants_number(wanted: Any) -> bool:
+    if isinstance(wanted, UnionType):
+        return any(_wants_number(each) for each in get_args(wanted))
+    return wanted in (int, float) or (bool(get_args(wanted)) and get_args(wanted)[0] in (int, float))

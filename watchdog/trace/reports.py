@@ -1,0 +1,297 @@
+"""From the records of one node at one moment to what its agent would have reported. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from watchdog.kernel_lines import parse_kernel_line
+from watchdog.model import (
+    Checkpoint,
+    Event,
+    EventKind,
+    Gpu,
+    LogFile,
+    MountProbe,
+    NodeEvent,
+    Report,
+)
+from watchdog.progress import clean_line, parse_line
+from watchdog.trace import records
+from watchdog.trace.processes import Processes
+from watchdog.trace.records import Tally
+
+MIB = 1024**2
+KEPT_OF_REPORT = (
+    "age_s", "interval_s", "agent_version", "events_dropped", "hung_probes", "node_events_dropped", "gpu_holders", "problems",
+)  # fmt: skip
+"""What a recorded `report` line says beyond the other lines of its moment."""
+CHECKPOINTS = "checkpoints"
+"""Directory of those that a trace tells of: it does not say where they lie."""
+T = TypeVar("T")
+
+
+@dataclass
+class Node:
+    """What is known of one node, and how it becomes reports."""
+
+    name: str
+    tally: Tally
+    interval_s: float
+    sequence: int = 0
+    boot_id: str = ""
+    processes: Processes = field(init=False)
+    _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
+    _checkpoints: dict[tuple[str, str], tuple[Checkpoint, float]] = field(default_factory=dict)
+    _logs: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
+    _last_steps: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    _hung_since: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.processes = Processes(self.tally)
+
+    def forget(self, job_id: str) -> None:
+        """The run of this job is over."""
+        self.processes.forget(job_id)
+        for table in (self._checkpoints, self._logs, self._last_steps):
+            _forget(table, job_id)
+
+    def reports(
+        self,
+        said: Sequence[records.Any_],
+        now: float,
+        *,
+        damaged: bool,
+        restarts: dict[str, int],
+        mounts: set[str],
+    ) -> list[Report]:
+        """What the agent reported up to `now`: mostly one report, before it a late one if a process turns out to be gone.
+
+        `damaged`: lines were lost around this moment, so nobody counts as missing.
+        """
+        procs = [each for each in said if isinstance(each, records.Proc)]
+        words = [each for each in said if isinstance(each, records.Report)]
+        listed = self.processes.list(procs, now, restarts, mounts)
+        more = next((each.more for each in reversed(words) if each.more), None) or {}
+        count = next((each.processes for each in reversed(words) if each.processes is not None), None)
+        self.boot_id = str(more.get("boot_id", self.boot_id)) or self.name
+        late: list[Report] = []
+        if count is not None and count == len(listed) and not damaged:
+            self.processes.all_listed(listed)
+        elif (procs or words) and count is None and not damaged:
+            since = self.processes.miss(listed, now)
+            if since is not None and since < now:
+                late = [self._report(now, age_s=now - since)]
+        if count is not None:
+            self._gpus.clear()  # a recording has them all, every time
+            self._logs.clear()
+        return [*late, self._whole(said, now, more)]
+
+    def _report(self, now: float, **fields: Any) -> Report:
+        self.sequence += 1
+        given = {
+            "boot_id": self.boot_id,
+            "agent_id": "trace",
+            "interval_s": self.interval_s,
+            "processes": self.processes.present(),
+            "gpus": self._present(self._gpus, now),
+            "checkpoints": self._present(self._checkpoints, now, for_ever=True),
+        }
+        return Report(node=self.name, sequence=self.sequence, **{**given, **fields})
+
+    def _present(
+        self, table: dict[Any, tuple[T, float]], now: float, *, for_ever: bool = False
+    ) -> tuple[T, ...]:
+        """What was said not long ago: what a GPU did a minute ago is no evidence."""
+        return tuple(
+            each for each, at in table.values() if for_ever or now - at <= max(30.0, 1.5 * self.interval_s)
+        )
+
+    def _whole(self, said: Iterable[records.Any_], now: float, more: dict[str, Any]) -> Report:
+        events: list[Event] = []
+        node_events: list[NodeEvent] = []
+        probes: list[MountProbe] = []
+        for each in said:
+            if isinstance(each, records.Log):
+                events.extend(self._log(each, now))
+            elif isinstance(each, records.Gpu):
+                self._gpu(each)
+            elif isinstance(each, records.Kmsg):
+                node_events.extend(self._kernel(each, now))
+            elif isinstance(each, records.Mount):
+                probes.extend(self._probe(each))
+            elif isinstance(each, records.Checkpoint):
+                events.extend(self._checkpoint(each, now))
+        given = {
+            "logs": tuple(
+                replace(row, growth_age_s=None if row.growth_age_s is None else row.growth_age_s + now - at)
+                for row, at in self._logs.values()
+            ),
+            "events": tuple(events),
+            "node_events": tuple(node_events),
+            "mounts": tuple(probes),
+        }
+        report = self._report(now, **given)
+        if not more:
+            return report
+        return (
+            self._with_more(report, {name: more[name] for name in KEPT_OF_REPORT if name in more}, Report)
+            or report
+        )
+
+    def _of_more(self, wanted: type[T], fields: dict[str, Any]) -> T | None:
+        """One of our values from a recording; None, and counted, if it is none."""
+        try:
+            return msgspec.convert(fields, wanted)
+        except msgspec.ValidationError:
+            self.tally.ignore(f"`more` that is no {wanted.__name__} of ours")
+            return None
+
+    def _with_more(self, base: T, more: dict[str, Any], wanted: type[T]) -> T | None:
+        """`base` with the fields of `more` in place of its own."""
+        return self._of_more(wanted, {**msgspec.to_builtins(base), **more})
+
+    # ------------------------------------------------------------------------------------ one record each
+
+    def _log(self, record: records.Log, now: float) -> Iterable[Event]:
+        job_id, source, age_s = str(record.job_id), record.stream or "log", now - record.t
+        if record.more is not None and record.line is None:
+            row = self._of_more(LogFile, {"job_id": job_id, "path": source, **record.more})
+            if row is not None:
+                self._logs[job_id, row.path] = (row, record.t)
+            return
+        self._logs[job_id, source] = (LogFile(job_id=job_id, path=source, growth_age_s=0.0), record.t)
+        if record.more is not None:
+            event = self._of_more(
+                Event, {"job_id": job_id, "source": source, "line": record.line, **record.more}
+            )
+            if event is not None:
+                yield replace(event, age_s=event.age_s + age_s)
+                return
+        for line in (record.line or "").replace("\r", "\n").split("\n"):
+            fact = parse_line(line)
+            if fact is None:
+                continue
+            if fact.kind is EventKind.PROGRESS and fact.step is not None:
+                key = (job_id, source, fact.pattern)
+                if self._last_steps.get(key) == fact.step:
+                    continue  # a bar that was redrawn
+                self._last_steps[key] = fact.step
+            yield Event(
+                kind=fact.kind,
+                job_id=job_id,
+                age_s=age_s,
+                source=source,
+                line=clean_line(line),
+                step=fact.step,
+                total_steps=fact.total_steps,
+                step_s=fact.step_s,
+                loss=fact.loss,
+                phase=fact.phase,
+                pattern=fact.pattern,
+                rank=fact.rank,
+            )
+
+    def _gpu(self, record: records.Gpu) -> None:
+        name = record.uuid or (f"index {record.gpu}" if record.gpu is not None else None)
+        if name is None:
+            self.tally.ignore("a GPU without number and UUID")
+            return
+        known = self._gpus.get(name)
+        index = record.gpu if record.gpu is not None else known[0].index if known else len(self._gpus)
+        gpu = Gpu(
+            uuid=record.uuid or "",
+            index=index,
+            utilization_ratio=None if record.util is None else min(1.0, record.util / 100),
+            sm_clock_hz=None if record.sm_clock_mhz is None else record.sm_clock_mhz * 1e6,
+            power_w=record.power_w,
+            temperature_c=record.temp_c,
+            memory_used_bytes=None if record.mem_used_mib is None else int(record.mem_used_mib * MIB),
+            throttle=None if record.throttle is None else tuple(record.throttle),
+            pids=None if record.pids is None else tuple(record.pids),
+        )
+        if record.more:
+            gpu = self._with_more(gpu, record.more, Gpu) or gpu
+        self._gpus[name] = (gpu, record.t)
+
+    def _kernel(self, record: records.Kmsg, now: float) -> Iterable[NodeEvent]:
+        age_s = now - record.t
+        if record.more is not None:
+            event = self._of_more(NodeEvent, {"line": record.line or "", **record.more})
+            if event is not None:
+                yield replace(event, age_s=event.age_s + age_s)
+                return
+        fact = parse_kernel_line(record.line or "")
+        if fact is not None:
+            yield NodeEvent(
+                source="kernel_log",
+                name=fact.name,
+                severity=fact.severity,
+                age_s=age_s,
+                line=fact.message,
+                xid=fact.xid,
+                gpu_uuid=fact.gpu,
+                pci_bus_id=fact.pci_bus_id,
+                pid=fact.pid,
+                process=fact.process,
+                mount=fact.mount,
+                server=fact.server,
+                device=fact.device,
+                may_exclude_node=fact.may_exclude_node,
+            )
+
+    def _probe(self, record: records.Mount) -> Iterable[MountProbe]:
+        if record.responding is None:
+            return
+        if record.responding:
+            self._hung_since.pop(record.mount, None)
+            seconds = record.probe_s or 0.0
+        else:
+            waited_s = record.t - self._hung_since.setdefault(record.mount, record.t)
+            seconds = waited_s if record.probe_s is None else record.probe_s
+        probe = MountProbe(mount=record.mount, responding=record.responding, seconds=seconds, wrote=True)
+        if record.more:
+            probe = self._with_more(probe, record.more, MountProbe) or probe
+        yield probe
+
+    def _checkpoint(self, record: records.Checkpoint, now: float) -> Iterable[Event]:
+        job_id = str(record.job_id)
+        if record.more:
+            found = self._of_more(Checkpoint, {"job_id": job_id, "directory": CHECKPOINTS, **record.more})
+            if found is None:
+                return
+            self._checkpoints[job_id, found.directory] = (found, record.t)
+            return
+        if record.complete is None or record.step is None:
+            return
+        key = (job_id, CHECKPOINTS)
+        old = self._checkpoints[key][0] if key in self._checkpoints else None
+        step = record.step if record.complete else old.step if old else None
+        self._checkpoints[key] = (
+            Checkpoint(
+                job_id=job_id,
+                directory=CHECKPOINTS,
+                step=step,
+                writing_step=None if record.complete else record.step,
+                writing=not record.complete,
+            ),
+            record.t,
+        )
+        if record.complete:
+            yield Event(
+                kind=EventKind.CHECKPOINT,
+                job_id=job_id,
+                age_s=now - record.t,
+                source=CHECKPOINTS,
+                step=record.step,
+                pattern="trace",
+            )
+
+
+def _forget(table: dict[Any, Any], job_id: str) -> None:
+    for key in [key for key in table if key[0] == job_id]:
+        del table[key]

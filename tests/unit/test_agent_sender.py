@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from watchdog.agent.sender import Sender, Spool, backoff_s
-from watchdog.model import DumpStacks, Reply, Report
+from watchdog.agent.post import BadAnswer, Connection, parse_head, parse_size
+from watchdog.agent.sender import Sender, Spool, backoff_s, encode
+from watchdog.model import DumpStacks, LogFile, Reply, Report
 from watchdog.runner import wait_readable
 from watchdog.wire import WireError, decode_reply, decode_report, encode_reply, encode_report
 
@@ -183,3 +186,281 @@ def test_another_version_of_the_wire_is_refused() -> None:
 def test_too_large_a_report_is_refused_before_it_is_read() -> None:
     with pytest.raises(WireError, match="the limit is"):
         decode_report(b" " * 9_000_000)
+
+
+# ---------------------------------------------------------------------------------------- servers that behave badly
+
+
+class Server:
+    """Accepts, reads one request a connection, and does with the socket what the test says."""
+
+    def __init__(self, *behaviours: Callable[[socket.socket], None]) -> None:
+        self.behaviours = list(behaviours)
+        """One for each connection; the last one for all that follow."""
+        self.requests: list[bytes] = []
+        self.open: list[socket.socket] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        count = 0
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            behave = self.behaviours[min(count, len(self.behaviours) - 1)]
+            count += 1
+            self.open.append(client)
+            threading.Thread(target=self._answer, args=(client, behave), daemon=True).start()
+
+    def _answer(self, client: socket.socket, behave: Callable[[socket.socket], None]) -> None:
+        try:
+            request = b""
+            while not is_whole(request):
+                data = client.recv(65536)
+                if not data:
+                    return
+                request += data
+            self.requests.append(request)
+            behave(client)
+        except OSError:
+            pass  # the sender hung up: that is its right
+
+    def sequences(self) -> list[int]:
+        return [decode_report(request.partition(b"\r\n\r\n")[2]).sequence for request in self.requests]
+
+    def close(self) -> None:
+        self.listener.close()
+        for client in self.open:
+            client.close()
+
+
+def is_whole(request: bytes) -> bool:
+    head, end, body = request.partition(b"\r\n\r\n")
+    lengths = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+    return bool(end) and len(body) >= int(lengths[0].split(b":")[1])
+
+
+def says(*parts: bytes, then_close: bool = True) -> Callable[[socket.socket], None]:
+    def behave(client: socket.socket) -> None:
+        for part in parts:
+            client.sendall(part)
+        if then_close:
+            client.close()
+
+    return behave
+
+
+def trickles(client: socket.socket) -> None:
+    for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}":
+        client.sendall(bytes([byte]))
+        time.sleep(0.2)
+
+
+def never_answers(client: socket.socket) -> None:
+    time.sleep(30)
+
+
+def http(status: str, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+FINE = says(http("200 OK", b"{}", "Connection: close"))
+PATIENCE_S = 0.4
+
+
+BAD = {
+    "never answers": (never_answers, "time"),
+    "a byte every 0.2 s": (trickles, "time"),
+    "hangs up at once": (says(), "closed"),
+    "hangs up in the headers": (says(b"HTTP/1.1 200 OK\r\nContent-Le"), "broke off"),
+    "hangs up in the body": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"), "broke off"),
+    "half-closed": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", then_close=False), "time"),
+    "no HTTP at all": (says(b"220 mail.example ESMTP\r\n\r\n"), "no HTTP"),
+    "binary": (says(os.urandom(3000) + b"\r\n\r\n"), ""),
+    "headers without end": (says(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000), "without an end"),
+    "200 with garbage": (says(http("200 OK", b"<html>login</html>")), "no reply of a controller"),
+    "200 with a huge answer": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * 9_000_000), "limit"),
+    "a length that is none": (says(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}"), "length"),
+    "a chunk that is none": (says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}"), "length"),
+    "a redirect": (says(http("302 Found", b"", "Location: http://127.0.0.1:1/")), "302"),
+    "an error of its own": (says(http("500 Internal Server Error", b"oops")), "500"),
+    "too busy": (says(http("429 Too Many Requests", b"", "Retry-After: 0")), "429"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_server_that_misbehaves_holds_up_nobody_and_the_report_comes_again_as_it_was(name: str) -> None:
+    behave, words = BAD[name]
+    server = Server(behave, FINE)
+    counts: Counter[str] = Counter()
+    sender = Sender(
+        server.url, Spool(10**6, 60), count=lambda outcome: counts.update([outcome]), answer_s=PATIENCE_S
+    )
+    sender.start()
+    try:
+        began = time.monotonic()
+        sender.put(report(1))
+        sender.put(report(2))
+        assert time.monotonic() - began < 0.2  # the loop never waits
+        end = time.monotonic() + 10
+        while not sender.problem and time.monotonic() < end:
+            time.sleep(0.002)
+        problem = sender.problem
+        while counts["sent"] < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert words in problem
+        assert server.sequences() == [1, 1, 2]
+        assert counts == {"failed": 1, "sent": 2}
+    finally:
+        sender.stop()
+        server.close()
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "413 Content Too Large", "403 Forbidden"])
+def test_a_report_that_is_refused_for_good_is_dropped_and_the_next_one_sent(status: str) -> None:
+    server = Server(says(http(status, b"no", "Connection: close")), FINE)
+    counts: Counter[str] = Counter()
+    sender = Sender(server.url, Spool(10**6, 60), count=lambda outcome: counts.update([outcome]))
+    sender.start()
+    sender.put(report(1))
+    sender.put(report(2))
+    sender.stop()
+    server.close()
+    assert server.sequences() == [1, 2]
+    assert counts == {"rejected": 1, "sent": 1}
+
+
+def test_a_controller_that_asks_for_patience_gets_it() -> None:
+    server = Server(says(http("503 Service Unavailable", b"", "Retry-After: 2")), FINE)
+    sender = Sender(server.url, Spool(10**6, 60))
+    sender.start()
+    sender.put(report(1))
+    began = time.monotonic()
+    assert wait_readable([sender.fileno()], 10)
+    assert time.monotonic() - began > 1.8
+    sender.stop()
+    server.close()
+
+
+def test_a_connection_is_kept_and_one_that_the_server_has_closed_costs_no_failure(
+    controller: Controller,
+) -> None:
+    counts: Counter[str] = Counter()
+    server = Server(says(http("200 OK", b"{}"), then_close=True))  # closes without saying that it will
+    sender = Sender(server.url, Spool(10**6, 60), count=lambda outcome: counts.update([outcome]))
+    sender.start()
+    for sequence in (1, 2, 3):
+        sender.put(report(sequence))
+        time.sleep(0.1)
+    sender.stop()
+    server.close()
+    assert (server.sequences(), counts) == ([1, 2, 3], {"sent": 3})
+
+
+def test_an_answer_in_chunks_and_one_without_length_are_understood() -> None:
+    chunked = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;x=y\r\n{\r\n1\r\n}\r\n0\r\nA: b\r\n\r\n"
+    server = Server(says(chunked), says(b"HTTP/1.0 200 OK\r\n\r\n{}"), FINE)
+    counts: Counter[str] = Counter()
+    sender = Sender(server.url, Spool(10**6, 60), count=lambda outcome: counts.update([outcome]))
+    sender.start()
+    for sequence in (1, 2):
+        sender.put(report(sequence))
+    sender.stop()
+    server.close()
+    assert (server.sequences(), counts) == ([1, 2], {"sent": 2})
+
+
+def test_a_reply_that_says_nothing_new_wakes_nobody_and_is_there_all_the_same(controller: Controller) -> None:
+    controller.reply = Reply(controller_id="c", running=("4",))
+    sender = Sender(controller.url, Spool(10**6, 60))
+    sender.start()
+    sender.put(report(1))
+    assert wait_readable([sender.fileno()], 5)
+    assert sender.replies() == [controller.reply]
+    sender.put(report(2))
+    assert wait_for_reports(controller, 2) == [1, 2]
+    assert not wait_readable([sender.fileno()], 0.2)
+    assert sender.replies() == [controller.reply]
+    controller.reply = Reply(controller_id="c", running=())
+    sender.put(report(3))
+    assert wait_readable([sender.fileno()], 5)
+    sender.stop()
+
+
+def test_a_command_that_comes_twice_wakes_twice(controller: Controller) -> None:
+    sender = Sender(controller.url, Spool(10**6, 60))
+    sender.start()
+    for sequence in (1, 2):
+        sender.put(report(sequence))
+        assert wait_readable([sender.fileno()], 5)
+        assert sender.replies() == [controller.reply]
+    sender.stop()
+
+
+def test_a_name_look_up_that_hangs_holds_up_neither_the_loop_nor_the_end() -> None:
+    for_ever = threading.Event()
+
+    def hang(*_: object, **__: object) -> socket.socket:
+        for_ever.wait(20)
+        raise OSError("never")
+
+    sender = Sender(
+        "http://controller:9765", Spool(1000, 60), connection=Connection("http://controller:9765", 100, hang)
+    )
+    sender.start()
+    began = time.monotonic()
+    for sequence in range(200):
+        sender.put(report(sequence))
+    assert sender.spool_bytes <= 1000
+    sender.stop(0.2)
+    assert time.monotonic() - began < 2
+    for_ever.set()
+
+
+def test_nobody_listens_and_the_spool_stays_within_its_bytes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    counts: Counter[str] = Counter()
+    sender = Sender(url, Spool(5000, 60), count=lambda outcome: counts.update([outcome]))
+    sender.start()
+    for sequence in range(1000):
+        sender.put(report(sequence))
+    assert 0 < sender.spool_bytes <= 5000
+    assert counts["expired"] > 800
+    sender.stop(0.1)
+
+
+def test_a_file_name_that_is_no_utf8_keeps_no_report_from_being_sent() -> None:
+    name = os.fsdecode(b"/shared/caf\xe9.log")
+    odd = replace(report(1), logs=(LogFile(job_id="4", path=name),), problems=("caf\udce9",))
+    assert decode_report(encode(odd)).logs[0].path == "/shared/caf?.log"
+
+
+def test_a_token_of_several_lines_is_no_header(controller: Controller, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\r\nX-Evil: yes")
+    sender = Sender(controller.url, Spool(10**6, 60), str(tmp_path / "token"))
+    sender.start()
+    sender.put(report(1))
+    assert wait_readable([sender.fileno()], 5)
+    assert controller.tokens == [""]
+    sender.stop()
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"HTTP/2 200", b"HTTP/1.1 2000 OK", b"HTTP/1.1 abc", b"HTTP/1.1", b"\xff\xfe"]
+)
+def test_what_is_no_status_line_is_refused(head: bytes) -> None:
+    with pytest.raises(BadAnswer):
+        parse_head(head)
+
+
+@pytest.mark.parametrize(
+    ("text", "base"), [(b"", 10), (b"-1", 10), (b"1_0", 10), (b"a", 10), (b"g", 16), (b"9" * 17, 10)]
+)
+def test_what_is_no_length_is_refused(text: bytes, base: int) -> None:
+    with pytest.raises(BadAnswer):
+        parse_size(text, base)

@@ -137,6 +137,7 @@ class Sender:
         count: Callable[[str], None] = lambda outcome: None,
         now: Callable[[], float] = clock.monotonic,
         connection: Connection | None = None,
+        answer_s: float = ANSWER_S,
     ):
         address = urlsplit(url)
         self._controller = address.netloc
@@ -146,6 +147,7 @@ class Sender:
         self._headers = {"Content-Type": "application/json"}
         self._count = count
         self._now = now
+        self._answer_s = answer_s
         self._lock = threading.Lock()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -277,7 +279,7 @@ class Sender:
     def _send(self, waiting: Waiting) -> tuple[Reply, bool]:
         """One request: the reply, and whether it says anything new. Raises Rejected for good, anything else to be tried again."""
         body = waiting.aged(self._now())
-        response = self._connection.post(self._path, body, self._headers, CONNECT_S, ANSWER_S)
+        response = self._connection.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
         if response.status == 200:
             if response.body == self._last[0] and not self._last[1].commands:
                 return self._last[1], False

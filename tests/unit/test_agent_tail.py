@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.agent.tail import MAX_READ, Lines, Tail, condense, follow, parse_tracker
+from watchdog.agent import log_file, log_place, tail
+from watchdog.agent.log_events import condense
+from watchdog.agent.log_file import Tail
+from watchdog.agent.log_place import Lines
+from watchdog.agent.tail import expand, follow, parse_tracker
 
 
 def steps(items: list[dict[str, Any]]) -> list[int | None]:
@@ -32,7 +40,13 @@ class Log:
 
     def read(self, wall: float | None = None) -> list[dict[str, Any]]:
         self.now += 5
-        return self.tail.read(self.now, wall if wall is not None else self.path.stat().st_mtime)
+        if wall is None:
+            wall = self.path.stat().st_mtime if self.path.exists() else self.now
+        self.tail.look(self.now, wall, {})
+        while self.tail.has_more:
+            self.tail.read(self.now, wall)
+        items, self.left_out = self.tail.take()
+        return items
 
 
 @pytest.fixture
@@ -120,24 +134,10 @@ def test_a_line_of_megabytes_costs_no_memory(log: Log) -> None:
     for _ in range(3):
         log.write("x" * 900_000)
         log.read()
-        assert len(log.tail.lines.pending) <= 70_000
+        assert log.tail.place is not None
+        assert len(log.tail.place.lines.pending) <= log_place.MAX_PENDING
     log.write("\nstep 1/100\n")
     assert steps(log.read()) == [1]
-
-
-def test_a_flood_keeps_the_first_error_and_the_newest_step(log: Log) -> None:
-    log.write("OSError: [Errno 28] No space left on device\n" + "y" * 80 + "\n")
-    log.write(("y" * 99 + "\n") * 40_000 + "step 9/100\n")
-    items = log.read()
-    assert items[0]["pattern"] == "disk_full"
-    assert items[-1]["step"] == 9
-    assert log.tail.dropped >= 4_000_000 - MAX_READ
-
-
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OSError, match="not a regular file"):
-        Tail(str(tmp_path / "fifo")).read(1.0, 1.0)
 
 
 def test_a_missing_file_is_said_and_the_others_are_read(tmp_path: Path) -> None:
@@ -178,10 +178,466 @@ def test_of_much_progress_the_last_and_an_even_choice_stay() -> None:
     assert dropped == 950
 
 
+def test_of_many_errors_the_first_of_each_pattern_stays_wherever_it_stands() -> None:
+    items = [{"kind": "error", "pattern": "nccl_watchdog", "n": n} for n in range(1000)]
+    items[700] = {"kind": "error", "pattern": "disk_full", "n": 700}
+    kept, dropped = condense(items)
+    assert (len(kept), dropped) == (50, 950)
+    assert [item["n"] for item in kept] == [*range(48), 700, 999]
+
+
+# -- what may happen to a file ---------------------------------------------------------------------------------
+
+
+def test_the_rest_of_a_rotated_file_is_read_with_its_last_line(log: Log) -> None:
+    log.write("step 1/100\n")
+    log.read()
+    log.write("step 2/100\nstep 3/100")
+    os.rename(log.path, f"{log.path}.1")
+    log.write("step 4/100\n")
+    assert steps(log.read()) == [2, 3, 4]
+
+
+def test_a_file_copied_and_truncated_loses_nothing_that_comes_after(log: Log) -> None:
+    log.write("step 1/100\n" * 50)
+    log.read()
+    os.truncate(log.path, 0)
+    assert steps(log.read()) == []
+    log.write("step 60/100\n")
+    assert steps(log.read()) == [60]
+
+
+def test_a_file_truncated_and_grown_beyond_the_old_end_between_two_looks_is_read_anew(log: Log) -> None:
+    log.write("begun at 10:00\nstep 80/100\n")
+    log.read()
+    os.truncate(log.path, 0)
+    log.write("begun at 11:30\n" + "".join(f"step {n}/100\n" for n in range(1, 9)))
+    assert steps(log.read()) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_file_rewritten_to_the_same_size_is_read_anew(log: Log) -> None:
+    log.write("run a\nstep 8/9\n")
+    log.read()
+    with open(log.path, "r+b") as file:
+        file.write(b"run b\nstep 1/9\n")
+    os.utime(log.path, ns=(1, 1))
+    assert steps(log.read()) == [1]
+
+
+def test_a_file_that_was_only_touched_says_nothing_twice(log: Log) -> None:
+    log.write("step 8/9\n")
+    log.read()
+    os.utime(log.path, ns=(1, 1))
+    assert log.read() == []
+    assert log.tail.grown_at == log.now - 5
+
+
+def test_bytes_that_are_mended_just_before_our_place_are_no_new_file(log: Log) -> None:
+    log.write("x" * 1000 + "\nstep 7/9\n")
+    log.read()
+    with open(log.path, "r+b") as file:
+        file.seek(900)
+        file.write(b"\0" * 50)
+    log.write("step 8/9\n")
+    assert steps(log.read()) == [8]
+    log.write("step 9/9\n")
+    assert steps(log.read()) == [9]
+
+
+def test_a_writer_that_goes_on_at_its_old_place_after_truncation_leaves_a_hole(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    with open(path, "wb", buffering=0) as writer:
+        log = Log(path)
+        writer.write(b"step 7/9\n" * 1000)
+        log.read()
+        writer.write(b"step 7/9\n" * 1000)
+        log.read()
+        os.truncate(path, 0)
+        writer.write(b"step 8/9\n")
+        assert path.stat().st_size == 18_009
+        assert steps(log.read()) == [8]
+
+
+def test_zeros_at_the_end_are_not_taken_for_text_until_more_follows(log: Log) -> None:
+    """On NFS, what another node is writing shows as zeros until it has arrived."""
+    log.write(b"step 1/9\nst" + b"\0" * 20)
+    assert steps(log.read()) == [1]
+    assert log.tail.lag_bytes == 20
+    with open(log.path, "r+b") as file:
+        file.seek(11)
+        file.write(b"ep 2/9\nstep 3/9\nx\n\n\n")
+    assert steps(log.read()) == [2, 3]
+    assert log.tail.lag_bytes == 0
+
+
+def test_a_hole_in_the_middle_costs_no_line(log: Log) -> None:
+    log.write("step 1/9\n")
+    log.read()
+    os.truncate(log.path, 3_000_000)
+    log.write("step 2/9\n")
+    assert steps(log.read()) == [2]
+
+
+def test_a_file_moved_away_and_back_is_not_read_twice(log: Log) -> None:
+    log.write("step 1/9\n")
+    log.read()
+    os.rename(log.path, f"{log.path}.away")
+    assert log.read() == []
+    assert (log.tail.error or "").startswith("ENOENT")
+    assert log.tail.fd < 0
+    os.rename(f"{log.path}.away", log.path)
+    log.write("step 2/9\n")
+    assert steps(log.read()) == [2]
+    assert log.tail.error is None
+
+
+def test_what_was_written_before_a_file_was_removed_is_read(log: Log) -> None:
+    log.write("step 1/9\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device")
+    os.unlink(log.path)
+    assert [item["pattern"] for item in log.read()] == ["step_of", "traceback", "disk_full"]
+    log.write("step 1/9\n")
+    assert steps(log.read()) == [1]
+
+
+def test_a_link_that_points_elsewhere_is_followed(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text(f"this is {name}\n")
+    (tmp_path / "current").symlink_to("a")
+    log = Log(tmp_path / "current")
+    log.read()
+    log.write("step 1/9\n")
+    os.unlink(log.path)
+    log.path.symlink_to("b")
+    log.write("step 2/9\n")
+    assert steps(log.read()) == [1, 2]
+
+
+def test_a_copy_put_in_place_of_the_file_is_the_same_text(log: Log) -> None:
+    log.write("begun at 10:00\nstep 1/9\n")
+    log.read()
+    copy = log.path.with_suffix(".new")
+    copy.write_bytes(log.path.read_bytes() + b"step 2/9\n")
+    os.rename(copy, log.path)
+    assert steps(log.read()) == [2]
+
+
+@contextmanager
+def somebody() -> Iterator[None]:
+    """As a user who is not root, for whom permissions count."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def test_a_file_that_may_not_be_read_yet_is_read_when_it_may(tmp_path: Path) -> None:
+    os.chmod(tmp_path.parent.parent.parent, 0o755)
+    for directory in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
+        os.chmod(directory, 0o755)
+    log = Log(tmp_path / "x.log")
+    log.write("step 1/9\n")
+    os.chmod(log.path, 0)
+    with somebody():
+        assert log.read() == []
+        assert (log.tail.error or "").startswith("EACCES: Permission denied")
+    os.chmod(log.path, 0o644)
+    with somebody():
+        assert steps(log.read()) == [1]
+    log.write("step 2/9\n")
+    with somebody():
+        assert steps(log.read()) == [2]
+
+
+def test_a_stale_handle_is_opened_anew_and_nothing_is_read_twice(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.write("step 1/9\n")
+    log.read()
+    log.write("step 2/9\n")
+
+    def stale(fd: int, size: int, offset: int) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("watchdog.agent.log_file.os.pread", stale)
+        assert log.read() == []
+    assert log.tail.error == "ESTALE: Stale file handle"
+    assert steps(log.read()) == [2]
+    assert log.tail.error is None
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a socket", "a character device"])
+def test_what_is_no_regular_file_is_never_opened(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.log"
+    log = Log(path)
+    log.write("step 1/9\n")
+    log.read()
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        if kind == "a FIFO":
+            os.mkfifo(path)
+        elif kind == "a directory":
+            path.mkdir()
+        elif kind == "a socket":
+            listener.bind(str(path))
+        else:
+            path.symlink_to("/dev/zero")
+        assert log.read() == []
+        assert log.tail.error == f"it is {kind}, not a regular file"
+        assert log.tail.fd < 0
+
+
+# -- how lines are written -------------------------------------------------------------------------------------
+
+
+def test_windows_line_ends_cut_in_two(log: Log) -> None:
+    log.write(b"step 1/9\r")
+    assert steps(log.read()) == [1]
+    log.write(b"\nstep 2/9\r\n")
+    assert steps(log.read()) == [2]
+
+
+def test_a_bar_of_many_kilobytes_without_a_line_feed(log: Log) -> None:
+    for n in range(1, 2000):
+        log.write(f"\r {n // 20}%|####      | {n}/2000 [00:01<01:39, 1.0s/it]")
+    found = steps(log.read())
+    assert (len(found), found[-1]) == (50, 1998)
+
+
+def test_text_in_utf_16_reads_like_ascii(log: Log) -> None:
+    log.write("step 1/9\nstep 2/9\n".encode("utf-16"))
+    log.read()
+    log.write("step 3/9\n".encode("utf-16-le"))
+    assert steps(log.read()) == [3]
+
+
+def test_the_last_words_of_a_program_may_lack_the_end_of_their_line(log: Log) -> None:
+    log.write("Segmentation fault")
+    assert log.read() == []
+    log.now += log_file.QUIET_S
+    assert [item["pattern"] for item in log.read()] == ["segmentation_fault"]
+    assert log.read() == []
+    log.write(" (core dumped)\nstep 1/9\n")
+    assert steps(log.read()) == [1]
+
+
+def test_a_number_that_is_cut_in_two_is_no_step(log: Log) -> None:
+    log.write("loss: 0.5, step 12")
+    log.read()
+    log.now += 60
+    assert log.read() == []
+    log.write("34\n")
+    assert steps(log.read()) == [1234]
+
+
+# -- floods ----------------------------------------------------------------------------------------------------
+
+
+def ask(state: dict[str, Any], *paths: Path, job: str = "4", **more: Any) -> dict[str, Any]:
+    taken = more.pop("taken", state.get("token"))
+    return follow(
+        {"files": [[job, str(path), None] for path in paths], "trackers": [], "taken": taken, **more}, state
+    )
+
+
+def test_the_first_error_in_the_middle_of_a_flood_is_told_and_what_waits_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "LOOK_BYTES", 1 << 20)
+    path, state = tmp_path / "x.log", dict[str, Any]()
+    path.touch()
+    ask(state, path)
+    cascade = "".join(
+        f"[rank{n % 64}]: Watchdog caught collective operation timeout {n}\n" for n in range(50_000)
+    )
+    path.write_text(cascade + "OSError: [Errno 28] No space left on device\n" + cascade + "step 9/100\n")
+    rows = [ask(state, path)["files"][0]]
+    assert rows[0]["lag"] == path.stat().st_size - rows[0]["offset"] > 0
+    assert rows[0]["offset"] >= 1 << 20
+    assert rows[0]["growth_age_s"] < 5
+    while rows[-1]["lag"]:
+        rows.append(ask(state, path)["files"][0])
+    events = [event for row in rows for event in row["events"]]
+    assert len(rows) >= 6
+    assert {"nccl_watchdog", "disk_full", "step_of"} == {event["pattern"] for event in events}
+    assert len(events) + sum(row["dropped"] for row in rows) == 100_002
+    assert max(len(row["events"]) for row in rows) <= 51
+    assert sum(row["skipped"] for row in rows) == 0
+
+
+def test_far_behind_reading_goes_on_near_the_end_and_says_what_it_passed_over(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "MAX_LAG", 1_000_000)
+    monkeypatch.setattr(log_file, "KEPT_AFTER_SKIP", 100_000)
+    log.write("step 1/9\n" + "nothing\n" * 200_000 + "step 2/9\n")
+    size = log.path.stat().st_size
+    assert steps(log.read()) == [2]
+    assert log.tail.skipped_bytes == size - 100_000
+    assert log.tail.lag_bytes == 0
+
+
+def test_a_flooded_file_does_not_starve_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "LOOK_BYTES", 2 * log_file.READ)
+    paths = [tmp_path / f"{n}.log" for n in range(4)]
+    state: dict[str, Any] = {}
+    for path in paths:
+        path.touch()
+    ask(state, *paths)
+    for path in paths[:3]:
+        path.write_text("y" * 99 + "\n" + "x\n" * 1_000_000)
+    paths[3].write_text("step 1/9\n")
+    assert steps([e for _ in range(2) for e in ask(state, *paths)["files"][3]["events"]]) == [1]
+    offsets = [row["offset"] for row in ask(state, *paths)["files"][:3]]
+    assert min(offsets) >= log_file.READ
+
+
+def test_lines_that_waited_are_as_old_as_the_look_that_saw_them(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    path.touch()
+    one = Tail(str(path))
+    one.look(100.0, 100.0, {})
+    path.write_text("x\n" * log_file.READ + "step 1/9\n" + "x\n" * log_file.READ)
+    one.look(105.0, 105.0, {})
+    one.read(105.0, 105.0)
+    with open(path, "a") as file:
+        file.write("x\n" * log_file.READ + "step 2/9\n")
+    one.look(112.0, 112.0, {})
+    while one.has_more:
+        one.read(112.0, 112.0)
+    assert [(item["step"], item["age_s"]) for item in one.take()[0]] == [(1, 7.0), (2, 0.0)]
+    assert one.grown_at == 112.0
+
+
+def test_hundreds_of_files_give_an_answer_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "MAX_ANSWER_EVENTS", 600)
+    paths = [tmp_path / f"{n}.log" for n in range(300)]
+    state: dict[str, Any] = {}
+    for path in paths:
+        path.touch()
+    ask(state, *paths)
+    for path in paths:
+        path.write_text("".join(f"step {n}/100\n" for n in range(1, 101)))
+    answers = [ask(state, *paths)["files"]]
+    while any(row["lag"] for row in answers[-1]):
+        answers.append(ask(state, *paths)["files"])
+    assert all(sum(len(row["events"]) for row in rows) <= 600 for rows in answers)
+    rows = [row for rows in answers for row in rows if row["events"]]
+    assert [row["events"][-1]["step"] for row in rows] == [100] * 300
+    assert sum(len(row["events"]) + row["dropped"] for row in rows) == 30_000
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+
+def test_one_file_under_two_names_is_counted_once(tmp_path: Path) -> None:
+    out, err, link = tmp_path / "out", tmp_path / "err", tmp_path / "link"
+    out.touch()
+    os.link(out, err)
+    link.symlink_to(out)
+    state: dict[str, Any] = {}
+    ask(state, out, err, link)
+    with open(out, "a") as file:
+        file.write("step 1/9\n")
+    rows = ask(state, out, err, link)["files"]
+    assert [steps(row["events"]) for row in rows] == [[1], [], []]
+    assert [row["offset"] for row in rows] == [9, 9, 9]
+    assert [row["error"] for row in rows] == [None, None, None]
+    os.unlink(out)
+    found = ask(state, out, err, link)["files"]
+    with open(err, "a") as file:
+        file.write("step 2/9\n")
+    found += ask(state, out, err, link)["files"]
+    assert [steps(row["events"]) for row in found] == [[], [], [], [], [2], []]
+
+
+def test_a_file_known_by_its_new_name_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    """A program whose log was renamed writes on to it; its open descriptor shows the new name."""
+    old, new, state = tmp_path / "x.log", tmp_path / "x.log.1", dict[str, Any]()
+    with open(old, "a", buffering=1) as writer:
+        writer.write("begun\nstep 1/9\n")
+        ask(state, old)
+        os.rename(old, new)
+        writer.write("step 2/9\n")
+        assert steps(ask(state, old)["files"][0]["events"]) == [2]
+        writer.write("step 3/9\n")
+        assert steps(ask(state, old, new)["files"][1]["events"]) == [3]
+
+
+def test_two_jobs_that_share_a_file_are_each_told(tmp_path: Path) -> None:
+    path, state = tmp_path / "x.log", dict[str, Any]()
+    path.touch()
+    files = {"files": [["4", str(path), None], ["5", str(path), None]], "trackers": []}
+    follow(files, state)
+    path.write_text("step 1/9\n")
+    assert [steps(row["events"]) for row in follow(files, state)["files"]] == [[1], [1]]
+
+
+def test_what_an_answer_held_that_nobody_took_comes_again(tmp_path: Path) -> None:
+    path, state = tmp_path / "x.log", dict[str, Any]()
+    path.touch()
+    first = ask(state, path)
+    path.write_text("step 1/9\n")
+    late = ask(state, path, taken=first["token"])
+    assert steps(late["files"][0]["events"]) == [1]
+    with open(path, "a") as file:
+        file.write("step 2/9\n")
+    again = ask(state, path, taken=first["token"])
+    assert steps(again["files"][0]["events"]) == [1, 2]
+    assert ask(state, path, taken=again["token"])["files"][0]["events"] == []
+
+
+def test_files_that_are_no_longer_named_are_closed_and_forgotten(tmp_path: Path) -> None:
+    path, state = tmp_path / "x.log", dict[str, Any]()
+    path.write_text("step 1/9\n")
+    ask(state, path)
+    before = len(os.listdir("/proc/self/fd"))
+    ask(state)
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert state["tails"] == state["left"] == {}
+
+
+def test_a_pattern_names_the_files_written_last_and_not_hidden_ones(tmp_path: Path) -> None:
+    for rank in range(30):
+        path = tmp_path / f"rank_{rank}" / "stdout.log"
+        path.parent.mkdir()
+        path.touch()
+        os.utime(path, (1000 + rank, 1000 + rank))
+    (tmp_path / ".rank_1").mkdir()
+    (tmp_path / ".rank_1" / "stdout.log").touch()
+    (tmp_path / "rank_x").touch()
+    found = expand(f"{tmp_path}/rank_*/stdout.log")
+    assert found == [f"{tmp_path}/rank_{rank}/stdout.log" for rank in range(29, 5, -1)]
+    assert expand(f"{tmp_path}/rank_[12]/*.log") == [f"{tmp_path}/rank_{rank}/stdout.log" for rank in (2, 1)]
+    assert expand(f"{tmp_path}/none/*") == []
+
+
+def test_a_pattern_reads_only_so_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "MAX_ENTRIES", 10)
+    for number in range(30):
+        (tmp_path / f"{number}.log").touch()
+    assert len(expand(f"{tmp_path}/*.log")) == 10
+
+
+def test_patterns_are_looked_up_every_so_often(tmp_path: Path) -> None:
+    path, state = tmp_path / "log-0", dict[str, Any]()
+    globs = [["4", f"{tmp_path}/log-*"]]
+    assert ask(state, globs=globs)["globs"] == [["4", f"{tmp_path}/log-*", []]]
+    path.touch()
+    assert ask(state, globs=globs)["globs"] == []
+    state["expanded"]["4", f"{tmp_path}/log-*"] -= tail.EXPAND_EVERY_S
+    assert ask(state, globs=globs)["globs"] == [["4", f"{tmp_path}/log-*", [str(path)]]]
+
+
 @given(st.lists(st.binary(max_size=20)))
 def test_lines_do_not_depend_on_how_the_bytes_were_cut(chunks: list[bytes]) -> None:
     whole, pieces = Lines(), Lines()
     data = b"".join(chunks)
     expected = whole.feed(data + b"\n")
-    found = [line for chunk in chunks for line in pieces.feed(chunk)] + pieces.feed(b"\n")
-    assert found == expected
+    found = b"".join(pieces.feed(chunk) for chunk in [*chunks, b"\n"])
+    assert [line for line in found.split(b"\n") if line] == [line for line in expected.split(b"\n") if line]

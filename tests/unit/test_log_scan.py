@@ -53,6 +53,7 @@ REAL = [
     b"er\x1b[0mror: CUDA er\x1b[1mror\x1b[0m: x",
     b"\x1b]0;title with step 5/10\x07",
     b"\x1b]8;;http://x\x1b\\RuntimeError\x1b]8;;\x1b\\: x",
+    b"OSError: [Errno 28] No space\x1b]0;title\x07 left on device",
     b"CUDA_ERROR_ECC_UNCORRECTABLE",
     b"ConnectionError: will be retried in 5 s",
     b"consumed to\xe2\x84\xaaens: 25600",

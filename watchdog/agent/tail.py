@@ -1,225 +1,211 @@
 """Follows the logs of jobs, in a `files` child that is the job's owner: here, and not in the loop, files are touched.
 
-A file is followed by its inode through rotation, truncation and replacement. What a tick may cost is bounded: MAX_READ bytes a
-file, the newest and the oldest of what is new; what was left out is counted, never silently lost.
+What a look may cost is bounded, in bytes and in CPU time, over all files of the child together: they are read in turns,
+so that one that is flooded does not starve the others. What does not fit waits for the next look and is told as lag;
+only far behind is something skipped, and counted. See watchdog.agent.log_file for one file.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import resource
 import stat
-from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from watchdog import clock
-from watchdog.agent.probe import describe
-from watchdog.model import EventKind
-from watchdog.progress import clean_line, parse_line
+from watchdog.agent.log_events import Item, condense
+from watchdog.agent.log_file import Tail
+from watchdog.agent.log_place import Identity, Place
 
-MAX_READ = 1 << 20
-"""Bytes of one file in one tick. Megatron writes 500 bytes a step; NCCL's debug output has been seen to write 1 MB/s."""
-BACKLOG = 64 * 1024
-"""Where a file is opened in the middle of its life: enough for the last steps of any framework."""
-MAX_PENDING = 64 * 1024
-MAX_EVENTS = 50
-"""Of each kind, a file and a report."""
+LOOK_BYTES = 32 * 1024**2
+LOOK_CPU_S = 0.25
+"""Of one core, each look: a flood may cost 5 % of it at an interval of 5 s, and is then read at some 5 MB/s or more."""
+LOOK_S = 1.0
+"""Wall-clock time of a look on a filesystem that is slow; a child has seconds until it counts as hung."""
+MAX_ANSWER_EVENTS = 3000
+"""In one answer: with lines of 500 characters a few megabytes."""
 MAX_TRACKER = 256
+EXPAND_EVERY_S = 30.0
+MAX_ENTRIES = 4096
+"""Names that are read in directories for one pattern."""
+MAX_MATCHES = 24
+MAGIC = "*?["
 
-Item = dict[str, Any]
-"""One event on its way to the agent: the fields of model.Event without job and source."""
-
-
-@dataclass
-class Lines:
-    """Cuts bytes into lines over the borders of reads. A carriage return ends a line, too: bars are redrawn with it."""
-
-    pending: bytes = b""
-    skipping: bool = False
-    """In the rest of a line that was too long; its beginning has been handed out."""
-
-    def feed(self, data: bytes) -> list[str]:
-        """The lines that `data` completes."""
-        whole = (self.pending + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, rest = whole.split(b"\n")
-        if lines and self.skipping:
-            lines, self.skipping = lines[1:], False
-        if self.skipping:
-            rest = b""
-        elif len(rest) > MAX_PENDING:
-            lines.append(rest)
-            rest, self.skipping = b"", True
-        # A carriage return at the very end may be the first half of \r\n: an empty line then follows, which says nothing.
-        self.pending = rest
-        return [line[:8192].decode("utf-8", errors="replace") for line in lines if line]
-
-
-@dataclass
-class Tail:
-    """One file of one job."""
-
-    path: str
-    start: int | None = None
-    """Where this run's lines begin, if an earlier run wrote the file, too: known to the controller."""
-    fd: int = -1
-    identity: tuple[int, int] | None = None
-    position: int = 0
-    lines: Lines = field(default_factory=Lines)
-    grown_at: float | None = None
-    """Monotonic clock; before it was seen to grow, from the file's modification time."""
-    last_steps: dict[str, int] = field(default_factory=dict)
-    dropped: int = 0
-
-    def read(self, now: float, wall: float) -> list[Item]:
-        """What is new, as events. Raises OSError."""
-        self.dropped = 0
-        about = os.stat(self.path)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(None, "not a regular file")
-        items: list[Item] = []
-        if (about.st_dev, about.st_ino) != self.identity:
-            first = self.identity is None
-            if not first:
-                items += self._drain(now)  # the rest of what was moved away
-            self._open(first)
-            if first and self.start is None:
-                return self._backlog(now, wall)
-        return self._condensed(items + self._drain(now))
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd = -1
-
-    def _open(self, first: bool) -> None:
-        self.close()
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        about = os.fstat(self.fd)
-        if not stat.S_ISREG(about.st_mode):
-            self.close()
-            raise OSError(None, "not a regular file")
-        self.identity = (about.st_dev, about.st_ino)
-        self.position, self.lines = 0, Lines()
-        if first and self.start is not None:
-            self.position = self.start if self.start <= about.st_size else 0
-        elif first:
-            self.position = max(0, about.st_size - BACKLOG)
-            self.lines = Lines(skipping=self.position > 0)
-
-    def _backlog(self, now: float, wall: float) -> list[Item]:
-        """The end of a file that is seen for the first time: where the job stands, dated no younger than the file."""
-        about = os.fstat(self.fd)
-        age_s = max(0.0, wall - about.st_mtime)
-        self.grown_at = now - age_s
-        items = self._parse(os.pread(self.fd, about.st_size - self.position, self.position))
-        self.position = about.st_size
-        last_step = max(
-            (at for at, item in enumerate(items) if item["kind"] == EventKind.PROGRESS), default=-1
-        )
-        kept = [
-            item
-            for at, item in enumerate(items)
-            # What stands before the newest step is over: an old error, an evaluation that ended.
-            if at >= last_step or item is _last(items, EventKind.CHECKPOINT)
-        ]
-        return self._condensed([{**item, "age_s": age_s, "backlog": True} for item in kept])
-
-    def _drain(self, now: float) -> list[Item]:
-        if self.fd < 0:
-            return []
-        size = os.fstat(self.fd).st_size
-        if size < self.position:
-            self.position, self.lines = 0, Lines()
-        if size == self.position:
-            return []
-        self.grown_at = now
-        new = size - self.position
-        if new <= MAX_READ:
-            items = self._parse(os.pread(self.fd, new, self.position))
-        else:
-            items = self._parse(os.pread(self.fd, MAX_READ // 2, self.position))
-            self.lines = Lines(skipping=True)
-            items += self._parse(os.pread(self.fd, MAX_READ // 2, size - MAX_READ // 2))
-            self.dropped += new - MAX_READ
-        self.position = size
-        return items
-
-    def _parse(self, data: bytes) -> list[Item]:
-        items = []
-        for line in self.lines.feed(data):
-            fact = parse_line(line)
-            if fact is None:
-                continue
-            if fact.kind is EventKind.PROGRESS and fact.step is not None:
-                if self.last_steps.get(fact.pattern) == fact.step:
-                    continue  # a bar that was redrawn
-                self.last_steps[fact.pattern] = fact.step
-            items.append(
-                {
-                    "kind": fact.kind.value, "age_s": 0.0, "line": clean_line(line), "step": fact.step,
-                    "total_steps": fact.total_steps, "step_s": fact.step_s, "loss": fact.loss, "phase": fact.phase,
-                    "pattern": fact.pattern, "rank": fact.rank,
-                }
-            )  # fmt: skip
-        return items
-
-    def _condensed(self, items: list[Item]) -> list[Item]:
-        kept, left_out = condense(items)
-        self.dropped += left_out
-        return kept
-
-
-def _last(items: list[Item], kind: EventKind) -> Item | None:
-    return next((item for item in reversed(items) if item["kind"] == kind), None)
-
-
-def condense(items: list[Item], limit: int = MAX_EVENTS) -> tuple[list[Item], int]:
-    """At most `limit` events of each kind, in order, and how many were left out.
-
-    Of progress the last and an even choice of the others stay; of errors, phases and checkpoints the first ones, for the cause
-    comes before its consequences, and the last.
-    """
-    keep: set[int] = set()
-    for kind in EventKind:
-        at = [index for index, item in enumerate(items) if item["kind"] == kind]
-        if len(at) > limit:
-            if kind is EventKind.PROGRESS:
-                step = len(at) / limit
-                at = [at[min(len(at) - 1, int((place + 1) * step) - 1)] for place in range(limit - 1)] + at[
-                    -1:
-                ]
-            else:
-                at = at[: limit - 1] + at[-1:]
-        keep.update(at)
-    kept = [item for index, item in enumerate(items) if index in keep]
-    return kept, len(items) - len(kept)
+Key = tuple[str, str]
+"""Job and path."""
 
 
 def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """One look at all files of this child. Given {"files": [[job, path, start or None]…], "trackers": [[job, path]…]}.
+    """One look at all files of this child.
 
-    Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset}…], "trackers": [{job, path, step, age_s}…]}; a tracker is in
-    it only when its step has changed. Files that are no longer named are closed.
+    Given {"files": [[job, path, start or None]…], "globs": [[job, pattern]…], "trackers": [[job, path]…], "taken": token}.
+    Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset, lag, skipped}…], "token": …,
+    "globs": [[job, pattern, [path…]]…], "trackers": [{job, path, step, age_s}…]}; patterns and trackers are in it only
+    when they were looked up anew or their step has changed. Files that are no longer named are closed.
+
+    What was in an answer that nobody took (the child had counted as hung) comes again with the next: `taken` is the
+    token of the last answer that was.
     """
     now, wall = clock.monotonic(), clock.wall()
-    tails: dict[tuple[str, str], Tail] = state.setdefault("tails", {})
-    starts = {(job, path): start for job, path, start in args["files"]}
-    wanted = list(starts)
-    for key in [key for key in tails if key not in wanted]:
-        tails.pop(key).close()
-    files = []
-    for key in wanted:
-        tail = tails.setdefault(key, Tail(key[1], starts[key]))
-        error, events = None, []
-        try:
-            events = tail.read(now, wall)
-        except OSError as problem:
-            error = describe(problem) if problem.errno else str(problem.strerror)
-        age_s = None if tail.grown_at is None else max(0.0, now - tail.grown_at)
-        files.append(
-            {"job": key[0], "path": key[1], "growth_age_s": age_s, "error": error, "events": events,
-             "dropped": tail.dropped, "offset": tail.position if tail.fd >= 0 else None}
-        )  # fmt: skip
-    return {"files": files, "trackers": _read_trackers(args["trackers"], state, wall)}
+    tails = _tails(args["files"], state)
+    twins = _look(tails, now, wall)
+    _read_in_turns(tails, state, now, wall)
+    news = {key: tail.take() for key, tail in tails.items()}
+    if args.get("taken", state.get("token")) != state.get("token"):
+        news = _with_untaken(news, state, now)
+    _bound(news)
+    state["number"] = state.get("number", 0) + 1
+    state["token"] = f"{os.getpid()}:{state['number']}"
+    state["untaken"] = {key: each for key, each in news.items() if each[0] or each[1]}
+    state["untaken_at"] = now
+    return {
+        "files": [_row(key, tail, twins.get(key, tail), news[key], now) for key, tail in tails.items()],
+        "token": state["token"],
+        "globs": _expand_all(args.get("globs", []), state, now),
+        "trackers": _read_trackers(args["trackers"], state, wall),
+    }
+
+
+def _tails(files: list[list[Any]], state: dict[str, Any]) -> dict[Key, Tail]:
+    """The tails of what is to be followed, in its order; those of other names are closed."""
+    before: dict[Key, Tail] = state.setdefault("tails", {})
+    left: dict[str, dict[Identity, Place]] = state.setdefault("left", {})
+    jobs = {job for job, _, _ in files}
+    tails = {}
+    for job, path, start in files:
+        tail = before.pop((job, path), None)
+        tails[job, path] = tail or Tail(path, start, left.setdefault(job, {}))
+    for tail in before.values():
+        tail.close()
+    for job in [job for job in left if job not in jobs]:
+        del left[job]
+    state["tails"] = tails
+    return tails
+
+
+def _look(tails: dict[Key, Tail], now: float, wall: float) -> dict[Key, Tail]:
+    """Looks at each; returns for those that name a file of the same job once more the tail that reads it."""
+    held: dict[str, dict[Identity, Tail]] = {}
+    for (job, _), tail in tails.items():
+        if tail.identity is not None:
+            held.setdefault(job, {})[tail.identity] = tail
+    twins = {}
+    for (job, path), tail in tails.items():
+        twin = tail.look(now, wall, held.setdefault(job, {}))
+        if twin is not None:
+            twins[job, path] = twin
+    return twins
+
+
+def _read_in_turns(tails: dict[Key, Tail], state: dict[str, Any], now: float, wall: float) -> None:
+    """Reads block after block, one of each file that has more, until nothing is left or the look has cost enough.
+
+    The files that were not reached the last time come first.
+    """
+    waiting = [key for key, tail in tails.items() if tail.has_more]
+    late = {key: place for place, key in enumerate(state.get("late", ()))}
+    waiting.sort(key=lambda key: late.get(key, len(late)))
+    cpu_end_s, read_bytes = _cpu_s() + LOOK_CPU_S, 0
+    while waiting:
+        if read_bytes >= LOOK_BYTES or _cpu_s() >= cpu_end_s or clock.monotonic() >= now + LOOK_S:
+            break
+        key = waiting.pop(0)
+        read_bytes += tails[key].read(now, wall)
+        if tails[key].has_more:
+            waiting.append(key)
+    state["late"] = waiting
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _with_untaken(
+    news: dict[Key, tuple[list[Item], int]], state: dict[str, Any], now: float
+) -> dict[Key, tuple[list[Item], int]]:
+    older_s = now - state.get("untaken_at", now)
+    for key, (items, left_out) in state.get("untaken", {}).items():
+        if key in news:
+            aged = [{**item, "age_s": item["age_s"] + older_s} for item in items]
+            kept, more = condense(aged + news[key][0])
+            news[key] = (kept, left_out + news[key][1] + more)
+    return news
+
+
+def _bound(news: dict[Key, tuple[list[Item], int]]) -> None:
+    """Keeps an answer small: many files in flood get less room each."""
+    if sum(len(items) for items, _ in news.values()) <= MAX_ANSWER_EVENTS:
+        return
+    talking = sum(1 for items, _ in news.values() if items)
+    limit = max(2, MAX_ANSWER_EVENTS // (4 * talking))
+    for key, (items, left_out) in news.items():
+        kept, more = condense(items, limit)
+        news[key] = (kept, left_out + more)
+
+
+def _row(key: Key, tail: Tail, reader: Tail, news: tuple[list[Item], int], now: float) -> dict[str, Any]:
+    age_s = None if reader.grown_at is None else max(0.0, now - reader.grown_at)
+    offset = reader.place.position if reader.fd >= 0 and reader.place is not None else None
+    return {
+        "job": key[0], "path": key[1], "growth_age_s": age_s, "error": tail.error, "events": news[0],
+        "dropped": news[1], "offset": offset, "lag": reader.lag_bytes, "skipped": tail.skipped_bytes,
+    }  # fmt: skip
+
+
+def _expand_all(globs: list[list[str]], state: dict[str, Any], now: float) -> list[Any]:
+    done: dict[tuple[str, str], float] = state.setdefault("expanded", {})
+    found = []
+    for job, pattern in globs:
+        if now - done.get((job, pattern), float("-inf")) >= EXPAND_EVERY_S:
+            done[job, pattern] = now
+            found.append([job, pattern, expand(pattern)])
+    for key in [key for key in done if list(key) not in globs]:
+        del done[key]
+    return found
+
+
+def expand(pattern: str) -> list[str]:
+    """The files that an absolute pattern with `*`, `?`, `[…]` names: at most MAX_MATCHES, the last written ones.
+
+    Of each directory's names at most MAX_ENTRIES are read; directories that cannot be read hold nothing. `*` matches no
+    slash and, as in a shell, no name that begins with a dot.
+    """
+    paths, entries = ["/"], MAX_ENTRIES
+    for part in pattern.strip("/").split("/"):
+        if not any(sign in part for sign in MAGIC):
+            paths = [os.path.join(path, part) for path in paths]
+            continue
+        matches: list[str] = []
+        for path in paths:
+            names = _names(path, entries)
+            entries -= len(names)
+            matches += [os.path.join(path, name) for name in names if _matches(name, part)]
+        paths = matches
+    dated = sorted((-modified, path) for path in paths if (modified := _modified(path)) is not None)
+    return [path for _, path in dated[:MAX_MATCHES]]
+
+
+def _names(path: str, limit: int) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in islice(entries, max(0, limit))]
+    except OSError:
+        return []
+
+
+def _matches(name: str, part: str) -> bool:
+    return fnmatch.fnmatchcase(name, part) and (part.startswith(".") or not name.startswith("."))
+
+
+def _modified(path: str) -> float | None:
+    try:
+        about = os.stat(path)
+    except OSError:
+        return None
+    return about.st_mtime if stat.S_ISREG(about.st_mode) else None
 
 
 def _read_trackers(wanted: list[list[str]], state: dict[str, Any], wall: float) -> list[dict[str, Any]]:

@@ -17,12 +17,14 @@ from msgspec.structs import replace
 from watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
 from watchdog.agent.mounts import Mount, mount_of
 from watchdog.agent.probe import Answer, Probes
+from watchdog.agent.tail import MAGIC
 from watchdog.model import Event, EventKind, JobWatch, LogFile, Process, Role
 
-MAX_FILES = 16
-"""Logs of one job that are followed on one node: standard output and error, and a file of the trainer or two."""
+MAX_FILES = 24
+"""Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and some more."""
 MAX_TRACKERS = 4
 MAX_WAITING_EVENTS = 5000
+"""In one report; of more, progress goes first, and of that the oldest."""
 LIST_EVERY_S = 30.0
 MAX_LISTED = 128
 """Processes whose open files are listed at once."""
@@ -38,6 +40,22 @@ class _Job:
     uid: int
     seen_at: float
     opened: list[str] = field(default_factory=list)
+    found: dict[str, list[str]] = field(default_factory=dict)
+    """What stands for each pattern with wildcards."""
+    left_out: list[str] = field(default_factory=list)
+    """Logs that are not followed, for there are too many."""
+
+
+@dataclass
+class _Plan:
+    """What one child is asked in one look."""
+
+    files: list[list[str | int | None]] = field(default_factory=list)
+    globs: list[list[str]] = field(default_factory=list)
+    trackers: list[list[str]] = field(default_factory=list)
+
+    def question(self, taken: str | None) -> dict[str, Any]:
+        return {"files": self.files, "globs": self.globs, "trackers": self.trackers, "taken": taken}
 
 
 @dataclass
@@ -55,6 +73,8 @@ class JobLogs:
     dropped: int = 0
     _recent: dict[tuple[str, str, EventKind, str], deque[tuple[float, Event]]] = field(default_factory=dict)
     _rows: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
+    _taken: dict[str, str] = field(default_factory=dict)
+    """Of each child, the token of the last answer that was taken: what was in a later one comes again."""
     _events: list[tuple[float, Event]] = field(default_factory=list)
     _listed_at: float = float("-inf")
     _listed_for: frozenset[tuple[int, int]] = frozenset()
@@ -76,7 +96,7 @@ class JobLogs:
         if requests:
             self.probes.settle(SETTLE_S, requests)
         followed, hung = self._follow(now, environs, deadline_s)
-        rows = tuple(self._row(key, now, hung.get(key)) for key in followed)
+        rows = tuple(self._row(key, now, hung.get(key)) for key in followed) + self._left_out()
         self._rows = {key: row for key, row in self._rows.items() if key in followed}
         events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
         dropped, self.dropped = self.dropped, 0
@@ -145,41 +165,55 @@ class JobLogs:
             values["user"] = environ["SLURM_JOB_USER"]
         if environ.get("SLURM_SUBMIT_DIR"):
             values["workdir"] = environ["SLURM_SUBMIT_DIR"]
+        job = self.jobs[job_id]
         for pattern in self.patterns:
             try:
-                paths.append(pattern.format_map(values))
+                path = pattern.format_map(values)
             except KeyError:
                 continue  # the job's environment is not known (yet)
-        paths += self.jobs[job_id].opened
-        return list(dict.fromkeys(path for path in paths if path.startswith("/")))[:MAX_FILES]
+            if any(sign in path for sign in MAGIC):
+                paths += job.found.setdefault(path, [])
+            else:
+                paths.append(path)
+        paths += job.opened
+        named = list(dict.fromkeys(path for path in paths if path.startswith("/")))
+        job.left_out = named[MAX_FILES:]
+        return named[:MAX_FILES]
 
     # -- reading them ------------------------------------------------------------------------------------------
 
     def _follow(
         self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float
     ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
-        plan: dict[tuple[str, int], dict[str, list[list[str | int | None]]]] = {}
+        plan: dict[tuple[str, int], _Plan] = {}
         followed, hung = [], {}
-        for job_id in self.jobs:
+        for job_id, job in self.jobs.items():
             uid = self.owner_of(job_id)
-            known = self.watch.get(job_id)
-            starts = dict(known.log_offsets) if known is not None else {}
+            watch = self.watch.get(job_id)
+            starts = dict(watch.log_offsets) if watch is not None else {}
             for path in self._paths(job_id, environs.get(job_id, {})):
                 key = self.key_of(path, uid)
-                plan.setdefault((key, uid), {"files": [], "trackers": []})["files"].append(
-                    [job_id, path, starts.get(path)]
-                )
+                start = self._read_so_far((job_id, path), starts.get(path))
+                plan.setdefault((key, uid), _Plan()).files.append([job_id, path, start])
                 followed.append((job_id, path))
                 since_s = self.probes.hung_since(key, now)
                 if since_s is not None:
                     hung[job_id, path] = f"its filesystem has not answered for {since_s:.0f} s"
-            watch = self.watch.get(job_id)
+            for pattern in job.found:
+                plan.setdefault((self.key_of(pattern, uid), uid), _Plan()).globs.append([job_id, pattern])
             for path in (watch.checkpoint_trackers if watch else ())[:MAX_TRACKERS]:
-                key = self.key_of(path, uid)
-                plan.setdefault((key, uid), {"files": [], "trackers": []})["trackers"].append([job_id, path])
+                plan.setdefault((self.key_of(path, uid), uid), _Plan()).trackers.append([job_id, path])
         requests = [
-            self.probes.ask(key, "follow", args, deadline_s, now, partial(self._take_look, now), uid)
-            for (key, uid), args in plan.items()
+            self.probes.ask(
+                key,
+                "follow",
+                each.question(self._taken.get(key)),
+                deadline_s,
+                now,
+                partial(self._take_look, now),
+                uid,
+            )
+            for (key, uid), each in plan.items()
         ]
         self.probes.settle(SETTLE_S, [request for request in requests if request is not None])
         for key in self.probes.names():
@@ -189,11 +223,18 @@ class JobLogs:
                 and not key.endswith(":0")
             ):
                 self.probes.retire(key)  # closes what it held open: a filesystem must stay unmountable
+        self._taken = {key: token for key, token in self._taken.items() if any(key == k for k, _ in plan)}
         return followed, hung
+
+    def _read_so_far(self, key: tuple[str, str], start: int | None) -> int | None:
+        """Where a new child is to go on: an earlier one may have ended."""
+        row = self._rows.get(key)
+        return row[0].offset if row is not None and row[0].offset is not None else start
 
     def _take_look(self, asked_at: float, answer: Answer) -> None:
         if answer.error is not None:
-            return  # timed out: rows say so while it hangs
+            return  # timed out: rows say so while it hangs, and what it read comes with its next answer
+        self._taken[answer.key] = answer.value["token"]
         for each in answer.value["files"]:
             key = (each["job"], each["path"])
             row = LogFile(
@@ -202,21 +243,33 @@ class JobLogs:
                 growth_age_s=each["growth_age_s"],
                 error=each["error"],
                 offset=each["offset"],
+                lag_bytes=each["lag"],
+                skipped_bytes=each["skipped"],
             )
             self._rows[key] = (row, asked_at)
             self.dropped += each["dropped"]
             for item in each["events"]:
                 self._take_event(asked_at, _event(key, item))
+        for job_id, pattern, paths in answer.value["globs"]:
+            if job_id in self.jobs and pattern in self.jobs[job_id].found:
+                self.jobs[job_id].found[pattern] = paths
         for each in answer.value["trackers"]:
             event = Event(
                 kind=EventKind.CHECKPOINT, job_id=each["job"], source=each["path"], step=each["step"],
                 age_s=each["age_s"], pattern="tracker",
             )  # fmt: skip
             self._take_event(asked_at, event)
+        self._drop_excess()
+
+    def _drop_excess(self) -> None:
         excess = len(self._events) - MAX_WAITING_EVENTS
         if excess > 0:
             self.dropped += excess
-            del self._events[:excess]
+            order = sorted(
+                range(len(self._events)), key=lambda at: self._events[at][1].kind is not EventKind.PROGRESS
+            )
+            gone = set(order[:excess])
+            self._events = [each for at, each in enumerate(self._events) if at not in gone]
 
     def _take_event(self, at: float, event: Event) -> None:
         """Notes an event for the next report and, as the recent past, for a controller that comes later."""
@@ -241,6 +294,18 @@ class JobLogs:
         if key not in self._rows and not hung:
             return replace(row, error="not read yet")
         return replace(row, growth_age_s=age_s, error=hung or row.error)
+
+    def _left_out(self) -> tuple[LogFile, ...]:
+        """A row for each job with too many logs: it names the first that is not followed."""
+        return tuple(
+            LogFile(
+                job_id=job_id,
+                path=job.left_out[0],
+                error=f"not followed, like {len(job.left_out) - 1} more: at most {MAX_FILES} logs of a job are on one node",
+            )
+            for job_id, job in self.jobs.items()
+            if job.left_out
+        )
 
     # -- mounts ------------------------------------------------------------------------------------------------
 

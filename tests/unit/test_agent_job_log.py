@@ -1,0 +1,221 @@
+"""The logs of jobs, read by real children: which files, several mounts of which one hangs, children that die, limits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from watchdog import clock
+from watchdog.agent import tail
+from watchdog.agent.collectors import job_log
+from watchdog.agent.collectors.job_log import MAX_FILES, JobLogs
+from watchdog.agent.mounts import Mount
+from watchdog.agent.probe import Probes
+from watchdog.model import Event, EventKind, JobWatch, LogFile, Process, Role
+
+ROOT = Mount("/", "ext4", "/dev/sda1")
+
+
+def no_mounts(args: Any, state: dict[str, Any]) -> list[list[str]]:
+    return []
+
+
+def list_open(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:
+    """The processes of these tests have the files open that their job's name says."""
+    return {job_id: job_id.split("+")[1:] for job_id, _, _ in args}
+
+
+class Node:
+    """An agent's share of logs, with real children and a clock that follows the real one."""
+
+    def __init__(self, mounts: tuple[Mount, ...] = (ROOT,), patterns: tuple[str, ...] = ()):
+        self.probes = Probes({"follow": tail.follow, "list_mounts": no_mounts, "list_open_logs": list_open})
+        self.logs = JobLogs(self.probes, mounts, "n1", patterns, become_owner=False)
+        self.events: list[Event] = []
+        self.dropped = 0
+        self.skew_s = 0.0
+
+    def watch(self, *paths: Path, job_id: str = "4") -> None:
+        watch = JobWatch(job_id=job_id, restarts=0, uid=os.getuid(), log_paths=tuple(map(str, paths)))
+        self.logs.watch = {**self.logs.watch, job_id: watch}
+
+    def collect(self, processes: tuple[Process, ...] = (), deadline_s: float = 10.0) -> list[LogFile]:
+        now = clock.monotonic() + self.skew_s
+        environs = {job_id: {"SLURM_JOB_USER": "ann"} for job_id in self.logs.watch}
+        rows, events, dropped = self.logs.collect(now, processes, environs, deadline_s)
+        self.events += events
+        self.dropped += dropped
+        return list(rows)
+
+    def until(self, condition: Callable[[list[LogFile]], bool], deadline_s: float = 10.0) -> list[LogFile]:
+        """Collects until the rows are as they should be."""
+        for _ in range(200):
+            rows = self.collect(deadline_s=deadline_s)
+            if condition(rows):
+                return rows
+            time.sleep(0.02)
+        raise AssertionError(f"still {rows}")
+
+    def pid_of(self, key: str) -> int:
+        return int(self.logs._taken[key].split(":")[0])
+
+    def steps(self, *, backlog: bool = False) -> list[int | None]:
+        return [event.step for event in self.events if event.backlog == backlog]
+
+
+@pytest.fixture
+def make_node() -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def make(*args: Any, **kwargs: Any) -> Node:
+        nodes.append(Node(*args, **kwargs))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.probes.close()
+
+
+def write(path: Path, text: str) -> None:
+    with open(path, "a") as file:
+        file.write(text)
+
+
+def process(job_id: str, pid: int = 100) -> Process:
+    return Process(
+        pid=pid, start_ticks=1, job_id=job_id, role=Role.RANK, comm="python", state="S", uid=os.getuid()
+    )
+
+
+def two_mounts(tmp_path: Path) -> tuple[Mount, ...]:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    return (ROOT, Mount(f"{tmp_path}/a", "nfs4", "server:/a"), Mount(f"{tmp_path}/b", "nfs4", "server:/b"))
+
+
+def test_a_mount_that_does_not_answer_holds_its_logs_alone_and_loses_none_of_their_lines(
+    tmp_path: Path, make_node: Callable[..., Node]
+) -> None:
+    node = make_node(two_mounts(tmp_path))
+    a, b = tmp_path / "a" / "x.log", tmp_path / "b" / "x.log"
+    write(a, "step 1/9\n")
+    write(b, "step 101/900\n")
+    node.watch(a, b)
+    node.until(lambda rows: all(row.offset for row in rows))
+    pid = node.pid_of(f"files:{tmp_path}/a:self")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        write(a, "step 2/9\n")
+        write(b, "step 102/900\n")
+        hung = node.until(lambda rows: "has not answered" in (rows[0].error or ""), deadline_s=0.2)
+        assert hung[1].error is None
+        write(a, "step 3/9\n")
+        write(b, "step 103/900\n")
+        node.until(lambda rows: rows[1].offset == b.stat().st_size)
+        assert node.steps() == [102, 103]
+        assert [probe.probe for probe in node.probes.hung(clock.monotonic())] == [f"files:{tmp_path}/a:self"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    write(a, "step 4/9\n")
+    back = node.until(lambda rows: rows[0].offset == a.stat().st_size and rows[0].error is None)
+    assert back[0].lag_bytes == 0
+    node.collect()
+    assert sorted(step or 0 for step in node.steps()) == [2, 3, 4, 102, 103]
+
+
+def test_a_child_that_was_killed_is_followed_by_one_that_goes_on_where_it_was(
+    tmp_path: Path, make_node: Callable[..., Node]
+) -> None:
+    node, path = make_node(), tmp_path / "x.log"
+    write(path, "step 1/9\n")
+    node.watch(path)
+    node.until(lambda rows: rows[0].offset == 9)
+    os.kill(node.pid_of("files:/:self"), signal.SIGKILL)
+    write(path, "step 2/9\n")
+    node.until(lambda rows: rows[0].offset == 18)
+    assert node.steps(backlog=True) == [1]
+    assert node.steps() == [2]
+
+
+def test_a_pattern_with_wildcards_finds_the_logs_of_ranks(
+    tmp_path: Path, make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank_{rank}").mkdir()
+        write(tmp_path / f"rank_{rank}" / "stdout.4.log", "begun\n")
+    node = make_node(patterns=(f"{tmp_path}/rank_*/stdout.{{job_id}}.log", f"{tmp_path}/{{workdir}}/x.log"))
+    node.watch()
+    rows = node.until(lambda rows: len(rows) == 3 and all(row.offset for row in rows))
+    assert sorted(row.path for row in rows) == [f"{tmp_path}/rank_{rank}/stdout.4.log" for rank in range(3)]
+    write(tmp_path / "rank_1" / "stdout.4.log", "step 1/9\n")
+    node.until(lambda rows: node.steps() == [1])
+    assert node.events[-1].source == f"{tmp_path}/rank_1/stdout.4.log"
+
+
+def test_an_open_file_that_is_the_jobs_output_is_counted_once(
+    tmp_path: Path, make_node: Callable[..., Node]
+) -> None:
+    out, err = tmp_path / "x.out", tmp_path / "x.err"
+    write(out, "begun\n")
+    os.link(out, err)
+    node, job_id = make_node(), f"4+{err}"
+    node.watch(out, job_id=job_id)
+    node.collect((process(job_id),))
+    node.until(lambda rows: len(rows) == 2 and all(row.offset == 6 for row in rows))
+    write(err, "step 1/9\n")
+    rows = node.until(lambda rows: all(row.offset == 15 for row in rows))
+    assert node.steps() == [1]
+    assert [row.error for row in rows] == [None, None]
+
+
+def test_logs_beyond_the_limit_are_named_in_a_row(tmp_path: Path, make_node: Callable[..., Node]) -> None:
+    paths = [tmp_path / f"{number}.log" for number in range(MAX_FILES + 3)]
+    for path in paths:
+        path.touch()
+    node = make_node()
+    node.watch(*paths)
+    rows = node.until(lambda rows: rows[0].offset is not None)
+    assert len(rows) == MAX_FILES + 1
+    assert rows[-1].path == str(paths[MAX_FILES])
+    assert rows[-1].error == f"not followed, like 2 more: at most {MAX_FILES} logs of a job are on one node"
+
+
+def test_of_too_many_events_the_errors_stay(
+    tmp_path: Path, make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_log, "MAX_WAITING_EVENTS", 30)
+    node, path = make_node(), tmp_path / "x.log"
+    path.touch()
+    node.watch(path)
+    node.until(lambda rows: rows[0].offset == 0)
+    write(
+        path,
+        "OSError: [Errno 28] No space left on device\n" + "".join(f"step {n}/99\n" for n in range(1, 41)),
+    )
+    node.until(lambda rows: rows[0].offset == path.stat().st_size)
+    assert [event.kind for event in node.events].count(EventKind.ERROR) == 1
+    assert node.steps()[1:] == list(range(12, 41))
+    assert node.dropped == 11
+
+
+def test_when_the_job_has_ended_its_files_are_let_go(tmp_path: Path, make_node: Callable[..., Node]) -> None:
+    node, path = make_node(two_mounts(tmp_path)), tmp_path / "a" / "x.log"
+    write(path, "step 1/9\n")
+    node.watch(path)
+    node.until(lambda rows: rows[0].offset == 9)
+    pid = node.pid_of(f"files:{tmp_path}/a:self")
+    assert str(path) in {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    node.logs.watch = {}
+    node.skew_s = job_log.KEPT_AFTER_END_S + 1
+    assert node.until(lambda rows: not rows) == []
+    for _ in range(200):
+        if not os.path.exists(f"/proc/{pid}/fd/0"):
+            break
+        time.sleep(0.02)
+    assert f"files:{tmp_path}/a:self" not in node.probes.names()

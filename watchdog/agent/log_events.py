@@ -1,0 +1,46 @@
+"""What was found in a log, as events on their way to the agent: plain dictionaries, few enough for a report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from watchdog.model import EventKind
+from watchdog.progress import LogFact, clean_line
+
+MAX_EVENTS = 50
+"""Of each kind, a file and a report."""
+
+Item = dict[str, Any]
+"""One event: the fields of model.Event without job and source."""
+
+
+def event_item(line: str, fact: LogFact, age_s: float) -> Item:
+    """`line`, which was written `age_s` ago, and what it says."""
+    return {
+        "kind": fact.kind.value, "age_s": age_s, "line": clean_line(line), "step": fact.step,
+        "total_steps": fact.total_steps, "step_s": fact.step_s, "loss": fact.loss, "phase": fact.phase,
+        "pattern": fact.pattern, "rank": fact.rank,
+    }  # fmt: skip
+
+
+def condense(items: list[Item], limit: int = MAX_EVENTS) -> tuple[list[Item], int]:
+    """At most `limit` events of each kind, in order, and how many were left out.
+
+    Of progress the last and an even choice of the others stay; of errors, phases and checkpoints the first of each
+    pattern, for one cause may stand in the middle of another's consequences, the last, and of the others the first ones.
+    """
+    if len(items) <= limit:
+        return items, 0
+    keep: set[int] = set()
+    for kind in EventKind:
+        at = [index for index, item in enumerate(items) if item["kind"] == kind]
+        if len(at) > limit:
+            if kind is EventKind.PROGRESS:
+                at = [at[(place + 1) * len(at) // limit - 1] for place in range(limit)]
+            else:
+                firsts = list({items[index]["pattern"]: index for index in reversed(at)}.values())
+                order = dict.fromkeys([*sorted(firsts), at[-1], *at])
+                at = list(order)[:limit]
+        keep.update(at)
+    kept = [item for index, item in enumerate(items) if index in keep]
+    return kept, len(items) - len(kept)

@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import pytest
 
-from watchdog.agent import checkpoint_files, checkpoints
-from watchdog.agent.checkpoints import look, resolve
+from watchdog.agent import checkpoint_files, checkpoint_judging, checkpoints
+from watchdog.agent.checkpoint_files import resolve
+from watchdog.agent.checkpoints import look
 from watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, CheckpointCollector
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.mounts import Mount
@@ -386,7 +387,10 @@ def test_one_file_written_over_and_over_is_a_checkpoint_without_a_step(place: Pl
     assert row["at_ns"] > first["at_ns"]
 
 
-def test_a_file_of_an_unknown_format_is_complete_when_it_does_not_change_any_more(place: Place) -> None:
+def test_a_file_of_an_unknown_format_is_complete_when_it_does_not_change_any_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_judging, "SETTLES_S", 0.0)
     place.look()
     file = put(place.path / "step_5.pkl")
     assert place.steps() == (None, 5, True)
@@ -401,12 +405,45 @@ def test_a_file_of_an_unknown_format_is_complete_when_it_does_not_change_any_mor
     assert place.steps() == (5, None, False)
 
 
-def test_a_directory_of_an_unknown_layout_settles_but_not_with_a_file_that_is_cut_short(place: Place) -> None:
+def test_a_directory_of_an_unknown_layout_settles_but_not_with_a_file_that_is_cut_short(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_judging, "SETTLES_S", 0.0)
     put_zip(place.path / "step_5" / "model.pt", cut=10)
     assert [place.steps()[0] for _ in range(3)] == [None, None, None]
     put_zip(place.path / "step_5" / "model.pt")
     assert [place.steps() for _ in range(2)] == [(None, 5, True), (5, None, False)]
     assert place.look()["layout"] == "plain"
+
+
+def test_what_does_not_change_between_two_quick_looks_has_not_settled(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(place.path / "step_5.pkl")
+    assert [place.steps()[0] for _ in range(5)] == [None] * 5
+    monkeypatch.setattr(checkpoint_judging, "SETTLES_S", 0.0)
+    assert place.steps()[0] == 5
+
+
+def test_what_had_settled_before_the_first_look_stays_so(place: Place) -> None:
+    age(put(place.path / "step_5.pkl"), 86400)
+    assert [place.steps() for _ in range(3)] == [(5, None, False)] * 3
+
+
+def test_of_two_files_without_a_number_the_one_written_last_counts(place: Place) -> None:
+    age(put_zip(place.path / "last.pt"), 100)
+    put_zip(place.path / "ckpt.pt")
+    assert place.look()["path"] == str(place.path / "ckpt.pt")
+    age(place.path / "ckpt.pt", 200)
+    assert place.look()["path"] == str(place.path / "last.pt")
+
+
+def test_a_date_beside_checkpoints_is_no_checkpoint_that_is_being_written(place: Place) -> None:
+    dcp_begin(place.path, 5)
+    dcp_end(place.path, 5)
+    place.look()
+    put(place.path / "20240101" / "train.log")
+    assert place.steps() == (5, None, False)
 
 
 def test_nothing_is_followed_through_links(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:

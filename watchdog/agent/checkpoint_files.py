@@ -5,6 +5,7 @@ Names are relative to an open directory, and no link is followed.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -21,6 +22,7 @@ MAX_PRINT_FILES = 500
 MAX_NAMES = 64
 MAX_DEPTH = 3
 MAX_SMALL = 256
+MAX_LINKS = 40  # linux/namei.h, MAXSYMLINKS
 MAX_HEADER = 8 << 20
 """Of a safetensors file: its table of tensors, which is some 100 bytes a tensor."""
 
@@ -28,6 +30,7 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 _OFFSETS = re.compile(rb'"data_offsets":\s*\[\d+,\s*(\d{1,18})\]')
+SHARD = ".distcp"
 _ARCHIVES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 
 
@@ -140,14 +143,34 @@ def may_settle(name: str, where: int) -> bool:
     except OSError:
         return False
     try:
-        with os.scandir(fd) as entries:
-            names = [entry.name for entry in islice(entries, MAX_PRINT_FILES)]
-        if any(each.endswith((".distcp", ".tmp", ".part", ".incomplete")) for each in names):
+        names = _first_names(fd)
+        if any(each.endswith((SHARD, ".tmp", ".part", ".incomplete")) for each in names):
             return False
         archives = [each for each in names if each.endswith(_ARCHIVES)][:MAX_NAMES]
         return files_are_whole(tuple(archives), fd) is not False
+    except OSError:
+        return False
     finally:
         os.close(fd)
+
+
+def has_shards(name: str, where: int) -> bool:
+    """Whether a directory holds shards of PyTorch DCP."""
+    try:
+        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=where)
+    except OSError:
+        return False
+    try:
+        return any(each.endswith(SHARD) for each in _first_names(fd))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _first_names(fd: int) -> list[str]:
+    with os.scandir(fd) as entries:
+        return [entry.name for entry in islice(entries, MAX_PRINT_FILES)]
 
 
 def take_print(candidate: Candidate, where: int, max_files: int, check_time: Callable[[], None]) -> Print:
@@ -198,3 +221,52 @@ def _add_directory(
     finally:
         os.close(fd)
     return whole
+
+
+def resolve(path: str, mount: str, others: frozenset[str] = frozenset()) -> tuple[str, bool]:
+    """`path` without links, each read and none followed, and whether that is on `mount` and none of the `others` below it.
+
+    As soon as a link leads away from the mount it ends, for to look further would be to touch another filesystem: then
+    the path may still have links. Raises OSError.
+    """
+    real, links = mount.rstrip("/"), 0
+    if not is_inside(path, mount, others):
+        return path, False
+    parts = [part for part in path[len(real) :].split("/") if part]
+    while parts:
+        part = parts.pop(0)
+        if part in (".", ".."):
+            real = os.path.dirname(real) if part == ".." else real
+            if not is_inside(real or "/", mount, others):
+                return "/".join([real, *parts]), False
+            continue
+        if not is_inside(f"{real}/{part}", mount, others):
+            return "/".join([real, part, *parts]), False
+        target = _read_link(f"{real}/{part}")
+        if target is None:
+            real = f"{real}/{part}"
+            continue
+        if (links := links + 1) > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        parts = [each for each in target.split("/") if each] + parts
+        if target.startswith("/"):
+            real, above = mount.rstrip("/"), [each for each in mount.split("/") if each]
+            if parts[: len(above)] != above:
+                return "/" + "/".join(parts), False
+            parts = parts[len(above) :]
+    return real or "/", True
+
+
+def _read_link(path: str) -> str | None:
+    """Where a link points to; None if it is none. Raises OSError if nothing is there."""
+    try:
+        return os.readlink(path)
+    except OSError as problem:
+        if problem.errno == errno.EINVAL:
+            return None
+        raise
+
+
+def is_inside(path: str, mount: str, others: frozenset[str]) -> bool:
+    inside = path == mount or path.startswith(mount.rstrip("/") + "/")
+    return inside and not any(path == other or path.startswith(f"{other}/") for other in others)

@@ -1,0 +1,308 @@
+"""Who holds a GPU without a job: real processes with open devices, made-up jobs and lists of NVML."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from watchdog.agent.collectors.orphans import NVML_AGE_S, UNSEEN_JOB_GRACE_S, GpuHolders
+from watchdog.agent.jobs import Known, Member, Place
+from watchdog.agent.probe import Probes
+from watchdog.agent.process_table import Entry, Stat, read_stat
+from watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service
+from watchdog.model import Gpu, GpuHolder, Role
+
+USER = 4242
+GRACE_S = 10.0
+GPUS = (
+    Gpu(uuid="GPU-a", index=1, minor=0, pids=(), process_memory_bytes=()),
+    Gpu(uuid="GPU-b", index=0, minor=1, pids=(), process_memory_bytes=()),
+)
+KERNEL_THREAD = 0x00200000
+
+
+class Node:
+    """A node whose GPUs are files; its processes are real ones, which belong to whom the test says."""
+
+    def __init__(self, directory: Path, probes: Probes) -> None:
+        self.devices = f"{directory}/nvidia"
+        for name in ("0", "1", "ctl", "-uvm", "-modeset"):
+            Path(self.devices + name).touch()
+        self.holders = GpuHolders(probes, GRACE_S, devices=self.devices, trusts_nvml=True)
+        self.table: dict[int, Entry] = {}
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.now = 1000.0
+
+    def start(self, *devices: str) -> int:
+        """A process that has these open; it is in no table yet."""
+        code = f"import sys, time\nf = [open({self.devices!r} + d) for d in sys.argv[1:]]\nprint(flush=True)\ntime.sleep(99)"
+        process = subprocess.Popen([sys.executable, "-c", code, *devices], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        self.started.append(process)
+        return process.pid
+
+    def add(
+        self, pid: int, job: str | None = None, *, uid: int = USER, identified: bool = True, cgroup: bool = False,
+        left_over: bool = False, flags: int = 0, comm: str = "python",
+    ) -> int:  # fmt: skip
+        start = read_stat(pid).start_ticks
+        place = Place(job, "0") if job and cgroup else None
+        environ = {} if identified else None
+        known = Known(pid, start, 1, comm, uid, place, environ)
+        member = Member(job, "0", Role.HELPER, left_over=left_over) if job else None
+        self.table[pid] = Entry(known, Stat(comm, "S", 1, flags, 0, start), member=member)
+        return pid
+
+    def tick(
+        self, seconds: float, *running: str, unknown: bool = False, gpus: tuple[Gpu, ...] = GPUS
+    ) -> tuple[GpuHolder, ...]:
+        self.now += seconds
+        return self.holders.collect(
+            self.now, self.table, frozenset(), gpus, None if unknown else frozenset(running)
+        )
+
+    def rows_after(self, *running: str, gpus: tuple[Gpu, ...] = GPUS) -> tuple[GpuHolder, ...]:
+        """What is told after more than every grace, the jobs `running` all the time."""
+        self.tick(0, *running, gpus=gpus)
+        return self.tick(UNSEEN_JOB_GRACE_S + GRACE_S, *running, gpus=gpus)
+
+
+@pytest.fixture(scope="module")
+def probes() -> Iterator[Probes]:
+    probes = Probes({})
+    yield probes
+    probes.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path, probes: Probes) -> Iterator[Node]:
+    node = Node(tmp_path, probes)
+    yield node
+    for process in node.started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_what_outlives_its_job_is_told_of_after_the_grace_and_not_before(node: Node) -> None:
+    pid = node.add(node.start("1", "0"), "7")
+    assert node.tick(0, "7") == ()
+    assert node.tick(100, "7") == ()
+    assert node.tick(5) == ()
+    assert node.tick(GRACE_S - 0.1) == ()
+    (row,) = node.tick(0.2)
+    assert (row.pid, row.job_id, row.uid, row.user) == (pid, "7", USER, str(USER))
+    assert (row.minors, row.gpu_uuids) == ((0, 1), ("GPU-a", "GPU-b"))
+    assert (row.listed_by_nvml, row.memory_bytes) == (False, None)
+    assert row.orphan_for_s == pytest.approx(GRACE_S + 0.1)
+    assert row.start_ticks == read_stat(pid).start_ticks
+    assert 0 <= row.age_s < 60
+
+
+def test_a_job_that_runs_again_here_takes_its_processes_back(node: Node) -> None:
+    node.add(node.start("0"), "7")
+    node.tick(0, "7")
+    node.tick(1)
+    assert node.tick(GRACE_S) != ()
+    assert node.tick(1, "7") == ()
+    assert node.tick(1) == ()  # and the grace begins anew
+    assert node.tick(GRACE_S) != ()
+
+
+def test_what_an_earlier_run_left_is_an_orphan_although_the_job_runs(node: Node) -> None:
+    pid = node.add(node.start("0"), "7", left_over=True)
+    assert [row.pid for row in node.rows_after("7")] == [pid]
+
+
+def test_without_word_of_the_jobs_nobody_is_an_orphan(node: Node) -> None:
+    node.add(node.start("0"), "7")
+    stranger = node.add(node.start("0"), uid=USER + 1)
+    node.tick(0, unknown=True)
+    rows = node.tick(500, unknown=True)
+    assert [(row.pid, row.orphan_for_s) for row in rows] == [(stranger, None)]
+
+
+def test_a_job_that_the_controller_has_not_named_yet_has_a_longer_grace(node: Node) -> None:
+    node.add(node.start("0"), "8")
+    assert node.tick(0, "7") == ()
+    assert node.tick(UNSEEN_JOB_GRACE_S - 1, "7") == ()
+    assert node.tick(2, "7") != ()
+
+
+NOT_ORPHANS: dict[str, Callable[[Node], object]] = {
+    "a rank of a running job": lambda node: node.add(node.start("0"), "9"),
+    "no GPU": lambda node: node.add(node.start(), "7"),
+    "the control device": lambda node: node.add(node.start("ctl", "-uvm", "-modeset"), "7"),
+    "root's": lambda node: node.add(node.start("0"), uid=0),
+    "a kernel thread": lambda node: node.add(node.start("0"), flags=KERNEL_THREAD),
+    "a daemon": lambda node: node.add(node.start("0"), uid=120, comm="nvidia-persiste"),
+    "not identified": lambda node: node.add(node.start("0"), identified=False),
+    "perhaps of its user's job": lambda node: (
+        node.add(node.start("0")),
+        node.add(node.start(), "9", uid=USER),
+    ),
+    "says it is of a job nobody saw, its user has another": lambda node: (
+        node.add(node.start("0"), "6"),
+        node.add(node.start(), "9", uid=USER),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_ORPHANS)
+def test_nobody_is_accused_who_may_be_there(node: Node, case: str) -> None:
+    NOT_ORPHANS[case](node)
+    assert node.rows_after("9") == ()
+
+
+ORPHANS: dict[str, Callable[[Node], int]] = {
+    "root's, from a job": lambda node: node.add(node.start("0"), "7", uid=0),
+    "a user's with a daemon's name": lambda node: node.add(node.start("0"), comm="nvidia-persiste"),
+    "a daemon's name, from a job": lambda node: node.add(node.start("0"), "7", uid=0, comm="dcgmi"),
+    "from no job": lambda node: node.add(node.start("0")),
+    "in the control group of a job": lambda node: node.add(
+        node.start("0"), "7", cgroup=True, identified=False
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ORPHANS)
+def test_these_are_told_of(node: Node, case: str) -> None:
+    pid = ORPHANS[case](node)
+    assert [row.pid for row in node.rows_after("9")] == [pid]
+
+
+def with_list(pid: int, size: int | None) -> tuple[Gpu, ...]:
+    return (Gpu(uuid="GPU-a", index=1, minor=0, pids=(pid,), process_memory_bytes=(size,)), GPUS[1])
+
+
+def test_what_nvml_lists_has_its_memory_told(node: Node) -> None:
+    pid = node.add(node.start("0"), "7")
+    (row,) = node.rows_after(gpus=with_list(pid, 5 << 30))
+    assert (row.listed_by_nvml, row.memory_bytes, row.gpu_uuids) == (True, 5 << 30, ("GPU-a",))
+
+
+def test_a_list_older_than_its_process_accuses_nobody(node: Node) -> None:
+    pid = node.add(node.start(), "7")  # the number is another's now, who has no GPU open
+    assert node.rows_after(gpus=with_list(pid, 1)) == ()
+    gone = node.started[0]
+    gone.kill()
+    gone.wait()
+    del node.table[pid]
+    assert node.rows_after(gpus=with_list(pid, 1)) == ()
+
+
+def test_where_links_may_not_be_read_an_old_process_on_the_list_counts_and_a_young_one_does_not(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = node.add(node.start("0"), "7")
+    real = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if str(path).endswith("/fd"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert node.rows_after(gpus=with_list(pid, 1)) == ()
+    entry = node.table.pop(pid)
+    long_ago = entry.known.start_ticks - int((NVML_AGE_S + 60) * os.sysconf("SC_CLK_TCK"))
+    known = Known(pid, long_ago, 1, "python", USER, None, {})
+    node.table[pid] = Entry(known, entry.stat, member=entry.member)
+    assert [row.pid for row in node.rows_after(gpus=with_list(pid, 1))] == [pid]
+
+
+def test_another_namespaces_numbers_mean_nothing(node: Node) -> None:
+    node.holders.trusts_nvml = False
+    pid = node.add(node.start("0"), "7")
+    (row,) = node.rows_after(gpus=with_list(pid, 1))
+    assert (row.listed_by_nvml, row.minors) == (False, (0,))
+
+
+def test_a_pid_that_comes_back_begins_anew(node: Node) -> None:
+    pid = node.add(node.start("0"), "7")
+    node.tick(0, "7")
+    node.tick(1)
+    assert node.tick(GRACE_S) != ()
+    old = node.table[pid]
+    known = Known(pid, old.known.start_ticks + 1, 1, "python", USER, None, {})
+    node.table[pid] = Entry(known, old.stat, member=old.member)
+    assert node.tick(1) == ()
+
+
+def test_the_descriptors_of_a_process_whose_main_thread_has_ended_are_found(node: Node) -> None:
+    code = (
+        "import ctypes, threading, time\n"
+        f"f = open({node.devices!r} + '1')\n"
+        "threading.Thread(target=time.sleep, args=(99,)).start()\n"
+        "print(flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    node.started.append(process)
+    assert process.stdout is not None
+    process.stdout.readline()
+    for _ in range(100):
+        if read_stat(process.pid).state == "Z":
+            break
+        time.sleep(0.02)
+    pid = node.add(process.pid, "7")
+    node.table[pid].stat = read_stat(pid)
+    assert node.table[pid].stat.state == "Z"
+    assert [row.minors for row in node.rows_after()] == [(1,)]
+
+
+def test_many_strangers_take_turns(node: Node) -> None:
+    for _ in range(12):
+        node.add(node.start(*["ctl"] * 20))
+    pid = node.add(node.start(*["ctl"] * 20, "1"))
+    for _ in range(12):
+        rows = node.tick(20)
+    assert [row.pid for row in rows] == [pid]
+
+
+def test_a_node_without_gpus_reads_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    for minor in (0, 1):
+        os.unlink(f"{node.devices}{minor}")
+    node.add(node.start("ctl"), "7")
+
+    def refuse(path: str) -> list[str]:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert node.rows_after(gpus=()) == ()
+
+
+SERVICE = "0::/system.slice/nvidia-dcgm.service\n"
+
+
+@pytest.mark.parametrize("comm", sorted(COMMS))
+def test_a_daemon_is_one_as_root_or_as_a_service_and_not_as_a_user(comm: str) -> None:
+    assert len(comm) <= MAX_NAME
+    assert is_daemon(comm, 0, "")
+    assert is_daemon(comm, 120, "")
+    assert is_daemon(comm, 1000, SERVICE)
+    assert not is_daemon(comm, 1000, "0::/user.slice/user-1000.slice/session-2.scope\n")
+    assert not is_daemon(comm, -1, "")
+    assert not is_daemon("python", 0, SERVICE)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "expected"),
+    [
+        (SERVICE, True),
+        ("12:pids:/system.slice/dcgm.service\n0::/\n", True),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n", False),
+        ("0::/user.slice/user-1000.slice/system.slice/x.service\n", False),
+        ("broken", False),
+    ],
+)
+def test_what_a_system_service_is(cgroup: str, expected: bool) -> None:
+    assert is_system_service(cgroup) is expected

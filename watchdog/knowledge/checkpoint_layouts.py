@@ -99,6 +99,8 @@ SETTLES = frozenset({"numbered", "plain"})
 _TEMPORARY = re.compile(
     r"(?:tmp[-_.]|\.)?(?P<name>.+?)(?P<mark>\.orbax-checkpoint-tmp.*|[-._](?:tmp|temp|part|partial|incomplete)(?:[-._].*)?)?"
 )
+_NUMBERED = re.compile(r"\d")
+_SUFFIX = re.compile(_FILE)
 UNFINISHED = "-unfinished"
 _DIRECTORIES = tuple((layout, re.compile(pattern)) for layout, pattern in DIRECTORIES)
 _FILES = tuple((layout, re.compile(pattern)) for layout, pattern in FILES)
@@ -130,7 +132,7 @@ def recognise(entries: Iterable[tuple[str, bool]]) -> list[Candidate]:
         if unfinished and name.removesuffix(".ckpt").removesuffix("-EMA") in unfinished:
             candidate = replace(candidate, layout="nemo", unfinished=True)
         # Of a step's files each rank may have written one; everything else of the same number is a copy of its own.
-        shared = not is_directory and candidate.layout in ("composer", "plain")
+        shared = not is_directory and candidate.layout in ("composer", "plain") and candidate.order != (0, 0)
         key = (candidate.layout, candidate.order, candidate.unfinished, "" if shared else name)
         if key in found:
             candidate = replace(candidate, names=(*found[key].names, name))
@@ -141,6 +143,8 @@ def recognise(entries: Iterable[tuple[str, bool]]) -> list[Candidate]:
 
 
 def _recognise_one(name: str, is_directory: bool) -> Candidate | None:
+    if (_NUMBERED if is_directory else _SUFFIX).search(name) is None:
+        return None  # nearly all names of a long directory
     match = _TEMPORARY.fullmatch(name)
     if match is None or name.endswith(UNFINISHED):
         return None

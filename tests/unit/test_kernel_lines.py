@@ -117,7 +117,8 @@ def test_a_row_is_well_formed(row: Signature) -> None:
 @pytest.mark.parametrize(
     "prefix",
     ["nfs", "lustre", "lnet", "gpfs", "ceph", "cifs", "afs", "beegfs", "weka", "fuse", "gfs2", "oom", "segfault", "filesystem",
-     "journal", "no_space", "hung", "link", "core_dump", "page_alloc", "kernel", "clock", "pids", "raid", "disk"],
+     "journal", "no_space", "hung", "link", "core_dump", "page_alloc", "kernel", "clock", "pids", "raid", "disk", "nmi", "pcie_corrected", "memory_corrected",
+     "iommu"],
 )  # fmt: skip
 def test_no_filesystem_program_link_or_user_excludes_a_node(prefix: str) -> None:
     rows = [row for row in SIGNATURES if row.name.startswith(prefix)]

@@ -691,6 +691,21 @@ def test_while_one_is_being_written_it_is_looked_at_often(tmp_path: Path) -> Non
     assert node.events(SOON_S) == [(100, "directory")]
 
 
+def test_while_somebody_waits_for_a_job_to_save_it_is_looked_at_often(tmp_path: Path) -> None:
+    node = node_for(tmp_path)
+    node.look()
+    dcp_begin(tmp_path, 100)
+    dcp_end(tmp_path, 100)
+    told: list[int | None] = []
+    for _ in range(2 * int(SOON_S)):
+        node.now += 1
+        _, events = node.collector.collect(node.now, 10.0, node.directories, hurry={"7"})
+        told += [event.step for event in events]
+        node.children.answer()
+    assert told == [100]
+    assert len(node.children.asked) == 1 + 2
+
+
 def test_a_file_server_whose_clock_is_slow_does_not_make_a_new_checkpoint_an_old_one(tmp_path: Path) -> None:
     node = node_for(tmp_path)
     node.look()

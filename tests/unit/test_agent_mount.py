@@ -305,6 +305,11 @@ def test_what_nobody_serves_what_would_be_mounted_and_the_root_are_not_probed() 
     assert wanted_mounts(places, TABLE) == {}
 
 
+def test_what_is_configured_to_be_written_to_is_probed_whatever_it_is_but_never_mounted_for_it() -> None:
+    places = [("/dev/shm/x", 1), ("/auto/you", 1), ("/home/x", 1)]
+    assert list(wanted_mounts(places, TABLE, ("/dev/shm", "/", "/auto"))) == ["/dev/shm", "/"]
+
+
 @pytest.mark.parametrize(
     "fs_type", ["nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "ext4", "xfs"]
 )

@@ -7,7 +7,7 @@ answered in a later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -44,6 +44,7 @@ class _Place:
     row: Checkpoint
     at: float = 0.0
     """When the child was asked for `row`."""
+    asked_at: float = 0.0
     looked_at: float | None = None
     before: dict[str, Any] | None = None
     told: tuple[Any, ...] | None = None
@@ -68,14 +69,22 @@ class CheckpointCollector:
     _recent: dict[Key, tuple[float, Event]] = field(default_factory=dict)
 
     def collect(
-        self, now: float, deadline_s: float, directories: Mapping[str, Iterable[str]]
+        self,
+        now: float,
+        deadline_s: float,
+        directories: Mapping[str, Iterable[str]],
+        hurry: Collection[str] = (),
     ) -> tuple[tuple[Checkpoint, ...], tuple[Event, ...]]:
         """A row for each directory, and an event for each newest complete checkpoint that is new since the last call.
 
-        `directories` are absolute, by job; the trackers that the controller names for its jobs are read as well. Call it after the
-        logs were read: it shares their children.
+        `directories` are absolute, by job; the trackers that the controller names for its jobs are read as well. Those of the
+        jobs in `hurry` are looked at every SOON_S: of them somebody waits for the next one. Call it after the logs were read:
+        it shares their children.
         """
         self._note_places(now, directories)
+        for (job_id, _), place in self._places.items():
+            if job_id in hurry:
+                place.due = min(place.due, place.asked_at + SOON_S)
         self._ask(now, deadline_s)
         rows = tuple(self._row(place, now) for place in self._places.values() if not place.tracker)
         events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
@@ -144,7 +153,7 @@ class CheckpointCollector:
         self._asked.discard(child)
         for key in keys:
             if key in self._places:
-                self._places[key].due = asked_at + self.interval_s
+                self._places[key].asked_at, self._places[key].due = asked_at, asked_at + self.interval_s
         if answer.error is not None:
             for key in () if answer.timed_out else keys:
                 if key in self._places:

@@ -11,7 +11,7 @@ Probing says nothing about what it did not touch: a frozen filesystem answers a 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,17 +37,22 @@ class Wanted:
     fs_type: str | None = None
 
 
-def wanted_mounts(places: Iterable[tuple[str, int]], mounts: Iterable[Mount]) -> dict[str, Wanted]:
+def wanted_mounts(
+    places: Iterable[tuple[str, int]], mounts: Iterable[Mount], always: Collection[str] = ()
+) -> dict[str, Wanted]:
     """What to probe: of the directories that jobs use, as (path, uid), the first on each mount, by mount point.
 
-    Left out is what has no server that could fail (NOT_PROBED), an autofs that has nothing mounted, and `/`: the agent
-    itself lies there, and would not be there to tell. At most MAX_MOUNTS.
+    Left out is what has no server that could fail (NOT_PROBED), and `/`: the agent itself lies there, and would not be
+    there to tell; unless the mount point is in `always`, as those are that are to be written to. An autofs that has nothing
+    mounted is left out in any case. At most MAX_MOUNTS.
     """
     table = tuple(mounts)
     wanted: dict[str, Wanted] = {}
     for path, uid in places:
         mount = mount_of(path, table) if path.startswith("/") else None
-        if mount is None or mount.point in wanted or mount.point == "/" or mount.fs_type in NOT_PROBED:
+        if mount is None or mount.point in wanted or mount.fs_type == "autofs":
+            continue
+        if mount.point not in always and (mount.point == "/" or mount.fs_type in NOT_PROBED):
             continue
         if len(wanted) == MAX_MOUNTS:
             break

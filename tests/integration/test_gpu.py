@@ -294,9 +294,9 @@ def test_the_agent_reports_gpus_and_goes_on_while_nvml_hangs(watcher: Watcher, s
     assert [(gpu.uuid, gpu.minor) for gpu in report.gpus] == [("GPU-aaaa", 5), ("GPU-bbbb", 2)]
     assert report.problems == ()
     watcher.metrics(
-        'slurm_watchdog_gpu_utilization_ratio{gpu="0",gpu_uuid="GPU-aaaa"} 0.97',
-        'slurm_watchdog_gpu_sm_clock_hertz{gpu="1",gpu_uuid="GPU-bbbb"} 1.98e+09',
-        'slurm_watchdog_gpu_power_watts{gpu="1",gpu_uuid="GPU-bbbb"} 71.0',
+        'slurm_watchdog_gpu_utilization_ratio{gpu_uuid="GPU-aaaa",gpu="0"} 0.97',
+        'slurm_watchdog_gpu_sm_clock_hertz{gpu_uuid="GPU-bbbb",gpu="1"} 1980000000',
+        'slurm_watchdog_gpu_power_watts{gpu_uuid="GPU-bbbb",gpu="1"} 71',
     )
     scenario.rule("hang nvmlDeviceGetPowerUsage")
     watcher.until(nvml_hangs)

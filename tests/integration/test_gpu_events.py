@@ -82,6 +82,14 @@ def test_a_double_bit_error_is_no_xid(node: Node, scenario: Scenario) -> None:
     assert (event.name, event.xid, event.gpu_uuid) == ("ecc_uncorrected", None, "GPU-aaaa")
 
 
+def test_a_fault_without_a_number_is_no_event(node: Node, scenario: Scenario) -> None:
+    node.until(read)
+    scenario.event(0, 0)
+    scenario.event(0, 48)
+    node.tick()
+    assert said(node.events()) == [("GPU-aaaa", 48)]
+
+
 def test_a_flood_is_taken_in_bounded_portions_and_what_is_too_much_is_counted(
     node: Node, scenario: Scenario
 ) -> None:

@@ -202,3 +202,15 @@ def test_a_driver_that_was_loaded_anew_gives_the_gpus_back(node: Node, scenario:
     assert places(rows) == [("GPU-2", 0), ("GPU-0", 1), ("GPU-1", 2)]
     for row in rows:
         check(row)
+
+
+def test_gpus_that_are_never_seen_again_are_forgotten_in_the_end(
+    node: Node, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_collector, "MAX_KNOWN", 3)
+    node.until(read)
+    for number in (10, 20, 30):
+        scenario.only([card(number), card(number + 1)] * (number != 20) + [card(number)] * (number == 20))
+        rows = node.tick()
+        assert len(rows) == 3
+        assert {row.uuid for row in rows if row.error is None} >= {f"GPU-{number}"}

@@ -20,6 +20,8 @@ from watchdog.agent.nvml_health import read_health
 
 PROCESSES, HEALTH = "processes", "health"
 """What is read in turn: who computes on a GPU, and how it fares (ECC, links, MIG, …)."""
+MAX_GPUS = 64
+"""More of one node are not read, whatever the driver counts."""
 MAX_LISTED = 4096
 """Processes of one GPU; far more than a driver has contexts for."""
 
@@ -101,7 +103,7 @@ class Session:
     def read(self, dear: Any, budget_s: float) -> dict[str, Any]:
         """One answer, see read_gpus."""
         self.driver_s = 0.0
-        count = self.timed(self.nvml.nvmlDeviceGetCount)
+        count = min(self.timed(self.nvml.nvmlDeviceGetCount), MAX_GPUS)
         if count != self._count:
             self.devices.clear()
             self._count = count

@@ -1,6 +1,7 @@
 """Faults that NVML announces, read in the NVML child: an event set, asked without waiting in every tick.
 
 An event is told once to each set that was made before it happened: what falls between two sessions is only in the kernel's log.
+So are the faults that some drivers announce to nobody (79, 119 and 120, says NVIDIA/DCGM#162): this is a second witness.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ class EventSet:
                 return []
             for device in devices:
                 self._register(device)
-            while len(events) < MAX_EVENTS:
+            for _ in range(MAX_EVENTS):
                 event = self._timed(nvml.nvmlEventSetWait_v2, self._set, 0)
+                if event.eventType == nvml.nvmlEventTypeXidCriticalError and not event.eventData:
+                    continue  # drivers do announce a fault without a number: it says nothing
                 events.append([event.eventType, event.eventData, self._uuid_of(event.device)])
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_TIMEOUT:

@@ -33,6 +33,8 @@ RETRY_MISSING_S = 600.0
 """A driver that is installed while the agent runs is found; until then a child that only looks for it costs too much."""
 SETTLE_S = 0.1
 """The loop gives the child this long, at the end of its tick. It never waits for more."""
+MAX_KNOWN = 128
+"""GPUs that are remembered, those that are gone included."""
 MAX_EVENTS = 64
 """Kept until the next report, equal ones folded: a GPU in trouble may announce hundreds a second."""
 MAX_LINE = 200
@@ -309,6 +311,8 @@ class GpuCollector:
                 gpus[uuid] = gpu
                 self._known.pop(uuid, None)  # the last seen is the last in the dictionary
                 self._known[uuid] = without_values(gpu, "")
+        while len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
         found = [*gpus.values(), *(self._recognise(gpu, set(gpus)) for gpu in nameless)]
         found.sort(key=lambda gpu: gpu.index)
         present = {gpu.uuid for gpu in found}

@@ -12,17 +12,14 @@ import pytest
 
 from watchdog.agent.collectors import kernel_log
 from watchdog.agent.collectors.kernel_log import (
-    MAX_EVENTS,
-    MAX_OF_A_NAME,
     MAX_RECENT,
     MAX_RECORDS,
-    Fold,
-    KernelClock,
     KernelLog,
     parse_state,
     read_state,
     write_state,
 )
+from watchdog.agent.kernel_events import MAX_EVENTS, MAX_OF_A_NAME, Fold, KernelClock
 from watchdog.agent.kmsg import Device, KmsgFile
 from watchdog.agent.probe import Answer, Probes, Then
 from watchdog.kernel_lines import parse_message

@@ -69,6 +69,7 @@ NVIDIA: tuple[Signature, ...] = (
     _row("gpu_init_failed", "nvr", "rm_init_adapter failed", rf"NVRM: (?:GPU {PCI}: )?rm_init_adapter failed(?:, device minor number \d+)?", CRITICAL, exclude=True),
     _row("gpu_locked", "nvr", "gpu is probably locked", r"NVRM: .*RC watchdog: GPU is probably locked", ERROR),
     _row("gpu_gsp_timeout", "nvr", "gsp timeout", rf"NVRM: (?:GPU\d* )?(?:GPU {PCI}: )?.*\bGSP Timeout\b", ERROR),
+    _row("gpu_gsp_timeout", "nvr", "rate limiting gsp rpc error prints", rf"NVRM: Rate limiting GSP RPC error prints for GPU at (?:PCI:)?{PCI}", ERROR, consequence=True),
     _row("gpu_crash_dump", "nvr", "gpu crash dump", r"NVRM: A GPU crash dump has been created", WARNING, consequence=True),
     _row("gpu_region_invalid", "nvr", "region assigned to your nvidia device is invalid", r"NVRM: This (?:PCI I/O|is a).*region assigned to your NVIDIA device is invalid", ERROR),
     _row("gpu_driver_mismatch", "nvr", "nvrm: api mismatch", r"NVRM: API mismatch:", WARNING),
@@ -284,12 +285,14 @@ NETWORK: tuple[Signature, ...] = (
     _row("nic_firmware", "mlx", "mlx5_cmd_", rf"mlx5_core {PCI}: (?:mlx5_cmd_\w+:\d+:\(pid \d+\): )(?!ACCESS_REG).*(?:failed|timeout)", WARNING),
     _row("nic_power", "mlx", "insufficient power on the pcie slot", rf"mlx5_core {PCI}: .*insufficient power on the PCIe slot", WARNING),
     _row("nic_hot", "mlx", "high temperature", rf"mlx5_core {PCI}.*High Temperature", WARNING),
-    _row("link_module", "mlx", "port module event", rf"mlx5_core {PCI}: .*Port module event.*(?:unplugged|[Ee]rror)", ERROR),
+    _row("link_module", "mlx", "port module event", rf"mlx5_core {PCI}: .*Port module event.*[Ee]rror", ERROR),
+    # also said at boot, of every port that is not used
+    _row("link_module_unplugged", "mlx", "port module event", rf"mlx5_core {PCI}: .*Port module event.*unplugged", INFO),
     _row("rdma_error", "inf|mlx", "dump error cqe", r"(?:infiniband )?(?P<device>mlx[45]_\d+)[:_].*dump error cqe", WARNING, consequence=True),
     _row("rdma_error", "inf|mlx", "wc error", r"(?:infiniband )?(?P<device>mlx[45]_\d+)[:_].*WC error: \d+", WARNING, consequence=True),
     _row("rdma_error", "efa", "efa", rf"efa {PCI}: .*(?:timeout|failed|error|didn't send a completion)", WARNING),
     _row("ipoib_stuck", "", "transmit timeout", r"(?P<device>ib\w+|\S+): transmit timeout: latency", ERROR),
-    _row("link_down", "hfi", "hfi1", rf"hfi1 {PCI}: (?P<device>hfi1_\d+): .*(?:PORT_DOWN|PHYS_OFFLINE|[Ll]ink (?:is )?down|new OFFLINE)", ERROR),
+    _row("link_down", "hfi", "hfi1", rf"hfi1 {PCI}: (?P<device>hfi1_\d+): .*(?:PORT_DOWN|PHYS_OFFLINE|[Ll]ink (?:is )?down|new OFFLINE)", WARNING),
     _row("link_up", "hfi", "hfi1", rf"hfi1 {PCI}: (?P<device>hfi1_\d+): .*(?:PORT_ACTIVE|PHYS_LINKUP|[Ll]ink up)", INFO),
     _row("nic_dead", "hfi", "hfi1", rf"hfi1 {PCI}: (?P<device>hfi1_\d+): .*(?:entered freeze|8051 (?:crash|timed out))", ERROR),
     _row("bond_slave_down", "", "link status definitely", r"(?P<device>\w+): (?:\(slave \S+\): )?link status definitely down", WARNING),
@@ -299,9 +302,9 @@ NETWORK: tuple[Signature, ...] = (
     _row("nic_stuck", "", "unit hang", rf"{NETDEV}: Detected (?:Hardware|Tx) Unit Hang", ERROR),
     _row("nic_stuck", "", "tx timeout", rf"{NETDEV}: .*(?:initiating reset due to tx timeout|TX timeout)", ERROR),
     _row("nic_stuck", "ena", "time", rf"ena {PCI} ?(?P<device>\S*?):? .*(?:TX hasn't completed on time|Keep alive watchdog timeout|didn't receive.*interrupt)", ERROR),
-    # veth, bridges and docks come and go: only a driver of a real card writes `NIC Link` or its PCI address
-    _row("link_down", "", "link is ", rf"{NETDEV}:? .*NIC Link is Down", ERROR),
-    _row("link_down", "", ": link ", r"[\w.-]+ [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]:? (?P<device>\w+): Link (?:is )?down", ERROR),
+    # veth, bridges and docks come and go: only a driver of a real card writes `NIC Link` or its PCI address. Also said at boot
+    _row("link_down", "", "link is ", rf"{NETDEV}:? .*NIC Link is Down", WARNING),
+    _row("link_down", "", ": link ", r"[\w.-]+ [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]:? (?P<device>\w+): Link (?:is )?down", WARNING),
     _row("link_up", "", "link is ", rf"{NETDEV}:? .*NIC Link is Up", INFO),
     _row("link_up", "", ": link ", r"[\w.-]+ [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]:? (?P<device>\w+): Link (?:is )?up", INFO),
 )

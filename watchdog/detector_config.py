@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from watchdog.config_types import Count, Mode, Percent, Seconds, Section, Span
@@ -118,6 +120,30 @@ class GpuIdleRank(Detector):
     idle_for_while_steps: Span = Field(900.0, description="Time it has to be idle while the job makes steps.")
 
 
+class SlowJob(Detector):
+    """The steps of a job take longer than they did. Never acted on: the times alone name no node."""
+
+    percent: Annotated[float, Field(ge=2, le=1000)] = Field(
+        5.0,
+        description="Change of the step time that is looked for; in a noisier log only larger ones are told.",
+    )
+
+
+class LossSpike(Detector):
+    """The loss jumps far above where it was. Never acted on: most spikes recover."""
+
+    deviations: float = Field(8.0, ge=3, description="Standard deviations above the recent losses, …")
+    percent: float = Field(10.0, ge=1, description="… and more than this above their median.")
+
+
+class LossNan(Detector):
+    """The loss is no number any more. Never acted on."""
+
+    steps: Annotated[int, Field(ge=1)] = Field(
+        3, description="So many times in a row: mixed precision skips single ones."
+    )
+
+
 class Detectors(Section):
     """One block a detector."""
 
@@ -135,3 +161,6 @@ class Detectors(Section):
     rank_stopped: RankStopped = RankStopped()
     dead_rank: DeadRank = DeadRank()
     gpu_idle_rank: GpuIdleRank = GpuIdleRank()
+    slow_job: SlowJob = SlowJob()
+    loss_spike: LossSpike = LossSpike()
+    loss_nan: LossNan = LossNan()

@@ -129,6 +129,8 @@ class Event(Value, frozen=True, kw_only=True):
     step_s: float | None = None
     """Seconds a step took, as the log says."""
     loss: float | None = None
+    loss_is_no_number: bool = False
+    """It was NaN or infinite, which JSON cannot say: `loss` is None then."""
     phase: str | None = None
     pattern: str | None = None
     """Which entry of the knowledge matched."""

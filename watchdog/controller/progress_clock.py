@@ -6,6 +6,8 @@ any that rises proves that the loop turns.
 
 from __future__ import annotations
 
+import math
+import re
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +21,9 @@ KEPT_INTERVALS = 50
 
 KEPT_TIMES = 600
 """Step times and losses that are kept for what changes slowly: at 100 s a step, most of a day."""
+
+_BATCH = re.compile(r"(?:global|total)[ _]?(?:train[ _])?batch[ _]?size['\"]?\s*[:=]\s*(\d+)", re.IGNORECASE)
+"""Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so."""
 
 Counter = tuple[str, str]
 """(file, pattern)."""
@@ -79,8 +84,8 @@ def apply_step(
         clock.total_steps = event.total_steps or clock.total_steps
         return True
     if event.step == clock.step:
-        if event.loss is not None and (not clock.losses or clock.losses[-1].step != event.step):
-            clock.losses.append(LossPoint(step=event.step, loss=event.loss, at=at))
+        if not clock.losses or clock.losses[-1].step != event.step:
+            _note_loss(clock, event, at)
         return False
     if clock.lower is not None and event.step > clock.lower:
         clocks[key] = Clock(
@@ -94,14 +99,23 @@ def apply_step(
 def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None:
     """The duration of the steps since the last line, and the loss, before the clock is set."""
     assert event.step is not None
-    if event.loss is not None:
-        clock.losses.append(LossPoint(step=event.step, loss=event.loss, at=at))
+    _note_loss(clock, event, at)
     seconds = event.step_s
     if seconds is None and at > clock.rose_at and clock.seen > 1:
         seconds = (at - clock.rose_at) / (event.step - clock.step)
     if seconds is not None:
         logged = event.step_s is not None
-        clock.times.append(StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase))
+        size = _BATCH.search(event.line)
+        batch = float(size[1]) if size else None
+        clock.times.append(
+            StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase, batch=batch)
+        )
+
+
+def _note_loss(clock: Clock, event: Event, at: float) -> None:
+    loss = math.nan if event.loss_is_no_number else event.loss
+    if loss is not None and event.step is not None:
+        clock.losses.append(LossPoint(step=event.step, loss=loss, at=at))
 
 
 def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:

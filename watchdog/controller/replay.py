@@ -101,6 +101,7 @@ class Player:
         self._told_nodes: dict[str, SlurmNode] = {}
         self._used_nodes: dict[str, set[str]] = {}
         """Job -> nodes, of jobs whose line does not name any."""
+        self._active_since: dict[str, float] = {}
         self._nodes: dict[str, Node] = {}
         self._mounts: set[str] = set()
         self._dumps: dict[str, _Dump] = {}
@@ -252,10 +253,20 @@ class Player:
                 job = replace(job, nodes=tuple(sorted(self._used_nodes[job.job_id])))
             jobs.append(job)
             if job.state in ACTIVE_STATES:
-                states.update(dict.fromkeys(job.nodes, "ALLOCATED"))
+                since = self._active_since.setdefault(job.job_id, now)
+                states.update(dict.fromkeys(self._expected(job.nodes, since, now), "ALLOCATED"))
+            else:
+                self._active_since.pop(job.job_id, None)
         nodes = {name: SlurmNode(name=name, address="", state=state) for name, state in states.items()}
         nodes.update(self._told_nodes)
         self.state.apply_slurm(SlurmView(jobs=tuple(jobs), nodes=tuple(nodes.values())), now, now)
+
+    def _expected(self, nodes: Sequence[str], since: float, now: float) -> Iterator[str]:
+        """Those of a job's nodes that should have reported by now: in many traces nodes only speak while a job runs there."""
+        for name in nodes:
+            node = self._nodes.get(name)
+            if now - since > self.silent_after_s or (node is not None and node.heard_at >= since):
+                yield name
 
     def _take_stacks(self, by_node: dict[str, list[records.Any_]], now: float) -> None:
         for name, said in by_node.items():

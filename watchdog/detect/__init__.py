@@ -18,10 +18,13 @@ from watchdog.detect import (
     gpu_fault,
     gpu_idle_rank,
     lingering_job,
+    loss_nan,
+    loss_spike,
     node_down,
     orphan_gpu_process,
     partition_or_outage,
     rank_stopped,
+    slow_job,
     slurm_unreachable,
 )
 from watchdog.detect.view import ClusterView
@@ -55,6 +58,12 @@ class Settings(Protocol):
     @property
     def gpu_idle_rank(self) -> gpu_idle_rank.Settings: ...
     @property
+    def slow_job(self) -> slow_job.Settings: ...
+    @property
+    def loss_spike(self) -> loss_spike.Settings: ...
+    @property
+    def loss_nan(self) -> loss_nan.Settings: ...
+    @property
     def slurm_unreachable(self) -> slurm_unreachable.Settings: ...
 
 
@@ -79,6 +88,9 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.RANK_STOPPED, lambda view, s: rank_stopped.detect(view, s.rank_stopped)),
     (Kind.DEAD_RANK, lambda view, s: dead_rank.detect(view, s.dead_rank)),
     (Kind.GPU_IDLE_RANK, lambda view, s: gpu_idle_rank.detect(view, s.gpu_idle_rank)),
+    (Kind.SLOW_JOB, lambda view, s: slow_job.detect(view, s.slow_job)),
+    (Kind.LOSS_SPIKE, lambda view, s: loss_spike.detect(view, s.loss_spike)),
+    (Kind.LOSS_NAN, lambda view, s: loss_nan.detect(view, s.loss_nan)),
     (Kind.LINGERING_JOB, lambda view, s: lingering_job.detect(view, s.lingering_job)),
     (Kind.COLLECTIVE_HANG, lambda view, s: collective_hang.detect(view, s.collective_hang)),
 )

@@ -155,6 +155,8 @@ class StepTime(Value, frozen=True, kw_only=True):
     """The log said so itself; otherwise it is the time between two lines, as exact as the agent's interval."""
     phase: str | None = None
     """What the log was in since the line before, if not training: an interval with an evaluation in it says nothing of steps."""
+    batch: float | None = None
+    """Samples a step, where the line says so."""
 
 
 class LossPoint(Value, frozen=True, kw_only=True):

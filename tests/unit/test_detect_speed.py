@@ -1,0 +1,147 @@
+"""Step times and losses: five per cent are found within twenty steps, one per cent of drift never, and no evaluation is a slowdown."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tests.unit.builders import cluster, job
+from watchdog.detect import loss_nan, loss_spike, slow_job
+from watchdog.detect.series import segments
+from watchdog.detect.view import LossPoint, StepTime
+from watchdog.detector_config import LossNan, LossSpike, SlowJob
+from watchdog.model import Finding, Truth
+
+NOW = 10_000.0
+
+
+def noisy(levels: Sequence[float], seed: int, noise: float = 0.02) -> list[float]:
+    chance = random.Random(seed)
+    return [level * (1 + chance.gauss(0, noise)) for level in levels]
+
+
+def judged(seconds: Sequence[float], **changes: object) -> Finding:
+    """Of a job that logged these step times, one after the other; `changes` hold for all of them."""
+    times = tuple(
+        StepTime(**{"step": number, "seconds": value, "at": float(number), "logged": True, **changes})  # type: ignore[arg-type]
+        for number, value in enumerate(seconds)
+    )
+    (found,) = slow_job.detect(cluster(job(step_times=times)), SlowJob())
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_five_per_cent_are_found_within_twenty_steps_and_dated(seed: int) -> None:
+    series = noisy([105.0] * 100 + [111.0] * 20, seed)
+    found = next(f for end in range(100, 121) if (f := judged(series[:end])).truth is Truth.BAD)
+    assert "slower since step" in found.summary
+    since = int(found.summary.split("since step ")[1].split(":")[0])
+    assert abs(since - 100) <= 6
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_drift_of_one_per_cent_in_a_thousand_steps_is_never_told(seed: int) -> None:
+    assert judged(noisy([100.0 * (1 + 0.01 * n / 1000) for n in range(1000)], seed)).truth is Truth.OK
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.02, 0.1, 0.3])
+def test_noise_is_no_change(noise: float) -> None:
+    assert all(judged(noisy([100.0] * 400, seed, noise)).truth is Truth.OK for seed in range(10))
+
+
+def test_checkpoints_and_evaluations_that_the_log_does_not_announce_are_no_slowdown() -> None:
+    series = noisy([105.0] * 300, 1)
+    for place in range(10, 300, 25):
+        series[place] += 40.0
+    for place in range(99, 300, 100):
+        series[place] += 720.0
+    assert judged(series).truth is Truth.OK
+
+
+def test_a_job_that_is_fast_again_is_well() -> None:
+    series = noisy([100.0] * 60 + [110.0] * 40 + [100.0] * 40, 3)
+    assert judged(series[:95]).truth is Truth.BAD
+    assert judged(series).truth is Truth.OK
+
+
+def test_a_job_that_becomes_faster_is_well() -> None:
+    assert judged(noisy([100.0] * 60 + [80.0] * 60, 5)).truth is Truth.OK
+
+
+def test_a_larger_batch_takes_longer_and_is_no_slowdown() -> None:
+    times = tuple(
+        StepTime(
+            step=n,
+            seconds=100.0 + (n >= 60) * 30 + n % 3,
+            at=float(n),
+            logged=True,
+            batch=1024.0 + (n >= 60) * 512,
+        )
+        for n in range(120)
+    )
+    (found,) = slow_job.detect(cluster(job(step_times=times)), SlowJob())
+    assert found.truth is Truth.OK
+
+
+def test_short_steps_that_were_only_seen_in_reports_are_not_compared() -> None:
+    chance = random.Random(1)
+    assert judged([chance.choice([5.0, 10.0]) for _ in range(300)], logged=False).truth is Truth.UNKNOWN
+
+
+def test_few_steps_say_nothing() -> None:
+    assert judged([100.0] * 15 + [200.0] * 5).truth is Truth.UNKNOWN
+    assert judged([]).truth is Truth.UNKNOWN
+
+
+def test_equal_values_have_one_level() -> None:
+    assert len(segments((1.0,) * 200, 0.05)) == 1
+
+
+# ------------------------------------------------------------------------------------------------ losses
+
+
+def points(losses: Sequence[float]) -> tuple[LossPoint, ...]:
+    return tuple(LossPoint(step=number, loss=loss, at=float(number)) for number, loss in enumerate(losses))
+
+
+def spiked(losses: Sequence[float]) -> Finding:
+    (found,) = loss_spike.detect(cluster(job(losses=points(losses))), LossSpike())
+    return found
+
+
+def test_a_spike_is_told_with_its_step_and_is_over_when_the_loss_is_back() -> None:
+    usual, high = noisy([2.0] * 100, 1), [3.1, 3.4, 3.3, 3.0, 2.8]
+    found = spiked(usual + high)
+    assert found.truth is Truth.BAD
+    assert "jumped at step 100" in found.summary
+    assert spiked(usual + high + noisy([2.0] * 5, 2)).truth is Truth.OK
+
+
+def test_a_long_spike_does_not_become_the_usual() -> None:
+    assert spiked(noisy([2.0] * 60, 1) + noisy([3.0] * 80, 2)).truth is Truth.BAD
+
+
+def test_one_bad_batch_and_the_fall_of_the_beginning_are_no_spike() -> None:
+    assert spiked([*noisy([2.0] * 100, 1), 4.0, 2.0, 2.0]).truth is Truth.OK
+    assert spiked([10.0 * math.exp(-n / 30) + 2 for n in range(120)]).truth is Truth.OK
+
+
+def nan(losses: Sequence[float]) -> Finding:
+    (found,) = loss_nan.detect(cluster(job(losses=points(losses))), LossNan())
+    return found
+
+
+def test_a_loss_that_stays_no_number_is_told_with_the_last_good_one() -> None:
+    found = nan([2.0, 2.1, math.nan, math.inf, math.nan])
+    assert found.truth is Truth.BAD
+    assert "since step 2, 3 times in a row; the last good one was 2.1 at step 1" in found.summary
+
+
+@pytest.mark.parametrize(
+    "losses", [[2.0, math.nan], [math.nan, math.nan, math.nan, 2.0], [2.0, math.nan, 2.0, math.nan, math.nan]]
+)
+def test_a_step_that_mixed_precision_skipped_is_not_told(losses: list[float]) -> None:
+    assert nan(losses).truth is Truth.OK

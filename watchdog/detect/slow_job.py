@@ -1,0 +1,93 @@
+"""`slow_job`: the job turns, but its steps take longer than they did. Says since which step, and how much."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from watchdog.detect.series import BASELINE, Segment, segments
+from watchdog.detect.view import ClusterView, JobView, StepTime
+from watchdog.model import Finding, Kind, Severity, Truth
+
+LEAST_UNLOGGED_S = 30.0
+"""Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be compared so."""
+SKIPPED = 3
+"""First steps of a run, which compile, warm caches and fill pipelines."""
+
+
+class Settings(Protocol):
+    @property
+    def percent(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job."""
+    return [_judge(job, view.now, settings.percent / 100) for job in view.jobs]
+
+
+def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
+    """The steps of which one may be compared with another: training, of the present batch size, exact enough."""
+    usable = [
+        t
+        for t in times[SKIPPED:]
+        if t.phase is None and t.seconds > 0 and (t.logged or t.seconds >= LEAST_UNLOGGED_S)
+    ]
+    if not usable:
+        return ()
+    last = usable[-1]
+    return tuple(t for t in usable if t.batch == last.batch and t.logged == last.logged)
+
+
+def _judge(job: JobView, now: float, shift: float) -> Finding:
+    job_id = job.job.job_id
+    finding = Finding(
+        kind=Kind.SLOW_JOB, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=Severity.WARNING, job_ids=(job_id,),
+        summary=f"too few steps of job {job_id} were seen",
+    )  # fmt: skip
+    times = comparable(job.step_times)
+    if job.job.state != "RUNNING" or len(times) < BASELINE:
+        return finding
+    found = segments(tuple(round(t.seconds, 6) for t in times), shift)
+    now_slow = _slowdown(found, shift)
+    if now_slow is None:
+        return replace(
+            finding,
+            truth=Truth.OK,
+            summary=f"the steps of job {job_id} take {found[-1].level:.3g} s, as they did",
+        )
+    before, after = now_slow
+    first = times[after.begin]
+    percent = 100 * (after.level / before.level - 1)
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job_id} is {percent:.1f} % slower since step {first.step}: {before.level:.4g} s a step before, "
+        f"{after.level:.4g} s now.",
+        facts=(
+            f"{after.end - after.begin} steps since, {before.end - before.begin} before to compare with",
+            "no node is named by the times alone; compare clocks, power and temperatures of its GPUs",
+        ),
+        lasted_s=max(0.0, now - first.at),
+    )
+
+
+def _slowdown(found: tuple[Segment, ...], shift: float) -> tuple[Segment, Segment] | None:
+    """(fastest stretch before, the present stretch) if the present one is slower by almost `shift`, and there was one to compare."""
+    present = found[-1]
+    earlier = [each for each in found[:-1] if each.end - each.begin >= BASELINE]
+    if not earlier:
+        return None
+    best = min(earlier, key=lambda each: each.level)
+    if present.level < best.level * (1 + 0.8 * shift):
+        return None
+    # Where several stretches are slow one after the other, the slowness began with the first of them.
+    later = [
+        each for each in found if each.begin > best.begin and each.level >= best.level * (1 + 0.8 * shift)
+    ]
+    begin = present.begin
+    for each in reversed(later[:-1] if later else []):
+        if each.end != begin:
+            break
+        begin = each.begin
+    return best, Segment(begin=begin, end=present.end, level=present.level)

@@ -9,7 +9,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import msgspec
 
@@ -216,8 +216,6 @@ def parse_record(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None
 def _mend(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None:
     """What can be used of a line that is not as it should be."""
     text = line.decode("utf-8", errors="replace")
-    if "\ufffd" in text:
-        tally.ignore("bytes that are no UTF-8 in a line that was read all the same", number)
     try:
         data = json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -230,6 +228,8 @@ def _mend(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None:
     if not isinstance(kind, str) or kind not in KINDS:
         tally.skip("no `kind`" if kind is None else "a `kind` that trace v1 does not have", number)
         return None
+    if "\ufffd" in text and b"\xef\xbf\xbd" not in line:
+        tally.ignore("bytes that are no UTF-8", number)
     return _field_by_field(kind, data, number, tally)
 
 
@@ -276,6 +276,6 @@ def _what_is_wrong(value: object, wanted: Any) -> str:
 
 
 def _wants_number(wanted: Any) -> bool:
-    if isinstance(wanted, UnionType):
+    if get_origin(wanted) in (Union, UnionType):
         return any(_wants_number(each) for each in get_args(wanted))
     return wanted in (int, float) or (bool(get_args(wanted)) and get_args(wanted)[0] in (int, float))

@@ -44,6 +44,7 @@ class Node:
     interval_s: float
     sequence: int = 0
     boot_id: str = ""
+    heard_at: float = float("-inf")
     processes: Processes = field(init=False)
     _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
     _checkpoints: dict[tuple[str, str], tuple[Checkpoint, float]] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class Node:
         """
         procs = [each for each in said if isinstance(each, records.Proc)]
         words = [each for each in said if isinstance(each, records.Report)]
+        self.heard_at = now
         listed = self.processes.list(procs, now, restarts, mounts)
         more = next((each.more for each in reversed(words) if each.more), None) or {}
         count = next((each.processes for each in reversed(words) if each.processes is not None), None)

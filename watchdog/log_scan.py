@@ -28,7 +28,9 @@ PIECE = 128 * 1024
 MAX_LINE_BYTES = 8192
 """Of a line so much is decoded; parse_line looks at less."""
 IN_FULL = 128
-"""So many lines of one shape are parsed in full, each of them: 100 ranks that say the same are 100 facts."""
+"""So many lines of one shape are all parsed if they may be errors: 100 ranks that say the same are 100 facts."""
+STEPS_IN_FULL = 32
+"""So many if they can only be steps or phases."""
 EVENLY = 8
 """Of the further lines of one shape so many are parsed, an even choice with the last, in each piece."""
 MAX_SHAPES = 2048
@@ -140,7 +142,8 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan) -> None:
     hits = [at for at, shape in enumerate(shapes) if shape in loud]
     facts: list[tuple[int, str, LogFact]] = []
     for shape, places in _groups(hits, shapes).items():
-        chosen = _chosen(places, IN_FULL - seen.parsed.get(shape, 0))
+        in_full = IN_FULL if _rows(loud[shapes[places[0]]]).signatures else STEPS_IN_FULL
+        chosen = _chosen(places, in_full - seen.parsed.get(shape, 0))
         seen.add(shape, len(chosen))
         found.parsed += len(chosen)
         before = len(facts)

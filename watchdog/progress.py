@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from typing import Any
 
 import msgspec
 
-from watchdog.knowledge.log_signatures import HARMLESS, SIGNATURES, Signature
+from watchdog.knowledge.log_signatures import HARMLESS, HARMLESS_NEEDLES, SIGNATURES, Signature
 from watchdog.knowledge.progress_patterns import (
     LOSS,
     LOSS_KEYS,
@@ -28,7 +29,6 @@ from watchdog.knowledge.progress_patterns import (
     SPOKEN_OF_NEEDLES,
     STEP_KEYS,
     STEP_SECONDS,
-    STEP_SECONDS_NEEDLES,
     TOTAL_KEYS,
     Pattern,
     Sign,
@@ -73,7 +73,14 @@ ALL_ROWS = Rows(SIGNATURES, SIGNS, PATTERNS, True)
 
 def clean_line(line: str) -> str:
     """`line` without colours and control characters, at most MAX_LINE characters."""
-    return _CONTROL.sub(" ", _ESCAPES.sub("", line[:_MAX_PARSED])).strip()[:MAX_LINE]
+    return _plain(line).strip()[:MAX_LINE]
+
+
+def _plain(line: str) -> str:
+    text = line[:_MAX_PARSED]
+    if text.isprintable():  # nearly all are, and it shows quickly
+        return text
+    return _CONTROL.sub(" ", _ESCAPES.sub("", text))
 
 
 def parse_line(line: str, rows: Rows = ALL_ROWS) -> LogFact | None:
@@ -81,8 +88,7 @@ def parse_line(line: str, rows: Rows = ALL_ROWS) -> LogFact | None:
 
     With `rows` only those are tried: for callers who know that no other row's needle is in the line.
     """
-    text = _CONTROL.sub(" ", _ESCAPES.sub("", line[:_MAX_PARSED]))
-    text, who = split_prefix(text)
+    text, who = split_prefix(_plain(line))
     lower = text.lower()
     fact = _error(text, lower, who, rows) or _sign(text, lower, who, rows)
     return fact or _progress(text, lower, who, rows)
@@ -123,7 +129,9 @@ def has_needle(needles: tuple[str, ...], lower: str) -> bool:
 
 def _error(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
     for row in rows.signatures:
-        if has_needle(row.needles, lower) and row.regex.search(text) and not HARMLESS.search(text):
+        if has_needle(row.needles, lower) and row.regex.search(text):
+            if has_needle(HARMLESS_NEEDLES, lower) and HARMLESS.search(text):
+                return None
             return LogFact(kind=EventKind.ERROR, pattern=row.name, **who)
     return None
 
@@ -165,8 +173,10 @@ def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact
 def _is_no_progress(text: str, lower: str) -> bool:
     if has_needle(NOT_PROGRESS_NEEDLES, lower) and NOT_PROGRESS.search(text):
         return True
-    spoken_of = has_needle(SPOKEN_OF_NEEDLES, lower) and SPOKEN_OF.search(text)
-    return bool(spoken_of) and not MADE.search(text)
+    for thing, phrases in SPOKEN_OF_NEEDLES.items():
+        if thing in lower and has_needle(phrases, lower) and SPOKEN_OF.search(text):
+            return not MADE.search(text)
+    return False
 
 
 def _from_match(name: str, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact:
@@ -208,7 +218,10 @@ def _from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
     except (msgspec.MsgspecError, RecursionError):
         pattern = "hf_trainer"
         try:
-            data = ast.literal_eval(re.sub(r"\b(nan|inf)\b", r"'\1'", text))
+            with warnings.catch_warnings():
+                # Of what is no Python, the compiler complains on standard error.
+                warnings.simplefilter("ignore")
+                data = ast.literal_eval(re.sub(r"\b(nan|inf)\b", r"'\1'", text))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None
     if not isinstance(data, dict):
@@ -257,14 +270,15 @@ def _scaled(text: str, factor: float) -> float | None:
 
 
 def _loss(text: str) -> float | None:
-    match = LOSS.search(text)
+    match = LOSS.search(text.lower())
     return _number(match["loss"].rstrip(",")) if match else None
 
 
 def _step_seconds(text: str) -> float | None:
-    match = STEP_SECONDS.search(text) if has_needle(STEP_SECONDS_NEEDLES, text.lower()) else None
-    if match is None:
-        return None
-    if match["value"]:
-        return _scaled(match["value"], 0.001 if match["unit"] == "ms" else 1.0)
-    return _scaled(match["plain"], 0.001 if match["suffix"] else 1.0)
+    lower = text.lower()
+    for needle, regex in STEP_SECONDS:
+        at = lower.find(needle)
+        match = regex.search(lower, max(0, at - len("train_"))) if at >= 0 else None
+        if match is not None:
+            return _scaled(match["value"], 0.001 if match["unit"] == "ms" else 1.0)
+    return None

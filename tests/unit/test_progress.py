@@ -49,6 +49,8 @@ PROGRESS = [
     ("bracketed", "[step 12] loss: 2.0", 12, None, None, 2.0),
     ("step", "Step: 12 | Loss: 2.0", 12, None, None, 2.0),
     ("step", "iteration 5", 5, None, None, None),
+    ("key_value", "step=12 train_loss=2.5 time per step: 250 ms", 12, None, 0.25, 2.5),
+    ("key_value", "step=12 val_loss=9 reduced_train_loss: 2.5 iter_time = 2", 12, None, 2.0, 2.5),
     ("tokens", "tokens seen: 1,048,576", 1048576, None, None, None),
     ("samples", "consumed samples: 2560", 2560, None, None, None),
 ]  # fmt: skip
@@ -98,6 +100,7 @@ ERRORS = [
     ("abort", "[default3]:terminate called after throwing an instance of 'std::runtime_error'", None),
     ("oom_kill", "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.", None),
     ("host_oom", "OSError: [Errno 12] Cannot allocate memory", None),
+    ("host_oom", "[rank1]:   what():  std::bad_alloc", 1),
     ("time_limit", "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO TIME LIMIT ***", None),
     ("preempted", "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO PREEMPTION ***", None),
     ("node_failure", "slurmstepd: error: *** STEP 4.0 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO NODE FAILURE ***", None),

@@ -59,7 +59,14 @@ SPOKEN_OF = re.compile(
     r"\b(?:at|from|to|until|till|since|after|every|before|beyond) (?:global[ _])?(?:step|iteration|iter|update)s?\b",
     re.IGNORECASE,
 )
-SPOKEN_OF_NEEDLES = (" step", " iter", " update", " global")
+SPOKEN_OF_NEEDLES = {
+    thing: tuple(
+        f"{word}{thing}"
+        for word in ("at", "from", "to", "until", "till", "since", "after", "every", "before", "beyond")
+    )
+    for thing in (" step", " iter", " update", " global")
+}
+"""What is counted, and then the words before it: one of them is in each lower-cased line that SPOKEN_OF matches."""
 MADE = re.compile(r"\bloss\b", re.IGNORECASE)
 
 SIGNS: tuple[Sign, ...] = (
@@ -117,15 +124,21 @@ PATTERNS: tuple[Pattern, ...] = (
 )  # fmt: skip
 
 # What else such a line may say, whatever the framework.
-STEP_SECONDS = re.compile(
-    rf"elapsed time per iteration \((?P<unit>m?s)\):\s*(?P<value>{NUMBER})"
-    rf"|(?:step_time|iter_time|step time|time per step|sec_per_step|train_step_timing in s)\s*[=:]\s*(?P<plain>{NUMBER})\s*(?P<suffix>ms\b)?",
-    re.IGNORECASE,
+# These are searched for in the lower-cased line, from where it has the needle.
+_PLAIN = re.compile(
+    rf"(?:step_time|iter_time|step time|time per step|sec_per_step|train_step_timing in s)\s*[=:]\s*(?P<value>{NUMBER})(?:\s*(?P<unit>ms)\b)?"
 )
-STEP_SECONDS_NEEDLES = ("time", "timing", "sec_per_step")
+STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("elapsed time per", re.compile(rf"elapsed time per iteration \((?P<unit>m?s)\):\s*(?P<value>{NUMBER})")),
+    ("step_tim", _PLAIN),
+    ("iter_time", _PLAIN),
+    ("step time", _PLAIN),
+    ("time per step", _PLAIN),
+    ("sec_per_step", _PLAIN),
+    ("train_step_timing", _PLAIN),
+)
 LOSS = re.compile(
-    rf"(?<![\w])(?:lm |train_|train |reduced_train_)?loss[\"']?\s*[=:]?\s*[\"']?(?P<loss>{NUMBER})",
-    re.IGNORECASE,
+    rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss))[\"']?\s*[=:]?\s*[\"']?(?P<loss>{NUMBER})"
 )
 
 # Keys of a JSON line, or of the dictionary that the Hugging Face Trainer prints, in the order of trust.

@@ -155,6 +155,7 @@ def _judge_directory(directory: str, this: Look) -> tuple[list[Judged], list[str
             this.notes.append(f"more than {MAX_ENTRIES} names in {directory}: the others were not looked at")
         candidates = recognise(entries.items())
         judged = [judge(where, prefix, candidate, tracked, this) for candidate in _few(candidates, tracked)]
+        judged.append(_read_tag(where, prefix, entries, candidates))
     finally:
         os.close(where)
     found = [
@@ -224,6 +225,17 @@ def _read_trackers(where: int, prefix: str, this: Look) -> list[Tracked]:
     return found
 
 
+def _read_tag(
+    where: int, prefix: str, entries: dict[str, bool], candidates: list[Candidate]
+) -> Judged | None:
+    """The directory that DeepSpeed's `latest` names where the trainer chose a name of its own, without a step then."""
+    read = files.read_small("latest", where)
+    tag = read[0].strip() if read is not None else ""
+    if read is None or not entries.get(tag) or any(tag in each.names for each in candidates):
+        return None
+    return Judged(f"{prefix}/{tag}", Candidate("deepspeed", (tag,), True), "deepspeed", True, read[1])
+
+
 def _tracked_names(where: int, tracked: list[Tracked]) -> list[str]:
     """The directories that trackers speak of, found by name in a directory that is too long to be read."""
     names = [
@@ -250,8 +262,6 @@ def _read_given_tracker(job: str, path: str, wall: float) -> dict[str, Any] | No
     finally:
         os.close(fd)
     step = parse_tracker(text)
-    return (
-        None
-        if step is None
-        else {"job": job, "path": path, "step": step, "age_s": max(0.0, wall - it.st_mtime)}
-    )
+    if step is None:
+        return None
+    return {"job": job, "path": path, "step": step, "age_s": max(0.0, wall - it.st_mtime)}

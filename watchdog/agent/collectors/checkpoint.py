@@ -179,8 +179,9 @@ class CheckpointCollector:
             return
         if "step" not in found:  # it could not be read: what was known before stays, with the reason
             self._fail(place, at, found["error"])
-            place.path, place.moves = key[1], 0  # links may have been changed
+            place.path, place.moves = key[1], 0
             return
+        place.path, place.moves = key[1], 0  # next time from its name again: links may be changed
         # A new place is compared from its second look on; what stood there at the first has its true age.
         first, since_s = place.looked_at is None, at - (place.looked_at or at)
         place.before, place.looked_at, place.at = found["before"], at, at

@@ -1,0 +1,173 @@
+"""The agent as it runs on a node, for tests: the real command, a controller that writes down what comes, and what its tree costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from watchdog.model import Reply, Report
+from watchdog.wire import decode_report, encode_reply
+
+ALONE = "TEST_IS_ALONE"
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def alone(test: Callable[..., None]) -> Callable[..., None]:
+    """Runs a test in PID and mount namespaces of its own: no other process of the machine, and no mount, is there to be watched."""
+    if os.environ.get(ALONE):
+        return test
+
+    def outer() -> None:
+        name = f"{Path(test.__code__.co_filename).relative_to(CHECKOUT)}::{test.__name__}"
+        inner = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", name]
+        done = subprocess.run(
+            ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", *inner],
+            cwd=CHECKOUT, env={**os.environ, ALONE: "1"}, capture_output=True, text=True, timeout=400,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    outer.__name__ = test.__name__
+    return outer
+
+
+class Receiver:
+    """A controller that takes every report and notes when."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[float, Report]] = []
+        self.reply = Reply(controller_id="test")
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.reports.append((time.monotonic(), decode_report(body)))
+                answer = encode_reply(receiver.reply)
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def last(self) -> Report:
+        return self.reports[-1][1]
+
+    def longest_gap_s(self, since: float) -> float:
+        """Between two reports one after the other, and from the newest one to now."""
+        times = [at for at, _ in self.reports if at >= since] + [time.monotonic()]
+        return max(later - earlier for earlier, later in pairwise(times))
+
+
+class AgentProcess:
+    """`slurm-watchdog agent` with a configuration of its own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        url: str,
+        *,
+        interval_s: float = 1.0,
+        deadline_s: float = 2.0,
+        environment: Mapping[str, str] | None = None,
+        wrapper: tuple[str, ...] = (),
+        more: str = "",
+    ) -> None:
+        """`wrapper` is put before the command, `more` into the section `agent`."""
+        config = directory / "agent.yaml"
+        config.write_text(
+            f"agent: {{node_name: n1, controller_url: '{url}', interval: {interval_s * 1000:.0f}ms, metrics_listen: '', "
+            f"probe_deadline: {deadline_s * 1000:.0f}ms, state_directory: '{directory}'{more}}}\n"
+        )
+        self.errors = directory / "agent.err"
+        command = [
+            sys.executable,
+            "-c",
+            "from watchdog.cli.main import main; main()",
+            "agent",
+            "--config",
+            str(config),
+        ]
+        with open(self.errors, "wb") as errors:
+            self.process = subprocess.Popen(
+                [*wrapper, *command],
+                stdout=errors,
+                stderr=errors,
+                cwd=CHECKOUT,
+                env={**os.environ, **(environment or {})},
+            )
+        self.pid = self.process.pid
+
+    def log(self) -> str:
+        return self.errors.read_text(errors="replace")
+
+    def end(self) -> int:
+        """SIGTERM, as systemd sends it; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=20)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(timeout=20)
+
+
+def tree_of(pid: int) -> list[int]:
+    """`pid` and all its descendants."""
+    pids = [pid]
+    for each in pids:
+        try:
+            for task in os.listdir(f"/proc/{each}/task"):
+                pids += [int(word) for word in Path(f"/proc/{each}/task/{task}/children").read_text().split()]
+        except OSError:
+            continue  # it ended meanwhile
+    return pids
+
+
+def descriptors_and_threads(pids: list[int]) -> tuple[int, int]:
+    """Of all these processes together."""
+    return (
+        sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
+        sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
+    )
+
+
+def pss_kib(pids: list[int]) -> int:
+    """Proportional set size of all these processes together."""
+    total = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1])
+    return total
+
+
+def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Fails the test if `condition` does not hold within so long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"not within {seconds:g} s: {what}")
+        time.sleep(0.05)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from deploy.demo.cluster import set_frozen, wait_until
 from watchdog import clock
 from watchdog.agent.collectors import kernel_log
 from watchdog.agent.collectors.kernel_log import KernelLog
@@ -61,6 +65,23 @@ def probes() -> Iterator[Probes]:
 
 
 @pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A local filesystem that may be frozen; it answers again when the test is over."""
+    image, point = tmp_path / "disk.ext4", Path(tempfile.mkdtemp(prefix="slurm-watchdog-state-"))
+    with open(image, "wb") as file:
+        file.truncate(16 * 1024**2)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
+    subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True, timeout=60)
+    yield point
+    set_frozen(point, False)
+    for _ in range(100):
+        if subprocess.run(["umount", str(point)], capture_output=True, timeout=60).returncode == 0:
+            break
+        time.sleep(0.1)
+    point.rmdir()
+
+
+@pytest.fixture
 def server() -> str:
     """A name that no other record on this machine has."""
     return f"nas-{uuid.uuid4().hex[:12]}"
@@ -69,6 +90,12 @@ def server() -> str:
 def say(fd: int, text: str) -> None:
     """Writes one record as user.info, which no console prints."""
     os.write(fd, f"<14>{text}\n".encode())
+
+
+def poll_for_seconds(probes: Probes, start: float, seconds: int) -> None:
+    """Lets time pass for the children as the loop does: a step too large would be a pause of the agent's own."""
+    for second in range(seconds + 1):
+        probes.poll(start + second)
 
 
 def silent(server: str) -> str:
@@ -190,3 +217,45 @@ def test_without_the_right_to_read_it_the_problem_says_what_to_do(probes: Probes
     assert collector.collect(clock.monotonic()) == ((), 0)
     assert collector.problem is not None
     assert "ENOENT" in collector.problem
+
+
+def test_a_local_disk_that_freezes_holds_a_child_and_no_event(
+    kmsg: int, probes: Probes, server: str, disk: Path
+) -> None:
+    state = disk / "kernel_log.json"
+    collector = KernelLog(KMSG, "boot", str(state), probes, USER)
+    look(collector, server)
+    collector.close(clock.monotonic())
+    written = state.read_text()
+    set_frozen(disk, True)
+    later = clock.monotonic() + 100.0
+    say(kmsg, silent(server))
+    told = [event for event in collector.collect(later)[0] if event.server == server]
+    assert len(told) == 1, "the position is to be written now, and that hangs"
+    say(kmsg, silent(server))
+    poll_for_seconds(probes, later, 10)
+    assert [hung.probe for hung in probes.hung(later + 10.0)] == ["state"]
+    assert [event.server for event in collector.collect(later + 20.0)[0] if event.server == server] == [
+        server
+    ]
+    assert collector.state_problem is not None
+    set_frozen(disk, False)
+    assert wait_until(lambda: bool(probes.poll(later + 25.0)) or probes.is_free("state"), 20.0)
+    collector.close(later + 30.0)
+    assert state.read_text() != written
+
+
+def test_a_state_file_that_can_not_be_read_for_ever_delays_the_first_look_by_seconds(
+    kmsg: int, probes: Probes, server: str, tmp_path: Path
+) -> None:
+    state = tmp_path / "kernel_log.json"
+    os.mkfifo(state)  # opening it for reading waits for a writer that never comes
+    say(kmsg, silent(server))
+    collector = KernelLog(KMSG, "boot", str(state), probes, USER)
+    began = clock.monotonic()
+    assert collector.collect(began) == ((), 0)
+    assert clock.monotonic() - began < 3.0, "the loop itself waits a moment only"
+    poll_for_seconds(probes, began, 5)
+    told = [event for event in collector.collect(began + 5.0)[0] if event.server == server]
+    assert [event.backlog for event in told] == [True]
+    assert [hung.probe for hung in probes.hung(began + 5.0)] == ["state"]

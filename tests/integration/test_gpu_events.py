@@ -79,7 +79,7 @@ def test_a_double_bit_error_is_no_xid(node: Node, scenario: Scenario) -> None:
     scenario.event(0, 0, ECC_DOUBLE_BIT)
     node.tick()
     (event,) = node.events()
-    assert (event.name, event.xid, event.gpu_uuid) == ("ecc_uncorrected", None, "GPU-aaaa")
+    assert (event.name, event.xid, event.gpu_uuid) == ("gpu_ecc_uncorrected", None, "GPU-aaaa")
 
 
 def test_a_fault_without_a_number_is_no_event(node: Node, scenario: Scenario) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent.collectors.gpu import (
+from watchdog.agent.gpu_rows import (
     ECC_EVENT,
     THROTTLE,
     XID_EVENT,
@@ -142,7 +142,7 @@ def test_an_event_without_a_known_gpu_or_of_another_kind_accuses_nobody() -> Non
     assert parse_event(XID_EVENT, 4242, None, 0.0).may_exclude_node is False
     assert parse_event(XID_EVENT, 13, None, 0.0, uuid="MIG-x").gpu_uuid == "MIG-x"
     ecc = parse_event(ECC_EVENT, 0, parse_gpu(ROW), 0.0)
-    assert (ecc.name, ecc.severity, ecc.xid) == ("ecc_uncorrected", FaultSeverity.ERROR, None)
+    assert (ecc.name, ecc.severity, ecc.xid) == ("gpu_ecc_uncorrected", FaultSeverity.ERROR, None)
     assert parse_event(0x40, 0, None, 0.0).name == "nvml_event_0x40"
 
 

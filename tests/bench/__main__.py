@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tests.bench import agent, logs, noise, probes, process_tree, scheduling
+from tests.bench import agent, kernel, logs, noise, probes, process_tree, scheduling
 from tests.bench.figures import Figures, say, take_standard_output
 
 
@@ -17,6 +17,7 @@ def main() -> int:
         "agent": _agent,
         "noise": _noise,
         "logs": _logs,
+        "kernel": _kernel,
         "probe": _probe,
     }
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
@@ -51,7 +52,13 @@ def main() -> int:
 def _agent(figures: Figures, options: argparse.Namespace) -> None:
     agent.run(
         figures,
-        agent.Options(options.seconds, options.interval, options.warm_up, not options.no_peers),
+        agent.Options(
+            options.seconds,
+            options.interval,
+            options.warm_up,
+            not options.no_peers,
+            min(65.0, options.seconds),
+        ),
     )
 
 
@@ -61,6 +68,10 @@ def _noise(figures: Figures, options: argparse.Namespace) -> None:
 
 def _logs(figures: Figures, options: argparse.Namespace) -> None:
     logs.run(figures, options.log_bytes)
+
+
+def _kernel(figures: Figures, options: argparse.Namespace) -> None:
+    kernel.run(figures)
 
 
 def _probe(figures: Figures, options: argparse.Namespace) -> None:

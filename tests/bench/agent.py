@@ -6,6 +6,7 @@ import gzip
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ MAX_PSS_MIB = 40.0
 MAX_TICK_CPU_MS = 15.0
 MAX_NVML_MS = 5.0
 """What the project promises of its agent at an interval of 5 s."""
+DRIVER_METRIC = "slurm_watchdog_nvml_driver_seconds"
 SCRAPES = 40
 TICK_GAP_S = 0.5
 """What the main thread does within this time of its last work belongs to the same tick: replies, answers of children."""
@@ -37,6 +39,8 @@ class Options:
     warm_up_s: float = 30.0
     """Before anything counts: starting costs every agent more than going on, and happens once."""
     with_peers: bool = True
+    driver_s: float = 65.0
+    """How long the time in NVIDIA's driver is looked at: what is dear there comes once a minute."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def run(figures: Figures, options: Options) -> None:
         window = _measure(here, others, options)
         _report_agent(figures, window, here, options)
         _report_ticks(figures, window, options)
-        _report_driver(figures, window)
+        _report_driver(figures, here, options)
         _report_peers(figures, window)
         _report_scrapes(figures, here, window)
 
@@ -138,8 +142,6 @@ class Window:
     schedule: scheduling.Schedule | None
     names: dict[int, str]
     agent_pid: int
-    metrics_before: dict[str, float]
-    metrics_after: dict[str, float]
     reports: int
     report_bytes: int
 
@@ -152,7 +154,6 @@ class Window:
 
 def _measure(here: Scene, others: list[Target], options: Options) -> Window:
     targets = [here.agent, *others]
-    metrics_before = read_metrics(here.metrics_port)
     here.controller.wait_for_report(START_S)
     time.sleep(options.interval_s / 2)  # begin and end in the silence between two ticks
     recording = None
@@ -182,10 +183,8 @@ def _measure(here: Scene, others: list[Target], options: Options) -> Window:
         after=after,
         tick_cpu_s=tick_cpu_s,
         schedule=schedule,
-        names=read_thread_names(here.agent.pid),
+        names=read_process_names(here.agent.pid),
         agent_pid=here.agent.pid,
-        metrics_before=metrics_before,
-        metrics_after=read_metrics(here.metrics_port),
         reports=reports,
         report_bytes=sum(here.controller.sizes[-reports:]) if reports else 0,
     )
@@ -223,21 +222,35 @@ def _report_ticks(figures: Figures, window: Window, options: Options) -> None:
     figures.add("agent.tick_wall_p99_ms", quantile(walls_ms, 0.99), "ms")
     figures.add("agent.longest_stretch_ms", 1000 * max(window.schedule.stretches_s), "ms")
     figures.add("agent.wakeups_per_tick", window.schedule.sleeps.total() / len(window.tick_cpu_s), "1")
-    for thread, count in window.schedule.sleeps.most_common(8):
-        say(f"woken {count / len(window.tick_cpu_s):.1f} times a tick: {window.names.get(thread, thread)}")
+    _say_shares(window, window.schedule)
 
 
-def _report_driver(figures: Figures, window: Window) -> None:
-    """Time in NVIDIA's driver, as the agent's own metrics have it, if they do."""
-    names = ("slurm_watchdog_nvml_driver_seconds_sum", "slurm_watchdog_nvml_driver_seconds_total")
-    for name in names:
-        if name in window.metrics_after:
-            spent = window.metrics_after[name] - window.metrics_before.get(name, 0.0)
-            figures.add(
-                "agent.nvml_ms_per_tick", 1000 * spent / len(window.tick_cpu_s), "ms", at_most=MAX_NVML_MS
-            )
+def _say_shares(window: Window, schedule: scheduling.Schedule) -> None:
+    """Which process used how much, for whoever wants to make it less."""
+    ticks = len(window.tick_cpu_s)
+    used: Counter[str] = Counter()
+    woken: Counter[str] = Counter()
+    for run in schedule.runs:
+        used[window.names.get(run.thread, "those that ended")] += run.end_s - run.begin_s
+    for thread, count in schedule.sleeps.items():
+        woken[window.names.get(thread, "those that ended")] += count
+    for name, seconds in used.most_common():
+        say(f"{1000 * seconds / ticks:6.2f} ms and {woken[name] / ticks:4.1f} wake-ups a tick: {name}")
+
+
+def _report_driver(figures: Figures, here: Scene, options: Options) -> None:
+    """Time that each of so many ticks spent in NVIDIA's driver, by the agent's own count; after the window, for asking costs it."""
+    spent_ms = []
+    for _ in range(max(1, round(options.driver_s / options.interval_s))):
+        here.controller.wait_for_report(START_S)
+        time.sleep(min(0.5, options.interval_s / 4))
+        value = read_metrics(here.metrics_port).get(DRIVER_METRIC)
+        if value is None:
+            say(f"the agent's metrics have no {DRIVER_METRIC}: no figure of its time in NVML")
             return
-    say("the agent has no metric of its time in NVML: no figure")
+        spent_ms.append(1000 * value)
+    figures.add("agent.nvml_p50_ms_per_tick", quantile(spent_ms, 0.5), "ms")
+    figures.add("agent.nvml_max_ms_per_tick", max(spent_ms), "ms", at_most=MAX_NVML_MS)
 
 
 def _report_peers(figures: Figures, window: Window) -> None:
@@ -295,10 +308,10 @@ def parse_metrics(text: str) -> dict[str, float]:
     return found
 
 
-def read_thread_names(root: int) -> dict[int, str]:
-    """Thread id to `pid of its process/its name`, of the tree below `root`."""
+def read_process_names(root: int) -> dict[int, str]:
+    """For each thread of the tree below `root`, pid and name of its process."""
     names = {}
     for pid in read_tree(root):
-        for task in Path(f"/proc/{pid}/task").glob("*/comm"):
-            names[int(task.parent.name)] = f"{'main ' if pid == root else ''}{pid}/{task.read_text().strip()}"
+        label = f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()}{' (main)' if pid == root else ''}"
+        names |= {int(task): label for task in os.listdir(f"/proc/{pid}/task")}
     return names

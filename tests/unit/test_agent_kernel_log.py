@@ -191,6 +191,17 @@ def test_the_first_start_tells_the_ring_as_a_backlog_with_true_ages(
     assert [event.backlog for event in collector.collect(1005.0)[0]] == [False]
 
 
+def test_a_flood_that_never_ends_makes_no_backlog_of_what_is_new(ring: Ring, child: Child) -> None:
+    collector = started(ring, child, "")
+    flags = []
+    for tick in range(4):
+        for number in range(MAX_RECORDS + 1):
+            ring.say(SILENT if number == 0 else DULL, 1000.0 + 5.0 * tick)
+        events, _ = collector.collect(1001.0 + 5.0 * tick)
+        flags += [event.backlog for event in events]
+    assert flags == [True, False, False, False]
+
+
 def test_a_restarted_agent_tells_nothing_twice_and_misses_nothing(
     ring: Ring, child: Child, state: str
 ) -> None:

@@ -102,6 +102,8 @@ class KernelLog:
         self._asked_at: float | None = None
         self._position_known = not state_file
         self._backlog = True
+        """What is read now may have stood there before the first look: until the end was reached once."""
+        self._began_at: float | None = None
         self._saved: int | None = None
         self._saving: int | None = None
         self._request: int | None = None
@@ -123,7 +125,9 @@ class KernelLog:
             return (), 0
         if self._kmsg.restarts != self._restarts:  # another log, of another clock perhaps
             self._restarts = self._kmsg.restarts
-            self._clock, self._drained_at, self._backlog = KernelClock(), None, True
+            self._clock, self._drained_at, self._backlog, self._began_at = KernelClock(), None, True, None
+        if self._began_at is None:
+            self._began_at = now
         fold = Fold()
         oldest = newest = b""
         for priority, sequence, newest in self._kmsg.read(now, MAX_RECORDS):
@@ -163,11 +167,12 @@ class KernelLog:
 
     def _event(self, now: float, told: Told) -> NodeEvent:
         fact = told.fact
+        age_s = self._clock.age_s(now, told.time_us)
+        backlog = self._backlog and self._began_at is not None and age_s >= now - self._began_at
         return NodeEvent(
-            source="kernel_log", name=fact.name, severity=fact.severity, age_s=self._clock.age_s(now, told.time_us), line=fact.message,
-            sequence=told.sequence, repeats=told.repeats, xid=fact.xid, gpu_uuid=fact.gpu, pci_bus_id=fact.pci_bus_id, pid=fact.pid,
-            process=fact.process, mount=fact.mount, server=fact.server, device=fact.device, may_exclude_node=fact.may_exclude_node,
-            backlog=self._backlog,
+            source="kernel_log", name=fact.name, severity=fact.severity, age_s=age_s, line=fact.message, sequence=told.sequence,
+            repeats=told.repeats, xid=fact.xid, gpu_uuid=fact.gpu, pci_bus_id=fact.pci_bus_id, pid=fact.pid, process=fact.process,
+            mount=fact.mount, server=fact.server, device=fact.device, may_exclude_node=fact.may_exclude_node, backlog=backlog,
         )  # fmt: skip
 
     def _past(self, now: float) -> tuple[NodeEvent, ...]:

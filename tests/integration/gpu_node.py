@@ -22,7 +22,9 @@ SHORT_DEADLINE_S = 0.5
 class Node:
     """The collector with a real child, which finds the stand-in where others find NVIDIA's library; without both, that one."""
 
-    def __init__(self, library: Path | None = None, scenario: Scenario | None = None):
+    def __init__(self, library: Path | None = None, scenario: Scenario | None = None, *, hurry: bool = True):
+        """`hurry`: the first look lists all processes at once, as `--once` does; the daemon takes its time."""
+
         def read_gpus(args: Any, state: dict[str, Any]) -> Any:
             if library is not None and scenario is not None:
                 ctypes.CDLL(str(library))
@@ -31,6 +33,8 @@ class Node:
 
         self.probes = Probes({"read_gpus": read_gpus})
         self.gpus = GpuCollector(self.probes)
+        if hurry:
+            self.gpus.want_processes()
         self.later_s = 0.0
         """What has passed besides real time."""
         self.deadline_s, self.patience_s = 20.0, 10.0

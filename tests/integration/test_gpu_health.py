@@ -237,17 +237,22 @@ class Watched:
         monkeypatch.setattr(node.gpus, "_take_rows", watch)
 
 
-def test_after_the_first_look_one_gpu_at_a_time_is_asked_and_each_once_a_minute(
-    node: Node, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+def test_one_gpu_at_a_time_is_asked_and_each_once_a_minute_from_the_start(
+    library: Path, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scenario.only(eight_cards())
+    scenario.only(eight_cards(processes=((7, 1),)))
     scenario.rule(*field_latencies())
+    node = Node(library, scenario, hurry=False)
     watched = Watched(node, monkeypatch)
-    for _ in range(49):  # four minutes
-        node.tick(later_s=5.0)
-    assert watched.ticks[0][0] == list(range(8)), "the agent has just come: nobody knows whose GPU is whose"
-    later = watched.ticks[1:]
-    assert max(len(listed) for listed, _, _ in later) == 1
+    try:
+        for _ in range(49):  # four minutes
+            rows = node.tick(later_s=5.0)
+    finally:
+        node.probes.close()
+    assert all(row.pids == (7,) and row.pcie_link_width == 16 for row in rows)
+    assert watched.ticks[0][:2] == ([], []), "how many GPUs there are is not known yet"
+    assert [len(listed) for listed, _, _ in watched.ticks[1:9]] == [1] * 8
+    assert max(len(listed) for listed, _, _ in watched.ticks) == 1
     for which in (0, 1):
         for index in range(8):
             at = [number * 5 for number, tick in enumerate(watched.ticks) if index in tick[which]]

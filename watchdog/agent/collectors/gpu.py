@@ -65,7 +65,7 @@ class GpuCollector:
     _dropped: int = 0
     _request: int | None = None
     _asked_at: float = 0.0
-    _list_all: bool = True
+    _list_all: bool = False
     """The next request lists the processes of every GPU."""
     _suspects: set[int] = field(default_factory=set)
     """Blocked ranks for which everybody was listed already, in vain."""
@@ -76,7 +76,7 @@ class GpuCollector:
     """Why nothing is being asked at the moment."""
 
     def want_processes(self) -> None:
-        """The next request lists the processes of every GPU: somebody is under suspicion."""
+        """The next request lists the processes of every GPU: somebody is under suspicion, or a person waits for the answer."""
         self._list_all = True
 
     def suspect(self, pids: Iterable[int], now: float) -> None:

@@ -144,18 +144,21 @@ def test_a_child_that_was_killed_is_followed_by_one_that_goes_on_where_it_was(
 
 
 def test_a_pattern_with_wildcards_finds_the_logs_of_ranks(
-    tmp_path: Path, make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_node: Callable[..., Node]
 ) -> None:
     for rank in range(3):
         (tmp_path / f"rank_{rank}").mkdir()
-        write(tmp_path / f"rank_{rank}" / "stdout.4.log", "begun\n")
+        write(tmp_path / f"rank_{rank}" / "stdout.4[0].log", "begun\n")
+        write(tmp_path / f"rank_{rank}" / "stdout.40.log", "another job's\n")
     node = make_node(patterns=(f"{tmp_path}/rank_*/stdout.{{job_id}}.log", f"{tmp_path}/{{workdir}}/x.log"))
-    node.watch()
+    node.watch(job_id="4[0]")
     rows = node.until(lambda rows: len(rows) == 3 and all(row.offset for row in rows))
-    assert sorted(row.path for row in rows) == [f"{tmp_path}/rank_{rank}/stdout.4.log" for rank in range(3)]
-    write(tmp_path / "rank_1" / "stdout.4.log", "step 1/9\n")
+    assert sorted(row.path for row in rows) == [
+        f"{tmp_path}/rank_{rank}/stdout.4[0].log" for rank in range(3)
+    ]
+    write(tmp_path / "rank_1" / "stdout.4[0].log", "step 1/9\n")
     node.until(lambda rows: node.steps() == [1])
-    assert node.events[-1].source == f"{tmp_path}/rank_1/stdout.4.log"
+    assert node.events[-1].source == f"{tmp_path}/rank_1/stdout.4[0].log"
 
 
 def test_an_open_file_that_is_the_jobs_output_is_counted_once(

@@ -6,6 +6,7 @@ hangs holds one child and the logs on it, and nothing else.
 
 from __future__ import annotations
 
+import glob
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -167,11 +168,14 @@ class JobLogs:
             values["workdir"] = environ["SLURM_SUBMIT_DIR"]
         job = self.jobs[job_id]
         for pattern in self.patterns:
+            wild = any(sign in pattern for sign in MAGIC)
             try:
-                path = pattern.format_map(values)
+                path = pattern.format_map(
+                    {name: glob.escape(value) for name, value in values.items()} if wild else values
+                )
             except KeyError:
                 continue  # the job's environment is not known (yet)
-            if any(sign in path for sign in MAGIC):
+            if wild:
                 paths += job.found.setdefault(path, [])
             else:
                 paths.append(path)

@@ -99,15 +99,22 @@ _STAMP = re.compile(
 _DMESG_ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d+(?:Z|[+-]\d\d:?\d\d) ")
 _CALLER = re.compile(r"\[\s*[TC]\d+\] ?")
 _DATE = re.compile(
-    r"(?:[A-Z][a-z]{2}\s+\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?) "
+    r"(?:[A-Z][a-z]{2}\s+\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?"  # Sep 19 02:29:46
+    r"|(?:1 )?(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d| [A-Z]{2,5})?"  # RFC 5424's begin with 1
+    r"|\d{9,11}\.\d{3,9}) "  # journalctl -o short-unix
 )
-_HOST_AND_TAG = re.compile(r"(?P<host>\S+) (?P<tag>[^\s:\[]+)(?:\[\d+\])?: ?")
+_SOURCE = re.compile(
+    r"[\w./@+-]+:(?:\d+:)? ?(?=\[\s*\d+\.\d+\]|\[[A-Z][a-z]{2} [A-Z]|[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d|\d{4}-\d\d-\d\dT)"
+)
+"""What grep, pdsh and clush put before a line: a file or a host, only where a time follows."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_HOST_AND_TAG = re.compile(r"(?P<host>\S+) (?P<tag>[^\s:\[]+)(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
 _KERNEL_TAG = re.compile(r"(?:[\w.-]+ )?kernel(?:\[\d+\])?: ?")
 
 
 def strip_prefix(line: str) -> str | None:
     """The kernel's own words in a line of dmesg, journalctl, a syslog file or /dev/kmsg; None if a program wrote it."""
-    text = line[: 2 * MAX_TEXT].strip("\r\n")
+    text = _without(_SOURCE, _COLOUR.sub("", line[: 2 * MAX_TEXT]).strip("\r\n"))
     for pattern in (_KMSG, _RAW):
         if match := pattern.match(text):
             if int(match["priority"]) >> 3 != KERN:

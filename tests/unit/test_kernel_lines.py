@@ -168,6 +168,14 @@ def test_a_line_of_nothing_is_none(text: str) -> None:
     assert parse_kernel_line(text) is None
 
 
+def test_colours_of_a_terminal_are_not_in_the_way() -> None:
+    fact = parse_kernel_line(
+        "\x1b[32m[ 8593.497005] \x1b[0m\x1b[33mnfs: \x1b[0mserver nas01 not responding, still trying"
+    )
+    assert fact is not None
+    assert (fact.name, fact.server) == ("nfs_server_silent", "nas01")
+
+
 def test_a_program_is_not_the_kernel() -> None:
     assert strip_prefix("11,1,1,-;NVRM: Xid") is None
     assert strip_prefix("Sep 19 02:29:46 n kernel: [1.0] NVRM: x") == "NVRM: x"

@@ -83,17 +83,27 @@ def send_take(pid: int) -> None:
     os.kill(pid, signal.SIGUSR1)
 
 
-def is_memory_locked(pid: int, timeout_s: float = 0.5) -> bool:
-    """Whether a reader of the process's command line waits. Its wait can be ended by a kill, so it leaves nothing behind."""
+def is_memory_locked(pid: int, waits_s: float = 0.3) -> bool:
+    """Whether a reader of the process's command line waits: stands in D for `waits_s`, however busy the machine is.
+
+    Its wait can be ended by a kill, so it leaves nothing behind. Raises TimeoutError if neither shows within 10 s.
+    """
     reader = subprocess.Popen(["cat", f"/proc/{pid}/cmdline"], stdout=subprocess.DEVNULL)
     try:
-        reader.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return True
+        since: float | None = None
+        end = time.monotonic() + 10.0
+        while time.monotonic() < end:
+            if reader.poll() is not None:
+                return False
+            state = Path(f"/proc/{reader.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            since = (since or time.monotonic()) if state == "D" else None
+            if since is not None and time.monotonic() - since > waits_s:
+                return True
+            time.sleep(0.02)
     finally:
         reader.kill()
         reader.wait(timeout=10)
-    return False
+    raise TimeoutError(f"reading the command line of {pid} neither ends nor waits")
 
 
 def hold(file: str) -> None:

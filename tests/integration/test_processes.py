@@ -1,0 +1,256 @@
+"""Looking at processes that cannot be looked at: a held memory lock, a child stuck in execve, a PID namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.demo.cluster import set_frozen
+from tests.memory_lock import MemoryLockHolder, is_memory_locked
+from watchdog import clock
+from watchdog.agent import identify
+from watchdog.agent.collectors.process import ProcessCollector
+from watchdog.agent.mounts import read_mounts
+from watchdog.agent.probe import Probes
+from watchdog.model import Process, Role
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, namespaces")
+
+JOB = "990702"
+DEADLINE_S = 0.6
+INTERVAL_S = 0.1
+
+
+def environment(rank: int) -> dict[str, str]:
+    return {"SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "4"}
+
+
+@pytest.fixture
+def filesystem(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 of its own, mounted; it answers again when the test is over."""
+    image, point = tmp_path / "image.ext4", Path(tempfile.mkdtemp(prefix="slurm-watchdog-test-"))
+    with open(image, "wb") as file:
+        file.truncate(64 * 1024**2)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
+    subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True, timeout=60)
+    yield point
+    set_frozen(point, False)
+    for _ in range(50):
+        if subprocess.run(["umount", str(point)], capture_output=True, timeout=60).returncode == 0:
+            break
+        time.sleep(0.1)
+    point.rmdir()
+
+
+class Looks:
+    """Ticks of the collector, each of which has to come back."""
+
+    def __init__(self) -> None:
+        self.probes = Probes(
+            {
+                "identify": identify.identify,
+                "resolve": identify.resolve,
+                "list_open_logs": identify.list_open_logs,
+            }
+        )
+        self.collector = ProcessCollector(self.probes, read_mounts())
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.watched: set[int] = set()
+
+    def tick(self) -> dict[int, Process]:
+        time.sleep(INTERVAL_S)
+        began = clock.monotonic()
+        self.probes.poll(began)
+        processes = self.collector.collect(began, DEADLINE_S)
+        assert clock.monotonic() - began < 5.0, "a look that blocks"
+        return {process.pid: process for process in processes if process.job_id == JOB}
+
+    def until(self, condition: Callable[[dict[int, Process]], object], ticks: int = 60) -> dict[int, Process]:
+        for _ in range(ticks):
+            processes = self.tick()
+            if condition(processes):
+                return processes
+        pytest.fail(f"not within {ticks} ticks: {processes}, hung: {self.hung()}")
+
+    def hung(self) -> list[str]:
+        """Names of the children that hang, but for those on processes of this machine that no test here started."""
+        names = sorted(probe.probe for probe in self.probes.hung(clock.monotonic()))
+        return [
+            name for name in names if not name[-1].isdigit() or int(name.rpartition(":")[2]) in self.watched
+        ]
+
+    def rank(self, rank: int, *argv: str) -> int:
+        command = argv or (sys.executable, "-c", "import time; time.sleep(100)")
+        process = subprocess.Popen(command, env={**os.environ, **environment(rank)})
+        self.started.append(process)
+        return process.pid
+
+
+@pytest.fixture
+def looks() -> Iterator[Looks]:
+    looks = Looks()
+    yield looks
+    for process in looks.started:
+        process.kill()
+        process.wait(timeout=10)
+    looks.probes.close()
+
+
+def test_one_held_memory_lock_keeps_nobody_else_from_being_identified(looks: Looks, filesystem: Path) -> None:
+    looks.tick()
+    with MemoryLockHolder(filesystem / "mapped", environment(0)) as holder:
+        set_frozen(filesystem, True)
+        holder.take()
+        looks.watched.add(holder.pid)
+        others = {looks.rank(rank) for rank in (1, 2, 3)}
+        found = looks.until(lambda found: others <= found.keys() and looks.hung())
+        assert {found[pid].rank for pid in others} == {1, 2, 3}
+        assert looks.hung() == [f"identify:{holder.pid}"]
+        late = looks.rank(4)
+        looks.until(lambda found: late in found)
+        for _ in range(10):  # and it stays one child, however long it lasts
+            looks.tick()
+        assert looks.hung() == [f"identify:{holder.pid}"]
+        assert is_memory_locked(holder.pid)
+        set_frozen(filesystem, False)
+        found = looks.until(lambda found: holder.pid in found)
+        assert (found[holder.pid].role, found[holder.pid].rank) == (Role.RANK, 0)
+        assert looks.hung() == []
+
+
+def test_a_rank_that_is_known_is_still_seen_with_its_memory_locked_and_its_thread_is_named(
+    looks: Looks, filesystem: Path
+) -> None:
+    with MemoryLockHolder(filesystem / "mapped", environment(0)) as holder:
+        looks.until(lambda found: holder.pid in found)
+        set_frozen(filesystem, True)
+        holder.take()
+        looks.watched.add(holder.pid)
+        found = looks.until(lambda found: found[holder.pid].blocked is not None)
+        process = found[holder.pid]
+        assert (process.role, process.state, process.threads) == (Role.RANK, "S", 3)
+        assert process.blocked is not None
+        assert process.blocked.state == "D"
+        assert process.blocked.thread_id != holder.pid
+        assert not [name for name in looks.hung() if name != f"identify:{holder.pid}"]
+        set_frozen(filesystem, False)
+
+
+STARTER = (
+    "import subprocess, sys, time\n"
+    "sys.argv[0] = {program!r}\n"
+    "import runpy, threading\n"
+    "def start():\n"
+    "    {wait}\n"
+    "    subprocess.Popen(['sleep', '99'])\n"
+    "threading.Thread(target=start, daemon=True).start()\n"
+    "runpy.run_path({program!r}, run_name='__main__')\n"
+)
+
+
+def children_of(pid: int) -> set[int]:
+    """By `status`, which never blocks."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                text = Path(f"/proc/{name}/status").read_text()
+            except OSError:
+                continue
+            if f"\nPPid:\t{pid}\n" in text:
+                found.add(int(name))
+    return found
+
+
+def test_a_child_that_waits_in_execve_for_a_locked_memory_stops_no_look(
+    looks: Looks, filesystem: Path, tmp_path: Path
+) -> None:
+    looks.tick()
+    program = str(Path(__file__).resolve().parents[1] / "memory_lock.py")
+    go = tmp_path / "go"
+    wait = f"import os\n    while not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    argv = [sys.executable, "-c", STARTER.format(program=program, wait=wait), str(filesystem / "mapped")]
+    parent = subprocess.Popen(argv, env={**os.environ, **environment(0)}, stdout=subprocess.PIPE)
+    looks.started.append(parent)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"ready\n"
+    looks.until(lambda found: parent.pid in found)
+    set_frozen(filesystem, True)
+    os.kill(parent.pid, 10)
+    for _ in range(100):
+        if is_memory_locked(parent.pid):
+            break
+    go.touch()  # now its thread starts a child, which shares the locked memory until its execve is done
+    for _ in range(100):
+        if children_of(parent.pid):
+            break
+        time.sleep(0.05)
+    (child,) = children_of(parent.pid)
+    looks.watched |= {parent.pid, child}
+    try:
+        late = looks.rank(5)
+        looks.until(lambda found: late in found)
+        found = looks.until(lambda _: looks.hung() == [f"identify:{child}"])
+        for _ in range(10):
+            found = looks.tick()
+        assert looks.hung() == [f"identify:{child}"]
+        assert found[parent.pid].role is Role.RANK
+        assert child not in found
+        set_frozen(filesystem, False)
+        found = looks.until(lambda found: child in found and found[child].comm == "sleep")
+        assert found[child].job_id == JOB
+        assert looks.hung() == []
+    finally:
+        set_frozen(filesystem, False)
+        parent.stdout.close()
+        os.kill(child, 9)
+        parent.kill()
+        parent.wait(timeout=10)
+
+
+def test_ranks_in_a_pid_namespace_are_ranks_and_carry_their_number_in_there(looks: Looks) -> None:
+    outer = looks.rank(
+        3, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c",
+        f"{sys.executable} -c 'import time; time.sleep(100)'; true",
+    )  # fmt: skip
+    found = looks.until(lambda found: any(process.role is Role.RANK for process in found.values()))
+    (rank,) = [process for process in found.values() if process.role is Role.RANK]
+    assert found[outer].role is Role.HELPER
+    assert (rank.rank, rank.world_size) == (3, 4)
+    assert rank.pid != outer
+    assert rank.container_pid is not None
+    assert 1 < rank.container_pid < 10
+    assert found[outer].container_pid is None
+
+
+def test_a_stopped_rank_says_since_when(looks: Looks) -> None:
+    pid = looks.rank(0)
+    looks.until(lambda found: pid in found and found[pid].role is Role.RANK)
+    os.kill(pid, 19)
+    found = looks.until(lambda found: (found[pid].state_age_s or 0) > 3 * INTERVAL_S)
+    assert found[pid].state == "T"
+    os.kill(pid, 18)
+    found = looks.until(lambda found: found[pid].state == "S")
+    assert found[pid].state_age_s is None
+    assert (found[pid].threads, found[pid].container_pid) == (1, None)
+
+
+def test_checkpoint_directories_and_working_directory_come_from_the_command_line(
+    looks: Looks, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(100)", "--save", "ckpt/run1"],
+        env={**os.environ, **environment(0)}, cwd=tmp_path,
+    )  # fmt: skip
+    looks.started.append(process)
+    looks.until(lambda found: process.pid in found and found[process.pid].role is Role.RANK)
+    assert looks.collector.checkpoint_directories_of(JOB) == (f"{tmp_path}/ckpt/run1",)
+    assert looks.collector.working_directory_of(JOB) == str(tmp_path)
+    assert looks.collector.checkpoint_directories_of("1") == ()

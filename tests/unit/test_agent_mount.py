@@ -165,6 +165,15 @@ def test_a_stuck_child_that_was_killed_is_no_mount_that_answers() -> None:
     assert len(watch.children.asked) == 2
 
 
+def test_a_stuck_write_whose_child_was_killed_is_not_written_again_for_nobody() -> None:
+    watch = make()
+    watch.command()
+    watch.children.time_out(watch.now)
+    watch.children.die()
+    assert [watch.look(5.0, {}) for _ in range(3)] == [()] * 3
+    assert len(watch.children.asked) == 1
+
+
 def test_a_stuck_mount_is_told_of_even_when_no_job_uses_it_any_more() -> None:
     watch = make()
     watch.look()
@@ -243,6 +252,34 @@ def test_a_command_that_times_out_is_a_row_in_every_report_until_the_mount_answe
     assert [watch.look(5.0, {})[0].seconds for _ in range(3)] == [5.0, 10.0, 15.0]
     watch.children.answer()
     assert [row.responding for row in watch.look(5.0, {})] == [True]
+
+
+def test_a_write_that_came_back_late_is_tried_again_once_so_that_the_end_is_seen() -> None:
+    watch = make()
+    watch.command()
+    watch.children.time_out(watch.now + 10)
+    watch.look(20.0, {})
+    watch.children.answer()
+    assert [(row.responding, row.wrote) for row in watch.look(5.0, {})] == [(True, False)]
+    assert watch.look(5.0, {}) == ()
+    assert [each["write"] for each in watch.children.asked] == [True, True]
+    assert watch.children.asked[1]["directory"] == "/scratch/d"
+    watch.children.answer({**FINE, "wrote": True})
+    assert [(row.responding, row.wrote) for row in watch.look(5.0, {})] == [(True, True)]
+    assert [watch.look(60.0, {}) for _ in range(3)] == [()] * 3
+    assert len(watch.children.asked) == 2
+
+
+def test_a_write_that_hangs_again_is_out_again() -> None:
+    watch = make(frozenset({MOUNT}))
+    watch.look()
+    for _ in range(3):
+        watch.children.time_out(watch.now)
+        assert [row.responding for row in watch.look()] == [False]
+        watch.children.answer()
+        assert [row.responding for row in watch.look()] == [True]
+        watch.look()
+    assert len(watch.children.asked) == 4
 
 
 def test_a_cluster_does_not_ask_all_at_once() -> None:

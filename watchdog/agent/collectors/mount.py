@@ -72,6 +72,8 @@ class _State:
     due: float
     wanted: Wanted
     out: MountProbe | None = None
+    writing: Wanted | None = None
+    """Where it was to write that is out, or was out until now: as soon as it is back, a write there is tried again."""
 
 
 @dataclass
@@ -95,11 +97,18 @@ class MountCollector:
             due = first_due(self.node, mount, self.interval_s, now) if self.stagger else now
             state = self._states.setdefault(mount, _State(due, place))
             state.wanted = place
-            if now >= state.due and state.out is None:
+            if now >= state.due and state.out is None and state.writing is None:
                 self._ask(mount, place, mount in self.write_on, now, deadline_s, self._take_periodic)
+        for mount, state in self._states.items():
+            if state.writing is not None and state.out is None:
+                place = state.writing
+                if self._ask(mount, place, True, now, deadline_s, self._take_periodic):
+                    state.writing = None
         overdue = [row for mount in list(self._states) if (row := self._overdue(mount, now)) is not None]
         for mount in [
-            mount for mount, state in self._states.items() if mount not in wanted and state.out is None
+            mount
+            for mount, state in self._states.items()
+            if mount not in wanted and state.out is None and state.writing is None
         ]:
             del self._states[mount]
         rows, self._rows = self._rows, []
@@ -175,7 +184,8 @@ class MountCollector:
                 device=place.device,
                 fs_type=place.fs_type,
             )
-            self._states.setdefault(mount, _State(0.0, place)).out = row
+            state = self._states.setdefault(mount, _State(0.0, place))
+            state.out, state.writing = row, place if write else None
             return row
         self.probes.retire(answer.key)  # a child costs memory, and the next question comes in half a minute
         value = answer.value or {}
@@ -192,7 +202,11 @@ class MountCollector:
         )
 
     def _overdue(self, mount: str, now: float) -> MountProbe | None:
-        """The row of a child that has not come back, or, once, that it has; None if there is none to tell of."""
+        """The row of a child that has not come back, or, once, that it has; None if there is none to tell of.
+
+        What it says when it comes back late is not known. If it was to write, the next call has it written once more, so
+        that the end of an outage is told by a write that was seen to succeed.
+        """
         state = self._states[mount]
         if state.out is None:
             return None
@@ -201,6 +215,7 @@ class MountCollector:
             return msgspec.structs.replace(state.out, seconds=since_s)
         out, state.out, state.due = state.out, None, now  # and is asked properly at the next look
         if _key(mount) not in self.probes.names():
+            state.writing = None
             return None  # the child has ended without an answer: nobody knows
         self.probes.retire(_key(mount))
         return msgspec.structs.replace(out, responding=True, seconds=0.0, error=None)

@@ -171,8 +171,8 @@ MEMORY: tuple[Signature, ...] = (
     _row("memory_failure", "mem", "memory failure: ", r"Memory failure: 0x[0-9a-f]+: recovery action for .*: (?:Ignored|Failed)", CRITICAL, exclude=True),
     _row("memory_failure_recovered", "mem", "memory failure: ", r"Memory failure: 0x[0-9a-f]+: recovery action for .*: (?:Recovered|Delayed)", ERROR),
     _row("memory_uncorrected", "mce", "uncorrected hardware memory error", r"(?:mce|MCE): Uncorrected hardware memory error", CRITICAL, exclude=True),
-    _row("memory_uncorrected", "eda", "edac ", r"EDAC (?P<device>\w*MC\d+): \d+ UE\b", CRITICAL, exclude=True),
-    _row("memory_corrected", "eda", "edac ", r"EDAC (?P<device>\w*MC\d+): \d+ CE\b", WARNING),
+    _row("memory_uncorrected", "eda", "edac ", r"EDAC (?P<device>\w*MC\d+): (?:\d+ )?UE\b", CRITICAL, exclude=True),
+    _row("memory_corrected", "eda", "edac ", r"EDAC (?P<device>\w*MC\d+): (?:\d+ )?CE\b", WARNING),
     _row("pids_limit", "cgr", "fork rejected by pids", r"cgroup: fork rejected by pids controller in (?P<mount>\S+)", WARNING),
 )
 
@@ -259,9 +259,9 @@ CPU_AND_BUS: tuple[Signature, ...] = (
     _row("pcie_fatal", "", "pcie bus error", rf"(?P<driver>[\w-]+) {PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)", CRITICAL, exclude=True),
     _row("pcie_uncorrected", "", "pcie bus error", rf"[\w-]+ {PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)", ERROR),
     _row("pcie_corrected", "", "pcie bus error", rf"[\w-]+ {PCI}: (?:AER: )?PCIe Bus Error: severity=Correct(?:ed|able)", WARNING),
-    _row("pcie_fatal", "pci", "aer: ", rf"pcieport \S+: AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?:: | from ){PCI}", CRITICAL, exclude=True),
-    _row("pcie_uncorrected", "pci", "aer: ", rf"pcieport \S+: AER: (?:Multiple )?Uncorrect(?:ed|able)(?: \(Non-Fatal\))? error (?:message )?received(?:: | from ){PCI}", ERROR),
-    _row("pcie_corrected", "pci", "aer: ", rf"pcieport \S+: AER: (?:Multiple )?Correct(?:ed|able) error (?:message )?received(?:: | from ){PCI}", WARNING),
+    _row("pcie_fatal", "pci", "aer: ", rf"pcieport (?P<pci2>\S+): AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?:(?:: | from ){PCI})?", CRITICAL, exclude=True),
+    _row("pcie_uncorrected", "pci", "aer: ", rf"pcieport (?P<pci2>\S+): AER: (?:Multiple )?Uncorrect(?:ed|able)(?: \(Non-Fatal\))? error (?:message )?received(?:(?:: | from ){PCI})?", ERROR),
+    _row("pcie_corrected", "pci", "aer: ", rf"pcieport (?P<pci2>\S+): AER: (?:Multiple )?Correct(?:ed|able) error (?:message )?received(?:(?:: | from ){PCI})?", WARNING),
     _row("pcie_recovered", "", "device recovery", rf"\S+ {PCI}: AER: device recovery successful", INFO),
     _row("pcie_recovery_failed", "", "device recovery", rf"\S+ {PCI}: AER: device recovery failed", CRITICAL, exclude=True),
     _row("pcie_contained", "pci", "error", rf"pcieport {PCI}: (?:DPC|EDR): .*unmasked uncorrectable error", ERROR),

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from watchdog.agent.jobs import Known, Member, Place, assign, parse_cgroup, parse_stepd
+from watchdog.agent.jobs import (
+    NEVER_A_RANK,
+    RANK_SOURCES,
+    Known,
+    Member,
+    Place,
+    assign,
+    may_hold_a_rank,
+    parse_cgroup,
+    parse_stepd,
+)
 from watchdog.model import Role
 
 USER = 1000
@@ -219,3 +229,135 @@ def test_a_control_group_names_job_and_step(text: str, place: Place | None) -> N
 )
 def test_a_slurmstepd_names_its_step(title: str, place: Place | None) -> None:
     assert parse_stepd(title) == place
+
+
+@pytest.mark.parametrize("source", RANK_SOURCES)
+def test_every_launchers_variables_give_rank_local_rank_and_world_size(source: tuple[str, str, str]) -> None:
+    def child(rank: int) -> dict[str, str]:
+        return task(0) | {source[0]: str(rank + 2), source[1]: str(rank), source[2]: "4"}
+
+    members = belonging(
+        stepd(20, "0"), process(21, 20, "bash", task(0)), process(22, 21, "a.out", child(0)), process(23, 21, "a.out", child(1)),
+    )  # fmt: skip
+    assert roles(members) == {21: ("helper", None), 22: ("rank", 2), 23: ("rank", 3)}
+    assert (members[23].local_rank, members[23].world_size) == (1, 4)
+
+
+@pytest.mark.parametrize("launcher", ["hydra_pmi_proxy", "palsd", "flux-shell", "prted"])
+def test_a_launchers_daemon_is_no_rank(launcher: str) -> None:
+    members = belonging(
+        stepd(20, "0"), process(21, 20, launcher, task(0)),
+        process(22, 21, "python", task(0, PMI_RANK=0)), process(23, 21, "python", task(0, PMI_RANK=1)),
+    )  # fmt: skip
+    assert roles(members) == {21: ("helper", None), 22: ("rank", 0), 23: ("rank", 1)}
+
+
+def test_ranks_of_deepspeed_by_ssh_are_found_by_their_control_group() -> None:
+    extern = Place("4", "extern")
+
+    def child(rank: int) -> dict[str, str]:
+        return {"RANK": str(rank), "LOCAL_RANK": str(rank - 8), "WORLD_SIZE": "16"}
+
+    members = belonging(
+        stepd(20, "extern"), process(21, 20, "sleep", {}, uid=0, cgroup=extern),
+        process(30, 1, "sshd", {}, cgroup=extern), process(31, 30, "bash", {}, cgroup=extern),
+        process(32, 31, "python", {}, cgroup=extern), process(33, 32, "python", child(8), cgroup=extern),
+        process(34, 32, "python", child(9), cgroup=extern), process(35, 33, "pt_data_worker", child(8), cgroup=extern),
+    )  # fmt: skip
+    assert roles(members) == {
+        21: ("helper", None), 30: ("helper", None), 31: ("helper", None), 32: ("helper", None),
+        33: ("rank", 8), 34: ("rank", 9), 35: ("worker", 8),
+    }  # fmt: skip
+    assert members[34] == Member("4", "extern", Role.RANK, 9, 1, 16)
+
+
+def test_somebodys_python_in_an_ssh_session_is_no_rank() -> None:
+    extern = Place("4", "extern")
+    members = belonging(
+        stepd(20, "extern"),
+        process(31, 1, "sshd", {}, cgroup=extern),
+        process(32, 31, "python", {"SLURM_PROCID": "0", "SLURM_JOB_ID": "4"}, cgroup=extern),
+    )
+    assert roles(members) == {31: ("helper", None), 32: ("helper", None)}
+
+
+@pytest.mark.parametrize(
+    "wrapping",
+    [
+        ["unshare"], ["unshare", "tini"], ["starter-suid", "appinit"], ["apptainer", "starter"], ["enroot-nsenter"],
+        ["bash", "conmon", "crun"], ["uv"], ["conda", "bash"], ["nsys", "nsys-launcher"], ["bwrap", "bwrap"], ["accelerate"],
+    ],
+)  # fmt: skip
+def test_a_container_or_a_wrapper_around_the_trainer_is_a_helper(wrapping: list[str]) -> None:
+    chain = [process(21 + depth, 20 + depth, comm, task(1)) for depth, comm in enumerate(wrapping)]
+    inner = 21 + len(chain)
+    members = belonging(stepd(20, "0"), *chain, process(inner, inner - 1, "python", task(1)))
+    assert roles(members) == {each.pid: ("helper", None) for each in chain} | {inner: ("rank", 1)}
+
+
+def test_an_environment_that_may_not_be_read_counts_as_the_parents() -> None:
+    hidden = Known(22, 220, 21, "python", USER, None, None, denied=True)
+    below = Known(23, 230, 22, "pt_data_worker", USER, None, None, denied=True)
+    members = belonging(stepd(20, "0"), process(21, 20, "bash", task(1)), hidden, below)
+    assert roles(members) == {21: ("helper", None), 22: ("rank", 1), 23: ("worker", 1)}
+    unread = Known(22, 220, 21, "python", USER, None, None)
+    assert roles(belonging(stepd(20, "0"), process(21, 20, "bash", task(1)), unread))[22] == ("helper", None)
+
+
+def test_torch_multiprocessing_and_ray_are_one_rank_with_workers() -> None:
+    spawned = [process(22 + each, 21, "python", task(0)) for each in range(3)]
+    members = belonging(stepd(20, "0"), process(21, 20, "python", task(0)), *spawned)
+    assert [members[each.pid].role for each in spawned] == [Role.WORKER] * 3
+    ray = belonging(
+        stepd(20, "0"), process(21, 20, "ray", task(1)), process(22, 21, "raylet", task(1)),
+        process(23, 22, "ray::RayTrainWo", task(1)), process(24, 22, "ray::IDLE", task(1)),
+    )  # fmt: skip
+    assert roles(ray) == {21: ("rank", 1), 22: ("worker", 1), 23: ("worker", 1), 24: ("worker", 1)}
+
+
+def test_what_an_earlier_run_left_takes_no_seat_of_the_new_one() -> None:
+    first = [stepd(20, "0"), process(21, 20, "python", task(0)), process(22, 21, "python", task(0))]
+    before = as_before(belonging(*first))
+    again = task(0, SLURM_RESTART_COUNT=1)
+    old, new = process(22, 1, "python", task(0)), process(41, 40, "python", again)
+    members = belonging(old, stepd(40, "0"), new, before=before)
+    assert roles(members) == {22: ("helper", None), 41: ("rank", 0)}
+    assert members[22].left_over
+    assert not members[41].left_over
+    later = belonging(old, new, before=as_before(members))  # the new step's slurmstepd is gone, too
+    assert later[22].left_over
+
+
+def test_a_rank_of_an_earlier_run_that_cannot_be_killed_takes_no_seat_either() -> None:
+    place = Place("4", "0")
+    old = process(21, 1, "python", task(0), cgroup=place)
+    before = as_before(belonging(old))
+    new = process(41, 40, "python", task(0, SLURM_RESTART_COUNT=1), cgroup=place)
+    members = belonging(old, stepd(40, "0"), new, before=before)
+    assert roles(members)[41] == ("rank", 0)
+    assert roles(members)[21] == ("helper", None)
+
+
+def test_a_count_of_restarts_that_a_user_made_up_makes_nobody_left_over() -> None:
+    members = belonging(
+        stepd(20, "0"), process(21, 20, "python", task(0)), process(22, 20, "python", task(1, SLURM_RESTART_COUNT=99)),
+    )  # fmt: skip
+    assert roles(members) == {21: ("rank", 0), 22: ("rank", 1)}
+    assert not any(member.left_over for member in members.values())
+
+
+@pytest.mark.parametrize(
+    ("comm", "exe", "environ", "expected"),
+    [
+        ("python", "python3.11", {"RANK": "1"}, True),
+        ("train.sh", "bash", {"SLURM_PROCID": "1"}, False),
+        ("tee", "tee", {"SLURM_PROCID": "1"}, False),
+        ("python", "python3.11", {"SLURM_JOB_ID": "1"}, False),
+    ],
+)
+def test_who_may_hold_a_rank(comm: str, exe: str, environ: dict[str, str], expected: bool) -> None:
+    assert may_hold_a_rank(comm, exe, environ) is expected
+
+
+def test_names_of_launchers_are_as_the_kernel_cuts_them() -> None:
+    assert not [name for name in NEVER_A_RANK if len(name) > 15 and name[:15] not in NEVER_A_RANK]

@@ -66,7 +66,7 @@ def full() -> Report:
 def test_everything_in_a_report_is_on_the_tables() -> None:
     text = shown(full())
     for words in (
-        "65 s in write on /gpfs/m4/log.txt (/gpfs)", "D for 65 s", "41 (9 in its container)", "its filesystem has not answered",
+        "65 s in write on /gpfs/m4/log.txt (/gpfs)", "D for 65 s", "41 (inside 9)", "3 of 8 (local 1)", "its filesystem has not answered",
         "GPU-eb00", "1155 MHz", "68 W", "gpu_idle", "2 corrected, 1 not", "FAILED", "x8 of x16", "11 up, 1 down", "MIG-1",
         "NVML_ERROR_UNKNOWN", "NO", "step 400", "step 500, left behind", "/dev/nvidia0", "not listed by NVML", "for 5 min",
         "NVRM: Xid 79 (and 3 more)", "hung: files:/gpfs:1000 for 60 s", "problem: gpu: NVML is away",

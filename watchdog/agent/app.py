@@ -16,16 +16,33 @@ import msgspec
 
 import watchdog
 from watchdog import clock, runner
-from watchdog.agent import file_actions, identify, nvml, tail
+from watchdog.agent import checkpoints, file_actions, identify, nvml, tail
+from watchdog.agent.collectors import kernel_log
+from watchdog.agent.collectors.checkpoint import CheckpointCollector
 from watchdog.agent.collectors.gpu import GpuCollector
 from watchdog.agent.collectors.job_log import JobLogs
+from watchdog.agent.collectors.kernel_log import KernelLog
+from watchdog.agent.collectors.mount import MountCollector, wanted_mounts
+from watchdog.agent.collectors.orphans import GpuHolders
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.commands import Commands
 from watchdog.agent.evidence import stacks
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Function, Probes, ProbesLost
 from watchdog.agent.settings import Settings, split_listen
-from watchdog.model import DumpStacks, Event, Gpu, LogFile, MountProbe, Process, Report
+from watchdog.model import (
+    Checkpoint,
+    DumpStacks,
+    Event,
+    Gpu,
+    GpuHolder,
+    LogFile,
+    MountProbe,
+    NodeEvent,
+    Process,
+    Report,
+    Role,
+)
 from watchdog.wire import WireError
 
 if TYPE_CHECKING:
@@ -41,7 +58,11 @@ FUNCTIONS: dict[str, Function] = {
     "list_open_logs": identify.list_open_logs,
     "follow": tail.follow,
     "dump_stacks": stacks.dump_stacks,
+    "name_users": identify.name_users,
     "read_gpus": nvml.read_gpus,
+    "look_at_checkpoints": checkpoints.look,
+    "read_state": kernel_log.read_state,
+    "write_state": kernel_log.write_state,
     "probe_mount": file_actions.probe_mount,
     "write_kill_switch": file_actions.write_kill_switch,
     "remove_kill_switch": file_actions.remove_kill_switch,
@@ -50,10 +71,21 @@ FUNCTIONS: dict[str, Function] = {
 }
 """Everything that the agent's children can do."""
 
+RUNNING_LIFETIME_S = 60.0
+"""The controller's word about which jobs run here is good for so long."""
 ONCE_PAUSE_S = 1.0
 """Between the two ticks of `--once`: whether a process is blocked shows only in two looks."""
 ONCE_GPU_S = 5.0
 """`--once` waits so long for NVML: without a client that stays, the driver takes seconds to begin."""
+
+_NO_PROCESSES: tuple[Process, ...] = ()
+_NO_LOGS: tuple[tuple[LogFile, ...], tuple[Event, ...], int] = ((), (), 0)
+_NO_MOUNTS: tuple[MountProbe, ...] = ()
+_NO_CHECKPOINTS: tuple[tuple[Checkpoint, ...], tuple[Event, ...]] = ((), ())
+_NO_GPUS: tuple[Gpu, ...] = ()
+_NO_HOLDERS: tuple[GpuHolder, ...] = ()
+_NO_NODE_EVENTS: tuple[tuple[NodeEvent, ...], int] = ((), 0)
+"""What a part that failed leaves in the report."""
 
 
 def node_name(config: Settings) -> str:
@@ -74,7 +106,8 @@ def read_boot_id() -> str:
 class Agent:
     """What one agent knows and does. Made from the main thread, before any other thread: it forks its children's parent."""
 
-    def __init__(self, config: Settings):
+    def __init__(self, config: Settings, once: bool = False):
+        """With `once` everything is looked at in the first tick already, and nothing is remembered on disk."""
         self.config = config
         self.node = node_name(config)
         self.boot_id = read_boot_id()
@@ -86,10 +119,35 @@ class Agent:
         self.logs = JobLogs(
             self.probes, mounts, self.node, tuple(config.agent.log_patterns), become_owner=os.geteuid() == 0
         )
+        settings = config.agent
         self.gpus = GpuCollector(self.probes)
-        self.commands = Commands(
-            self.probes, self.logs, self.node, config.agent.probe_deadline, self.processes.environ_of
+        self.holders = GpuHolders(self.probes, settings.orphan_grace)
+        self.mounts = MountCollector(
+            self.probes,
+            self.node,
+            settings.mount_probe_interval,
+            frozenset(settings.mount_probe_write),
+            stagger=not once,
         )
+        self.checkpoints = CheckpointCollector(self.probes, self.logs, settings.checkpoint_interval)
+        state_file = (
+            f"{settings.state_directory}/kernel-log.json" if settings.state_directory and not once else ""
+        )
+        self.kernel = (
+            KernelLog(settings.kernel_log, self.boot_id, state_file, self.probes)
+            if settings.kernel_log
+            else None
+        )
+        self.commands = Commands(
+            self.probes,
+            self.logs,
+            self.node,
+            settings.probe_deadline,
+            self.processes.environ_of,
+            mount_collector=self.mounts,
+        )
+        self.running: tuple[frozenset[str], float] | None = None
+        """The jobs that Slurm has here, as the controller said, and when it did."""
         self.seen = runner.Isolated()
 
     def tick(self, now: float) -> Report:
@@ -99,23 +157,25 @@ class Agent:
         self.probes.check()
         self.probes.poll(now)
         self.gpus.ask(now, deadline_s)
-        no_processes: tuple[Process, ...] = ()
         processes = runner.isolate(
-            "process", lambda: self.processes.collect(now, deadline_s), no_processes, seen
+            "process", lambda: self.processes.collect(now, deadline_s), _NO_PROCESSES, seen
         )
         self.processes.mounts = self.logs.mounts
-        no_logs: tuple[tuple[LogFile, ...], tuple[Event, ...], int] = ((), (), 0)
         logs, events, dropped = runner.isolate(
-            "job_log", partial(self._collect_logs, processes, now, deadline_s), no_logs, seen
+            "job_log", partial(self._collect_logs, processes, now, deadline_s), _NO_LOGS, seen
         )
         self.commands.processes = processes
-        no_mounts: tuple[MountProbe, ...] = ()
-        mounts = runner.isolate("mount", partial(self._collect_mounts, now), no_mounts, seen)
-        no_gpus: tuple[Gpu, ...] = ()
-        gpus = runner.isolate("gpu", partial(self.gpus.collect, now), no_gpus, seen)
-        if self.gpus.problem:
-            seen.problems.append(f"gpu: {self.gpus.problem}")
-            seen.failed.add("gpu")
+        mounts = runner.isolate("mount", partial(self._collect_mounts, logs, now), _NO_MOUNTS, seen)
+        rows, saved = runner.isolate(
+            "checkpoint", partial(self._collect_checkpoints, processes, now), _NO_CHECKPOINTS, seen
+        )
+        gpus = runner.isolate("gpu", partial(self.gpus.collect, now), _NO_GPUS, seen)
+        self.gpus.suspect((p.pid for p in processes if p.blocked is not None and p.role is Role.RANK), now)
+        holders = runner.isolate("orphans", partial(self._collect_holders, gpus, now), _NO_HOLDERS, seen)
+        node_events, lost = runner.isolate(
+            "kernel_log", partial(self._collect_node_events, gpus, now), _NO_NODE_EVENTS, seen
+        )
+        self._note_problems(seen)
         self.sequence += 1
         return Report(
             node=self.node,
@@ -126,14 +186,25 @@ class Agent:
             agent_version=watchdog.__version__,
             processes=processes,
             logs=logs,
-            events=events,
+            events=(*events, *saved),
             events_dropped=dropped,
             mounts=mounts,
             hung_probes=self.probes.hung(now),
             gpus=gpus,
+            node_events=node_events,
+            node_events_dropped=lost + self.gpus.events_dropped,
+            checkpoints=rows,
+            gpu_holders=holders,
             results=self.commands.take_results(),
             problems=tuple(seen.problems),
         )
+
+    def tell_again(self) -> None:
+        """The controller is new and knows nothing: the next report begins with the recent past."""
+        self.logs.tell_again()
+        self.checkpoints.tell_again()
+        if self.kernel is not None:
+            self.kernel.tell_again()
 
     @property
     def could_see(self) -> bool:
@@ -141,7 +212,9 @@ class Agent:
         return "process" not in self.seen.failed
 
     def close(self) -> None:
-        """Lets the children go."""
+        """Keeps what the next agent should know, and lets the children go."""
+        if self.kernel is not None:
+            self.kernel.close(clock.monotonic())
         self.probes.close()
 
     def _collect_logs(
@@ -151,10 +224,67 @@ class Agent:
         environs = {job_id: self.processes.environ_of(job_id) for job_id in jobs}
         return self.logs.collect(now, processes, environs, deadline_s)
 
-    def _collect_mounts(self, now: float) -> tuple[MountProbe, ...]:
+    def _collect_mounts(self, logs: tuple[LogFile, ...], now: float) -> tuple[MountProbe, ...]:
+        """The filesystems with logs, working directories and checkpoints of jobs that have processes here."""
         self.commands.watch_jobs(tuple(self.logs.watch.values()), now)
         self.commands.advance(now)
-        return self.commands.mounts(now)
+        places = [(os.path.dirname(row.path), self.logs.owner_of(row.job_id)) for row in logs]
+        for job_id in self.logs.jobs:
+            uid = self.logs.owner_of(job_id)
+            watch = self.logs.watch.get(job_id)
+            named = (
+                self.processes.working_directory_of(job_id),
+                *(watch.checkpoint_directories if watch else ()),
+                *self.processes.checkpoint_directories_of(job_id),
+            )
+            places += [(path, uid) for path in named if path]
+        wanted = wanted_mounts(places, self.logs.mounts, self.mounts.write_on)
+        return self.mounts.collect(now, self.config.agent.probe_deadline, wanted)
+
+    def _collect_checkpoints(
+        self, processes: tuple[Process, ...], now: float
+    ) -> tuple[tuple[Checkpoint, ...], tuple[Event, ...]]:
+        """What the controller names is looked at where it says so; what command lines name, on the node of rank 0 alone."""
+        directories = {
+            job_id: list(watch.checkpoint_directories) for job_id, watch in self.logs.watch.items()
+        }
+        for job_id in {
+            process.job_id for process in processes if process.rank == 0 and process.role is Role.RANK
+        }:
+            directories.setdefault(job_id, []).extend(self.processes.checkpoint_directories_of(job_id))
+        return self.checkpoints.collect(
+            now, self.config.agent.probe_deadline, directories, self.commands.awaiting_checkpoints
+        )
+
+    def _collect_holders(self, gpus: tuple[Gpu, ...], now: float) -> tuple[GpuHolder, ...]:
+        running = None
+        if self.running is not None and now - self.running[1] <= RUNNING_LIFETIME_S:
+            running = self.running[0]
+        return self.holders.collect(now, self.processes.table.entries, self.processes.ours, gpus, running)
+
+    def _collect_node_events(self, gpus: tuple[Gpu, ...], now: float) -> tuple[tuple[NodeEvent, ...], int]:
+        """What NVML and the kernel said; a line that names a PCI address gets the UUID of the GPU there."""
+        kernel, lost = self.kernel.collect(now) if self.kernel is not None else ((), 0)
+        uuids = {gpu.pci_bus_id: gpu.uuid for gpu in gpus if gpu.pci_bus_id and gpu.uuid}
+        joined = (
+            msgspec.structs.replace(event, gpu_uuid=uuids[event.pci_bus_id])
+            if event.gpu_uuid is None and event.pci_bus_id in uuids
+            else event
+            for event in kernel
+        )
+        return (*self.gpus.take_events(now), *joined), lost
+
+    def _note_problems(self, seen: runner.Isolated) -> None:
+        """Collectors that worked and could not see: said in the report, and no success in the metrics."""
+        found = {
+            "gpu": self.gpus.problem,
+            "kernel_log": self.kernel.problem if self.kernel is not None else None,
+        }
+        for name, problem in found.items():
+            if problem:
+                seen.problems.append(f"{name}: {problem}")
+                seen.failed.add(name)
+        seen.problems.extend(self.probes.problems())
 
 
 class Service:
@@ -204,9 +334,11 @@ class Service:
     def _take_replies(self, now: float) -> None:
         for reply in self.sender.replies():
             self.agent.logs.watch = {watch.job_id: watch for watch in reply.watch}
+            if reply.running is not None:
+                self.agent.running = (frozenset(reply.running), now)
             if reply.controller_id != self.controller_id:
                 self.controller_id = reply.controller_id
-                self.agent.logs.tell_again()
+                self.agent.tell_again()
             if any(isinstance(command, DumpStacks) for command in reply.commands):
                 self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
             self.agent.commands.watch_jobs(reply.watch, now)
@@ -215,7 +347,7 @@ class Service:
 
 def run_agent(config: Settings, *, once: bool = False, as_json: bool = False) -> int:
     """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the exit code."""
-    agent = Agent(config)
+    agent = Agent(config, once)
     try:
         if once:
             return _show_once(agent, as_json)

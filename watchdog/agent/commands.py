@@ -56,6 +56,8 @@ class Commands:
     processes: tuple[Process, ...] = ()
     mount_collector: MountCollector | None = None
     """Who probes mounts; without one, its own."""
+    awaiting_checkpoints: set[str] = field(default_factory=set)
+    """Jobs with a kill switch: somebody waits for their next checkpoint."""
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _waiting: list[tuple[Command, float]] = field(default_factory=list)
     _results: list[CommandResult] = field(default_factory=list)
@@ -181,6 +183,10 @@ class Commands:
             command.job_id,
             answer.error or "done",
         )
+        if isinstance(command, RemoveKillSwitch):
+            self.awaiting_checkpoints.discard(command.job_id)
+        elif answer.error is None:
+            self.awaiting_checkpoints.add(command.job_id)
         self._results.append(
             CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error)
         )
@@ -226,6 +232,7 @@ class Commands:
             base, run = os.path.split(directory)
             if base == KILL_SWITCH_BASE and name and run == f"{each.job_id}.{each.restarts}":
                 wanted[directory] = each.uid
+        self.awaiting_checkpoints &= {each.job_id for each in watch}
         key = self.logs.key_of(KILL_SWITCH_BASE, 0)
         for directory, uid in wanted.items():
             if directory not in self._prepared and directory not in self._preparing:

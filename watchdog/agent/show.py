@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -10,12 +11,15 @@ from rich.table import Table
 
 from watchdog.model import Blocked, FaultSeverity, Gpu, GpuHolder, Process, Report
 
+PIPE_WIDTH = 200
 _STYLES = {FaultSeverity.CRITICAL: "bold red", FaultSeverity.ERROR: "red", FaultSeverity.WARNING: "yellow"}
 
 
 def show_report(report: Report, console: Console | None = None) -> None:
     """Prints the tables to `console` (standard output by default): processes first, what is wrong last, where the eye rests."""
-    console = console or Console()
+    if console is None:
+        # A pipe has no width of its own, and a table that was cut to 80 columns helps nobody.
+        console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     tables = (
         _processes(report), _logs(report), _gpus(report), _gpu_memory(report), _mounts(report), _checkpoints(report),
         _holders(report), _node_events(report),
@@ -32,7 +36,7 @@ def show_report(report: Report, console: Console | None = None) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left")
+    return Table(*columns, title=title, title_justify="left", expand=False)
 
 
 def _add(table: Table, cells: Iterable[object], style: str = "") -> None:
@@ -43,14 +47,14 @@ def _add(table: Table, cells: Iterable[object], style: str = "") -> None:
 def _processes(report: Report) -> Table:
     table = _table(
         f"processes of jobs on {report.node}",
-        "job", "step", "role", "rank", "local", "world", "pid", "command", "threads", "state", "CPU", "blocked",
+        "job", "role", "rank", "pid", "command", "threads", "state", "CPU", "blocked",
     )  # fmt: skip
     for process in sorted(report.processes, key=lambda p: (p.job_id, p.role, p.rank or 0, p.pid)):
-        optional = (process.step_id, process.role, process.rank, process.local_rank, process.world_size)
+        job = process.job_id if process.step_id is None else f"{process.job_id}.{process.step_id}"
         _add(
             table,
             (
-                process.job_id, *("" if each is None else each for each in optional), _pid(process), process.comm,
+                job, process.role, _rank(process), _pid(process), process.comm,
                 "" if process.threads is None else process.threads, _state(process), _seconds(process.cpu_s),
                 _blocked(process.blocked),
             ),
@@ -59,9 +63,18 @@ def _processes(report: Report) -> Table:
     return table
 
 
+def _rank(process: Process) -> str:
+    """`3 of 8 (local 1)`, as far as it is known."""
+    if process.rank is None:
+        return ""
+    world = "" if process.world_size is None else f" of {process.world_size}"
+    local = "" if process.local_rank is None else f" (local {process.local_rank})"
+    return f"{process.rank}{world}{local}"
+
+
 def _pid(process: Process) -> str:
     inside = process.container_pid
-    return str(process.pid) if inside is None else f"{process.pid} ({inside} in its container)"
+    return str(process.pid) if inside is None else f"{process.pid} (inside {inside})"
 
 
 def _state(process: Process) -> str:

@@ -6,7 +6,6 @@ again tells nothing twice and misses nothing.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import deque
@@ -15,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from watchdog.agent.kernel_events import Fold, KernelClock, Told
@@ -64,10 +64,10 @@ def write_state(args: Any, state: dict[str, Any]) -> None:
 def parse_state(text: str | None, boot_id: str) -> int | None:
     """The position in a state file; None if there is none, if it is another boot's, or if it is garbage."""
     try:
-        value = json.loads(text or "null")
+        value = msgspec.json.decode(text or "null")
         sequence = value["sequence"]
         matches = value["boot_id"] == boot_id
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (msgspec.DecodeError, ValueError, TypeError, KeyError, RecursionError):
         return None
     is_position = isinstance(sequence, int) and not isinstance(sequence, bool) and 0 <= sequence < 2**63
     return sequence if matches and boot_id and is_position else None
@@ -216,7 +216,7 @@ class KernelLog:
         due = now - self._saved_at >= (SAVE_EVERY_S if self._told else SAVE_DULL_EVERY_S)
         if not self._state_file or position is None or position == self._saved or not due:
             return
-        text = json.dumps({"boot_id": self._boot_id, "sequence": position})
+        text = msgspec.json.encode({"boot_id": self._boot_id, "sequence": position}).decode()
         args = [self._state_file, text]
         request = self._probes.ask(KEY, "write_state", args, STATE_DEADLINE_S, now, self._take_saved)
         if request is not None:

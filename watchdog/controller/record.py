@@ -79,6 +79,7 @@ class Recorder:
             try:
                 if fd < 0:
                     fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+                    self._torn = os.fstat(fd).st_size > 0  # whoever wrote it before may have been killed
                 self._write(fd, data)
             except OSError as error:
                 self._drop(len(items), error.strerror or str(error))

@@ -127,7 +127,7 @@ class Player:
         tick_s = self.config.controller.tick
         if until - since <= tick_s:
             return
-        if not self.judge.incidents and not self._dumps and not self._goes_bad(until - 0.001):
+        if not self.judge.incidents and not self._dumps and not self._goes_bad(since, until - 0.001):
             return
         at = since
         while (at := at + _step_s(at - since, tick_s)) < until:
@@ -135,11 +135,12 @@ class Player:
             self._ask_slurm(at)
             self._judge(at)
 
-    def _goes_bad(self, now: float) -> bool:
+    def _goes_bad(self, since: float, until: float) -> bool:
         """Whether anything would be wrong by then, with what is known up to here."""
-        last = self.state.slurm_at
-        self._ask_slurm(now)
-        findings = self.judge.look(now)
+        if any(since < at + self.silent_after_s <= until for at in self._active_since.values()):
+            return True  # nodes that have not reported yet begin to count as silent
+        last, self.state.slurm_at = self.state.slurm_at, until
+        findings = self.judge.look(until)
         self.state.slurm_at = last
         return any(finding.truth is Truth.BAD for finding in findings)
 

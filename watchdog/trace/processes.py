@@ -33,6 +33,8 @@ Key = tuple[str, int]
 class Known:
     process: Process
     listed_at: float
+    start: float | None = None
+    """As the trace tells it, once it does."""
     every_s: float = 0.0
     """The longest time between its last listings in a row."""
     in_row: int = 1
@@ -50,6 +52,8 @@ class Processes:
     _pid_of: dict[tuple[str, int], int] = field(default_factory=dict)
     """(job, rank) -> pid."""
     _job_of: dict[int, str] = field(default_factory=dict)
+    unplaced: bool = False
+    """The newest listing had a line of which nobody knows whom it is about."""
 
     def forget(self, job_id: str) -> None:
         """The run is over: whoever is listed from now on belongs to another one."""
@@ -63,23 +67,29 @@ class Processes:
     ) -> set[Key]:
         """Takes over who is listed now. `restarts` of the jobs, and the `mounts` that the trace names. Returns who was."""
         listed: set[Key] = set()
+        self.unplaced = False
         for record in records:
             key = self._key(record)
             if key is None:
+                self.unplaced = True
                 self.tally.ignore("a process without a job, or without pid and rank")
                 continue
             old = self.known.get(key)
+            if old is not None and None not in (old.start, record.start) and old.start != record.start:
+                old = None  # the number was given to another process
             process = _process(record, key, old.process if old else None, restarts.get(key[0], 0), mounts)
             if process is None:
+                self.unplaced = True
                 self.tally.ignore("`more` that is no process of ours")
                 continue
             self._job_of[key[1]] = key[0]
             if process.rank is not None:
                 self._pid_of[key[0], process.rank] = key[1]
-            if old is None or old.process.start_ticks != process.start_ticks:
-                self.known[key] = Known(process, now)
+            if old is None:
+                self.known[key] = Known(process, now, record.start)
             else:
                 old.process = process
+                old.start = record.start if old.start is None else old.start
                 if key not in listed:
                     _listed_again(old, now)
             listed.add(key)
@@ -107,7 +117,7 @@ class Processes:
     def miss(self, listed: set[Key], now: float) -> float | None:
         """Counts who was not listed, and forgets who is gone. Returns since when, None if nobody is."""
         for key, each in self.known.items():
-            if key in listed:
+            if key in listed or self.unplaced:
                 continue
             if each.in_row < REGULAR:
                 each.in_row = 0
@@ -150,11 +160,11 @@ def _listed_again(known: Known, now: float) -> None:
 
 def _process(record: Proc, key: Key, old: Process | None, restarts: int, mounts: set[str]) -> Process | None:
     """The process as this line has it; what the line leaves out, other than what it is doing, is as before."""
-    start = None if record.start is None else round(record.start * TICKS_PER_S)
-    if start is None:
-        start = restarts if old is None else old.start_ticks
-    same = old if old is not None and old.start_ticks == start else None
-    rank = record.rank if record.rank is not None or same is None else same.rank
+    if old is not None:
+        start = old.start_ticks  # it is the same process, even if its start is told only now
+    else:
+        start = restarts if record.start is None else round(record.start * TICKS_PER_S)
+    rank = record.rank if record.rank is not None or old is None else old.rank
     fields: dict[str, Any] = {
         "pid": key[1],
         "start_ticks": start,
@@ -165,7 +175,7 @@ def _process(record: Proc, key: Key, old: Process | None, restarts: int, mounts:
         "state_age_s": record.state_age_s,
         "uid": -1,
         "rank": rank,
-        "cpu_s": record.cpu_s if record.cpu_s is not None or same is None else same.cpu_s,
+        "cpu_s": record.cpu_s if record.cpu_s is not None or old is None else old.cpu_s,
     }
     if fields["cpu_s"] is None:
         fields["cpu_s"] = 0.0

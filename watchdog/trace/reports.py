@@ -166,7 +166,6 @@ class Node:
             if row is not None:
                 self._logs[job_id, row.path] = (row, record.t)
             return
-        self._logs[job_id, source] = (LogFile(job_id=job_id, path=source, growth_age_s=0.0), record.t)
         if record.more is not None:
             event = self._of_more(
                 Event, {"job_id": job_id, "source": source, "line": record.line, **record.more}
@@ -174,6 +173,7 @@ class Node:
             if event is not None:
                 yield replace(event, age_s=event.age_s + age_s)
                 return
+        self._logs[job_id, source] = (LogFile(job_id=job_id, path=source, growth_age_s=0.0), record.t)
         for line in (record.line or "").replace("\r", "\n").split("\n"):
             fact = parse_line(line)
             if fact is None:

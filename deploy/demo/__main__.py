@@ -151,11 +151,11 @@ class Story:
             else:
                 looks[describe(card)] = looks.get(describe(card), 0) + 1
         for look, number in looks.items():
-            self.teller.say("cards", f"simulated, {number} of the other {len(used) - 1}: {look}")
+            whose = f"all {number} others" if number == len(used) - 1 else f"{number} others"
+            self.teller.say("cards", f"simulated, {whose}: {look}")
         named = culprit["gpu_uuid"]
-        self.check(named in (None, own), f"named {named}, but rank {culprit['rank']} has {own}")
-        if named is not None:
-            self.teller.say("watchdog", f"  its GPU: {named}, card {index} of {culprit['node']}")
+        self.check(named == own, f"named {named}, but rank {culprit['rank']} has {own}")
+        self.teller.say("watchdog", f"  its GPU: {named}, card {index} of {culprit['node']}")
 
     def check(self, good: bool, what: str) -> None:
         if not good:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.builders import RECV, blocked, process, slurm_job, stack
 from watchdog.controller.filesystems import filesystem_key
@@ -241,7 +242,10 @@ def test_a_blocked_process_makes_a_filesystem_view_and_probes_answer_for_it() ->
     cluster = Cluster()
     call = blocked(70.0, device="server:/export", fs_type="nfs4")
     cluster.report(process(0, blocked=call))
-    probe = MountProbe(mount="/shared", responding=True, seconds=0.1, device="server:/export")
+    look = MountProbe(mount="/shared", responding=True, seconds=0.1, device="server:/export")
+    cluster.state.apply_probe("n2", look, cluster.now)
+    assert cluster.state.view(cluster.now).filesystems[0].answers == (), "a frozen filesystem answers a mere look, too"
+    probe = replace(look, wrote=True)
     cluster.state.apply_probe("n2", probe, cluster.now)
     cluster.now += 3
     (filesystem,) = cluster.state.view(cluster.now).filesystems

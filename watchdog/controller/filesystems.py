@@ -49,7 +49,12 @@ class Filesystems:
         filesystem.last_blocked_at = made_at
 
     def apply_probe(self, node: str, boot_id: str, probe: MountProbe, now: float) -> None:
-        """The answer of a node about a mount; counts for every troubled filesystem mounted there."""
+        """The answer of a node about a mount; counts for every troubled filesystem mounted there.
+
+        That a mere look was answered proves nothing: a frozen filesystem answers it, too.
+        """
+        if probe.responding and not probe.wrote and probe.error is None:
+            return
         for filesystem in self._known.values():
             if filesystem.mount == probe.mount:
                 same_device = probe.device is None or filesystem.device in (None, probe.device)

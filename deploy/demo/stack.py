@@ -141,7 +141,8 @@ class Watchdog:
         config: dict[str, Any] = {
             "cluster_name": "demo",
             "mode": mode,
-            "agent": {"controller_url": f"http://{address}:{PORT}"},
+            # One file for all nodes: none of them remembers how far it has read the log of the one kernel that they share.
+            "agent": {"controller_url": f"http://{address}:{PORT}", "state_directory": ""},
             "controller": {
                 "listen": f"{address}:{PORT}",
                 "socket": self.socket,

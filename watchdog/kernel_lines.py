@@ -209,7 +209,7 @@ def _fact(row: Signature, found: dict[str, str | None], message: str) -> KernelF
         consequence=row.consequence,
         gpu=found.get("gpu"),
         pci_bus_id=_pci(found.get("pci") or found.get("pci2")),
-        pid=int(pid) if pid and len(pid) < 11 else None,
+        pid=int(pid) or None if pid and len(pid) < 11 else None,
         process=_process(found.get("process")),
         mount=_name(found.get("mount")),
         server=_name(found.get("server") or found.get("server2")),
@@ -219,12 +219,13 @@ def _fact(row: Signature, found: dict[str, str | None], message: str) -> KernelF
     return refine(fact, found) if refine else fact
 
 
+_PCI = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?", re.IGNORECASE)
+
+
 def _pci(text: str | None) -> str | None:
     """`00000000:C1:00` as 0000:c1:00.0: four digits of domain, lower case, with the function."""
-    if not text:
-        return None
-    domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest if '.' in rest else rest + '.0'}"
+    match = _PCI.fullmatch(text or "")
+    return f"{int(match[1], 16):04x}:{match[2].lower()}{match[3] or '.0'}" if match else None
 
 
 def _process(text: str | None) -> str | None:

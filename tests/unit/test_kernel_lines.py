@@ -168,6 +168,12 @@ def test_a_line_of_nothing_is_none(text: str) -> None:
     assert parse_kernel_line(text) is None
 
 
+@pytest.mark.parametrize("address", ["x", "::", "0000", "", "zz:00:00.0", "0000:00:01.9"])
+def test_an_address_that_is_none_is_left_out(address: str) -> None:
+    fact = parse_kernel_line(f"pcieport {address}: AER: Corrected error received")
+    assert fact is None or fact.pci_bus_id is None
+
+
 def test_colours_of_a_terminal_are_not_in_the_way() -> None:
     fact = parse_kernel_line(
         "\x1b[32m[ 8593.497005] \x1b[0m\x1b[33mnfs: \x1b[0mserver nas01 not responding, still trying"
@@ -181,7 +187,7 @@ def test_a_program_is_not_the_kernel() -> None:
     assert strip_prefix("Sep 19 02:29:46 n kernel: [1.0] NVRM: x") == "NVRM: x"
 
 
-HOSTILE = ["a" * 4000, "0000:" * 800, "nfs: server " + "x" * 4000, "LustreError: " + "rc = " * 800, "[" * 4000, "NVRM: " + "GPU " * 900,
+HOSTILE = ["NVRM: The NVIDIA GPU 0000:18:00.0 " + "NVRM: " * 600 + "fallen off the bu", "a" * 4000, "0000:" * 800, "nfs: server " + "x" * 4000, "LustreError: " + "rc = " * 800, "[" * 4000, "NVRM: " + "GPU " * 900,
            "EXT4-fs (" + "a" * 4000, "x" * 60 + "[" + "1" * 4000, "ceph: [" + "a " * 2000, "eth0: " * 600 + "NIC Link is Dow",
            "amdgpu 0000:c1:00.0: " + "1 new " * 700, "mce: [Hardware Error]: " * 180, "link is : link " * 250]  # fmt: skip
 

@@ -63,7 +63,7 @@ NVIDIA: tuple[Signature, ...] = (
     _row("xid", "nvr", "nvrm: xid", rf"NVRM: Xid \((?:PCI:)?{PCI} (?P<gpu>GPU-[0-9a-f-]{{36}})\): (?P<xid>\d+)\b(?:, pid='?(?P<pid>\d+)?[^,]*)?(?:, name=(?P<process>[^,]*))?(?P<rest>.*)", ERROR),
     _row("sxid", "nvi", "sxid (pci", rf"nvidia-(?P<device>nvswitch\d+): SXid \(PCI:{PCI}\): (?P<sxid>\d+), (?P<rest>.*)", ERROR),
     _row("gpu_identity", "nvr", "nvrm: gpu at", rf"NVRM: GPU at (?:PCI:)?{PCI}: (?P<gpu>GPU-[0-9a-f-]{{36}})", INFO),
-    _row("gpu_off_the_bus", "nvr", "fallen off the bus", rf"NVRM: (?:GPU {PCI}: )?(?:The NVIDIA GPU (?P<pci2>[0-9a-f:.]+)\s.*)?.*fallen off the bus", CRITICAL, exclude=True),
+    _row("gpu_off_the_bus", "nvr", "fallen off the bus", rf"NVRM: (?:GPU {PCI}: |The NVIDIA GPU (?P<pci2>[0-9a-f:.]{{7,16}}) )?.*fallen off the bus", CRITICAL, exclude=True),
     _row("gpu_lost", "nvr", "gpu is lost", rf"NVRM: (?:GPU {PCI}: )?GPU is lost", CRITICAL, exclude=True),
     _row("gpu_init_failed", "nvr", "rminitadapter failed", rf"NVRM: (?:GPU {PCI}: )?RmInitAdapter failed", CRITICAL, exclude=True),
     _row("gpu_init_failed", "nvr", "rm_init_adapter failed", rf"NVRM: (?:GPU {PCI}: )?rm_init_adapter failed(?:, device minor number \d+)?", CRITICAL, exclude=True),

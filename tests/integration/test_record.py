@@ -1,0 +1,75 @@
+"""A real hang on a real cluster, recorded by a real controller, and found again in the recording."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from deploy.demo.cluster import Cluster
+from deploy.demo.stack import COMMAND, Watchdog, train_script
+
+
+class RecordingWatchdog(Watchdog):
+    """Its controller is started as an administrator would start it to record."""
+
+    def start_controller(self) -> None:
+        argv = ["setpriv", "--pdeathsig=KILL", str(COMMAND), "controller", "--config", str(self.config_file)]
+        argv += ["--record", str(self.directory / "trace.jsonl")]
+        with self._log("controller").open("ab") as log:
+            self.controller = subprocess.Popen(
+                argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
+            )
+        self.wait_for(self._answers, 20, "the controller to answer")
+
+
+def essence(incidents: list[dict[str, Any]]) -> list[Any]:
+    return sorted(
+        (i["kind"], i["job_id"], [(c["node"], c["rank"], c["pid"], c["gpu_uuid"]) for c in i["culprits"]])
+        for i in incidents
+        if i["fired_at"] is not None
+    )
+
+
+def test_a_hang_is_found_in_its_recording_with_the_same_culprit(cluster: Cluster) -> None:
+    faults = cluster.shared / "faults"
+    faults.mkdir(exist_ok=True)
+    with RecordingWatchdog(cluster, mode="observe") as watchdog:
+        job = cluster.sbatch(
+            train_script(
+                cluster, f"--steps 100000 --step-seconds 0.3 --save-interval 10 --fault-dir {faults}"
+            ),
+            "-N3",
+            f"--output={cluster.directory}/log/job-%j.out",
+        )
+        watchdog.wait_for(lambda: watchdog.step(job) >= 5, 60, "the job to train")
+        (faults / "dataloader_hang.rank3").touch()
+        live = watchdog.wait_for(
+            lambda: watchdog.firing(job, "collective_hang"), 60, "the hang to be found by the controller"
+        )
+        assert [(c["node"], c["rank"]) for c in live["culprits"]] == [("n2", 3)]
+        trace = watchdog.directory / "trace.jsonl"
+        written = trace.stat().st_size
+        watchdog.wait_for(lambda: trace.stat().st_size > written + 1000, 10, "the recording to go on")
+        live_incidents = watchdog.incidents()
+        assert watchdog.controller is not None
+        watchdog.controller.terminate()
+        watchdog.controller.wait(timeout=20)
+        done = subprocess.run(
+            [str(COMMAND), "replay", "--json", "--config", str(watchdog.config_file), str(trace)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        assert done.stderr == ""
+        replayed = json.loads(done.stdout)
+        assert essence(replayed) == essence(live_incidents)
+        found = next(i for i in replayed if i["kind"] == "collective_hang")
+        assert "data loader" in found["culprits"][0]["reason"]
+        assert abs(found["opened_at"] - live["opened_at"]) < 2
+        assert abs(found["detected_after_s"] - live["detected_after_s"]) < 5
+        assert [(d["action"], d["verdict"]) for d in found["decisions"]][-1] == ("requeue", "observed")
+        kinds = {json.loads(line)["kind"] for line in trace.read_text().splitlines()}
+        assert {"job", "node", "report", "proc", "log", "stack"} <= kinds

@@ -94,16 +94,16 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
 def _await_good_report(taker: controller.Controller) -> None:
     """Until it sees what there is to see: a figure of an agent that sees nothing would be worth nothing."""
     end = time.monotonic() + START_S
-    missing = ""
+    seen = ""
     while time.monotonic() < end:
         report = taker.wait_for_report(START_S)
         ranks = {process.rank for process in report.processes if process.role == "rank"}
         read = [row for row in report.logs if row.growth_age_s is not None]
         gpus = [gpu for gpu in report.gpus if gpu.utilization_ratio is not None]
-        missing = f"{len(ranks)} ranks, {len(read)} logs, {len(gpus)} GPUs; problems: {report.problems}"
+        seen = f"{len(ranks)} ranks, {len(read)} logs, {len(gpus)} GPUs; {[row for row in report.logs if row.growth_age_s is None]}; problems: {report.problems}"
         if len(ranks) == load.RANKS and len(read) >= load.RANKS + 2 and len(gpus) == load.GPUS:
             return
-    raise TimeoutError(f"the agent does not see the load, after {START_S:.0f} s only {missing}")
+    raise TimeoutError(f"the agent does not see the load, after {START_S:.0f} s only {seen}")
 
 
 def run(figures: Figures, options: Options) -> None:

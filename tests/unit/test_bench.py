@@ -254,8 +254,10 @@ def test_an_interrupted_run_leaves_nothing_behind(scratch: Path) -> None:
         scratch, "agent", "--seconds", "600", "--warm-up", "1", "--interval", "1", "--no-peers"
     )
     assert bench.stderr is not None
-    while "measuring" not in (line := bench.stderr.readline()):
-        assert line, "it ended before it measured"
+    said = [bench.stderr.readline()]
+    while "measuring" not in said[-1]:
+        assert said[-1], f"it ended before it measured: {''.join(said)}"
+        said.append(bench.stderr.readline())
     time.sleep(2)
     assert leftovers(bench.pid, scratch)
     bench.send_signal(signal.SIGTERM)

@@ -33,7 +33,7 @@ STEPS_IN_FULL = 32
 """So many if they can only be steps or phases."""
 EVENLY = 8
 """Of the further lines of one shape so many are parsed, an even choice with the last, in each piece."""
-MAX_SHAPES = 2048
+MAX_SHAPES = 512
 """Shapes that are remembered from piece to piece; then counting begins anew. A shape is as long as its line."""
 MAX_SHAPE_BYTES = 512
 

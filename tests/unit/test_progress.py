@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.knowledge.log_signatures import SIGNATURES
-from watchdog.knowledge.progress_patterns import PATTERNS, SIGNS
+from watchdog.knowledge.log_signatures import SIGNATURES, Signature
+from watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
 from watchdog.model import EventKind
 from watchdog.progress import clean_line, parse_line, split_prefix
 
@@ -177,6 +178,12 @@ def test_every_row_of_the_tables_has_its_line() -> None:
     assert {row.name for row in PATTERNS} <= {row[0] for row in PROGRESS}
     assert {row.name for row in SIGNS} <= {row[0] for row in SIGN_LINES}
     assert {row.name for row in SIGNATURES} <= {row[0] for row in ERRORS}
+
+
+@pytest.mark.parametrize("row", [*SIGNATURES, *SIGNS, *PATTERNS], ids=lambda row: row.name)
+def test_no_expression_has_two_runs_of_blanks_beside_each_other(row: Signature | Sign | Pattern) -> None:
+    """`\\s*x?\\s*` tries every way to part a line of blanks in two: seconds for a line."""
+    assert not re.search(r"\\s[*+](?:\[[^\]]*\]|\\.|[^\\(\[])[?*]\\s[*+]", row.regex.pattern)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 A row is tried only if one of its `needles` is in the lower-cased line; the first row that matches wins, so special forms
 stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), loss, epoch.
+Two `\\s*` never stand beside each other, not even around something optional: a line of blanks would take seconds.
 See watchdog.knowledge.log_signatures for what a new needle costs.
 """
 
@@ -85,12 +86,12 @@ SIGNS: tuple[Sign, ...] = (
     _sign("hf_saving", "saving model checkpoint to", r"Saving model checkpoint to .*checkpoint-(?P<step>\d+)", "checkpointing"),
     _sign("hf_evaluation", "running evaluation", r"\*{5} Running Evaluation", "evaluating"),
     # fairseq, Composer, MaxText, Lightning
-    _sign("fairseq_saved", "saved checkpoint", r"Saved checkpoint \S*.*@ \d+ epochs?, (?P<step>\d+) updates", complete=True),
+    _sign("fairseq_saved", "saved checkpoint", r"Saved checkpoint .*@ \d+ epochs?, (?P<step>\d+) updates", complete=True),
     _sign("fairseq_saving", "preparing to save checkpoint", r"Preparing to save checkpoint .* @ (?P<step>\d+) updates", "checkpointing"),
     _sign("maxtext_saved", "saved a checkpoint at step", r"saved a checkpoint at step (?P<step>\d+)", complete=True),
     _sign("nanogpt_evaluation", "step ", r"^step (?P<step>\d+): train loss .*val loss", "evaluating"),
     _sign("validation_bar", "valid", r"\bValid(?:ation|ating)?\b(?: DataLoader \d+)?\s*:\s+\d+%\|", "evaluating"),
-    _sign("evaluation_bar", "evaluat", r"\bEvaluat(?:ing|ion)\b\s*:?\s+\d+%\|", "evaluating"),
+    _sign("evaluation_bar", "evaluat", r"\bEvaluat(?:ing|ion)\b(?:\s*:)?\s+\d+%\|", "evaluating"),
     # Anybody
     _sign("saved", "checkpoint", r"(?:checkpoint saved|saved checkpoint|checkpoint complete)\b.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+)", complete=True),
     _sign("saving", "saving checkpoint", r"saving checkpoint(?:.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+))?", "checkpointing"),
@@ -114,11 +115,11 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern("maxtext", "completed step", r"\bcompleted step:\s*(?P<step>\d+), seconds:\s*(?P<step_s>[\d.]+)"),
     _pattern("composer", "[batch=", r"\[batch=(?P<step>\d+)/(?P<total>\d+)\]"),
     _pattern("fairseq", "epoch ", r"\bepoch (?P<epoch>\d+):\s+(?P<step>\d+) / (?P<total>\d+)\b"),
-    _pattern("num_updates", "num_updates", r"\bnum_updates[\"']?\s*[=:]?\s*[\"']?(?P<step>\d+)"),
+    _pattern("num_updates", "num_updates", r"\bnum_updates[\"']?\s*(?:[=:]\s*)?[\"']?(?P<step>\d+)"),
     _pattern("key_value", STEP_WORDS, r"(?<![\w.-])" + STEP_WORD + r"\s*=\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])", re.IGNORECASE),
-    _pattern("step_of", STEP_WORDS, r"(?<![\w.-])" + STEP_WORD + r"\s*[:#]?\s*\[?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b", re.IGNORECASE),
-    _pattern("bracketed", STEP_WORDS, r"\[\s*" + STEP_WORD + r"\s*[:#=]?\s*(?P<step>\d+)\s*\]", re.IGNORECASE),
-    _pattern("step", STEP_WORDS, r"(?:^|[\s|>,;\]:(])" + STEP_WORD + r"\s*[:#]?\s*(?P<step>\d+)(?=\s*(?:$|[\s|:,;)\]]))(?!\.\d)", re.IGNORECASE),
+    _pattern("step_of", STEP_WORDS, r"(?<![\w.-])" + STEP_WORD + r"\s*(?:[:#]\s*)?\[?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b", re.IGNORECASE),
+    _pattern("bracketed", STEP_WORDS, r"\[\s*" + STEP_WORD + r"\s*(?:[:#=]\s*)?(?P<step>\d+)\s*\]", re.IGNORECASE),
+    _pattern("step", STEP_WORDS, r"(?:^|[\s|>,;\]:(])" + STEP_WORD + r"\s*(?:[:#]\s*)?(?P<step>\d+)(?=\s*(?:$|[\s|:,;)\]]))(?!\.\d)", re.IGNORECASE),
     _pattern("tokens", "tokens", r"\b(?:consumed|processed|seen|total|trained)[ _]tokens\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\btokens[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
     _pattern("samples", "samples", r"\b(?:consumed|processed|seen|total|trained)[ _]samples\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\bsamples[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
 )  # fmt: skip
@@ -138,7 +139,7 @@ STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("train_step_timing", _PLAIN),
 )
 LOSS = re.compile(
-    rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss))[\"']?\s*[=:]?\s*[\"']?(?P<loss>{NUMBER})"
+    rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss))[\"']?\s*(?:[=:]\s*)?[\"']?(?P<loss>{NUMBER})"
 )
 
 # Keys of a JSON line, or of the dictionary that the Hugging Face Trainer prints, in the order of trust.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import set_frozen
+from deploy.demo.cluster import Cluster, set_frozen
 from tests.memory_lock import MemoryLockHolder, is_memory_locked
 from watchdog import clock
 from watchdog.agent import identify
@@ -254,3 +256,53 @@ def test_checkpoint_directories_and_working_directory_come_from_the_command_line
     assert looks.collector.checkpoint_directories_of(JOB) == (f"{tmp_path}/ckpt/run1",)
     assert looks.collector.working_directory_of(JOB) == str(tmp_path)
     assert looks.collector.checkpoint_directories_of("1") == ()
+
+
+LOOK = """
+import json, time
+from watchdog import clock
+from watchdog.agent import identify
+from watchdog.agent.collectors.process import ProcessCollector
+from watchdog.agent.mounts import read_mounts
+from watchdog.agent.probe import Probes
+probes = Probes({"identify": identify.identify})
+collector = ProcessCollector(probes, read_mounts())
+for _ in range(3):
+    processes = collector.collect(clock.monotonic(), 5.0)
+    time.sleep(0.3)
+print(json.dumps([[p.job_id, p.role, p.rank, p.local_rank, p.world_size, p.comm, p.container_pid, p.uid] for p in processes]))
+probes.close()
+"""
+CONTAINERS = {
+    "as root, as enroot and pyxis are set up": ("root", "unshare --pid --fork --kill-child --mount-proc"),
+    "in a user namespace, as apptainer": ("nobody", "unshare --user --map-root-user --pid --fork --kill-child --mount-proc"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_ranks_of_a_real_step_in_containers_namespaces_are_found_from_the_host(
+    cluster: Cluster, container: str
+) -> None:
+    user, command = CONTAINERS[container]
+    trainer = "perl -e 'if (fork() == 0) { sleep 300 } sleep 300'"
+    program = cluster.shared / "rank.sh"
+    program.write_text(f'{command} sh -c "{trainer}; true"\n')
+    script = f"#!/bin/sh\nsrun --nodes=1 --ntasks=2 sh -c '. {program}; true'\n"
+    job_id = cluster.sbatch(
+        script, "--nodelist=n1", "--ntasks=2", "--output=/dev/null",
+        user=None if user == "root" else user,
+    )  # fmt: skip
+    ranks: list[list[Any]] = []
+    mine: list[list[Any]] = []
+    for _ in range(20):
+        done = cluster.node_run("n1", [sys.executable, "-c", LOOK], cwd=Path(__file__).resolve().parents[2])
+        mine = [row for row in json.loads(done.stdout) if row[0] == job_id]
+        ranks = sorted(row for row in mine if row[1] == "rank")
+        if len(ranks) == 2 and sum(row[1] == "worker" for row in mine) == 2:
+            break
+    assert [row[2:6] for row in ranks] == [[0, 0, 2, "perl"], [1, 1, 2, "perl"]], mine
+    assert all(1 < row[6] < 10 for row in ranks)
+    assert sorted((row[2], row[5]) for row in mine if row[1] == "worker") == [(0, "perl"), (1, "perl")]
+    assert {row[5] for row in mine if row[1] == "helper"} >= {"srun", "unshare", "sh"}
+    cluster.slurm("scancel", job_id)

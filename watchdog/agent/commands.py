@@ -24,7 +24,6 @@ from watchdog.model import (
     CommandResult,
     DumpStacks,
     JobWatch,
-    MountProbe,
     ProbeMount,
     Process,
     ProcessStack,
@@ -53,9 +52,9 @@ class Commands:
     node: str
     deadline_s: float
     environ_of: Callable[[str], Mapping[str, str]]
+    mount_collector: MountCollector
+    """Who probes mounts, for commands as well."""
     processes: tuple[Process, ...] = ()
-    mount_collector: MountCollector | None = None
-    """Who probes mounts; without one, its own."""
     awaiting_checkpoints: set[str] = field(default_factory=set)
     """Jobs with a kill switch: somebody waits for their next checkpoint."""
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -99,15 +98,6 @@ class Commands:
         results, self._results = tuple(self._results), []
         return results
 
-    def mounts(self, now: float) -> tuple[MountProbe, ...]:
-        """What the commands' probes found since the last call, and those that are still out."""
-        return self._collector().collect(now, self.deadline_s, {})
-
-    def _collector(self) -> MountCollector:
-        if self.mount_collector is None:
-            self.mount_collector = MountCollector(self.probes, self.node, 30.0)
-        return self.mount_collector
-
     # -- the four commands -------------------------------------------------------------------------------------
 
     def _start(self, command: Command, now: float, since: float) -> bool:
@@ -146,7 +136,7 @@ class Commands:
     def _start_probe(self, command: ProbeMount, now: float) -> bool:
         uid = command.uid if self.logs.become_owner else -1
         device = self._device(command.mount)
-        return self._collector().command(command, now, self.deadline_s, uid, device, self._answer)
+        return self.mount_collector.command(command, now, self.deadline_s, uid, device, self._answer)
 
     def _answer(self, result: CommandResult) -> None:
         self._results.append(result)

@@ -121,6 +121,13 @@ def test_only_where_it_is_configured_something_is_written(write: bool) -> None:
     assert [row.wrote for row in watch.look()] == [write]
 
 
+def test_a_mount_point_may_be_configured_with_a_slash_at_its_end() -> None:
+    watch = make(frozenset({f"{MOUNT}/"}))
+    watch.look()
+    assert watch.children.asked[0]["write"] is True
+    assert list(wanted_mounts([("/x", 1)], TABLE, make(frozenset({"/"})).collector.write_on)) == ["/"]
+
+
 def test_an_error_is_an_answer() -> None:
     watch = make()
     watch.look()

@@ -10,6 +10,7 @@ Probing says nothing about what it did not touch: a frozen filesystem answers a 
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -87,6 +88,9 @@ class MountCollector:
     stagger: bool = True
     _states: dict[str, _State] = field(default_factory=dict)
     _rows: list[MountProbe] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.write_on = frozenset(map(os.path.normpath, self.write_on))  # as the kernel names mount points
 
     def collect(self, now: float, deadline_s: float, wanted: Mapping[str, Wanted]) -> tuple[MountProbe, ...]:
         """Asks where it is time to, and returns the answers since the last call and a row for each that is overdue.

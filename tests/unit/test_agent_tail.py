@@ -18,7 +18,7 @@ from watchdog.agent import log_file, log_place, tail
 from watchdog.agent.log_events import condense
 from watchdog.agent.log_file import Tail
 from watchdog.agent.log_place import Lines
-from watchdog.agent.tail import expand, follow, parse_tracker
+from watchdog.agent.tail import expand, follow
 
 
 def steps(items: list[dict[str, Any]]) -> list[int | None]:
@@ -142,31 +142,10 @@ def test_a_line_of_megabytes_costs_no_memory(log: Log) -> None:
 
 def test_a_missing_file_is_said_and_the_others_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("step 1/9\n")
-    answer = follow(
-        {"files": [["4", f"{tmp_path}/none", None], ["4", f"{tmp_path}/a.log", None]], "trackers": []}, {}
-    )
+    answer = follow({"files": [["4", f"{tmp_path}/none", None], ["4", f"{tmp_path}/a.log", None]]}, {})
     assert answer["files"][0]["error"].startswith("ENOENT: No such file or directory")
     assert answer["files"][1]["error"] is None
     assert steps(answer["files"][1]["events"]) == [1]
-
-
-def test_a_tracker_is_told_when_its_step_changes(tmp_path: Path) -> None:
-    path, state = tmp_path / "latest_checkpointed_iteration.txt", dict[str, Any]()
-    args = {"files": [], "trackers": [["4", str(path)]]}
-    assert follow(args, state)["trackers"] == []
-    path.write_text("100")
-    assert steps(follow(args, state)["trackers"]) == [100]
-    assert follow(args, state)["trackers"] == []
-    path.write_text("200\n")
-    assert steps(follow(args, state)["trackers"]) == [200]
-
-
-@pytest.mark.parametrize(
-    ("text", "step"),
-    [("1200", 1200), ("global_step1200\n", 1200), ("iter_0001200", 1200), ("release", None), ("", None)],
-)
-def test_forms_of_trackers(text: str, step: int | None) -> None:
-    assert parse_tracker(text) == step
 
 
 def test_of_much_progress_the_last_and_an_even_choice_stay() -> None:
@@ -439,9 +418,7 @@ def test_a_number_that_is_cut_in_two_is_no_step(log: Log) -> None:
 
 def ask(state: dict[str, Any], *paths: Path, job: str = "4", **more: Any) -> dict[str, Any]:
     taken = more.pop("taken", state.get("token"))
-    return follow(
-        {"files": [[job, str(path), None] for path in paths], "trackers": [], "taken": taken, **more}, state
-    )
+    return follow({"files": [[job, str(path), None] for path in paths], "taken": taken, **more}, state)
 
 
 def test_the_first_error_in_the_middle_of_a_flood_is_told_and_what_waits_is_counted(
@@ -573,7 +550,7 @@ def test_a_file_known_by_its_new_name_goes_on_where_it_was_left(tmp_path: Path) 
 def test_two_jobs_that_share_a_file_are_each_told(tmp_path: Path) -> None:
     path, state = tmp_path / "x.log", dict[str, Any]()
     path.touch()
-    files = {"files": [["4", str(path), None], ["5", str(path), None]], "trackers": []}
+    files = {"files": [["4", str(path), None], ["5", str(path), None]]}
     follow(files, state)
     path.write_text("step 1/9\n")
     assert [steps(row["events"]) for row in follow(files, state)["files"]] == [[1], [1]]

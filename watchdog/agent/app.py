@@ -383,13 +383,18 @@ def _serve(agent: Agent, config: Settings, echo: bool) -> int:
 
 
 def _show_once(agent: Agent, as_json: bool) -> int:
+    agent.gpus.want_processes()
     first = agent.tick(clock.monotonic())
     runner.sleep(ONCE_PAUSE_S)
     agent.gpus.settle(ONCE_GPU_S)
     report = agent.tick(clock.monotonic())
-    events = (*first.events, *report.events)
-    dropped = first.events_dropped + report.events_dropped
-    report = msgspec.structs.replace(report, events=events, events_dropped=dropped)
+    report = msgspec.structs.replace(
+        report,
+        events=(*first.events, *report.events),
+        events_dropped=first.events_dropped + report.events_dropped,
+        node_events=(*first.node_events, *report.node_events),
+        node_events_dropped=first.node_events_dropped + report.node_events_dropped,
+    )
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
     else:

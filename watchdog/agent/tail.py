@@ -26,7 +26,6 @@ LOOK_S = 1.0
 """Wall-clock time of a look on a filesystem that is slow; a child has seconds until it counts as hung."""
 MAX_ANSWER_EVENTS = 3000
 """In one answer: with lines of 500 characters a few megabytes."""
-MAX_TRACKER = 256
 EXPAND_EVERY_S = 30.0
 MAX_ENTRIES = 4096
 """Names that are read in directories for one pattern."""
@@ -40,10 +39,10 @@ Key = tuple[str, str]
 def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     """One look at all files of this child.
 
-    Given {"files": [[job, path, start or None]…], "globs": [[job, pattern]…], "trackers": [[job, path]…], "taken": token}.
+    Given {"files": [[job, path, start or None]…], "globs": [[job, pattern]…], "taken": token}.
     Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset, lag, skipped}…], "token": …,
-    "globs": [[job, pattern, [path…]]…], "trackers": [{job, path, step, age_s}…]}; patterns and trackers are in it only
-    when they were looked up anew or their step has changed. Files that are no longer named are closed.
+    "globs": [[job, pattern, [path…]]…]}; patterns are in it only when they were looked up anew. Files that are no longer
+    named are closed.
 
     What was in an answer that nobody took (the child had counted as hung) comes again with the next: `taken` is the
     token of the last answer that was.
@@ -64,7 +63,6 @@ def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
         "files": [_row(key, tail, twins.get(key, tail), news[key], now) for key, tail in tails.items()],
         "token": state["token"],
         "globs": _expand_all(args.get("globs", []), state, now),
-        "trackers": _read_trackers(args["trackers"], state, wall),
     }
 
 
@@ -206,29 +204,3 @@ def _modified(path: str) -> float | None:
     except OSError:
         return None
     return about.st_mtime if stat.S_ISREG(about.st_mode) else None
-
-
-def _read_trackers(wanted: list[list[str]], state: dict[str, Any], wall: float) -> list[dict[str, Any]]:
-    seen: dict[tuple[str, str], int] = state.setdefault("trackers", {})
-    found = []
-    for job, path in wanted:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-            try:
-                about = os.fstat(fd)
-                text = os.read(fd, MAX_TRACKER) if stat.S_ISREG(about.st_mode) else b""
-            finally:
-                os.close(fd)
-        except OSError:
-            continue  # there is none before the first checkpoint
-        step = parse_tracker(text.decode(errors="replace"))
-        if step is not None and seen.get((job, path)) != step:
-            seen[job, path] = step
-            found.append({"job": job, "path": path, "step": step, "age_s": max(0.0, wall - about.st_mtime)})
-    return found
-
-
-def parse_tracker(text: str) -> int | None:
-    """The step in a tracker file: `1200`, `global_step1200`, `iter_0001200`, `checkpoint-1200`; None for anything else."""
-    digits = text.strip().removeprefix("global_step").removeprefix("iter_").removeprefix("checkpoint-")
-    return int(digits) if digits.isdecimal() and len(digits) < 19 else None

@@ -23,7 +23,6 @@ from watchdog.model import Event, EventKind, JobWatch, LogFile, Process, Role
 
 MAX_FILES = 24
 """Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and some more."""
-MAX_TRACKERS = 4
 MAX_WAITING_EVENTS = 5000
 """In one report; of more, progress goes first, and of that the oldest."""
 LIST_EVERY_S = 30.0
@@ -34,6 +33,7 @@ KEPT_STEPS = 12
 KEPT_AFTER_END_S = 30.0
 """So long the logs of a job are followed after its last process: the last words are the best."""
 MOUNTS_EVERY_S = 60.0
+MAX_KEYS = 4096
 
 
 @dataclass
@@ -53,10 +53,9 @@ class _Plan:
 
     files: list[list[str | int | None]] = field(default_factory=list)
     globs: list[list[str]] = field(default_factory=list)
-    trackers: list[list[str]] = field(default_factory=list)
 
     def question(self, taken: str | None) -> dict[str, Any]:
-        return {"files": self.files, "globs": self.globs, "trackers": self.trackers, "taken": taken}
+        return {"files": self.files, "globs": self.globs, "taken": taken}
 
 
 @dataclass
@@ -81,6 +80,9 @@ class JobLogs:
     _listed_for: frozenset[tuple[int, int]] = frozenset()
     _listing: bool = False
     _mounts_at: float = float("-inf")
+    _keys: dict[tuple[str, int], str] = field(default_factory=dict)
+    """What key_of answered for the mounts in `_keys_of`: a node has hundreds of them."""
+    _keys_of: tuple[Mount, ...] | None = None
 
     def collect(
         self,
@@ -111,8 +113,14 @@ class JobLogs:
 
     def key_of(self, path: str, uid: int) -> str:
         """The child that touches `path` as `uid`."""
-        mount = mount_of(path, self.mounts)
-        return f"files:{mount.point if mount else '/'}:{uid if uid >= 0 else 'self'}"
+        if self._keys_of is not self.mounts or len(self._keys) > MAX_KEYS:
+            self._keys_of, self._keys = self.mounts, {}
+        key = self._keys.get((path, uid))
+        if key is None:
+            mount = mount_of(path, self.mounts)
+            key = f"files:{mount.point if mount else '/'}:{uid if uid >= 0 else 'self'}"
+            self._keys[path, uid] = key
+        return key
 
     def _note_jobs(self, processes: list[Process], now: float) -> None:
         for process in processes:
@@ -205,8 +213,6 @@ class JobLogs:
                     hung[job_id, path] = f"its filesystem has not answered for {since_s:.0f} s"
             for pattern in job.found:
                 plan.setdefault((self.key_of(pattern, uid), uid), _Plan()).globs.append([job_id, pattern])
-            for path in (watch.checkpoint_trackers if watch else ())[:MAX_TRACKERS]:
-                plan.setdefault((self.key_of(path, uid), uid), _Plan()).trackers.append([job_id, path])
         requests = [
             self.probes.ask(
                 key,
@@ -257,12 +263,6 @@ class JobLogs:
         for job_id, pattern, paths in answer.value["globs"]:
             if job_id in self.jobs and pattern in self.jobs[job_id].found:
                 self.jobs[job_id].found[pattern] = paths
-        for each in answer.value["trackers"]:
-            event = Event(
-                kind=EventKind.CHECKPOINT, job_id=each["job"], source=each["path"], step=each["step"],
-                age_s=each["age_s"], pattern="tracker",
-            )  # fmt: skip
-            self._take_event(asked_at, event)
         self._drop_excess()
 
     def _drop_excess(self) -> None:
@@ -321,8 +321,9 @@ class JobLogs:
                 self.probes.settle(SETTLE_S, [asked])
 
     def _take_mounts(self, answer: Answer) -> None:
-        if answer.value:
-            self.mounts = tuple(Mount(*each) for each in answer.value)
+        mounts = tuple(Mount(*each) for each in answer.value or ())
+        if mounts and mounts != self.mounts:
+            self.mounts = mounts
 
 
 def _event(key: tuple[str, str], item: dict[str, Any]) -> Event:

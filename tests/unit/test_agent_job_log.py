@@ -222,3 +222,11 @@ def test_when_the_job_has_ended_its_files_are_let_go(tmp_path: Path, make_node: 
             break
         time.sleep(0.02)
     assert f"files:{tmp_path}/a:self" not in node.probes.names()
+
+
+def test_a_path_below_a_new_mount_gets_a_child_of_its_own(make_node: Callable[..., Node]) -> None:
+    logs = make_node().logs
+    assert logs.key_of("/scratch/x.log", 7) == logs.key_of("/scratch/x.log", 7) == "files:/:7"
+    logs.mounts = (ROOT, Mount("/scratch", "nfs4", "server:/scratch"))
+    assert logs.key_of("/scratch/x.log", 7) == "files:/scratch:7"
+    assert logs.key_of("/scratch/x.log", -1) == "files:/scratch:self"

@@ -165,6 +165,13 @@ def test_of_many_errors_the_first_of_each_pattern_stays_wherever_it_stands() -> 
     assert [item["n"] for item in kept] == [*range(48), 700, 999]
 
 
+def test_of_a_cascade_as_many_ranks_as_possible_stay() -> None:
+    items = [{"kind": "error", "pattern": "nccl_error", "rank": n // 20, "n": n} for n in range(1000)]
+    kept, _ = condense(items)
+    assert {item["rank"] for item in kept} >= set(range(49))
+    assert [item["n"] for item in kept] == sorted(item["n"] for item in kept)
+
+
 # -- what may happen to a file ---------------------------------------------------------------------------------
 
 

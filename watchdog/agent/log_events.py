@@ -26,8 +26,9 @@ def event_item(line: str, fact: LogFact, age_s: float) -> Item:
 def condense(items: list[Item], limit: int = MAX_EVENTS) -> tuple[list[Item], int]:
     """At most `limit` events of each kind, in order, and how many were left out.
 
-    Of progress the last and an even choice of the others stay; of errors, phases and checkpoints the first of each
-    pattern, for one cause may stand in the middle of another's consequences, the last, and of the others the first ones.
+    Of progress the last and an even choice of the others stay. Of errors, phases and checkpoints the first of each pattern,
+    for one cause may stand in the middle of another's consequences, and the last; then the first that each rank says of a
+    pattern, for who is silent in a cascade is what matters; then the first ones.
     """
     if len(items) <= limit:
         return items, 0
@@ -38,8 +39,11 @@ def condense(items: list[Item], limit: int = MAX_EVENTS) -> tuple[list[Item], in
             if kind is EventKind.PROGRESS:
                 at = [at[(place + 1) * len(at) // limit - 1] for place in range(limit)]
             else:
-                firsts = list({items[index]["pattern"]: index for index in reversed(at)}.values())
-                order = dict.fromkeys([*sorted(firsts), at[-1], *at])
+                firsts = {items[index]["pattern"]: index for index in reversed(at)}
+                of_ranks = {
+                    (items[index]["pattern"], items[index].get("rank")): index for index in reversed(at)
+                }
+                order = dict.fromkeys([*sorted(firsts.values()), at[-1], *sorted(of_ranks.values()), *at])
                 at = list(order)[:limit]
         keep.update(at)
     kept = [item for index, item in enumerate(items) if index in keep]

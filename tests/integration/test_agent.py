@@ -33,7 +33,7 @@ from watchdog.model import (
 CHECKOUT = Path(__file__).resolve().parents[2]
 JOB = "990001"
 INTERVAL_S = 0.3
-CONFIG = "agent: {node_name: n1, probe_deadline: 1s, interval: 300ms}"
+CONFIG = "agent: {node_name: n1, probe_deadline: 1s, interval: 300ms, checkpoint_interval: 1s, state_directory: ''}"
 WRITER = (
     "import os, sys, time\n"
     "fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 
 import pytest
 
@@ -282,7 +283,7 @@ class Crowd:
         self.processes = processes
         self.stuck: set[int] = set()
         self.looked: list[int] = []
-        self.threads = BlockedThreads("x86_64", self.read, self.list_threads)
+        self.threads = BlockedThreads("x86_64", self.read, self.list_threads, self.read_calls)
         self.now = 0.0
 
     def list_threads(self, pid: int) -> list[int]:
@@ -300,6 +301,9 @@ class Crowd:
             "status": b"Name:\tx\nvoluntary_ctxt_switches:\t5\n",
             "io": b"syscr: 1\nsyscw: 0\n",
         }[name]
+
+    def read_calls(self, pid: int, threads: Sequence[int]) -> list[tuple[int, bytes]]:
+        return [(thread, self.read(f"/proc/{pid}/task/{thread}/syscall")) for thread in threads]
 
     def tick(self, causes: frozenset[int] = frozenset()) -> list[int]:
         """The threads that were looked at in one tick."""

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from watchdog.agent.jobs import Key, Known, Member, Place, parse_cgroup
 
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
-STRANGERS_AT_ONCE = 12
-"""Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still called the same?"""
+STRANGERS_AT_ONCE = 8
+"""Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still called the same?
+Kernel threads never: one that is gone is missed when /proc is listed."""
 YOUNG_TICKS = 4
 """So long a new process is looked at in every tick: it may be about to become something else by exec."""
 LIST_AT_LEAST_EVERY = 6
@@ -268,7 +269,9 @@ class ProcessTable:
     def _next_strangers(self) -> list[int]:
         if not self._strangers:
             self._strangers = [
-                pid for pid, entry in self.entries.items() if not entry.member and entry.ticks >= YOUNG_TICKS
+                pid
+                for pid, entry in self.entries.items()
+                if not entry.member and entry.ticks >= YOUNG_TICKS and not entry.is_kernel_thread
             ]
         taken, self._strangers = self._strangers[:STRANGERS_AT_ONCE], self._strangers[STRANGERS_AT_ONCE:]
         return [pid for pid in taken if (entry := self.entries.get(pid)) is not None and not entry.member]

@@ -15,6 +15,7 @@ import msgspec
 
 from watchdog.knowledge.log_signatures import HARMLESS, HARMLESS_NEEDLES, SIGNATURES, Signature
 from watchdog.knowledge.progress_patterns import (
+    COUNTED,
     LOSS,
     LOSS_KEYS,
     MADE,
@@ -162,8 +163,13 @@ def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact
         if rows.mapping and has_needle(MAPPING_NEEDLES, lower):
             fact = _from_mapping(text.strip(), who)
     else:
+        counted: bool | None = None
         for row in rows.patterns:
-            match = row.regex.search(text) if has_needle(row.needles, lower) else None
+            if not has_needle(row.needles, lower):
+                continue
+            if row.counted and counted is None:
+                counted = COUNTED.search(lower) is not None
+            match = row.regex.search(text) if counted or not row.counted else None
             if match is not None:
                 fact = _from_match(row.name, match, text, who)
                 break

@@ -21,6 +21,8 @@ class Pattern:
     name: str
     needles: tuple[str, ...]
     regex: re.Pattern[str]
+    counted: bool = False
+    """Tried only if COUNTED is in the lower-cased line, too."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Sign:
 
 def _pattern(name: str, needles: str | tuple[str, ...], regex: str, flags: int = 0) -> Pattern:
     return Pattern(name, (needles,) if isinstance(needles, str) else needles, re.compile(regex, flags))
+
+
+def _counted(name: str, regex: str) -> Pattern:
+    return Pattern(name, STEP_WORDS, re.compile(regex, re.IGNORECASE), counted=True)
 
 
 def _sign(name: str, needle: str, regex: str, phase: str | None = None, complete: bool = False) -> Sign:
@@ -100,6 +106,8 @@ SIGNS: tuple[Sign, ...] = (
     _sign("finishing", "training", r"\btraining (?:is )?(?:complete[d]?|finished|done)\b|\bfinished training\b|\[after training is done\]", "finishing"),
 )  # fmt: skip
 
+# Half of all prose about training has one of these words; with a number behind it, few lines.
+COUNTED = re.compile(r"(?:step|iter(?:ation)?|update|batch)[\s:#=\[]*\d")
 STEP_WORDS = ("step", "iter", "update", "batch")
 STEP_WORD = r"(?:global[ _]?step|train[ _]?step|step|iteration|iter|update|batch)"
 
@@ -116,10 +124,10 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern("composer", "[batch=", r"\[batch=(?P<step>\d+)/(?P<total>\d+)\]"),
     _pattern("fairseq", "epoch ", r"\bepoch (?P<epoch>\d+):\s+(?P<step>\d+) / (?P<total>\d+)\b"),
     _pattern("num_updates", "num_updates", r"\bnum_updates[\"']?\s*(?:[=:]\s*)?[\"']?(?P<step>\d+)"),
-    _pattern("key_value", STEP_WORDS, r"(?<![\w.-])" + STEP_WORD + r"\s*=\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])", re.IGNORECASE),
-    _pattern("step_of", STEP_WORDS, r"(?<![\w.-])" + STEP_WORD + r"\s*(?:[:#]\s*)?\[?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b", re.IGNORECASE),
-    _pattern("bracketed", STEP_WORDS, r"\[\s*" + STEP_WORD + r"\s*(?:[:#=]\s*)?(?P<step>\d+)\s*\]", re.IGNORECASE),
-    _pattern("step", STEP_WORDS, r"(?:^|[\s|>,;\]:(])" + STEP_WORD + r"\s*(?:[:#]\s*)?(?P<step>\d+)(?=\s*(?:$|[\s|:,;)\]]))(?!\.\d)", re.IGNORECASE),
+    _counted("key_value", r"(?<![\w.-])" + STEP_WORD + r"\s*=\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])"),
+    _counted("step_of", r"(?<![\w.-])" + STEP_WORD + r"\s*(?:[:#]\s*)?\[?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b"),
+    _counted("bracketed", r"\[\s*" + STEP_WORD + r"\s*(?:[:#=]\s*)?(?P<step>\d+)\s*\]"),
+    _counted("step", r"(?:^|[\s|>,;\]:(])" + STEP_WORD + r"\s*(?:[:#]\s*)?(?P<step>\d+)(?=\s*(?:$|[\s|:,;)\]]))(?!\.\d)"),
     _pattern("tokens", "tokens", r"\b(?:consumed|processed|seen|total|trained)[ _]tokens\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\btokens[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
     _pattern("samples", "samples", r"\b(?:consumed|processed|seen|total|trained)[ _]samples\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\bsamples[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
 )  # fmt: skip

@@ -244,7 +244,15 @@ def test_a_blocked_process_makes_a_filesystem_view_and_probes_answer_for_it() ->
     cluster.report(process(0, blocked=call))
     look = MountProbe(mount="/shared", responding=True, seconds=0.1, device="server:/export")
     cluster.state.apply_probe("n2", look, cluster.now)
-    assert cluster.state.view(cluster.now).filesystems[0].answers == (), "a frozen filesystem answers a mere look, too"
+    assert cluster.state.view(cluster.now).filesystems[0].answers == (), (
+        "a frozen filesystem answers a mere look, too"
+    )
+    cluster.state.apply_probe("n2", replace(look, responding=False), cluster.now)
+    assert [node for node, _ in cluster.state.view(cluster.now).filesystems[0].answers] == ["n2"]
+    cluster.state.apply_probe("n2", look, cluster.now)
+    assert cluster.state.view(cluster.now).filesystems[0].answers == (), (
+        "a look that came back is not out any more"
+    )
     probe = replace(look, wrote=True)
     cluster.state.apply_probe("n2", probe, cluster.now)
     cluster.now += 3

@@ -54,6 +54,10 @@ class Filesystems:
         That a mere look was answered proves nothing: a frozen filesystem answers it, too.
         """
         if probe.responding and not probe.wrote and probe.error is None:
+            for filesystem in self._known.values():
+                before = filesystem.answers.get(node)
+                if filesystem.mount == probe.mount and before is not None and not before[0].responding:
+                    del filesystem.answers[node]  # the child that hung is back: neither out, nor an answer
             return
         for filesystem in self._known.values():
             if filesystem.mount == probe.mount:

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,25 @@ from watchdog.trace.records import MAX_LINE_BYTES, Tally
 
 
 class Recording(ClusterState):
-    """A real state that also hands everything it takes over to a recorder, as the controller does."""
+    """A real state that also keeps everything it takes over, as the controller hands it to its recorder."""
 
-    recorder: Recorder
+    said: list[tuple[float, Report | SlurmView]]
+
+    def go_on(self, until: float) -> None:
+        """Slurm answers every ten seconds, as a controller would ask; the replay that feeds us asks less often."""
+        at, listing = next(each for each in reversed(self.said) if isinstance(each[1], SlurmView))
+        while (at := at + 10) < until:
+            self.said.append((at, listing))
 
     def apply_report(self, report: Report, now: float) -> str:
         outcome = super().apply_report(report, now)
         if outcome == "accepted":
-            self.recorder.note(report, now)
+            self.said.append((now, report))
         return outcome
 
     def apply_slurm(self, view: SlurmView, now: float, wall: float | None = None) -> None:
         super().apply_slurm(view, now, wall)
-        self.recorder.note(view, now)
+        self.said.append((now, view))
 
 
 def flow_of(data: bytes, tally: Tally) -> Iterator[Moment]:
@@ -86,12 +92,18 @@ def test_a_recording_of_a_cluster_gives_its_incidents_again(trace: Any, tmp_path
     player = Player(Config(), Tally(), numbered_ids(), typical_interval_s(flow_of(data, Tally())) or 5.0)
     player.state.__class__ = Recording
     assert isinstance(player.state, Recording)
-    player.state.recorder = Recorder(str(path))
+    player.state.said = []
     for moment in flow_of(data, Tally()):
+        if player.state.said:
+            player.state.go_on(moment.t)
         player.play(moment)
-    player.state.recorder.close()
-    before, after = player.outcome(), again(path)
-    assert player.state.recorder.dropped == 0
+    before = player.outcome()
+    recorder = Recorder(str(path))
+    for t, what in sorted(player.state.said, key=lambda each: each[0]):
+        recorder.note(what, t)
+    recorder.close()
+    after = again(path)
+    assert recorder.dropped == 0
     kinds = [
         (i.kind, i.fired_at is not None, [(c.node, c.rank, c.pid) for c in i.culprits])
         for i in before.incidents
@@ -216,6 +228,34 @@ def test_stacks_of_a_dump_come_back_as_one_look_at_the_whole_job(tmp_path: Path)
     ]
 
 
+def record_hours(path: Path, reports: Iterable[float], listings: Iterable[float]) -> Outcome:
+    """A recording of two idle nodes that report, and of Slurm that answers, at these times; and what is found in it."""
+    recorder = Recorder(str(path))
+    nodes = tuple(SlurmNode(name=name, address="", state="IDLE") for name in ("n1", "n2"))
+    said: list[tuple[float, Any]] = [(t, SlurmView(jobs=(), nodes=nodes)) for t in listings]
+    for sequence, t in enumerate(reports):
+        said += [(t, Report(node=node.name, boot_id="b", agent_id="a", sequence=sequence)) for node in nodes]
+    for t, what in sorted(said, key=lambda each: each[0]):
+        recorder.note(what, t)
+    recorder.close()
+    return again(path)
+
+
+def test_a_time_in_which_the_controller_stood_still_accuses_nobody(tmp_path: Path) -> None:
+    hours = [*range(0, 300, 5), *range(900, 1200, 5)]
+    assert record_hours(tmp_path / "r", hours, hours[::2]).incidents == ()
+
+
+def test_nodes_that_fell_silent_while_slurm_answered_are_found_again(tmp_path: Path) -> None:
+    outcome = record_hours(tmp_path / "r", range(0, 300, 5), range(0, 600, 10))
+    assert [i.kind for i in outcome.incidents if i.fired_at] == ["partition_or_outage"]
+
+
+def test_a_slurm_that_did_not_answer_is_found_again(tmp_path: Path) -> None:
+    outcome = record_hours(tmp_path / "r", range(0, 600, 5), range(0, 300, 10))
+    assert [i.kind for i in outcome.incidents if i.fired_at] == ["slurm_unreachable"]
+
+
 # ---------------------------------------------------------------------------------------------- disks
 
 
@@ -223,10 +263,12 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     recorder = Recorder(str(fifo), max_waiting=10)
-    wait_until(recorder._thread.is_alive)
+    recorder.note(FULL, 0.0)
+    wait_until(recorder._waiting.empty)
+    time.sleep(0.1)  # now the thread waits for a reader
     for now in range(100):
         recorder.note(FULL, float(now))
-    assert recorder.dropped >= 85
+    assert recorder.dropped == 90
     read = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # lets the thread go on
     recorder.close()
     os.close(read)

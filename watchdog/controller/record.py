@@ -53,7 +53,7 @@ class Recorder:
     def close(self) -> None:
         """Writes what waits, for a few seconds at most."""
         try:
-            self._waiting.put_nowait(None)
+            self._waiting.put(None, timeout=END_S)
         except queue.Full:
             self._drop(self._waiting.qsize(), "the disk does not keep up")
         else:

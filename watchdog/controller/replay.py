@@ -108,7 +108,9 @@ class Player:
         self._faults: list[records.Fault] = []
         self._seen: dict[str, Incident] = {}
         self._now: float | None = None
-        self._judged_at = float("-inf")
+        self._recorded = False
+        """Whether a controller wrote this trace: then it has everything that there was."""
+        self._looked_at = float("-inf")
 
     # ------------------------------------------------------------------------------------ time
 
@@ -118,17 +120,35 @@ class Player:
             self._wait(self._now, moment.t)
         self._now = now = moment.t
         self._apply(moment)
-        busy = any(incident.state is not IncidentState.RESOLVED for incident in self.judge.incidents)
-        if busy or now - self._judged_at >= self.config.controller.tick:
+        if not self._quiet():
             self._judge(now)
 
+    def _quiet(self) -> bool:
+        return not self.judge.incidents and not self._dumps
+
     def _wait(self, since: float, until: float) -> None:
-        """The ticks between two moments. Where the last one finds nothing wrong, those before it did not either."""
-        tick_s = self.config.controller.tick
-        if until - since <= tick_s:
+        """The judgement of the last moment and of the ticks from there to the next one.
+
+        While nothing is wrong, one look at the end is enough: what was wrong before and is not mended by a report is wrong then,
+        too, as long as nobody has fallen silent.
+        """
+        tick_s, before = self.config.controller.tick, until - 0.001
+        if self._recorded and until - since > self.judge.slurm_patience_s:
+            # Neither an agent nor Slurm said a word: the controller stood still, or was not running.
+            self._judge(since)
+            self.state.grant_grace(until)
+            self.state.forget_silence(until)
+            self._looked_at = until
             return
-        if not self.judge.incidents and not self._dumps and not self._goes_bad(since, until - 0.001):
-            return
+        if self._quiet():
+            if until - self._looked_at < tick_s:
+                return
+            fine = not self._goes_bad(since, before)
+            if not fine or until - since > self._interval_s + tick_s:
+                self._judge(since)
+            self._looked_at = until
+            if fine and self._quiet():
+                return
         at = since
         while (at := at + _step_s(at - since, tick_s)) < until:
             self._flush_dumps(at)
@@ -139,7 +159,8 @@ class Player:
         """Whether anything would be wrong by then, with what is known up to here."""
         if any(since < at + self.silent_after_s <= until for at in self._active_since.values()):
             return True  # nodes that have not reported yet begin to count as silent
-        last, self.state.slurm_at = self.state.slurm_at, until
+        last = self.state.slurm_at
+        self.state.slurm_at = last if self._recorded else until
         findings = self.judge.look(until)
         self.state.slurm_at = last
         return any(finding.truth is Truth.BAD for finding in findings)
@@ -181,6 +202,8 @@ class Player:
                 damaged.add(record.node)
             else:
                 by_node.setdefault(record.node, []).append(record)
+                if isinstance(record, records.Report) and record.processes is not None:
+                    self._recorded = True
                 if isinstance(record, records.Mount):
                     self._mounts.add(record.mount)
         self._note_used_nodes(by_node)
@@ -243,9 +266,10 @@ class Player:
                         self._used_nodes.setdefault(job.job_id, set()).add(name)
 
     def _ask_slurm(self, now: float, *, force: bool = False) -> None:
-        """Slurm's listing as the trace has it, as often as the controller would ask."""
+        """Slurm's listing as the trace has it, as often as the controller would ask. A recording has a line for each answer."""
         last = self.state.slurm_at
-        if not force and last is not None and now - last < self.config.slurm.poll_interval:
+        due = last is None or now - last >= self.config.slurm.poll_interval
+        if not force and (self._recorded or not due):
             return
         jobs = []
         states = dict.fromkeys(self._nodes, JOBLESS)
@@ -312,7 +336,7 @@ class Player:
     # ------------------------------------------------------------------------------------ judging
 
     def _judge(self, now: float) -> None:
-        self._judged_at = now
+        self._looked_at = now
         findings = self.judge.look(now)
         for change in self.judge.conclude(findings, now, now):
             self._note(change, now)

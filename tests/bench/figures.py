@@ -17,6 +17,7 @@ class Figures:
     out: TextIO
     rows: dict[str, float] = field(default_factory=dict)
     missed: list[str] = field(default_factory=list)
+    doubtful: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -26,14 +27,21 @@ class Figures:
         *,
         at_most: float | None = None,
         at_least: float | None = None,
+        doubtful: bool = False,
     ) -> None:
-        """One figure; with `at_most` or `at_least` it has a bound, which it keeps or misses."""
+        """One figure; with `at_most` or `at_least` it has a bound, which it keeps or misses.
+
+        A `doubtful` one was measured too roughly to tell: it neither keeps its bound nor misses it, it is not shown to hold.
+        """
         bound = at_most if at_most is not None else at_least
         ok = None
         if at_most is not None:
             ok = value <= at_most
         elif at_least is not None:
             ok = value >= at_least
+        if ok is not None and doubtful:
+            ok = None
+            self.doubtful.append(name)
         if ok is False:
             self.missed.append(name)
         self.rows[name] = value

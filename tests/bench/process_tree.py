@@ -22,6 +22,7 @@ from tests.bench.space import Space
 NOWHERE = Space()
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+MAX_SHARES = 262_144  # MAX_SHARES, kernel/sched/sched.h; everybody else has 1,024
 GROUP_PREFIX = "slurm-watchdog-bench"
 PAGE_PRESENT = 1 << 63  # Documentation/admin-guide/mm/pagemap.rst
 PAGE_FRAME = (1 << 55) - 1
@@ -173,13 +174,9 @@ def find_group_parent(mounts: str, own: str) -> Path | None:
 
     Version 1 with cpuacct before version 2, where the processes' own group may already hold processes. None: nowhere.
     """
-    for line in mounts.splitlines():
-        left, dash, right = line.partition(" - ")
-        fields, kind = left.split(), right.split()
-        if not dash or len(fields) < 5 or len(kind) < 3:
-            continue
-        if kind[0] == "cgroup" and "cpuacct" in kind[2].split(","):
-            return Path(fields[4])
+    counting = find_controller(mounts, "cpuacct")
+    if counting is not None:
+        return counting
     unified = [line.partition(" - ")[0].split()[4] for line in mounts.splitlines() if " - cgroup2 " in line]
     path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), None)
     return Path(unified[0] + path.rstrip("/")) if unified and path is not None else None
@@ -200,6 +197,47 @@ def make_group(name: str) -> Path | None:
         remove_group(group)
         return None
     return group
+
+
+@contextmanager
+def favoured(name: str, pids: Sequence[int]) -> Iterator[Path | None]:
+    """A group that holds `pids`, and gets all but a trace of a processor against whoever else wants it, while the block runs.
+
+    Among themselves they share as ever. None where the kernel's cpu controller can't be had in its first version.
+    """
+    parent = find_controller(Path("/proc/self/mountinfo").read_text(), "cpu")
+    group = parent / f"{GROUP_PREFIX}.{os.getpid()}.{name}" if parent else None
+    try:
+        if group is not None:
+            group.mkdir()
+            (group / "cpu.shares").write_text(str(MAX_SHARES))
+            for pid in pids:
+                (group / "cgroup.procs").write_text(str(pid))
+    except OSError:
+        group = None
+    try:
+        yield group
+    finally:
+        if group is not None:
+            for pid in (group / "cgroup.procs").read_text().split():
+                (group.parent / "cgroup.procs").write_text(pid)
+            remove_group(group)
+
+
+def find_controller(mounts: str, controller: str) -> Path | None:
+    """Where this controller of version 1 is mounted, from the text of /proc/self/mountinfo."""
+    for line in mounts.splitlines():
+        left, dash, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if (
+            dash
+            and len(fields) >= 5
+            and len(kind) >= 3
+            and kind[0] == "cgroup"
+            and controller in kind[2].split(",")
+        ):
+            return Path(fields[4])
+    return None
 
 
 def read_group_cpu_s(group: Path) -> float:
@@ -237,10 +275,12 @@ def _kill(pid: int) -> None:
 
 def sweep() -> None:
     """Removes groups that a benchmark left which was killed."""
-    parent = find_group_parent(
-        Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
-    )
-    for group in parent.glob(f"{GROUP_PREFIX}.*") if parent else ():
+    mounts = Path("/proc/self/mountinfo").read_text()
+    parents = {
+        find_group_parent(mounts, Path("/proc/self/cgroup").read_text()),
+        find_controller(mounts, "cpu"),
+    }
+    for group in [group for parent in parents if parent for group in parent.glob(f"{GROUP_PREFIX}.*")]:
         if not Path(f"/proc/{group.name.split('.')[1]}").exists():
             remove_group(group)
 

@@ -51,6 +51,9 @@ def test_a_figure_is_a_line_of_json_and_a_missed_bound_is_remembered() -> None:
         {"bench": "a.free", "value": 123500.0, "unit": "B", "bound": None, "ok": None},
     ]
     assert figures.missed == ["a.missed"]
+    figures.add("a.rough", 5.0, "%", at_most=1.0, doubtful=True)
+    assert json.loads(out.getvalue().splitlines()[-1])["ok"] is None
+    assert (figures.missed, figures.doubtful) == (["a.missed"], ["a.rough"])
 
 
 def test_quantiles_are_values_that_were_measured() -> None:
@@ -169,13 +172,16 @@ def test_a_stretch_lasts_until_the_thread_gives_way_by_itself() -> None:
 # ---------------------------------------------------------------------------------------- noise, logs, metrics
 
 
-def test_the_change_of_a_quantile_is_the_median_over_pairs() -> None:
-    calm = noise.summarise([0.001] * 999 + [0.002])
-    disturbed = noise.summarise([0.001] * 990 + [0.003] * 10)
-    assert (calm.p999, disturbed.p999) == (0.001, 0.003)
-    assert noise.change_percent([(calm, calm), (calm, calm), (calm, disturbed)], "p999") == 0
-    assert noise.change_percent([(calm, disturbed)], "p999") == pytest.approx(200)
-    assert noise.spread_percent([calm, calm, disturbed], "p999") == 0
+def test_the_change_of_a_quantile_is_that_of_all_rounds_together() -> None:
+    calm = noise.summarise([0.001] * 998 + [0.002, 0.0015])
+    disturbed = noise.summarise([0.001] * 985 + [0.003] * 15)
+    assert noise.pooled([calm], 0.999) == 0.0015
+    assert noise.pooled([calm, calm], 0.999) == 0.0015, "two of 2,000 are longer"
+    assert noise.pooled([calm, disturbed], 0.999) == 0.003
+    assert noise.change_percent([(calm, disturbed)], 0.999) == pytest.approx(100)
+    same, mixed = [(calm, calm)] * 6, [(calm, calm), (calm, disturbed)] * 3
+    assert noise.change_percent(same, 0.999) == noise.uncertainty_percent(same, 0.999) == 0
+    assert noise.uncertainty_percent(mixed, 0.999) > 5
 
 
 @pytest.mark.parametrize("kind", logs.KINDS)

@@ -258,6 +258,39 @@ def test_checkpoint_directories_and_working_directory_come_from_the_command_line
     assert looks.collector.checkpoint_directories_of("1") == ()
 
 
+QUIET = """
+import os, subprocess
+from watchdog.agent.process_table import LIST_AT_LEAST_EVERY, ProcessTable
+listed = 0
+real = os.listdir
+def listdir(path):
+    global listed
+    listed += path == "/proc"
+    return real(path)
+os.listdir = listdir
+table = ProcessTable()
+for tick in range(2 * LIST_AT_LEAST_EVERY):
+    table.look(float(tick), 20)
+print(listed, len(table.entries))
+child = subprocess.Popen(["sleep", "99"])
+table.look(100.0, 20)
+print(child.pid in table.entries)
+child.kill()
+child.wait()
+for tick in range(LIST_AT_LEAST_EVERY + 1):
+    table.look(101.0 + tick, 20)
+print(child.pid in table.entries)
+"""
+
+
+def test_proc_is_listed_when_something_was_started_and_otherwise_seldom() -> None:
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", QUIET],
+        capture_output=True, text=True, timeout=60, check=True, cwd=Path(__file__).resolve().parents[2],
+    )  # fmt: skip
+    assert done.stdout.split() == ["2", "1", "True", "False"]
+
+
 LOOK = """
 import json, time
 from watchdog import clock

@@ -1,7 +1,8 @@
 """What only a child may find out about processes: environment, program, command line; file and mount of a blocked call.
 
 One child, `identify`, is asked about many processes at once and tells each answer as it has it. If it does not come back,
-the first process without an answer is the one it hangs on: the child is set aside as `identify:PID`, that process is asked
+the first process without an answer is the one it hangs on: the child is set aside as `identify:PID` (`identify:PID:file` if it
+was about files and mounts), that process is asked
 about no more until the child returns or the process is gone, and the others are asked about again in a fresh child. What
 stands in D goes to a child of its own, so that the others need not wait for the deadline.
 """
@@ -26,8 +27,8 @@ IDENTIFY, IDENTIFY_SUSPECTS = "identify", "identify:in D"
 MAX_AT_ONCE = 256
 MAX_IDENTIFICATIONS = 20
 """Programs may rename themselves; after so many new names it is no longer news."""
-MAX_SET_ASIDE = 4
-"""Children that hang on one process each; after that nothing new is asked about a process in D."""
+MAX_SET_ASIDE = 6
+"""Children that hang on one process each; after that nothing new is asked about a process in D. Two less than may hang of a kind."""
 MAX_DIRECTORIES = 8
 
 ThreadKey = tuple[int, int, int]
@@ -157,7 +158,7 @@ class Identities:
         culprit = next((pid for index, pid in enumerate(pids) if index not in answered), None)
         if culprit is None:
             return
-        new_key = f"{IDENTIFY}:{culprit}"
+        new_key = f"{IDENTIFY}:{culprit}" + (":file" if anything else "")
         aside = len(self.stuck) < MAX_SET_ASIDE and self.probes.rename(key, new_key)
         self.stuck[culprit] = _Stuck(new_key if aside else key, anything)
         log.warning(
@@ -170,7 +171,8 @@ class Identities:
             gone = pid not in self.table.entries and pid not in self.table.suspects
             if self.probes.is_free(stuck.key) or gone:
                 del self.stuck[pid]
-        if IDENTIFY not in self._asking and self.probes.rename(IDENTIFY, f"{IDENTIFY}:logs"):
+        ours = IDENTIFY in self._asking or any(stuck.key == IDENTIFY for stuck in self.stuck.values())
+        if not ours and self.probes.rename(IDENTIFY, f"{IDENTIFY}:logs"):
             log.warning("the child that lists the open logs hangs; another one identifies processes")
 
     def _hangs_on(self, pid: int, track: Track) -> bool:

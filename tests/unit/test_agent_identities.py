@@ -1,0 +1,196 @@
+"""Whom a hung child hangs on, and who is asked about again: with children that answer when the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from watchdog.agent.collectors.blocked import Call, Track
+from watchdog.agent.identities import IDENTIFY, IDENTIFY_SUSPECTS, MAX_SET_ASIDE, Identities
+from watchdog.agent.jobs import Known
+from watchdog.agent.probe import Answer
+from watchdog.agent.process_table import Entry, ProcessTable, Stat
+
+
+@dataclass
+class Request:
+    key: str
+    function: str
+    args: list[Any]
+    then: Callable[[Answer], None]
+    on_part: Callable[[Any], None]
+
+
+@dataclass
+class FakeProbes:
+    """Children by name that are busy until the test lets them answer, hang or return."""
+
+    busy: dict[str, Request] = field(default_factory=dict)
+    hung: set[str] = field(default_factory=set)
+
+    def ask(
+        self, key: str, function: str, args: list[Any], deadline_s: float, now: float,
+        then: Callable[[Answer], None], *, on_part: Callable[[Any], None],
+    ) -> int | None:  # fmt: skip
+        if key in self.busy:
+            return None
+        self.busy[key] = Request(key, function, args, then, on_part)
+        return len(self.busy)
+
+    def rename(self, key: str, new_key: str) -> bool:
+        if key not in self.hung or new_key in self.busy:
+            return False
+        self.hung.remove(key)
+        self.hung.add(new_key)
+        self.busy[new_key] = self.busy.pop(key)
+        return True
+
+    def is_free(self, key: str) -> bool:
+        return key not in self.busy
+
+    def hang(self, key: str) -> None:
+        """The deadline passes."""
+        self.hung.add(key)
+        request = self.busy[key]
+        request.then(Answer(1, key, None, "no answer", timed_out=True))
+
+    def finish(self, key: str) -> None:
+        self.busy.pop(key).then(Answer(1, key, []))
+
+    def come_back(self, key: str) -> None:
+        """A hung child returns; its answer is dropped."""
+        self.hung.discard(key)
+        del self.busy[key]
+
+
+class World:
+    """A table of processes, none of which is real."""
+
+    def __init__(self, *pids: int, state: str = "S") -> None:
+        self.probes = FakeProbes()
+        self.table = ProcessTable()
+        self.identities = Identities(self.probes, self.table)  # type: ignore[arg-type]
+        for pid in pids:
+            self.add(pid, state)
+
+    def add(self, pid: int, state: str = "S") -> None:
+        known = Known(pid, pid * 10, 1, "python", 1000)
+        self.table.entries[pid] = Entry(known, Stat("python", state, 1, 0, 0, pid * 10))
+        self.table.to_identify.add(pid)
+
+    def ask(self) -> dict[str, list[int]]:
+        """One tick: the pids that each child was asked about just now."""
+        before = {key: id(request) for key, request in self.probes.busy.items()}
+        self.identities.ask(0.0, 1.0)
+        return {
+            key: sorted(pid for pid, _ in request.args)
+            for key, request in self.probes.busy.items()
+            if before.get(key) != id(request)
+        }
+
+    def answer(self, key: str, *pids: int) -> None:
+        """The child tells of these."""
+        request = self.probes.busy[key]
+        for index, (pid, start) in enumerate(request.args):
+            if pid in pids:
+                request.on_part(
+                    {"index": index, "pid": pid, "start": start, "environ": {"RANK": "1"}, "exe": "python", "title": ""}
+                )  # fmt: skip
+
+
+def test_the_first_without_an_answer_is_to_blame_and_the_rest_is_asked_about_again() -> None:
+    world = World(1, 2, 3, 4)
+    assert world.ask() == {IDENTIFY: [1, 2, 3, 4]}
+    order = [pid for pid, _ in world.probes.busy[IDENTIFY].args]
+    world.answer(IDENTIFY, order[0])
+    world.probes.hang(IDENTIFY)
+    assert world.probes.hung == {f"identify:{order[1]}"}
+    assert world.ask() == {IDENTIFY: sorted(order[2:])}
+    world.answer(IDENTIFY, *order[2:])
+    world.probes.finish(IDENTIFY)
+    assert world.ask() == {}
+    known = {pid: entry.known.environ for pid, entry in world.table.entries.items()}
+    assert [known[pid] is None for pid in order] == [False, True, False, False]
+
+
+def test_when_the_child_comes_back_its_process_is_asked_about_once_more() -> None:
+    world = World(1)
+    world.ask()
+    world.probes.hang(IDENTIFY)
+    assert [world.ask() for _ in range(3)] == [{}, {}, {}]
+    world.probes.come_back("identify:1")
+    assert world.ask() == {IDENTIFY: [1]}
+
+
+def test_a_process_that_is_gone_is_forgotten_and_its_number_may_be_anothers() -> None:
+    world = World(1)
+    world.ask()
+    world.probes.hang(IDENTIFY)
+    del world.table.entries[1]
+    world.table.to_identify.clear()
+    world.ask()
+    assert world.identities.stuck == {}
+    world.add(1)
+    assert world.ask() == {IDENTIFY: [1]}
+
+
+def test_what_stands_in_d_holds_up_nobody_and_so_many_may_hang() -> None:
+    world = World(*range(1, 11), state="D")
+    world.add(50)
+    for _ in range(MAX_SET_ASIDE):
+        asked = world.ask()
+        assert IDENTIFY_SUSPECTS in asked
+        world.probes.hang(IDENTIFY_SUSPECTS)
+    assert len(world.probes.hung) == MAX_SET_ASIDE
+    assert world.ask() == {}
+    world.answer(IDENTIFY, 50)
+    world.probes.finish(IDENTIFY)
+    world.add(51)
+    assert world.ask() == {IDENTIFY: [51]}
+
+
+def test_the_child_that_hangs_for_somebody_else_is_set_aside_too() -> None:
+    world = World(1)
+    world.probes.ask(IDENTIFY, "list_open_logs", [], 1.0, 0.0, lambda _: None, on_part=lambda _: None)
+    assert world.ask() == {}
+    world.probes.hung.add(IDENTIFY)
+    assert world.ask()[IDENTIFY] == [1]
+    assert world.probes.hung == {"identify:logs"}
+
+
+def track(syscall: str, state: str = "D") -> Track:
+    return Track(b"line " + syscall.encode(), Call(1, (3,)), state, "w", syscall, 0, 0, None, 0.0)
+
+
+def test_of_a_process_with_a_locked_memory_descriptors_are_still_resolved_and_paths_are_not() -> None:
+    world = World(1, 2)
+    world.ask()
+    first, second = (pid for pid, _ in world.probes.busy[IDENTIFY].args)
+    world.probes.hang(IDENTIFY)
+    world.ask()
+    world.answer(IDENTIFY, second)
+    world.probes.finish(IDENTIFY)
+    tracks = {
+        (first, 0, first): track("write"),
+        (first, 0, 99): track("openat"),
+        (second, 0, second): track("openat"),
+    }
+    assert world.identities.resolve(tracks, 0.0, 1.0) is not None
+    request = world.probes.busy[IDENTIFY]
+    assert [(each["pid"], each["syscall"]) for each in request.args] == [(first, "write"), (second, "openat")]
+    request.on_part({"index": 1, "path": "/shared/x", "mount": "/shared"})
+    target = tracks[second, 0, second].target
+    assert target is not None
+    assert (target.path, target.mount) == ("/shared/x", "/shared")
+    world.probes.hang(IDENTIFY)  # even the mounts of the first do not come: nothing more is asked about it
+    assert world.probes.hung == {f"identify:{first}", f"identify:{first}:file"}
+    assert world.identities.resolve({(first, 0, first): track("fsync")}, 0.0, 1.0) is None
+
+
+def test_answers_about_a_process_that_was_replaced_change_nobody() -> None:
+    world = World(1)
+    world.ask()
+    world.table.entries[1].known = Known(1, 999, 1, "python", 1000)
+    world.answer(IDENTIFY, 1)
+    assert world.table.entries[1].known.environ is None

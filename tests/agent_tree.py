@@ -93,13 +93,14 @@ class AgentProcess:
         deadline_s: float = 2.0,
         environment: Mapping[str, str] | None = None,
         wrapper: tuple[str, ...] = (),
+        state_directory: Path | None = None,
         more: str = "",
     ) -> None:
         """`wrapper` is put before the command, `more` into the section `agent`."""
         config = directory / "agent.yaml"
         config.write_text(
             f"agent: {{node_name: n1, controller_url: '{url}', interval: {interval_s * 1000:.0f}ms, metrics_listen: '', "
-            f"probe_deadline: {deadline_s * 1000:.0f}ms, state_directory: '{directory}'{more}}}\n"
+            f"probe_deadline: {deadline_s * 1000:.0f}ms, state_directory: '{state_directory or directory}'{more}}}\n"
         )
         self.errors = directory / "agent.err"
         command = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,3 +196,267 @@ def is_stuck(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
     except OSError:
         return False
+
+
+def ranks(report: Report) -> set[int]:
+    return {process.pid for process in report.processes if process.job_id == JOB}
+
+
+def workers_of(agent: AgentProcess) -> list[int]:
+    """The children that do the work: those of the spawner."""
+    return [pid for pid in tree_of(agent.pid)[2:] if alive(pid)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like rank 0 of a job and writes its log."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path / "train.log")], env={**os.environ, **as_rank(JOB)}
+    )
+    yield process
+    process.kill()
+    process.wait(20)
+
+
+@pytest.fixture
+def agent(
+    tmp_path: Path, receiver: Receiver, scenario: Scenario, rank: subprocess.Popen[bytes]
+) -> Iterator[AgentProcess]:
+    """An agent that watches `rank`, has followed its log and read the GPUs."""
+    agent = AgentProcess(tmp_path, receiver.url, interval_s=0.5, environment=scenario.environment)
+    until(lambda: receiver.reports, 20, "a first report")
+    until(lambda: sees_everything(receiver, rank.pid), 20, "the rank, a step of its log, and the GPUs")
+    yield agent
+    agent.close()
+
+
+def sees_everything(receiver: Receiver, pid: int) -> bool:
+    report = receiver.last()
+    gpus = [gpu.error for gpu in report.gpus] == [None, None]
+    return (
+        pid in ranks(report) and any(event.step for event in report.events) and gpus and not report.problems
+    )
+
+
+@alone
+def test_children_that_are_killed_are_replaced_and_one_that_is_stopped_is_told(
+    agent: AgentProcess, receiver: Receiver, rank: subprocess.Popen[bytes]
+) -> None:
+    began = time.monotonic()
+    for _ in range(3):
+        for pid in workers_of(agent):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(1.2)
+        until(lambda: sees_everything(receiver, rank.pid), 10, "all is seen again")
+    stopped = workers_of(agent)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: "nvml" in hung(receiver.last()), 20, "the stopped children hang")
+    time.sleep(5)
+    assert {gpu.uuid for gpu in receiver.last().gpus} == {"GPU-aaaa", "GPU-bbbb"}
+    assert all("has not answered" in (gpu.error or "") for gpu in receiver.last().gpus)
+    assert rank.pid in ranks(receiver.last())
+    assert len(workers_of(agent)) <= len(stopped) + 1  # who serves a process, not a resource, may be replaced
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: hung(receiver.last()) == set(), 10, "nothing hangs any more")
+    until(lambda: sees_everything(receiver, rank.pid), 10, "all is seen again")
+    assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+    assert agent.end() == 0
+
+
+@alone
+def test_without_its_spawner_the_agent_ends_says_so_and_leaves_nobody_behind(agent: AgentProcess) -> None:
+    tree = tree_of(agent.pid)
+    os.kill(tree[1], signal.SIGKILL)
+    assert agent.process.wait(10) == 1
+    assert "the process that starts the agent's children has ended: ending, to be started anew" in agent.log()
+    until(lambda: not any(alive(pid) for pid in tree), 10, "all children are gone")
+
+
+@alone
+def test_an_agent_that_was_stopped_itself_accuses_nobody(agent: AgentProcess, receiver: Receiver) -> None:
+    tree = tree_of(agent.pid)
+    for pid in tree:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(9)  # longer than the deadline of its children and what a loop may be late
+    began = time.monotonic()
+    for pid in tree:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(2.5)
+    reports = [report for at, report in receiver.reports if at >= began]
+    assert reports
+    assert all(not report.hung_probes for report in reports)
+
+
+@alone
+def test_an_agent_without_descriptors_says_that_it_is_blind_and_never_that_the_ranks_are_gone(
+    agent: AgentProcess, receiver: Receiver, rank: subprocess.Popen[bytes]
+) -> None:
+    before = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+    began = time.monotonic()
+    in_use = max(int(fd) for fd in os.listdir(f"/proc/{agent.pid}/fd"))
+    for limit in (in_use + 1, 12, 3, in_use + 2, in_use + 3):
+        resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+        time.sleep(1.5)
+        assert agent.process.poll() is None
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, before)
+    until(lambda: sees_everything(receiver, rank.pid), 15, "all is seen again")
+    meanwhile = [report for at, report in receiver.reports if at >= began]
+    assert [report for report in meanwhile if rank.pid not in ranks(report)] == []
+    assert "Too many open files" in agent.log() or any(
+        "EMFILE" in each for report in meanwhile for each in report.problems
+    )
+
+
+NOBODY = ("setpriv", "--reuid", "64998", "--regid", "64998", "--clear-groups")
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that every user can write into."""
+    place = Path(tempfile.mkdtemp(prefix="slurm-watchdog-open-"))
+    place.chmod(0o777)
+    yield place
+    shutil.rmtree(place)
+
+
+@alone
+def test_where_no_child_can_be_forked_the_report_says_so(
+    open_place: Path, receiver: Receiver, scenario: Scenario
+) -> None:
+    agent = AgentProcess(
+        open_place, receiver.url, interval_s=0.5, environment=scenario.environment, wrapper=NOBODY
+    )
+    try:
+        until(lambda: receiver.reports and workers_of(agent), 20, "a report, and children")
+        spawner = tree_of(agent.pid)[1]
+        limit = [*NOBODY, "prlimit", "--pid", str(spawner)]
+        subprocess.run([*limit, "--nproc=1:"], check=True, timeout=20)
+        for pid in workers_of(agent):
+            os.kill(pid, signal.SIGKILL)
+        stranger = subprocess.Popen(["sleep", "600"])  # somebody new, who is to be identified
+        until(
+            lambda: any("no child can be started: EAGAIN" in each for each in receiver.last().problems),
+            15,
+            "the problem",
+        )
+        began = time.monotonic()
+        time.sleep(4)
+        assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+        subprocess.run([*limit, "--nproc=1000:"], check=True, timeout=20)
+        another = subprocess.Popen(["sleep", "600"])
+        until(lambda: not receiver.last().problems, 30, "children again")
+        for each in (stranger, another):
+            each.kill()
+            each.wait(20)
+    finally:
+        agent.close()
+
+
+@alone
+def test_a_full_disk_and_a_state_directory_that_is_missing_stop_nothing(
+    tmp_path: Path, receiver: Receiver, rank: subprocess.Popen[bytes], scenario: Scenario
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(full)], check=True, timeout=20)
+    ballast = os.open(full / "ballast", os.O_WRONLY | os.O_CREAT)
+    with pytest.raises(OSError, match="No space left"):
+        while True:
+            os.write(ballast, b"x" * 4096)
+    os.close(ballast)
+    place = tmp_path / "agent"
+    for number, state in enumerate((full, full / "missing" / "too")):
+        place.mkdir(exist_ok=True)
+        agent = AgentProcess(
+            place, receiver.url, interval_s=0.5, environment=scenario.environment, state_directory=state
+        )
+        count = len(receiver.reports)
+        try:
+            until(lambda count=count: len(receiver.reports) > count, 20, f"a report, {number}")
+            until(lambda: rank.pid in ranks(receiver.last()), 20, "the rank")
+            began = time.monotonic()
+            time.sleep(3)
+            assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+            assert agent.end() == 0
+        finally:
+            agent.close()
+    subprocess.run(["umount", str(full)], check=True, timeout=20)
+
+
+@alone
+def test_where_proc_hides_other_users_processes_the_agent_sees_its_own(
+    open_place: Path, receiver: Receiver, rank: subprocess.Popen[bytes], scenario: Scenario
+) -> None:
+    mine = subprocess.Popen(["sleep", "600"], env={**os.environ, **as_rank(JOB)}, user=64998, group=64998)
+    subprocess.run(["mount", "-o", "remount,hidepid=2", "/proc"], check=True, timeout=20)
+    agent = AgentProcess(
+        open_place, receiver.url, interval_s=0.5, environment=scenario.environment, wrapper=NOBODY
+    )
+    try:
+        until(lambda: receiver.reports and mine.pid in ranks(receiver.last()), 20, "the process of its user")
+        began = time.monotonic()
+        time.sleep(3)
+        assert rank.pid not in ranks(receiver.last())
+        assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+        assert agent.end() == 0
+    finally:
+        subprocess.run(["mount", "-o", "remount,hidepid=0", "/proc"], check=True, timeout=20)
+        agent.close()
+        mine.kill()
+        mine.wait(20)
+
+
+MANY = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    int count = atoi(argv[1]), made = 0;
+    for (; made < count; made++) {
+        pid_t pid = fork();
+        if (pid < 0) break;
+        if (pid == 0) { prctl(PR_SET_PDEATHSIG, 9); pause(); _exit(0); }
+    }
+    printf("%d\n", made);
+    fflush(stdout);
+    pause();
+    return 0;
+}
+"""
+
+
+@alone
+def test_ten_thousand_processes_on_a_node_make_no_report_late(
+    tmp_path: Path, agent: AgentProcess, receiver: Receiver, rank: subprocess.Popen[bytes]
+) -> None:
+    (tmp_path / "many.c").write_text(MANY)
+    subprocess.run(
+        ["cc", "-static", "-O1", "-o", str(tmp_path / "many"), str(tmp_path / "many.c")],
+        check=True,
+        timeout=60,
+    )
+    many = subprocess.Popen([str(tmp_path / "many"), "10000"], stdout=subprocess.PIPE)
+    try:
+        assert many.stdout is not None
+        if int(many.stdout.readline()) < 10_000:
+            pytest.skip("this machine allows fewer processes")
+        began = time.monotonic()
+        time.sleep(15)
+        assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+        assert rank.pid in ranks(receiver.last())
+        assert receiver.last().problems == ()
+    finally:
+        many.kill()
+        many.wait(60)
+    until(lambda: sees_everything(receiver, rank.pid), 20, "all is as before")
+    assert agent.end() == 0

@@ -44,8 +44,9 @@ IDLE_OF_KIND_S = {"identify": 90.0, "stacks": 20.0, "probe": 5.0}
 PAUSE_S = 5.0
 """Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children with it perhaps."""
 GRACE_S = 1.0
-MAX_READS = 64
-"""Of 256 KiB, from one child in one go: one that never stops talking does not hold up the loop."""
+READ_SIZE = 1 << 16
+MAX_READS = 256
+"""Of READ_SIZE, from one child in one go: one that never stops talking does not hold up the loop."""
 
 
 class ProbesLost(Exception):
@@ -105,6 +106,7 @@ class Probes:
         self._next_request = 1
         self._no_start = ""
         self._lost = False
+        self._buffer = memoryview(bytearray(READ_SIZE))
         self._looked_at = float("-inf")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
@@ -338,7 +340,7 @@ class Probes:
             self._waiter.watch(worker.sock.fileno(), writing=worker.writing)
 
     def _receive(self, worker: _Worker, now: float, done: set[int]) -> None:
-        ended = not _read_into(worker)
+        ended = not _read_into(worker, self._buffer)
         try:
             replies = unframe(worker.inbox)
         except ValueError as error:
@@ -396,19 +398,19 @@ def _group(key: str) -> str:
     return key.rpartition(":")[0] or key
 
 
-def _read_into(worker: _Worker) -> bool:
-    """Takes what the child has said into its inbox; False at its end."""
+def _read_into(worker: _Worker, buffer: memoryview) -> bool:
+    """Takes what the child has said into its inbox; False at its end. `buffer` is only passed through."""
     for _ in range(MAX_READS):
         try:
-            data = worker.sock.recv(1 << 18)
+            size = worker.sock.recv_into(buffer)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        if not data:
+        if not size:
             return False
-        worker.inbox += data
-        if len(data) < 1 << 16:
+        worker.inbox += buffer[:size]
+        if size < READ_SIZE:
             return True  # that was all; more would be news to the waiter
     return True
 

@@ -133,7 +133,7 @@ def _work_for_ever(fd: int, key: str, uid: int, functions: Mapping[str, Function
     state: dict[str, Any] = {"key": key}
     with socket.socket(fileno=fd) as sock:
         inbox = bytearray()
-        while data := sock.recv(1 << 16):
+        while data := sock.recv(1 << 14):
             inbox += data
             for request, function, args in unframe(inbox):
                 state["tell"] = _teller(sock, request)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
 import click
 
 from watchdog.cli.options import load_or_exit, service_options
@@ -21,4 +24,17 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
     config = load_or_exit(config_file)
     from watchdog.agent.settings import become_agent, settings_of
 
-    become_agent(settings_of(config), once=once, as_json=as_json)
+    settings = settings_of(config)
+    try:
+        become_agent(settings, once=once, as_json=as_json)
+    except OSError as error:
+        from watchdog import log
+        from watchdog.agent.app import run_agent
+
+        log.set_up()
+        logging.getLogger(__name__).warning(
+            "%s can't be started again (%s): the agent keeps the memory that reading its configuration took",
+            sys.executable,
+            error,
+        )
+        sys.exit(run_agent(settings, once=once, as_json=as_json))

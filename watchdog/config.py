@@ -80,7 +80,7 @@ class Agent(Section):
     log_patterns: list[str] = Field(
         [],
         description="Further logs of a job to follow, besides what Slurm and its processes name: "
-        "paths with {job_id} {user} {node} {workdir}.",
+        "paths with {job_id} {user} {node} {workdir}; * ? and [abc] stand for names, such as {workdir}/logs/rank*.out.",
     )
 
     @model_validator(mode="after")

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchdog.agent import log_file, log_place, tail
-from watchdog.agent.log_events import condense
+from watchdog.agent.log_events import condense, event_item
 from watchdog.agent.log_file import Tail
 from watchdog.agent.log_place import Lines
 from watchdog.agent.tail import expand, follow
+from watchdog.progress import parse_line
 
 
 def steps(items: list[dict[str, Any]]) -> list[int | None]:
@@ -626,3 +627,10 @@ def test_lines_do_not_depend_on_how_the_bytes_were_cut(chunks: list[bytes]) -> N
     expected = whole.feed(data + b"\n")
     found = b"".join(pieces.feed(chunk) for chunk in [*chunks, b"\n"])
     assert [line for line in found.split(b"\n") if line] == [line for line in expected.split(b"\n") if line]
+
+
+def test_a_loss_that_is_no_number_is_said_so_that_json_can_carry_it() -> None:
+    lines = ("iteration 7/ 10 | lm loss: nan |", "iteration 8/ 10 | lm loss: 2.5 |", "iteration 9/ 10 |")
+    items = [event_item(line, fact, 0.0) for line in lines if (fact := parse_line(line)) is not None]
+    said = [(item["loss"], item["loss_is_no_number"]) for item in items]
+    assert said == [(None, True), (2.5, False), (None, False)]

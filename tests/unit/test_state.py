@@ -178,11 +178,16 @@ def test_a_report_seen_before_and_one_too_old_say_nothing_about_now() -> None:
 
 def test_the_next_run_reads_on_where_the_last_one_ended() -> None:
     cluster = Cluster()
-    cluster.report(logs=(LogFile(job_id="7", path="/log", offset=70),))
-    cluster.report(logs=(LogFile(job_id="7", path="/log", offset=50),))
+    cluster.report(
+        logs=(LogFile(job_id="7", path="/log", offset=70), LogFile(job_id="7", path="/cut", offset=90))
+    )
+    cluster.report(node="n2", logs=(LogFile(job_id="7", path="/log", offset=50),))
+    cluster.report(
+        logs=(LogFile(job_id="7", path="/log", offset=70), LogFile(job_id="7", path="/cut", offset=10))
+    )
     cluster.slurm(restarts=1)
     ((_, starts),) = [(job, starts) for job, starts in cluster.state.jobs_on("n1", cluster.now)]
-    assert starts == {"/log": 70}
+    assert starts == {"/log": 70, "/cut": 10}
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "PENDING"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from watchdog.model import EventKind
@@ -15,10 +16,11 @@ Item = dict[str, Any]
 
 
 def event_item(line: str, fact: LogFact, age_s: float) -> Item:
-    """`line`, which was written `age_s` ago, and what it says."""
+    """`line`, which was written `age_s` ago, and what it says. A loss that is no number is said apart: JSON has no word for it."""
+    loss = fact.loss if fact.loss is None or isfinite(fact.loss) else None
     return {
         "kind": fact.kind.value, "age_s": age_s, "line": clean_line(line), "step": fact.step,
-        "total_steps": fact.total_steps, "step_s": fact.step_s, "loss": fact.loss, "phase": fact.phase,
+        "total_steps": fact.total_steps, "step_s": fact.step_s, "loss": loss, "loss_is_no_number": loss is not fact.loss, "phase": fact.phase,
         "pattern": fact.pattern, "rank": fact.rank,
     }  # fmt: skip
 

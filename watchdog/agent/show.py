@@ -97,6 +97,10 @@ def _logs(report: Report) -> Table:
     newest = {(event.job_id, event.source): event.line for event in report.events}
     for row in report.logs:
         age = "" if row.growth_age_s is None else f"{_seconds(row.growth_age_s)} ago"
+        if row.lag_bytes or row.skipped_bytes:
+            age += (
+                f", {row.lag_bytes / 2**20:.1f} MiB not read yet, {row.skipped_bytes / 2**20:.1f} MiB skipped"
+            )
         cells = (row.job_id, row.path, row.error or age, newest.get((row.job_id, row.path), "")[:100])
         _add(table, cells, "bold red" if row.error else "")
     return table

@@ -86,8 +86,8 @@ class Run:
     inactive_since: float | None = None
     log_starts: dict[str, int] = field(default_factory=dict)
     """Where this run's lines begin in the files of the run before."""
-    log_offsets: dict[str, int] = field(default_factory=dict)
-    """How far each file has been read."""
+    log_offsets: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How far each node has read each file, by (node, path): less than before where a file was cut off."""
     phase: tuple[str, float] | None = None
     checkpoint: tuple[int, float] | None = None
     checkpoint_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
@@ -133,9 +133,17 @@ def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -
         if before is not None and before.started
         else (),
         left_over=frozenset(before.processes) if before is not None else frozenset(),
-        log_starts=dict(before.log_offsets) if before is not None else {},
+        log_starts=_furthest(before.log_offsets) if before is not None else {},
         log_offsets=dict(before.log_offsets) if before is not None else {},
     )
+
+
+def _furthest(offsets: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """How far each file has been read by whichever node has read most of it."""
+    found: dict[str, int] = {}
+    for (_, path), offset in offsets.items():
+        found[path] = max(offset, found.get(path, 0))
+    return found
 
 
 def follow_training(run: Run, now: float, interval_s: float) -> None:

@@ -163,8 +163,7 @@ class ClusterState:
         for log in report.logs:
             run = self._run(log.job_id)
             if log.offset is not None and run is not None:
-                offsets = run.log_offsets
-                offsets[log.path] = max(log.offset, offsets.get(log.path, 0))
+                run.log_offsets[report.node, log.path] = log.offset
         for event in report.events:
             self._apply_event(report.node, event, made_at)
         for probe in report.mounts:

@@ -268,6 +268,39 @@ def test_many_strangers_take_turns(node: Node) -> None:
     assert [row.pid for row in rows] == [pid]
 
 
+def test_the_same_process_is_not_read_in_every_tick(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.add(node.start("0"), "7")
+    real, read = os.listdir, []
+
+    def count(path: str) -> list[str]:
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", count)
+    for _ in range(24):
+        node.tick(5)
+    assert 1 < len(read) <= 6
+
+
+def test_what_lets_go_of_its_gpu_is_told_of_no_more(node: Node, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    code = (
+        f"import os, time\nf = open({node.devices!r} + '0')\nprint(flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+        "f.close()\nprint(flush=True)\ntime.sleep(99)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    node.started.append(process)
+    assert process.stdout is not None
+    process.stdout.readline()
+    node.add(process.pid, "7")
+    assert len(node.rows_after()) == 1
+    go.touch()
+    process.stdout.readline()
+    node.tick(60)
+    assert node.tick(60) == ()
+
+
 def test_a_node_without_gpus_reads_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     for minor in (0, 1):
         os.unlink(f"{node.devices}{minor}")

@@ -26,6 +26,8 @@ from watchdog.model import Gpu, GpuHolder
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 LINKS_AT_ONCE = 96
 """Links of descriptors that are read in one tick, about 3 us each."""
+ROUND_S = 30.0
+"""Time between two looks at the same process, at least."""
 MAX_LINKS = 4096
 """Of one process; a GPU's descriptors are among the first that a program opens."""
 NVML_AGE_S = 90.0
@@ -58,6 +60,7 @@ class GpuHolders:
     """Whether NVML numbers processes as our /proc does; None: if this is the initial PID namespace, the only one it knows."""
     _held: dict[Key, _Held] = field(default_factory=dict)
     _round: list[Key] = field(default_factory=list)
+    _next_round: float = 0.0
     _since: dict[Key, float] = field(default_factory=dict)
     _seen_running: dict[str, None] = field(default_factory=dict)
     _daemons: dict[tuple[Key, str], bool] = field(default_factory=dict)
@@ -79,25 +82,23 @@ class GpuHolders:
         """
         self._note_running(running)
         listed = _listed_by_nvml(gpus) if self.trusts_nvml else {}
-        suspects = {
-            entry.key: entry
-            for pid, entry in table.items()
-            if pid not in ours and self._may_be_orphan(entry, running)
-        }
+        suspects: dict[Key, Entry] = {}
+        busy_uids: set[int] = set()
+        for pid, entry in table.items():
+            member, uid = entry.member, entry.known.uid
+            if member is None and uid == 0:
+                continue  # most of a node's processes: kernel threads, the system's own
+            if member is not None and not member.left_over and (running is None or member.job_id in running):
+                busy_uids.add(uid)
+            elif not _is_dead(entry) and pid not in ours and (member is None or running is not None):
+                suspects[entry.key] = entry
         if not suspects or not self._has_gpus(gpus):
             self._held.clear()
             self._since.clear()
             return ()
         self._forget(suspects)
-        self._read_links(suspects, listed)
+        self._read_links(suspects, listed, now)
         uptime_s = _read_uptime()
-        busy_uids = {
-            entry.known.uid
-            for entry in table.values()
-            if (member := entry.member) is not None
-            and not member.left_over
-            and (running is None or member.job_id in running)
-        }
         found = []
         for key, entry in suspects.items():
             if not self._is_known_well(entry, busy_uids):
@@ -119,20 +120,6 @@ class GpuHolders:
             self._seen_running[job_id] = None
         while len(self._seen_running) > MAX_JOBS:
             del self._seen_running[next(iter(self._seen_running))]
-
-    def _may_be_orphan(self, entry: Entry, running: frozenset[str] | None) -> bool:
-        """Before anything is read: kernel threads, the dead, root's own and whatever belongs to a running job are out."""
-        dead = (
-            entry.stat.state in ("Z", "X") and entry.stat.threads <= 1
-        )  # else one thread of it can't be killed
-        if entry.is_kernel_thread or dead:
-            return False
-        member = entry.member
-        if member is None:
-            return entry.known.uid != 0
-        if member.left_over:
-            return running is not None
-        return running is not None and member.job_id not in running
 
     def _is_known_well(self, entry: Entry, busy_uids: set[int]) -> bool:
         """Whether its having no job is knowledge, and not a lack of it."""
@@ -176,7 +163,7 @@ class GpuHolders:
             or any(os.path.exists(f"{self.devices}{minor}") for minor in (0, 1))
         )
 
-    def _read_links(self, suspects: Mapping[Key, Entry], listed: Mapping[int, object]) -> None:
+    def _read_links(self, suspects: Mapping[Key, Entry], listed: Mapping[int, object], now: float) -> None:
         """First those that are new and came from a job or are on NVML's list, then everybody in turn."""
         budget = LINKS_AT_ONCE
         new = [key for key in suspects if key not in self._held]
@@ -187,8 +174,8 @@ class GpuHolders:
                 return
             budget -= self._read_links_of(suspects[key])
             done.add(key)
-        if not self._round:
-            self._round = list(suspects)
+        if not self._round and now >= self._next_round:
+            self._round, self._next_round = list(suspects), now + ROUND_S
         while self._round and budget > 0:
             key = self._round.pop()
             if key in suspects and key not in done:
@@ -273,6 +260,11 @@ def _listed_by_nvml(gpus: tuple[Gpu, ...]) -> dict[int, list[tuple[Gpu, int | No
         for index, pid in enumerate(gpu.pids or ()):
             listed.setdefault(pid, []).append((gpu, sizes[index] if index < len(sizes) else None))
     return listed
+
+
+def _is_dead(entry: Entry) -> bool:
+    """Nothing of it is left that could hold anything. (A zombie with threads has one that can't be killed.)"""
+    return entry.is_kernel_thread or (entry.stat.state in ("Z", "X") and entry.stat.threads <= 1)
 
 
 def _other_thread(pid: int) -> int:

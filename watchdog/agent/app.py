@@ -309,8 +309,7 @@ class Service:
         if not self.agent.could_see:
             return False
         if self.echo:
-            sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
-            sys.stdout.flush()
+            _print_json(report, pretty=False)
         try:
             self.sender.put(report)
         except WireError as error:
@@ -396,9 +395,17 @@ def _show_once(agent: Agent, as_json: bool) -> int:
         node_events_dropped=first.node_events_dropped + report.node_events_dropped,
     )
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+        _print_json(report, pretty=True)
     else:
         from watchdog.agent.show import show_report  # rich is for terminals, not for the daemon
 
         show_report(report)
     return 0 if agent.could_see else 1
+
+
+def _print_json(report: Report, *, pretty: bool) -> None:
+    from watchdog.agent.sender import encode  # file names may be no UTF-8, and it knows what to do
+
+    data = encode(report)
+    sys.stdout.write((msgspec.json.format(data) if pretty else data).decode() + "\n")
+    sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,15 @@ from watchdog.agent.collectors.blocked import (
 )
 from watchdog.agent.identify import parse_environ, parse_fd_flags
 from watchdog.agent.mounts import Mount, mount_of, parse_mountinfo
-from watchdog.agent.process_table import Files, Stat, Status, parse_last_pid, parse_stat, parse_status
+from watchdog.agent.process_table import (
+    Files,
+    Stat,
+    Status,
+    is_the_kernels,
+    parse_last_pid,
+    parse_stat,
+    parse_status,
+)
 from watchdog.knowledge.syscalls import (
     AARCH64,
     FD_ARGUMENT,
@@ -368,3 +377,10 @@ def test_processes_that_end_or_change_between_ticks_end_no_round() -> None:
     crowd.processes[9000] = 64
     seen = {thread for _ in range(2 * ROUND_TICKS) for thread in crowd.tick()}
     assert len(seen) == 7 * 64
+
+
+def test_a_file_that_somebody_put_over_one_of_proc_is_not_the_kernels(tmp_path: Path) -> None:
+    assert is_the_kernels("/proc/loadavg")
+    (tmp_path / "loadavg").touch()
+    assert not is_the_kernels(str(tmp_path / "loadavg"))
+    assert not is_the_kernels("/proc/nonsense")

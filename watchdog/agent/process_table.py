@@ -177,7 +177,7 @@ class ProcessTable:
 
     def __post_init__(self) -> None:
         # In another PID namespace than its /proc the kernel's word about the last pid is about other processes.
-        self._trusts_last_pid = _reads_own_namespace()
+        self._trusts_last_pid = _reads_own_namespace() and is_the_kernels("/proc/loadavg")
 
     def look(self, now: float, max_names: int) -> None:
         """One look at all that may have changed. A process that took more than `max_names` names is asked no more."""
@@ -299,6 +299,14 @@ class ProcessTable:
 def read_cgroup(pid: int) -> Place | None:
     """Job and step that its control group names. Raises OSError."""
     return parse_cgroup(read_file(f"/proc/{pid}/cgroup").decode(errors="replace"))
+
+
+def is_the_kernels(path: str) -> bool:
+    """Whether a file of /proc is the kernel's: container managers (lxcfs) put files over some that are served by a process."""
+    try:
+        return os.stat(path).st_dev == os.stat("/proc").st_dev
+    except OSError:
+        return False
 
 
 def _reads_own_namespace() -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from watchdog.agent.jobs import Key
 from watchdog.agent.probe import Answer, Probes
-from watchdog.agent.process_table import Entry, read_file
+from watchdog.agent.process_table import Entry, is_the_kernels, read_file
 from watchdog.knowledge.gpu_daemons import is_daemon
 from watchdog.model import Gpu, GpuHolder
 
@@ -69,6 +69,7 @@ class GpuHolders:
     def __post_init__(self) -> None:
         if self.trusts_nvml is None:
             self.trusts_nvml = is_initial_namespace()
+        self._has_uptime = is_the_kernels("/proc/uptime")
         self._is_gpu = re.compile(re.escape(self.devices) + r"(\d+)(?: \(deleted\))?")
 
     def collect(
@@ -98,7 +99,7 @@ class GpuHolders:
             return ()
         self._forget(suspects)
         self._read_links(suspects, listed, now)
-        uptime_s = _read_uptime()
+        uptime_s = float(read_file("/proc/uptime").split()[0]) if self._has_uptime else 0.0
         found = []
         for key, entry in suspects.items():
             if not self._is_known_well(entry, busy_uids):
@@ -269,10 +270,6 @@ def _is_dead(entry: Entry) -> bool:
 
 def _other_thread(pid: int) -> int:
     return next((int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid), pid)
-
-
-def _read_uptime() -> float:
-    return float(read_file("/proc/uptime").split()[0])
 
 
 def is_initial_namespace() -> bool:

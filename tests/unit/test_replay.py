@@ -238,6 +238,22 @@ def test_dropping_fields_adds_no_incident(trace: Any, seed: int, share: float) -
 
 
 @given(
+    seed=st.integers(0, 2**32), share=st.sampled_from([0.01, 0.1, 0.4]), jitter_s=st.sampled_from([0.0, 3.0])
+)
+@settings(max_examples=15)
+def test_lost_lines_and_uneven_times_accuse_nobody_of_a_healthy_job(
+    seed: int, share: float, jitter_s: float
+) -> None:
+    chance = random.Random(seed)
+    lines = []
+    for line in traces.healthy():
+        agents = line["kind"] in ("proc", "gpu", "report")
+        if not agents or line["kind"] == "report" or chance.random() >= share:
+            lines.append({**line, "t": line["t"] + (chance.uniform(0, jitter_s) if agents else 0.0)})
+    assert play(sorted(lines, key=lambda each: each["t"])).incidents == ()
+
+
+@given(
     st.lists(
         st.tuples(
             st.integers(0, 400),

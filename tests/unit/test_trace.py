@@ -242,6 +242,16 @@ def test_a_trace_that_does_not_list_everybody_every_time_makes_nobody_dead(
     assert listing.ranks == sorted({r for ranks in said for r in ranks})
 
 
+def test_a_trace_that_once_left_somebody_out_has_to_be_whole_for_longer() -> None:
+    listing = Listing()
+    for ranks in ((0, 1), (0, 1), (0, 1), (0,), (0, 1), *5 * [(0, 1)], *5 * [(0,)]):
+        listing.say(*ranks)
+    assert listing.ranks == [0, 1]
+    for ranks in (*22 * [(0, 1)], (0,), (0,)):
+        listing.say(*ranks)
+    assert listing.ranks == [0]
+
+
 def test_reports_that_come_more_often_than_listings_make_nobody_dead() -> None:
     listing = Listing()
     for _ in range(4):

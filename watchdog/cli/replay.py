@@ -163,7 +163,7 @@ def _done(incident: Incident, decisions: tuple[Decision, ...]) -> str:
     if incident.inhibited_by:
         return f"nothing: {incident.inhibited_by} explains it"
     if not decisions:
-        return "-"
+        return "-" if incident.fired_at is None else "alert only"
     last = decisions[-1]
     if last.action == "none":
         return "alert only"

@@ -1,8 +1,8 @@
 """Which processes there are on one node, from a trace that says who is there and never who is gone. Pure.
 
 A process that is said to be dead (Z, X) is dead. One that is merely not listed any more is gone only if the trace looks as if it
-listed everybody: REGULAR times in a row each rank of the job, and then MISSED times not this one. In every other case it stays
-as it was said last: a trace with gaps makes nobody dead. Where the agent's own report says how many processes there are
+listed everybody: REGULAR times in a row each rank of the job (RELIABLE times since one came back that had not been listed), and
+then MISSED times not this one. In every other case it stays as it was said last: a trace with gaps makes nobody dead. Where the agent's own report says how many processes there are
 (recordings do), and so many were listed, the rest is gone.
 """
 
@@ -18,6 +18,7 @@ from watchdog.model import Blocked, Process, Role
 from watchdog.trace.records import Proc, Tally
 
 REGULAR = 3
+RELIABLE = 20
 MISSED = 2
 SLACK = 1.5
 """A process that was listed every ten seconds is missed after fifteen."""
@@ -52,6 +53,8 @@ class Processes:
     _pid_of: dict[tuple[str, int], int] = field(default_factory=dict)
     """(job, rank) -> pid."""
     _job_of: dict[int, str] = field(default_factory=dict)
+    _since_gap: int | None = None
+    """Listings since one that had left somebody out who was still there; None: there never was one."""
     unplaced: bool = False
     """The newest listing had a line of which nobody knows whom it is about."""
 
@@ -91,6 +94,8 @@ class Processes:
                 old.process = process
                 old.start = record.start if old.start is None else old.start
                 if key not in listed:
+                    if old.missed or not old.in_row:
+                        self._since_gap = 0
                     _listed_again(old, now)
             listed.add(key)
         return listed
@@ -116,6 +121,8 @@ class Processes:
 
     def miss(self, listed: set[Key], now: float) -> float | None:
         """Counts who was not listed, and forgets who is gone. Returns since when, None if nobody is."""
+        if self._since_gap is not None:
+            self._since_gap += 1
         for key, each in self.known.items():
             if key in listed or self.unplaced:
                 continue
@@ -138,7 +145,8 @@ class Processes:
         if each.process.rank is None:
             return True
         ranks = [k for other, k in self.known.items() if other[0] == key[0] and k.process.rank is not None]
-        if any(k.in_row < REGULAR for k in ranks):
+        doubtful = self._since_gap is not None and self._since_gap < RELIABLE
+        if doubtful or any(k.in_row < REGULAR for k in ranks):
             return False  # not everybody is listed every time
         missing = sum(1 for k in ranks if k.missed)
         # Most of a node at once, and not all of it: the trace has begun to tell of the interesting ones only.

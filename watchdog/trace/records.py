@@ -53,11 +53,16 @@ class Node(Record, tag="node", kw_only=True):
 
 
 class Report(Record, tag="report", kw_only=True):
-    """The agent of a node reported. `processes`: so many lines say which processes there were, all of them."""
+    """The agent of a node reported."""
 
     node: str
-    processes: Whole | None = None
     more: More | None = None
+
+    @property
+    def listed(self) -> int | None:
+        """So many lines beside it say which processes there were, all of them; only recordings tell."""
+        number = self.more.get("listed") if self.more else None
+        return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
 class Proc(Record, tag="proc", kw_only=True):

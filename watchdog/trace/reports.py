@@ -79,7 +79,7 @@ class Node:
         self.heard_at = now
         listed = self.processes.list(procs, now, restarts, mounts)
         more = next((each.more for each in reversed(words) if each.more), None) or {}
-        count = next((each.processes for each in reversed(words) if each.processes is not None), None)
+        count = next((each.listed for each in reversed(words) if each.listed is not None), None)
         self.boot_id = str(more.get("boot_id", self.boot_id)) or self.name
         late: list[Report] = []
         if count is not None and count == len(listed) and not damaged:

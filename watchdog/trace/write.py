@@ -40,9 +40,9 @@ def line_of(t: float, kind: str, fields: dict[str, Any]) -> bytes | None:
 
 def report_lines(report: Report, t: float) -> Iterator[bytes | None]:
     """Everything that one report says, received at `t`. None stands for a line that is too long."""
-    more = {"boot_id": report.boot_id} | _rest(report, KEPT_OF_REPORT)
+    more = {"listed": len(report.processes), "boot_id": report.boot_id} | _rest(report, KEPT_OF_REPORT)
     node = report.node
-    yield line_of(t, "report", {"node": node, "processes": len(report.processes), "more": more})
+    yield line_of(t, "report", {"node": node, "more": more})
     for process in report.processes:
         yield line_of(t, "proc", {"node": node, **_process(process)})
     for gpu in report.gpus:

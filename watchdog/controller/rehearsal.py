@@ -1,0 +1,93 @@
+"""What would be done about the incidents of a replay: the policy's decisions, kept as the journal would keep them. Acts on nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from watchdog.config import Config
+from watchdog.controller.judge import Judge
+from watchdog.controller.policy import Limits, Situation, action_for, decide, is_final, is_news
+from watchdog.controller.run import ACTIVE_STATES
+from watchdog.controller.state import ClusterState
+from watchdog.model import Action, Decision, Incident, IncidentState, Kind, SlurmJob, Verdict
+
+
+@dataclass
+class Rehearsal:
+    """What would have been done: the decisions, as the journal would hold them."""
+
+    config: Config
+    state: ClusterState
+    judge: Judge
+    decisions: dict[str, list[Decision]] = field(default_factory=dict)
+    _allowed: list[Decision] = field(default_factory=list)
+
+    def decide(self, now: float) -> None:
+        """Decides about every incident that fires and that nothing else explains, where there is news."""
+        for incident in self.judge.incidents:
+            if incident.state is not IncidentState.FIRING or incident.inhibited_by is not None:
+                continue
+            acts = action_for(incident.kind) is not Action.NONE
+            for job_id in incident.jobs_now if acts else incident.jobs_now[:1]:
+                job = self.state.jobs.get(job_id)
+                mine = self.decisions.setdefault(incident.id, [])
+                earlier = [d for d in mine if d.fence is None or d.fence.job_id == job_id]
+                if any(is_final(each) for each in earlier):
+                    continue
+                decision = decide(incident, self._situation(incident, job, now), limits_of(self.config), "")
+                if is_news(decision, earlier):
+                    decision = replace(decision, id=f"{incident.id}.{len(mine) + 1}")
+                    mine.append(decision)
+                    if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+                        self._allowed.append(decision)
+
+    def _situation(self, incident: Incident, job: SlurmJob | None, now: float) -> Situation:
+        view = self.state.job_view(job.job_id, now) if job is not None else None
+        open_ones = self.judge.incidents
+        firing = [i for i in open_ones if i.kind is incident.kind and i.state is IncidentState.FIRING]
+        nodes = self.state.known_nodes()
+        return Situation(
+            now_wall=now,
+            mode=self.config.mode_of(incident.kind),
+            job=job,
+            paused=None,
+            blind=self._blind(now),
+            recent=tuple(self._allowed),
+            busy=False,
+            running_jobs=sum(1 for each in self.state.jobs.values() if each.state in ACTIVE_STATES),
+            jobs_in_trouble=len({job_id for i in firing if i.inhibited_by is None for job_id in i.job_ids}),
+            nodes_known=len(nodes),
+            nodes_silent=len(nodes) - len(self.state.reporting_nodes(now)),
+            mounts_stalled=tuple(
+                mount
+                for other in open_ones
+                if other.kind is Kind.FILESYSTEM_OUTAGE and set(other.job_ids) & set(incident.job_ids)
+                for mount in other.mounts
+            ),
+            step=view.progress.step if view is not None and view.progress is not None else None,
+        )
+
+    def _blind(self, now: float) -> str | None:
+        """A trace that is looked at later has no warm-up; where its Slurm did not answer nothing would have been done."""
+        at = self.state.slurm_at
+        if at is None or now - at > self.judge.slurm_patience_s:
+            return "Slurm has not answered" if at is None else f"Slurm has not answered for {now - at:.0f} s"
+        return None
+
+
+def limits_of(config: Config) -> Limits:
+    """The policy's limits as the configuration has them."""
+    policy = config.policy
+    return Limits(
+        cooldown_s=policy.cooldown,
+        attempts=policy.attempts,
+        budget=policy.budget,
+        budget_percent=policy.budget_percent,
+        budget_window_s=policy.budget_window,
+        storm_jobs=policy.storm_jobs,
+        storm_nodes_percent=policy.storm_nodes_percent,
+        max_excluded_nodes=policy.max_excluded_nodes,
+        opt_out_comment=config.jobs.opt_out_comment,
+    )

@@ -85,6 +85,11 @@ test: lint packages-if-root  ## lint, types and every test; the reason of each s
 bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a figure (root; ARGS='agent logs' for parts, ARGS=--help)
 	$(BIN)/python -m tests.bench $(ARGS)
 
+.PHONY: soak
+soak: $(STAMP)  ## floods, a driver that hangs and a day of ticks, for MINUTES=n: memory, descriptors and threads must not grow (root)
+	$(BIN)/python -m tests.bench soak --minutes $(MINUTES)
+MINUTES ?= 30
+
 .PHONY: clean
 clean:  ## removes the environment and what the tools left
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

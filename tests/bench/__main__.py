@@ -7,8 +7,11 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tests.bench import agent, kernel, logs, noise, probes, process_tree, scheduling
+from tests.bench import agent, drift, kernel, logs, noise, probes, process_tree, scheduling, soak
 from tests.bench.figures import Figures, say, take_standard_output
+
+SOAK_TICK_S = 0.04
+"""About what a tick of the endurance driver takes."""
 
 
 def main() -> int:
@@ -19,9 +22,13 @@ def main() -> int:
         "logs": _logs,
         "kernel": _kernel,
         "probe": _probe,
+        "drift": _drift,
     }
+    apart = {"soak": _soak}
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all)")
+    parser.add_argument(
+        "parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all), or soak"
+    )
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="length of the measurement (default 120)"
     )
@@ -33,8 +40,10 @@ def main() -> int:
     parser.add_argument(
         "--log-bytes", type=int, default=logs.MEASURED, help="of each kind of log (default 24 MB)"
     )
+    parser.add_argument("--ticks", type=int, default=drift.DAY_TICKS, help="of the drift (default: a day)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of the soak (default 30)")
     options = parser.parse_args()
-    unknown = [part for part in options.parts if part not in parts]
+    unknown = [part for part in options.parts if part not in parts | apart]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}; there are: {' '.join(parts)}")
     figures = Figures(take_standard_output())
@@ -43,7 +52,7 @@ def main() -> int:
     scheduling.sweep()
     for name in options.parts or parts:
         say(f"--- {name}")
-        parts[name](figures, options)
+        (parts | apart)[name](figures, options)
     for name in figures.missed:
         say(f"{name} misses its bound")
     for name in figures.doubtful:
@@ -78,6 +87,17 @@ def _kernel(figures: Figures, options: argparse.Namespace) -> None:
 
 def _probe(figures: Figures, options: argparse.Namespace) -> None:
     probes.run(figures)
+
+
+def _drift(figures: Figures, options: argparse.Namespace) -> None:
+    drift.run(figures, options.ticks, min(2000, max(400, options.ticks // 8)))
+
+
+def _soak(figures: Figures, options: argparse.Namespace) -> None:
+    """The day of ticks takes a quarter of the time and is as long as that allows; the floods have the rest."""
+    drift_s = 60 * options.minutes / 4
+    drift.run(figures, max(1000, int(drift_s / SOAK_TICK_S)), 1000, "soak")
+    soak.run(figures, options.minutes * 3 / 4)
 
 
 if __name__ == "__main__":

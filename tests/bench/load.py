@@ -45,6 +45,8 @@ class Load:
     """Where its processes are, and where the agent and its peers have to be to see them."""
     pids: tuple[int, ...]
     """Of the ranks, in order, as those in `space` know them."""
+    scenario: standin.Scenario
+    """What its GPUs say; may be changed while it runs."""
     environment: dict[str, str]
     """What the agent needs to find the stand-in for NVIDIA's library."""
 
@@ -115,7 +117,7 @@ def running(period_s: float = LOG_PERIOD_S) -> Iterator[Load]:
         for path in (directory / "scratch" / "logs", checkpoints):
             space.seen_from_here(path).mkdir()
         pids = tuple(_start_ranks(stack, space, directory, period_s))
-        environment = _start_gpus(directory, pids)
+        environment, scenario = _start_gpus(directory, pids)
         saver = Saver(space.seen_from_here(checkpoints))
         stack.callback(saver.stop)
         saver.start()
@@ -127,7 +129,7 @@ def running(period_s: float = LOG_PERIOD_S) -> Iterator[Load]:
             checkpoint_trackers=(str(checkpoints / "latest_checkpointed_iteration.txt"),),
             checkpoint_directories=(str(checkpoints),),
         )
-        yield Load(directory, watch, space, pids, environment)
+        yield Load(directory, watch, space, pids, scenario, environment)
 
 
 def _start_ranks(stack: ExitStack, space: Space, directory: Path, period_s: float) -> Iterator[int]:
@@ -156,7 +158,7 @@ def _start(
     return space.find(process.pid)
 
 
-def _start_gpus(directory: Path, pids: tuple[int, ...]) -> dict[str, str]:
+def _start_gpus(directory: Path, pids: tuple[int, ...]) -> tuple[dict[str, str], standin.Scenario]:
     library = directory / "nvml"
     library.mkdir()
     standin.build(library)
@@ -165,7 +167,7 @@ def _start_gpus(directory: Path, pids: tuple[int, ...]) -> dict[str, str]:
         for gpu, pid in zip(standin.eight_cards(), pids, strict=True)
     )
     scenario = standin.Scenario(directory / "gpus.txt", gpus=gpus, rules=standin.field_latencies())
-    return standin.environment_of(library / "libnvidia-ml.so.1", scenario.path)
+    return standin.environment_of(library / "libnvidia-ml.so.1", scenario.path), scenario
 
 
 class Saver:

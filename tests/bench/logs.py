@@ -93,7 +93,8 @@ def ordinary_text() -> Iterator[str]:
         yield f"2026-11-21 08:00:{number % 60:02d},{number % 1000:03d} - data.loader - DEBUG - shard {number} of 4096 opened, {number * 37 % 9999} documents, 3 workers\n"
 
 
-KINDS: dict[str, Callable[[], Iterator[str]]] = {
+Kind = Callable[[], Iterator[str]]
+KINDS: dict[str, Kind] = {
     "megatron": megatron,
     "text": ordinary_text,
     "nccl": nccl,

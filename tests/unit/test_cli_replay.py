@@ -66,6 +66,15 @@ def test_several_traces_are_replayed_each_by_itself() -> None:
     assert len({number for _, number in found}) == 3
 
 
+def test_where_little_could_be_used_nothing_found_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "reversed"
+    file.write_bytes(b"\n".join(reversed(OUTAGE.read_bytes().splitlines())))
+    result = run(file)
+    assert result.exit_code == 0
+    assert "of 202 lines used, nothing found in those." in result.stdout
+    assert "the time goes back" in result.stderr
+
+
 def test_packed_traces_and_standard_input_are_read(tmp_path: Path) -> None:
     packed = tmp_path / "trace.gz"
     packed.write_bytes(gzip.compress(OUTAGE.read_bytes()))

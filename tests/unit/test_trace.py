@@ -131,9 +131,14 @@ def test_counts_name_the_first_lines_only() -> None:
     tally = Tally()
     for number in range(1, 9):
         tally.skip("no whole JSON in it", number)
+    for number in (2, 5, 9):
+        tally.skip("no `kind`", number)
     tally.ignore("gpu with a string as `util`", 3)
+    tally.ignore("a GPU without number and UUID")
     assert tally.sentences() == [
         "8 lines skipped: no whole JSON in it (lines 1, 2, 3, …)",
+        "3 lines skipped: no `kind` (lines 2, 5, 9)",
+        "1 time ignored: a GPU without number and UUID",
         "1 time ignored: gpu with a string as `util` (line 3)",
     ]
 

@@ -126,11 +126,15 @@ def _json(outcome: Outcome, incident: Incident) -> dict[str, Any]:
 
 def _print(path: str, outcome: Outcome) -> None:
     tally = outcome.tally
-    lasted = count(tally.used, "line")
+    lines = (
+        count(tally.used, "line")
+        if not tally.skipped
+        else f"{tally.used} of {count(tally.lines, 'line')} used"
+    )
     if not outcome.incidents:
-        sentence(f"{path}: {lasted}, nothing found.")
+        sentence(f"{path}: {lines}, nothing found{' in those' if tally.skipped else ''}.")
         return
-    sentence(f"{path}: {lasted}, {count(len(outcome.incidents), 'incident')}.")
+    sentence(f"{path}: {lines}, {count(len(outcome.incidents), 'incident')}.")
     table(
         ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "WOULD HAVE BEEN DONE", "SUMMARY"),
         [_row(each, outcome.decisions[each.id]) for each in outcome.incidents],

@@ -184,7 +184,7 @@ class Tally:
     def sentences(self) -> list[str]:
         """One for each reason, the most frequent first."""
         return [
-            f"{found[0]} {what if found[0] > 1 else one}: {why}{_where(found[1:])}"
+            f"{found[0]} {what if found[0] > 1 else one}: {why}{_where(found)}"
             for table, one, what in (
                 (self.skipped, "line skipped", "lines skipped"),
                 (self.ignored, "time ignored", "times ignored"),
@@ -200,10 +200,12 @@ def _note(table: dict[str, list[int]], why: str, number: int) -> None:
         found.append(number)
 
 
-def _where(numbers: list[int]) -> str:
+def _where(found: list[int]) -> str:
+    total, *numbers = found
     if not numbers:
         return ""
-    return f" (line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}{', …' if len(numbers) == SHOWN_LINES else ''})"
+    more = ", …" if total > len(numbers) else ""
+    return f" (line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}{more})"
 
 
 def parse_record(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None:

@@ -63,7 +63,7 @@ class Agent(Section):
         description="The kernel's log, read for GPU, filesystem, memory and network faults; empty = not read.",
     )
     mount_probe_interval: Span = Field(
-        30.0, description="Time between two probes of each filesystem that a job on this node uses."
+        60.0, description="Time between two probes of each filesystem that a job on this node uses."
     )
     mount_probe_write: list[str] = Field(
         [],

@@ -16,7 +16,7 @@ from watchdog.agent import tail
 from watchdog.agent.collectors import job_log
 from watchdog.agent.collectors.job_log import MAX_FILES, JobLogs
 from watchdog.agent.mounts import Mount
-from watchdog.agent.probe import Probes
+from watchdog.agent.probe import Answer, Probes
 from watchdog.model import Event, EventKind, JobWatch, LogFile, Process, Role
 
 ROOT = Mount("/", "ext4", "/dev/sda1")
@@ -230,3 +230,31 @@ def test_a_path_below_a_new_mount_gets_a_child_of_its_own(make_node: Callable[..
     logs.mounts = (ROOT, Mount("/scratch", "nfs4", "server:/scratch"))
     assert logs.key_of("/scratch/x.log", 7) == "files:/scratch:7"
     assert logs.key_of("/scratch/x.log", -1) == "files:/scratch:self"
+
+
+def test_open_files_of_a_new_process_are_listed_soon_again_and_of_old_ones_seldom_and_in_turn() -> None:
+    asked: list[list[int]] = []
+
+    def note(args: Any) -> None:
+        asked.append([pid for _, pid, _ in args])
+
+    class Answering:
+        """Takes every question and answers it at once."""
+
+        def ask(
+            self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[..., None]
+        ) -> int:
+            note(args)
+            then(Answer(1, key, {}))
+            return 1
+
+    logs = JobLogs(Answering(), (ROOT,), "n1", (), become_owner=False)  # type: ignore[arg-type]
+    ranks = [process("4", pid) for pid in (1, 2, 3, 4, 5)]
+    for tick in range(400):
+        logs._list_open(ranks, 5.0 * tick, 1.0)
+    assert asked[0] == [1, 2, 3, 4, 5], "new ones all at once"
+    assert all(len(pids) <= 2 for pids in asked[1:]), "old ones in turn"
+    looks = sum(pid == 1 for pids in asked for pid in pids)
+    assert 9 <= looks <= 14, f"in 2000 s one process was looked at {looks} times"
+    logs._list_open([*ranks, process("4", 9)], 2001.0, 1.0)
+    assert asked[-1] == [9]

@@ -25,7 +25,11 @@ MAX_FILES = 24
 """Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and some more."""
 MAX_WAITING_EVENTS = 5000
 """In one report; of more, progress goes first, and of that the oldest."""
-LIST_EVERY_S = 30.0
+LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
+"""Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if not at once; a list
+of 160 descriptors costs a millisecond."""
+LISTED_IN_TURN = 2
+"""Old processes in one tick."""
 MAX_LISTED = 128
 """Processes whose open files are listed at once."""
 KEPT_STEPS = 12
@@ -76,8 +80,8 @@ class JobLogs:
     _taken: dict[str, str] = field(default_factory=dict)
     """Of each child, the token of the last answer that was taken: what was in a later one comes again."""
     _events: list[tuple[float, Event]] = field(default_factory=list)
-    _listed_at: float = float("-inf")
-    _listed_for: frozenset[tuple[int, int]] = frozenset()
+    _list_due: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    """(pid, start) -> when its open files are listed again, and how long after the last time that is."""
     _listing: bool = False
     _mounts_at: float = float("-inf")
     _keys: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -139,22 +143,28 @@ class JobLogs:
     # -- which files -------------------------------------------------------------------------------------------
 
     def _list_open(self, processes: list[Process], now: float, deadline_s: float) -> list[int]:
-        present = frozenset((process.pid, process.start_ticks) for process in processes)
-        new = bool(present - self._listed_for)
-        if self._listing or not processes or (not new and now - self._listed_at < LIST_EVERY_S):
+        """Asks whose open files are due: those of a new process at once and soon again, of an old one seldom and in turn."""
+        living = {(p.pid, p.start_ticks): p for p in processes if p.state not in ("Z", "X")}
+        self._list_due = {key: due for key, due in self._list_due.items() if key in living}
+        if self._listing:
             return []
-        ordered = sorted(processes, key=lambda process: (process.role is not Role.RANK, process.pid))[
-            :MAX_LISTED
-        ]
+        ordered = sorted(living, key=lambda key: (living[key].role is not Role.RANK, key))
+        new = [key for key in ordered if key not in self._list_due][:MAX_LISTED]
+        again = [key for key in ordered if key in self._list_due and self._list_due[key][0] <= now]
+        keys = [*new, *again[:LISTED_IN_TURN]]
+        if not keys:
+            return []
         question = [
-            [process.job_id, process.pid, process.role is not Role.WORKER]
-            for process in ordered
-            if process.state not in ("Z", "X")
+            [living[key].job_id, living[key].pid, living[key].role is not Role.WORKER] for key in keys
         ]
         request = self.probes.ask(IDENTIFY, "list_open_logs", question, deadline_s, now, self._take_open)
         if request is None:
             return []
-        self._listing, self._listed_at, self._listed_for = True, now, present
+        self._listing = True
+        for key in keys:
+            _, wait_s = self._list_due.get(key, (now, LIST_FIRST_S / 2))
+            wait_s = min(2 * wait_s, LIST_EVERY_S)
+            self._list_due[key] = (now + wait_s, wait_s)
         return [request]
 
     def _take_open(self, answer: Answer) -> None:

@@ -235,23 +235,20 @@ def test_a_path_below_a_new_mount_gets_a_child_of_its_own(make_node: Callable[..
 def test_open_files_of_a_new_process_are_listed_soon_again_and_of_old_ones_seldom_and_in_turn() -> None:
     asked: list[list[int]] = []
 
-    def note(args: Any) -> None:
-        asked.append([pid for _, pid, _ in args])
-
     class Answering:
-        """Takes every question and answers it at once."""
+        """Takes every question; the answer comes before the next tick."""
 
         def ask(
             self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[..., None]
         ) -> int:
-            note(args)
-            then(Answer(1, key, {}))
+            asked.append([pid for _, pid, _ in args])
             return 1
 
     logs = JobLogs(Answering(), (ROOT,), "n1", (), become_owner=False)  # type: ignore[arg-type]
     ranks = [process("4", pid) for pid in (1, 2, 3, 4, 5)]
     for tick in range(400):
         logs._list_open(ranks, 5.0 * tick, 1.0)
+        logs._take_open(Answer(1, "identify", {}))
     assert asked[0] == [1, 2, 3, 4, 5], "new ones all at once"
     assert all(len(pids) <= 2 for pids in asked[1:]), "old ones in turn"
     looks = sum(pid == 1 for pids in asked for pid in pids)

@@ -27,6 +27,10 @@ CAUSES: dict[Kind, tuple[Kind, ...]] = {
 }
 """Which kinds of incident explain a kind away, if they concern the same job."""
 
+WAITS_FOR_NOTHING = frozenset({(Kind.DEAD_RANK, Kind.LINGERING_JOB)})
+"""(kind, what would explain it): told at once, although the explanation is already suspected. A dead rank is known in seconds, and
+whether its job lingers only after a grace."""
+
 RESOLVE_AFTER_S = 10.0
 """A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
 
@@ -180,6 +184,7 @@ def _inhibit(incident: Incident, incidents: Sequence[Incident], suspected: Seque
         if (
             incident.state is IncidentState.PENDING
             and finding.kind in kinds
+            and (incident.kind, finding.kind) not in WAITS_FOR_NOTHING
             and finding.lasted_s > 0
             and finding.wanted
             and set(finding.job_ids) & set(incident.job_ids)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.knowledge.log_signatures import SIGNATURES, Signature
+from watchdog.knowledge.log_signatures import (
+    CONSEQUENCES,
+    FROM_OUTSIDE,
+    HEADERS,
+    SIGNATURES,
+    STORAGE_FULL,
+    WORDS,
+    Signature,
+)
 from watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
 from watchdog.model import EventKind
 from watchdog.progress import clean_line, parse_line, split_prefix
@@ -105,6 +113,14 @@ ERRORS = [
     ("time_limit", "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO TIME LIMIT ***", None),
     ("preempted", "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO PREEMPTION ***", None),
     ("node_failure", "slurmstepd: error: *** STEP 4.0 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO NODE FAILURE ***", None),
+    ("requeued", "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO JOB REQUEUE ***", None),
+    ("cancelled", "slurmstepd: error: *** STEP 4.0 ON n1 CANCELLED AT 2024-05-01T10:00:00 ***", None),
+    ("cancelled", "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.", None),
+    ("terminated", "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 15", None),
+    ("interrupted", "[rank1]: KeyboardInterrupt", 1),
+    ("peer_lost", "BrokenPipeError: [Errno 32] Broken pipe", None),
+    ("peer_lost", "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.", None),
+    ("task_exit", "srun: error: n2: tasks 2-3: Terminated", None),
     ("task_exit", "srun: error: n1: task 3: Exited with exit code 123", None),
     ("launcher", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", None),
     ("launcher", "[host1:0]ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 5)", 0),
@@ -178,6 +194,15 @@ def test_every_row_of_the_tables_has_its_line() -> None:
     assert {row.name for row in PATTERNS} <= {row[0] for row in PROGRESS}
     assert {row.name for row in SIGNS} <= {row[0] for row in SIGN_LINES}
     assert {row.name for row in SIGNATURES} <= {row[0] for row in ERRORS}
+
+
+def test_every_signature_has_its_words_and_the_sets_name_signatures() -> None:
+    names = {row.name for row in SIGNATURES}
+    assert set(WORDS) == names
+    assert names >= FROM_OUTSIDE | HEADERS | STORAGE_FULL
+    assert FROM_OUTSIDE <= CONSEQUENCES
+    for name in CONSEQUENCES:
+        assert all(row.consequence for row in SIGNATURES if row.name == name)
 
 
 @pytest.mark.parametrize("row", [*SIGNATURES, *SIGNS, *PATTERNS], ids=lambda row: row.name)

@@ -18,6 +18,16 @@ from watchdog.model import Finding, Incident, IncidentState, Kind, Value
 log = logging.getLogger(__name__)
 
 
+STANDING: frozenset[Kind] = frozenset(
+    {
+        Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL, Kind.LINGERING_JOB, Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS,
+        Kind.WEDGED_TEARDOWN, Kind.DEAD_RANK, Kind.RANK_STOPPED, Kind.GPU_IDLE_RANK,
+    }
+)  # fmt: skip
+"""While such an incident is open, a step that takes long teaches nothing about the job. A job with a bad card or a loss that is no
+number makes its steps as ever, and its limits are learnt from them."""
+
+
 class Change(Value, frozen=True, kw_only=True):
     """One incident before and after a judgement; `before` None: it was opened."""
 
@@ -90,7 +100,7 @@ class Judge:
         after = correlate(self.incidents, findings, settings, moment, self._new_id)
         self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
         for incident in self.incidents:
-            if incident.kind is not Kind.OPERATOR_RESTART:
+            if incident.kind in STANDING:
                 self.state.note_trouble(incident.job_ids, now)
         return [Change(before=before.get(incident.id), after=incident) for incident in after]
 

@@ -24,6 +24,8 @@ FAST_S, SLOW_S = 60.0, 7200.0
 """Time constants of the averages: now, and usually."""
 SETTLED_LOOKS = 6
 """Busy looks before an average says anything: half a minute at the default interval."""
+USUAL_LOOKS = {"clock": 60, "power": 24}
+"""Busy looks before what is usual is known: a card's clock over its own past, a program's power after two minutes of it."""
 SAME_XID_S = 60.0
 """NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault."""
 
@@ -32,15 +34,20 @@ SAME_XID_S = 60.0
 class _Averages:
     """Of one figure under load: over about a minute, and over about two hours."""
 
+    wanted: int
+    """Busy looks before what is usual is known."""
     fast: float | None = None
     slow: float | None = None
+    slow_s: float = 0.0
+    """Time in `slow` so far, up to its constant: a young average weighs every look alike, not the first one most."""
     looks: int = 0
 
     def add(self, value: float | None, elapsed_s: float) -> None:
         if value is None:
             return
+        self.slow_s = min(SLOW_S, self.slow_s + elapsed_s)
         self.fast = _average(self.fast, value, elapsed_s, FAST_S)
-        self.slow = _average(self.slow, value, elapsed_s, SLOW_S)
+        self.slow = _average(self.slow, value, elapsed_s, self.slow_s)
         self.looks += 1
 
     def recent(self, busy_looks: int) -> float | None:
@@ -48,7 +55,7 @@ class _Averages:
 
     @property
     def usual(self) -> float | None:
-        return self.slow if self.looks >= 10 * SETTLED_LOOKS else None
+        return self.slow if self.looks >= self.wanted else None
 
 
 @dataclass
@@ -59,8 +66,10 @@ class _Past:
     idle_since: float | None = None
     busy_since: float | None = None
     looks: int = 0
-    clock_hz: _Averages = field(default_factory=_Averages)
-    power_w: _Averages = field(default_factory=_Averages)
+    clock_hz: _Averages = field(default_factory=lambda: _Averages(USUAL_LOOKS["clock"]))
+    power_w: _Averages = field(default_factory=lambda: _Averages(USUAL_LOOKS["power"]))
+    pids: frozenset[int] = frozenset()
+    """Who computed on it last: its power is usual for that program, and for no other."""
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
 
@@ -162,6 +171,10 @@ def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
 def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
     past = node.gpus.setdefault(gpu.uuid, _Past(seen_at=now))
+    if gpu.pids:
+        if past.pids and past.pids.isdisjoint(gpu.pids):
+            past.power_w = _Averages(USUAL_LOOKS["power"])
+        past.pids = frozenset(gpu.pids)
     ratio = gpu.utilization_ratio
     if ratio is not None:
         elapsed_s = max(0.0, now - past.seen_at)
@@ -201,5 +214,5 @@ def _average(old: float | None, value: float, elapsed_s: float, constant_s: floa
     """Exponential moving average with a time constant."""
     if old is None:
         return value
-    weight = min(1.0, elapsed_s / constant_s)
+    weight = min(1.0, elapsed_s / constant_s) if constant_s > 0 else 0.0
     return old + weight * (value - old)

@@ -39,6 +39,7 @@ class Clock:
     seen: int = 1
     stride: int = 0
     total_steps: int | None = None
+    begun_anew: int = 0
     lower: int | None = None
     """A lower count that was read after the highest one: a new epoch if it goes on rising."""
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
@@ -89,8 +90,9 @@ def apply_step(
         return False
     if clock.lower is not None and event.step > clock.lower:
         clocks[key] = Clock(
-            step=event.step, rose_at=at, first_step=clock.lower, total_steps=event.total_steps, seen=2
-        )
+            step=event.step, rose_at=at, first_step=clock.lower, total_steps=event.total_steps, seen=2,
+            begun_anew=clock.begun_anew + 1,
+        )  # fmt: skip
         return True
     clock.lower = event.step
     return False
@@ -143,6 +145,7 @@ def read_progress(
         stride=max(1, main.stride),
         total_steps=main.total_steps,
         first_step=main.first_step,
+        begun_anew=main.begun_anew,
         phase=phase[0] if phase else None,
         phase_age_s=now - phase[1] if phase else 0.0,
         source=source,

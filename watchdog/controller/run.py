@@ -37,6 +37,10 @@ RATE_S = 20.0
 """Counters are compared over at least this time: a report every 5 s is too short for a process that works in bursts."""
 
 
+MOMENT_S = 15.0
+"""A call on a file that is over so soon: the process moves data. A longer one may be stuck."""
+
+
 @dataclass
 class Rates:
     """How busy one process is, from counters that only rise."""
@@ -46,17 +50,29 @@ class Rates:
     io_bytes: int | None
     cpu_ratio: float | None = None
     io_bytes_s: float | None = None
+    storage_at: float | None = None
+    """When it was last seen waiting for a disk or a file, for a moment only."""
 
     def update(self, process: Process, now: float) -> None:
+        if _waits_for_a_moment(process):
+            self.storage_at = now
         elapsed_s = now - self.at
         if elapsed_s < RATE_S:
             return
-        self.cpu_ratio = max(0.0, process.cpu_s - self.cpu_s) / elapsed_s
+        # Nobody has trained without using any time: nought is what a trace says that does not tell.
+        used_s = max(0.0, process.cpu_s - self.cpu_s) if min(process.cpu_s, self.cpu_s) > 0 else None
+        self.cpu_ratio = None if used_s is None else used_s / elapsed_s
         known = process.io_bytes is not None and self.io_bytes is not None
         self.io_bytes_s = (
             max(0, (process.io_bytes or 0) - (self.io_bytes or 0)) / elapsed_s if known else None
         )
         self.at, self.cpu_s, self.io_bytes = now, process.cpu_s, process.io_bytes
+
+
+def _waits_for_a_moment(process: Process) -> bool:
+    if process.blocked is not None:
+        return process.blocked.mount is not None and process.blocked.seconds < MOMENT_S
+    return process.state == "D" and (process.state_age_s or 0.0) < MOMENT_S
 
 
 @dataclass

@@ -336,6 +336,7 @@ class ClusterState:
                     gone_s=None if gone_at is None else now - gone_at,
                     cpu_ratio=run.rates[key].cpu_ratio if key in run.rates else None,
                     io_bytes_s=run.rates[key].io_bytes_s if key in run.rates else None,
+                    storage_age_s=_age_s(run.rates[key].storage_at, now) if key in run.rates else None,
                 )
                 for key, (process, seen_at, gone_at) in sorted(run.processes.items())
                 if process.role is not Role.RANK or process.step_id == step_id
@@ -412,3 +413,7 @@ class ClusterState:
     def remember_action(self, fence: Fence) -> None:
         """This run may have ended because of an action, while nobody listened: agents tell the recent past again."""
         self._acted_on[fence.job_id] = fence.restarts
+
+
+def _age_s(at: float | None, now: float) -> float | None:
+    return None if at is None else now - at

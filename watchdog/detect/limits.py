@@ -36,16 +36,17 @@ class Limit(Value, frozen=True, kw_only=True):
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     """The longest time without a new step that is still normal for this run in its present phase.
 
-    max(floor, factor x slowest of the recent intervals); the start-up grace until `warmup_steps` rises were seen.
+    max(floor, factor x slowest of the recent intervals); the start-up grace until `warmup_steps` rises were seen, and an interval
+    to learn from. The step after an evaluation or a checkpoint takes its time as well, and is added to the floor of such a phase.
     """
     progress = view.progress
-    if progress is None or progress.steps_seen < settings.warmup_steps:
+    if progress is None or progress.steps_seen < settings.warmup_steps or not progress.intervals_s:
         return Limit(seconds=max(settings.startup_grace, settings.floor), reason="start-up grace")
-    slowest_s = max(progress.intervals_s, default=0.0)
+    slowest_s = max(progress.intervals_s)
     learnt_s = settings.factor * slowest_s
     if progress.phase in _PHASE_FLOORS:
         floor_s = max(float(getattr(settings, _PHASE_FLOORS[progress.phase])), settings.floor)
-        return Limit(seconds=max(floor_s, learnt_s), reason=f"the log says {progress.phase}")
+        return Limit(seconds=max(floor_s + slowest_s, learnt_s), reason=f"the log says {progress.phase}")
     if learnt_s > settings.floor:
         return Limit(
             seconds=learnt_s, reason=f"{settings.factor:g} x the slowest recent step of {slowest_s:.1f} s"

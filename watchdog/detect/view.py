@@ -40,6 +40,8 @@ class ProcessView(Value, frozen=True, kw_only=True):
     """Cores that it used, on average over the last half minute or so; None: not seen for long enough."""
     io_bytes_s: float | None = None
     """Bytes a second that it read and wrote through system calls, over the same time."""
+    storage_age_s: float | None = None
+    """Since it was last seen waiting for a disk or a file for a moment only, as one that moves data does; None: it never was."""
 
     @property
     def alive(self) -> bool:
@@ -66,6 +68,8 @@ class Progress(Value, frozen=True, kw_only=True):
     total_steps: int | None = None
     first_step: int | None = None
     """The first step that this run logged."""
+    begun_anew: int = 0
+    """How often its count fell and rose again in this run: then `total_steps` is that of an epoch."""
     phase: str | None = None
     phase_age_s: float = 0.0
     source: str = ""

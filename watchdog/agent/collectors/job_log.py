@@ -37,7 +37,7 @@ KEPT_STEPS = 12
 KEPT_AFTER_END_S = 30.0
 """So long the logs of a job are followed after its last process: the last words are the best."""
 MOUNTS_EVERY_S = 60.0
-MAX_KEYS = 4096
+MAX_KEYS = 256
 
 
 @dataclass

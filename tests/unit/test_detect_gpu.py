@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.builders import cluster, job, seen
 from watchdog.detect import gpu_clock_low, gpu_fault, orphan_gpu_process
-from watchdog.detect.view import ClusterView, GpuView, NodeView, RankGpu, SeenEvent
+from watchdog.detect.view import ClusterView, GpuView, NodeView, RankGpu, SeenEvent, SlurmNodeView
 from watchdog.detector_config import GpuClockLow, GpuFault
 from watchdog.model import FaultSeverity, Finding, Gpu, GpuHolder, HungProbe, NodeEvent, Severity, Truth
 
@@ -143,6 +143,13 @@ def test_a_driver_that_does_not_answer_is_the_nodes_trouble_after_its_time() -> 
 def test_a_silent_node_has_no_fault() -> None:
     view = replace(nodes(events=(xid(79, FaultSeverity.CRITICAL),)), silent_nodes=("n1",))
     assert gpu_fault.detect(view, SETTINGS) == []
+
+
+def test_on_a_node_that_was_drained_nothing_is_told() -> None:
+    view = nodes(events=(xid(79, FaultSeverity.CRITICAL),))
+    for state, told in (("IDLE+DRAIN", False), ("MIXED+DRAIN", True), ("ALLOCATED", True)):
+        states = (SlurmNodeView(name="n1", state=state),)
+        assert bool(faults(replace(view, slurm_nodes=states))) is told
 
 
 # ------------------------------------------------------------------------------------------------ clocks

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from watchdog.detect.nodes import away_on_purpose
 from watchdog.detect.view import ClusterView, GpuView, NodeView, SeenEvent
 from watchdog.knowledge.xids import describe_xid
 from watchdog.model import Culprit, FaultSeverity, Finding, Kind, Severity, Truth
@@ -31,10 +32,11 @@ class Settings(Protocol):
 def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     """One finding for each GPU that has a name, and one for the driver of each node that has GPUs."""
     silent = set(view.silent_nodes)
+    states = {node.name: node.state for node in view.slurm_nodes}
     findings = []
     for node in view.nodes:
-        if node.name in silent or not (node.gpus or node.events):
-            continue
+        if node.name in silent or away_on_purpose(states.get(node.name)) or not (node.gpus or node.events):
+            continue  # somebody who resets a GPU on a drained node wants to hear nothing of it
         findings.append(_judge_driver(node, settings.driver_silent_for))
         events = _by_gpu(node)
         named = {gpu.gpu.uuid for gpu in node.gpus}

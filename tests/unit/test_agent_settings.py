@@ -60,7 +60,14 @@ def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:
 def test_the_command_becomes_the_agent_and_keeps_its_pid(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("agent: {node_name: n7, interval: 200ms, metrics_listen: '', state_directory: ''}\n")
-    command = [sys.executable, "-c", "from watchdog.cli.main import main; main()", "agent", "--config", str(file)]
+    command = [
+        sys.executable,
+        "-c",
+        "from watchdog.cli.main import main; main()",
+        "agent",
+        "--config",
+        str(file),
+    ]
     with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
         assert agent.stdout is not None
         try:

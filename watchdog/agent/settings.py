@@ -51,9 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def settings_of(config: Config) -> Settings:
     """The agent's part of a configuration that was checked."""
     agent = {name: getattr(config.agent, name) for name in type(config.agent).model_fields}
-    return msgspec.convert(
-        {"agent": agent, "security": {"token_file": config.security.token_file}}, Settings
-    )
+    return msgspec.convert({"agent": agent, "security": {"token_file": config.security.token_file}}, Settings)
 
 
 def write_settings(settings: Settings) -> int:

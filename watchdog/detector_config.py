@@ -47,6 +47,33 @@ class CollectiveHang(Detector):
     )
 
 
+class StalledProgress(Detector):
+    """No step beyond the limit of `collective_hang`, and no better name for it. Never acted on."""
+
+    busy_limit: Span = Field(
+        1800.0,
+        description="Limit while somebody works, or nobody knows; a loop of which it is known that nobody in it does anything is told "
+        "at its own limit.",
+    )
+
+
+class WedgedTeardown(Detector):
+    """The last step is made, or an error was printed, and the ranks stay. Never acted on."""
+
+    grace: Span = Field(600.0, description="Time that a job gets to end when it has made its last step.")
+    busy_limit: Span = Field(
+        1800.0,
+        description="The same while somebody works (a last checkpoint, an evaluation), or nobody knows.",
+    )
+
+
+class CheckpointOverdue(Detector):
+    """The job makes steps and has not saved for much longer than it used to. Never acted on."""
+
+    factor: float = Field(3.0, ge=1.5, description="So many times the usual time between its checkpoints, …")
+    floor: Span = Field(1800.0, description="… and never sooner than this after the last one.")
+
+
 class LingeringJob(Detector):
     """A rank is dead, the others wait for it, Slurm says RUNNING."""
 
@@ -144,12 +171,25 @@ class LossNan(Detector):
     )
 
 
+class LogError(Detector):
+    """A rank logged an error that ended its run, or after which the job makes no step. Never acted on: names the first cause."""
+
+    gone_for: Span = Field(
+        3.0,
+        description="Time since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.",
+    )
+    recent: Span = Field(600.0, description="A run that has ended is told of for so long.")
+
+
 class Detectors(Section):
     """One block a detector."""
 
     filesystem_stall: FilesystemStall = FilesystemStall()
     filesystem_outage: FilesystemOutage = FilesystemOutage()
     collective_hang: CollectiveHang = CollectiveHang()
+    stalled_progress: StalledProgress = StalledProgress()
+    wedged_teardown: WedgedTeardown = WedgedTeardown()
+    checkpoint_overdue: CheckpointOverdue = CheckpointOverdue()
     lingering_job: LingeringJob = LingeringJob()
     partition_or_outage: PartitionOrOutage = PartitionOrOutage()
     node_down: NodeDown = NodeDown()
@@ -164,3 +204,4 @@ class Detectors(Section):
     slow_job: SlowJob = SlowJob()
     loss_spike: LossSpike = LossSpike()
     loss_nan: LossNan = LossNan()
+    log_error: LogError = LogError()

@@ -12,7 +12,18 @@ _STUCK = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
 CAUSES: dict[Kind, tuple[Kind, ...]] = {
     Kind.FILESYSTEM_STALL: (Kind.FILESYSTEM_OUTAGE,),
     Kind.LINGERING_JOB: _STUCK,
-    Kind.COLLECTIVE_HANG: (*_STUCK, Kind.LINGERING_JOB),
+    Kind.COLLECTIVE_HANG: (*_STUCK, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN),
+    Kind.WEDGED_TEARDOWN: (*_STUCK, Kind.LINGERING_JOB, Kind.RANK_STOPPED),
+    Kind.STALLED_PROGRESS: (
+        *_STUCK,
+        Kind.LINGERING_JOB,
+        Kind.COLLECTIVE_HANG,
+        Kind.WEDGED_TEARDOWN,
+        Kind.RANK_STOPPED,
+        Kind.DEAD_RANK,
+        Kind.GPU_FAULT,
+        Kind.NODE_DOWN,
+    ),
     Kind.DEAD_RANK: (*_STUCK, Kind.LINGERING_JOB, Kind.NODE_DOWN),
     Kind.RANK_STOPPED: (Kind.COLLECTIVE_HANG,),
     Kind.GPU_IDLE_RANK: (
@@ -21,6 +32,15 @@ CAUSES: dict[Kind, tuple[Kind, ...]] = {
         Kind.COLLECTIVE_HANG,
         Kind.RANK_STOPPED,
         Kind.DEAD_RANK,
+    ),
+    Kind.LOG_ERROR: (
+        *_STUCK,
+        Kind.DISK_FULL,
+        Kind.GPU_FAULT,
+        Kind.NODE_DOWN,
+        Kind.LINGERING_JOB,
+        Kind.COLLECTIVE_HANG,
+        Kind.CRASH_LOOP,
     ),
     Kind.NODE_DOWN: (Kind.PARTITION_OR_OUTAGE,),
     Kind.AGENT_SILENT: (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN),
@@ -108,12 +128,21 @@ def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
         jobs_now=finding.job_ids,
         exclude_nodes=finding.exclude_nodes,
         mounts=finding.mounts,
-        runs=_runs(finding.job_ids, moment),
+        runs=_runs(finding, moment),
     )
 
 
-def _runs(job_ids: Sequence[str], moment: Moment) -> tuple[tuple[str, int], ...]:
-    return tuple((job, moment.restarts[job]) for job in job_ids if job in moment.restarts)
+def run_named(subject: str) -> tuple[str, int] | None:
+    """(job id, restart count) of a subject that is one run, `run:7.0`, which may be over; None for any other."""
+    job, dot, restarts = subject.removeprefix("run:").rpartition(".")
+    return (job, int(restarts)) if subject.startswith("run:") and dot and restarts.isdecimal() else None
+
+
+def _runs(finding: Finding, moment: Moment) -> tuple[tuple[str, int], ...]:
+    named = run_named(finding.subject)
+    if named is not None:
+        return (named,)
+    return tuple((job, moment.restarts[job]) for job in finding.job_ids if job in moment.restarts)
 
 
 def _update(
@@ -138,7 +167,7 @@ def _update(
             incident,
             clear_mono=None,
             job_ids=job_ids,
-            runs=tuple({**dict(_runs(finding.job_ids, moment)), **dict(incident.runs)}.items()),
+            runs=tuple({**dict(_runs(finding, moment)), **dict(incident.runs)}.items()),
             summary=finding.summary,
             facts=finding.facts,
             culprits=finding.culprits or incident.culprits,
@@ -199,7 +228,24 @@ def _same_matter(incident: Incident, cause: Incident) -> bool:
         return True
     if incident.subject.startswith(("mount:", "node:")):
         return incident.subject == cause.subject
-    return bool(set(incident.job_ids) & set(cause.job_ids))
+    return bool(set(incident.job_ids) & set(cause.job_ids)) or (
+        cause.kind in _PLACES and _same_place(incident, cause)
+    )
+
+
+_PLACES = (Kind.GPU_FAULT, Kind.NODE_DOWN)
+"""Kinds that are about a place, and name no job."""
+
+
+def _same_place(incident: Incident, cause: Incident) -> bool:
+    """Whether both name the same node, and not two different GPUs of it."""
+    return any(
+        a.node is not None
+        and a.node == b.node
+        and (not a.gpu_uuid or not b.gpu_uuid or a.gpu_uuid == b.gpu_uuid)
+        for a in incident.culprits
+        for b in cause.culprits
+    )
 
 
 def _fire(incident: Incident, settings: CorrelateSettings, moment: Moment) -> Incident:

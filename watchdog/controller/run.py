@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from watchdog.controller.progress_clock import Clock, Counter, main_clock
-from watchdog.detect.view import PastRun
+from watchdog.controller.run_errors import KEPT_ERRORS, RunErrors
+from watchdog.detect.view import LoggedError, PastRun
+from watchdog.diagnose.log_errors import locate
 from watchdog.model import Event, Process, ProcessStack, Role, SlurmJob
 
-KEPT_ERRORS = 40
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
 KEPT_SNAPSHOTS = 3
@@ -109,7 +112,11 @@ class Run:
     checkpoint_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
     past: tuple[PastRun, ...] = ()
     """The runs before this one, oldest first."""
-    errors: deque[tuple[str, float, Event]] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
+    seats_before: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Rank -> (node, pid) in the run before: its last words may come late."""
+    disk_steps: dict[str, int] = field(default_factory=dict)
+    """Directory -> step of the newest complete checkpoint that an agent saw there."""
+    errors: RunErrors = field(default_factory=RunErrors)
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
     )
@@ -125,14 +132,59 @@ def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
 def past_run(run: Run, now: float) -> PastRun:
     """What is remembered of a run that is over."""
     clock = main_clock(run.clocks)
+    rises = [each.rose_at for each in run.clocks.values() if each.seen > 1]
+    last_step = None if clock is None else clock.step
     return PastRun(
         restarts=run.job.restarts,
         began_at=run.began_at,
         ended_at=now if run.inactive_since is None else run.inactive_since,
         steps_seen=0 if clock is None else clock.seen - 1,
-        last_step=None if clock is None else clock.step,
-        last_errors=tuple(event.line for _, _, event in list(run.errors)[-3:]),
+        first_step=None if clock is None else clock.first_step,
+        last_step=last_step,
+        total_steps=None if clock is None else clock.total_steps,
+        rose_at=max(rises, default=None),
+        step_s=None if clock is None else clock.step_s,
+        checkpoint_step=_checkpoint_step(run, last_step),
+        state=run.job.state,
+        log_read=bool(run.log_offsets or run.clocks or run.errors.lines),
+        errors=logged_errors(run),
+        error_ranks=run.errors.said_by(),
+        ranks=len({p.rank for p, _, _ in run.processes.values() if p.role is Role.RANK}),
     )
+
+
+def logged_errors(run: Run) -> tuple[LoggedError, ...]:
+    """The kept error lines, each with the rank that said it and where that ran."""
+    seats = _seats(run)
+    return tuple(locate(event, node, at, run.job, seats) for node, at, event in run.errors.lines)
+
+
+def _seats(run: Run) -> dict[int, tuple[str, int]]:
+    """Rank -> (node, pid)."""
+    return {
+        process.rank: (key[0], process.pid)
+        for key, (process, _, _) in sorted(run.processes.items())
+        if process.role is Role.RANK and process.rank is not None
+    }
+
+
+MAX_LAST_WORDS = 30
+
+
+def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
+    """An error line that comes after the listing that showed the next run: it is of the run before."""
+    if not run.past:
+        return
+    last = run.past[-1]
+    if last.began_at <= at and len(last.errors) < KEPT_ERRORS + MAX_LAST_WORDS:
+        error = locate(event, node, at, run.job, run.seats_before)
+        run.past = (*run.past[:-1], replace(last, errors=(*last.errors, error)))
+
+
+def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
+    """The newest complete checkpoint of what the log and the disk say; one above the last step is another training's."""
+    steps = [*run.disk_steps.values(), *((run.checkpoint[0],) if run.checkpoint else ())]
+    return max((step for step in steps if last_step is None or step <= last_step), default=None)
 
 
 def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
@@ -148,6 +200,7 @@ def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -
         past=(*before.past, past_run(before, now))[-KEPT_PAST:]
         if before is not None and before.started
         else (),
+        seats_before=_seats(before) if before is not None else {},
         left_over=frozenset(before.processes) if before is not None else frozenset(),
         log_starts=_furthest(before.log_offsets) if before is not None else {},
         log_offsets=dict(before.log_offsets) if before is not None else {},

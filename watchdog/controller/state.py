@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from watchdog.controller.filesystems import Filesystems
 from watchdog.controller.gpus import GpuPids
+from watchdog.controller.history import History
 from watchdog.controller.nodes import Nodes
 from watchdog.controller.progress_clock import apply_step, main_clock, read_progress
 from watchdog.controller.run import (
@@ -24,6 +25,7 @@ from watchdog.controller.run import (
     Run,
     follow_training,
     new_run,
+    note_last_words,
     started_at,
     training_step,
 )
@@ -75,6 +77,7 @@ class ClusterState:
         self._nodes: dict[str, _Node] = {}
         self.filesystems = Filesystems()
         self.nodes = Nodes()
+        self.history = History()
         self._job_ids: dict[str, str] = {}
         """What agents call a job -> what Slurm's commands call it."""
         self.gpus = GpuPids()
@@ -110,7 +113,7 @@ class ClusterState:
         for job in view.jobs:
             self.apply_job(job, now, wall)
         for job_id in [job_id for job_id in self._runs if job_id not in self.jobs]:
-            del self._runs[job_id]
+            self.history.leave(self._runs.pop(job_id), now)
 
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""
@@ -131,6 +134,7 @@ class ClusterState:
             return
         if run is None or run.job.restarts != job.restarts:
             self._runs[job.job_id] = new_run(job, now, run, wall)
+            self.history.returned(job.job_id)
         else:
             if run.inactive_since is not None or (job.state == "RUNNING" and run.job.state != "RUNNING"):
                 run.grace_from = now  # it waited in the queue, or was suspended: no step was due in that time
@@ -164,6 +168,10 @@ class ClusterState:
             run = self._run(log.job_id)
             if log.offset is not None and run is not None:
                 run.log_offsets[report.node, log.path] = log.offset
+        for checkpoint in report.checkpoints:
+            run = self._run(checkpoint.job_id)
+            if run is not None and checkpoint.step is not None and run.started:
+                run.disk_steps[checkpoint.directory] = checkpoint.step
         for event in report.events:
             self._apply_event(report.node, event, made_at)
         for probe in report.mounts:
@@ -210,7 +218,11 @@ class ClusterState:
     def _apply_event(self, node: str, event: Event, made_at: float) -> None:
         run = self._run(event.job_id)
         at = made_at - max(0.0, event.age_s)
-        if run is None or at < run.valid_from or not run.started:
+        if run is None:
+            return
+        if at < run.valid_from or not run.started:
+            if event.kind is EventKind.ERROR and not event.backlog:
+                note_last_words(run, node, at, event)
             return
         if event.backlog and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
             return
@@ -229,7 +241,8 @@ class ClusterState:
         elif event.kind is EventKind.PHASE and event.phase:
             run.phase = (event.phase, at)
         elif event.kind is EventKind.ERROR:
-            run.errors.append((node, at, event))
+            clock = main_clock(run.clocks)
+            run.errors.note(node, at, event, clock.rose_at if clock is not None and clock.seen > 1 else None)
 
     def apply_probe(self, node: str, probe: MountProbe, now: float) -> None:
         """The answer of a node about a mount."""
@@ -313,7 +326,14 @@ class ClusterState:
             silent_nodes=tuple(sorted(set(self._nodes) - set(reporting))),
             nodes=self.nodes.views(),
             slurm_nodes=self._slurm_nodes,
-            ended=tuple(self._ended()),
+            ended=tuple(self._ended(now)),
+            waiting=tuple(
+                self._job_view(run, now, reporting)
+                for _, run in sorted(self._runs.items())
+                if (run.past or run.started)
+                and run.job.state in GOES_ON
+                and run.job.state not in ACTIVE_STATES
+            ),
             slurm_age_s=None if self.slurm_at is None else now - self.slurm_at,
         )
 
@@ -349,7 +369,10 @@ class ClusterState:
                 StackSnapshot(age_s=now - at, stacks=stacks, silent_nodes=silent)
                 for at, stacks, silent in run.snapshots
             ),
-            errors=tuple(ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors),
+            errors=tuple(
+                ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines
+            ),
+            error_ranks=run.errors.said_by(),
             silent_nodes=tuple(node for node in run.job.nodes if node not in reporting),
             gpus=self._rank_gpus(run),
             step_times=() if clock is None else tuple(clock.times),
@@ -378,27 +401,31 @@ class ClusterState:
                         found.append(RankGpu(rank=process.rank, pid=pid, view=by_uuid[uuid]))
         return tuple(sorted(found, key=lambda each: (each.rank, each.view.gpu.index)))
 
-    def _ended(self) -> Iterable[EndedJob]:
+    def _ended(self, now: float) -> Iterable[EndedJob]:
         """Jobs that were seen running and that Slurm says are over, with what waits or runs in their place."""
         successors: dict[tuple[str, str], list[SlurmJob]] = {}
+        dependent: dict[str, list[SlurmJob]] = {}
         for job in self.jobs.values():
             if job.state in GOES_ON:
                 successors.setdefault((job.user, job.name), []).append(job)
-        for run in self._runs.values():
+                if job.reason.startswith("Dependency"):  # on which job, Slurm's listing does not tell
+                    dependent.setdefault(job.user, []).append(job)
+        for run in [*self._runs.values(), *self.history.gone(now)]:
             if run.inactive_since is None or run.job.state in GOES_ON or not run.started:
                 continue
-            clock = main_clock(run.clocks)
-            job = run.job
+            job, past = run.job, self.history.past(run, now)
+            behind = [*successors.get((job.user, job.name), ()), *dependent.get(job.user, ())]
+            succeeded_by = tuple(dict.fromkeys(each.job_id for each in behind if each.job_id != job.job_id))
+            self.history.note(job, past, succeeded_by)
             yield EndedJob(
                 job=job,
                 ended_at=run.inactive_since,
-                last_step=None if clock is None else clock.step,
-                total_steps=None if clock is None else clock.total_steps,
-                succeeded_by=tuple(
-                    each.job_id
-                    for each in successors.get((job.user, job.name), ())
-                    if each.job_id != job.job_id
-                ),
+                last_step=past.last_step,
+                total_steps=past.total_steps,
+                succeeded_by=succeeded_by,
+                preceded_by=self.history.preceded_by(job, past),
+                run=past,
+                past=run.past,
             )
 
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:

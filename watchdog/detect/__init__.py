@@ -10,6 +10,7 @@ from typing import Protocol
 
 from watchdog.detect import (
     agent_silent,
+    checkpoint_overdue,
     collective_hang,
     dead_rank,
     filesystem_outage,
@@ -18,6 +19,7 @@ from watchdog.detect import (
     gpu_fault,
     gpu_idle_rank,
     lingering_job,
+    log_error,
     loss_nan,
     loss_spike,
     node_down,
@@ -26,6 +28,8 @@ from watchdog.detect import (
     rank_stopped,
     slow_job,
     slurm_unreachable,
+    stalled_progress,
+    wedged_teardown,
 )
 from watchdog.detect.view import ClusterView
 from watchdog.model import Finding, Kind
@@ -43,6 +47,12 @@ class Settings(Protocol):
     def filesystem_stall(self) -> FilesystemSettings: ...
     @property
     def collective_hang(self) -> collective_hang.Settings: ...
+    @property
+    def stalled_progress(self) -> stalled_progress.Settings: ...
+    @property
+    def wedged_teardown(self) -> wedged_teardown.Settings: ...
+    @property
+    def checkpoint_overdue(self) -> checkpoint_overdue.Settings: ...
     @property
     def lingering_job(self) -> lingering_job.Settings: ...
     @property
@@ -63,6 +73,8 @@ class Settings(Protocol):
     def loss_spike(self) -> loss_spike.Settings: ...
     @property
     def loss_nan(self) -> loss_nan.Settings: ...
+    @property
+    def log_error(self) -> log_error.Settings: ...
     @property
     def slurm_unreachable(self) -> slurm_unreachable.Settings: ...
 
@@ -85,6 +97,7 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.GPU_FAULT, lambda view, s: gpu_fault.detect(view, s.gpu_fault)),
     (Kind.GPU_CLOCK_LOW, lambda view, s: gpu_clock_low.detect(view, s.gpu_clock_low)),
     (Kind.ORPHAN_GPU_PROCESS, lambda view, s: orphan_gpu_process.detect(view)),
+    (Kind.LOG_ERROR, lambda view, s: log_error.detect(view, s.log_error, s.collective_hang)),
     (Kind.RANK_STOPPED, lambda view, s: rank_stopped.detect(view, s.rank_stopped)),
     (Kind.DEAD_RANK, lambda view, s: dead_rank.detect(view, s.dead_rank)),
     (Kind.GPU_IDLE_RANK, lambda view, s: gpu_idle_rank.detect(view, s.gpu_idle_rank)),
@@ -93,6 +106,15 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.LOSS_NAN, lambda view, s: loss_nan.detect(view, s.loss_nan)),
     (Kind.LINGERING_JOB, lambda view, s: lingering_job.detect(view, s.lingering_job)),
     (Kind.COLLECTIVE_HANG, lambda view, s: collective_hang.detect(view, s.collective_hang)),
+    (
+        Kind.WEDGED_TEARDOWN,
+        lambda view, s: wedged_teardown.detect(view, s.collective_hang, s.wedged_teardown),
+    ),
+    (
+        Kind.STALLED_PROGRESS,
+        lambda view, s: stalled_progress.detect(view, s.collective_hang, s.stalled_progress),
+    ),
+    (Kind.CHECKPOINT_OVERDUE, lambda view, s: checkpoint_overdue.detect(view, s.checkpoint_overdue)),
 )
 """Every detector, causes before their consequences."""
 

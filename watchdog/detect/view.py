@@ -100,6 +100,8 @@ class GpuView(Value, frozen=True, kw_only=True):
     usual_power_w: float | None = None
     ecc_uncorrected_rose_at: float | None = None
     """When its count of uncorrected memory errors was last seen to rise."""
+    rose_at: tuple[tuple[str, float], ...] = ()
+    """(counter, when it was last seen to rise) of `ecc_corrected`, `pcie_replays` and `nvlink_errors`."""
 
 
 class RankGpu(Value, frozen=True, kw_only=True):
@@ -170,16 +172,47 @@ class LossPoint(Value, frozen=True, kw_only=True):
     at: float
 
 
+class LoggedError(Value, frozen=True, kw_only=True):
+    """An error line of a run, and who said it, as far as that is known."""
+
+    at: float
+    """On the clock of `ClusterView.now`."""
+    line: str
+    pattern: str = ""
+    """The row of watchdog.knowledge.log_signatures that matched."""
+    node: str | None = None
+    """Where the rank that said it ran. A job's log is read on one node, whichever rank wrote to it."""
+    rank: int | None = None
+    pid: int | None = None
+
+
 class PastRun(Value, frozen=True, kw_only=True):
-    """An earlier run of the same job."""
+    """A run of a job that is over. `*_at` are on the clock of `ClusterView.now`."""
 
     restarts: int
     began_at: float
     ended_at: float
     steps_seen: int
     """How many times its step rose; 0: it never got to a new step."""
+    first_step: int | None = None
     last_step: int | None = None
-    last_errors: tuple[str, ...] = ()
+    total_steps: int | None = None
+    rose_at: float | None = None
+    """When a step was last seen to rise."""
+    step_s: float | None = None
+    """Of one step, the median of the recent ones."""
+    checkpoint_step: int | None = None
+    """Of the newest complete checkpoint that was seen and is no newer than the last step."""
+    state: str = ""
+    """Slurm's last word about it: FAILED, TIMEOUT, …; RUNNING or PENDING for one that was requeued."""
+    log_read: bool = False
+    """Whether an agent could read its logs: otherwise that nothing was logged means nothing."""
+    errors: tuple[LoggedError, ...] = ()
+    """Bounded: the first and the last ones, in the order of their coming."""
+    error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """(pattern, ranks) of those that said so since the last step."""
+    ranks: int = 0
+    """How many ranks were known."""
 
 
 class EndedJob(Value, frozen=True, kw_only=True):
@@ -191,6 +224,12 @@ class EndedJob(Value, frozen=True, kw_only=True):
     total_steps: int | None = None
     succeeded_by: tuple[str, ...] = ()
     """Jobs of the same user and name, or of the same array, that wait or run."""
+    preceded_by: tuple[str, ...] = ()
+    """Jobs of the same user and name that ended before this one began, waited for by this one, and whose steps it went on from."""
+    run: PastRun | None = None
+    """Its last run."""
+    past: tuple[PastRun, ...] = ()
+    """The runs before that, oldest first."""
 
 
 class StackSnapshot(Value, frozen=True, kw_only=True):
@@ -220,6 +259,8 @@ class JobView(Value, frozen=True, kw_only=True):
     snapshots: tuple[StackSnapshot, ...] = ()
     """Taken since the last step, oldest first."""
     errors: tuple[ErrorLine, ...] = ()
+    error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """(pattern, ranks) of those that said so since the last step."""
     silent_nodes: tuple[str, ...] = ()
     """Nodes of the job whose agent has not reported lately."""
     gpus: tuple[RankGpu, ...] = ()
@@ -296,5 +337,7 @@ class ClusterView(Value, frozen=True, kw_only=True):
     """Every node that has ever reported, silent ones with what they said last."""
     slurm_nodes: tuple[SlurmNodeView, ...] = ()
     ended: tuple[EndedJob, ...] = ()
+    waiting: tuple[JobView, ...] = ()
+    """Jobs that neither run nor are over: completing, or requeued and not running again yet."""
     slurm_age_s: float | None = None
     """Since Slurm last answered; None if it never did."""

@@ -1,0 +1,200 @@
+"""What a run died of, from its error lines: cause before cascade, and who said it first. Pure.
+
+One rank fails; the others say so in hundreds of lines (connections lost, collectives timed out), the launcher and Slurm sum it
+up. The first line in time that does not follow from something else is the cause; a line that only announces one (`Traceback`)
+stands for the line that says what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from watchdog.detect.view import JobView, LoggedError, PastRun
+from watchdog.knowledge.log_signatures import CONSEQUENCES, FROM_OUTSIDE, HEADERS, WORDS
+from watchdog.model import Culprit, Event, SlurmJob, Value
+from watchdog.progress import split_prefix
+
+Seats = Mapping[int, tuple[str, int]]
+"""Rank -> (node, pid)."""
+
+STEP_SLACK_S = 2.0
+"""A step that is logged so soon after an error may have been made before it, by the ranks that had not noticed yet."""
+FELT = frozenset({"peer_lost", "nccl_error", "nccl_watchdog", "terminated", "interrupted"})
+"""Consequences that a rank itself says, as the last line of its traceback."""
+NAMED_BY_SLURM = frozenset({"task_exit", "segmentation_fault", "bus_error"})
+"""Rows that match srun's line about a task that ended."""
+FEW_SILENT = 0.25
+"""Those that say nothing in a cascade are named if they are at most this share of the ranks."""
+
+_TASK = re.compile(r"srun: error: (?P<node>[A-Za-z0-9][\w.-]*): task (?P<rank>\d+): (?P<what>.+)")
+"""Slurm's own word of one task that ended; of several at once it writes `tasks 2-3`, and nobody is named."""
+
+
+class Cause(Value, frozen=True, kw_only=True):
+    """What the lines come to."""
+
+    error: LoggedError
+    """The line that says most of the first failure, with node and rank where they are known."""
+    pattern: str
+    only_consequence: bool = False
+    """No line says why; this is the first that says that something is wrong."""
+    alike: int = 0
+    """Ranks that said the same, the first one included; 0: no line names its rank."""
+    followed: int = 0
+    """Further lines, of consequences or of later failures."""
+    silent_ranks: tuple[int, ...] = ()
+    """In a cascade of timeouts: the few ranks that said nothing."""
+    from_outside: bool = False
+    """Somebody ended the run, and nothing had gone wrong before."""
+
+    @property
+    def words(self) -> str:
+        return WORDS.get(self.pattern, self.pattern)
+
+
+def locate(event: Event, node: str, at: float, job: SlurmJob, seats: Seats) -> LoggedError:
+    """The line with whoever said it. `node` is where it was read: that is where it was said only if the job has no
+    other node, or if it is not the one that reads the job's common log."""
+    text, who = split_prefix(event.line)
+    rank = event.rank if event.rank is not None else who.get("rank")
+    task = _TASK.match(text)
+    where = who.get("host") if who.get("host") in job.nodes else None
+    if task is not None and (task["node"] in job.nodes or not job.nodes):
+        where, rank = task["node"], int(task["rank"])
+    seat = seats.get(rank) if rank is not None else None
+    if seat is not None:
+        where = where or seat[0]
+    if where is None and (job.nodes == (node,) or (job.batch_host not in (None, node) and node in job.nodes)):
+        where = node
+    return LoggedError(
+        at=at,
+        line=event.line,
+        pattern=event.pattern or "",
+        node=where,
+        rank=rank,
+        pid=seat[1] if seat is not None and seat[0] == where else None,
+    )
+
+
+def running(job: JobView, now: float) -> PastRun:
+    """The present run of a job in the shape of one that is over."""
+    seats = {r.process.rank: (r.node, r.process.pid) for r in job.ranks if r.process.rank is not None}
+    progress = job.progress
+    steps = [c.step for c in job.checkpoints_on_disk if c.step is not None]
+    steps += [job.checkpoint.step] if job.checkpoint is not None else []
+    last_step = None if progress is None else progress.step
+    return PastRun(
+        restarts=job.job.restarts,
+        began_at=now - job.run_age_s,
+        ended_at=now,
+        steps_seen=0 if progress is None else progress.steps_seen - 1,
+        first_step=None if progress is None else progress.first_step,
+        last_step=last_step,
+        total_steps=None if progress is None else progress.total_steps,
+        rose_at=None if progress is None or progress.rose_age_s is None else now - progress.rose_age_s,
+        step_s=None if progress is None else progress.step_s,
+        checkpoint_step=max((s for s in steps if last_step is None or s <= last_step), default=None),
+        state=job.job.state,
+        log_read=progress is not None or bool(job.errors),
+        errors=tuple(locate(e.event, e.node, now - e.age_s, job.job, seats) for e in job.errors),
+        error_ranks=job.error_ranks,
+        ranks=len(job.ranks),
+    )
+
+
+def find_cause(run: PastRun) -> Cause | None:
+    """What went wrong since the last step of `run`; None if no error was logged since."""
+    lines = [e for e in run.errors if run.rose_at is None or e.at > run.rose_at - STEP_SLACK_S]
+    lines.sort(key=lambda e: e.at)  # stable: what was read at once stays in its order
+    if not lines:
+        return None
+    ended = next((place for place, e in enumerate(lines) if e.pattern in FROM_OUTSIDE), len(lines))
+    before = lines[:ended]
+    causes = [e for e in before if e.pattern not in CONSEQUENCES and not _is_explained(e, before)]
+    if causes:
+        first = next((e for e in causes if e.pattern not in HEADERS), causes[0])
+        return _cause(run, lines, _placed(first, before))
+    timed_out = [e for e in before if e.pattern == "nccl_watchdog"]
+    first = next(iter(timed_out or [e for e in before if e.pattern not in HEADERS]), lines[0])
+    if first.pattern not in NAMED_BY_SLURM:
+        # Who says that he lost the others, or was ended, is not the one who did it.
+        nobody = replace(first, node=None, rank=None, pid=None)
+        first = _placed(nobody, before)
+    return replace(
+        _cause(run, lines, first),
+        only_consequence=True,
+        from_outside=ended < len(lines) and not timed_out,
+        silent_ranks=_silent(run) if timed_out else (),
+    )
+
+
+def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
+    """Whether a header announces what only follows from another's failure: its rank says so next."""
+    if error.pattern not in HEADERS:
+        return False
+    place = next(place for place, e in enumerate(lines) if e is error)
+    said = next((e for e in lines[place + 1 :] if e.rank == error.rank and e.pattern not in HEADERS), None)
+    return said is not None and said.pattern in FELT
+
+
+def _placed(error: LoggedError, lines: Sequence[LoggedError]) -> LoggedError:
+    """The line, with the task that Slurm says ended first if it does not say itself whose it is."""
+    if error.rank is not None or error.node is not None:
+        return error
+    for other in lines:
+        if other.pattern in NAMED_BY_SLURM and _TASK.match(split_prefix(other.line)[0]):
+            return replace(error, node=other.node, rank=other.rank, pid=other.pid)
+    return error
+
+
+def _cause(run: PastRun, lines: Sequence[LoggedError], first: LoggedError) -> Cause:
+    ranks = dict(run.error_ranks).get(first.pattern, ())
+    named = {e.rank for e in lines if e.pattern == first.pattern and e.rank is not None}
+    alike = len(named | set(ranks)) if first.rank is not None else 0
+    return Cause(error=first, pattern=first.pattern, alike=alike, followed=len(lines) - 1)
+
+
+def _silent(run: PastRun) -> tuple[int, ...]:
+    """The ranks that did not say that their collective timed out, if nearly all others did."""
+    said = set(dict(run.error_ranks).get("nccl_watchdog", ()))
+    silent = sorted(set(range(run.ranks)) - said)
+    few = max(1, int(FEW_SILENT * run.ranks))
+    known = said <= set(range(run.ranks))
+    return tuple(silent) if known and len(said) >= 2 and 0 < len(silent) <= few else ()
+
+
+def culprit_of(cause: Cause) -> Culprit | None:
+    """Who is named: the first to fail. None where the line does not tell whose it is."""
+    error = cause.error
+    if error.node is None and error.rank is None:
+        return None
+    return Culprit(
+        node=error.node, rank=error.rank, pid=error.pid, reason=f"{cause.words}: {error.line[:200]}"
+    )
+
+
+def work_lost(run: PastRun) -> tuple[str, ...]:
+    """What it cost, a sentence: steps since the newest complete checkpoint, and their time; nothing if no step is known."""
+    if run.last_step is None:
+        return ()
+    if run.checkpoint_step is None:
+        began = "" if run.first_step is None else f", where this run began at step {run.first_step}"
+        return (f"last step {run.last_step}; no complete checkpoint of this run was seen{began}",)
+    steps = run.last_step - run.checkpoint_step
+    took = "" if run.step_s is None else f", about {_duration(steps * run.step_s)} of work"
+    return (
+        f"last step {run.last_step}, last complete checkpoint at step {run.checkpoint_step}: {steps} steps lost{took}",
+    )
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -192,6 +192,9 @@ def test_what_a_failure_costs_is_said_as_far_as_it_is_known() -> None:
         == ("last step 450; no complete checkpoint of this run was seen, where this run began at step 401",)
         or "no complete checkpoint" in work_lost(past(checkpoint_step=None))[0]
     )
+    assert work_lost(past(checkpoint_step=None)) == (
+        "last step 450; no complete checkpoint of this run was seen, which began at step 401",
+    )
     assert work_lost(past(last_step=None)) == ()
 
 

@@ -181,7 +181,7 @@ def work_lost(run: PastRun) -> tuple[str, ...]:
     if run.last_step is None:
         return ()
     if run.checkpoint_step is None:
-        began = "" if run.first_step is None else f", where this run began at step {run.first_step}"
+        began = "" if run.first_step is None else f", which began at step {run.first_step}"
         return (f"last step {run.last_step}; no complete checkpoint of this run was seen{began}",)
     steps = run.last_step - run.checkpoint_step
     took = "" if run.step_s is None else f", about {_duration(steps * run.step_s)} of work"

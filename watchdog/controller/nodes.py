@@ -36,6 +36,8 @@ class _Averages:
 
     wanted: int
     """Busy looks before what is usual is known."""
+    keeps_high: bool = False
+    """What is usual rises at once and falls slowly: while a program hangs, its power is no news about what it draws at work."""
     fast: float | None = None
     slow: float | None = None
     slow_s: float = 0.0
@@ -47,7 +49,10 @@ class _Averages:
             return
         self.slow_s = min(SLOW_S, self.slow_s + elapsed_s)
         self.fast = _average(self.fast, value, elapsed_s, FAST_S)
-        self.slow = _average(self.slow, value, elapsed_s, self.slow_s)
+        if not self.keeps_high:
+            self.slow = _average(self.slow, value, elapsed_s, self.slow_s)
+        elif self.looks >= SETTLED_LOOKS:
+            self.slow = max(self.fast, _average(self.slow, self.fast, elapsed_s, SLOW_S))
         self.looks += 1
 
     def recent(self, busy_looks: int) -> float | None:
@@ -56,6 +61,10 @@ class _Averages:
     @property
     def usual(self) -> float | None:
         return self.slow if self.looks >= self.wanted else None
+
+
+def _power() -> _Averages:
+    return _Averages(USUAL_LOOKS["power"], keeps_high=True)
 
 
 @dataclass
@@ -67,7 +76,7 @@ class _Past:
     busy_since: float | None = None
     looks: int = 0
     clock_hz: _Averages = field(default_factory=lambda: _Averages(USUAL_LOOKS["clock"]))
-    power_w: _Averages = field(default_factory=lambda: _Averages(USUAL_LOOKS["power"]))
+    power_w: _Averages = field(default_factory=_power)
     pids: frozenset[int] = frozenset()
     """Who computed on it last: its power is usual for that program, and for no other."""
     ecc_uncorrected: int | None = None
@@ -173,7 +182,7 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     past = node.gpus.setdefault(gpu.uuid, _Past(seen_at=now))
     if gpu.pids:
         if past.pids and past.pids.isdisjoint(gpu.pids):
-            past.power_w = _Averages(USUAL_LOOKS["power"])
+            past.power_w = _power()
         past.pids = frozenset(gpu.pids)
     ratio = gpu.utilization_ratio
     if ratio is not None:

@@ -1,4 +1,7 @@
-"""`collective_hang`: every rank is alive and the loop does not turn. Stacks tell who keeps the others waiting."""
+"""`collective_hang`: every rank is alive and the loop does not turn. Stacks tell who keeps the others waiting.
+
+Where there are none (a trace, an agent without py-spy), GPUs that spin, or that are busy while few others idle, tell that they wait.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.limits import Limit, LimitSettings, progress_limit
+from watchdog.detect.activity import Standing, standing
+from watchdog.detect.limits import Limit, LimitSettings, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView
+from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.model import Finding, Kind, StacksWanted, Truth
@@ -26,10 +31,11 @@ class Settings(LimitSettings, Protocol):
 
 def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     """One finding for each running job."""
-    return [_judge(job, settings) for job in view.jobs]
+    return [judge(job, view.now, settings) for job in view.jobs]
 
 
-def _judge(job: JobView, settings: Settings) -> Finding:
+def judge(job: JobView, now: float, settings: Settings) -> Finding:
+    """What is to be said about one job."""
     limit = progress_limit(job, settings)
     finding = Finding(
         kind=Kind.COLLECTIVE_HANG,
@@ -47,6 +53,8 @@ def _judge(job: JobView, settings: Settings) -> Finding:
         return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
     if not all(rank.alive for rank in ranks):
         return replace(finding, summary=f"a rank of job {job.job.job_id} is gone")
+    if has_ended(job):
+        return replace(finding, summary=f"job {job.job.job_id} has made its last step")
     age_s = job.progress.age_s if job.progress else job.run_age_s
     if age_s < SUSPICION * limit.seconds:
         return replace(
@@ -59,23 +67,53 @@ def _judge(job: JobView, settings: Settings) -> Finding:
             finding, summary=f"no step for {age_s:.0f} s, limit {limit.seconds:.0f} s ({limit.reason})"
         )
     voted = vote(job.snapshots, ranks)
-    if voted.checkpointing and limit.seconds < settings.checkpoint_floor:
-        limit = Limit(seconds=settings.checkpoint_floor, reason="the stacks show a checkpoint or a transfer")
-    return _accuse(job, finding, limit, voted, age_s, max(settings.busy_limit, limit.seconds))
+    busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
+    if not voted.groups:
+        return _accuse_by_gpus(job, finding, limit, standing(job, now, limit.seconds), busy_limit_s)
+    checkpoint_s = with_a_step(job, settings.checkpoint_floor)
+    if voted.checkpointing and limit.seconds < checkpoint_s:
+        limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
+    return _accuse(job, finding, limit, voted, max(busy_limit_s, limit.seconds))
 
 
-def _accuse(
-    job: JobView, finding: Finding, limit: Limit, voted: Vote, age_s: float, busy_limit_s: float
+def _accuse_by_gpus(
+    job: JobView, finding: Finding, limit: Limit, seen: Standing, busy_limit_s: float
 ) -> Finding:
-    """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective; else only much later.
+    """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only with a culprit: an
+    upload that uses no time and no file looks like a rank that idles."""
+    age_s, progress = finding.lasted_s, job.progress
+    if not seen.stands or not seen.in_collective or progress is None or last_error(job) is not None:
+        why = "an error was logged since" if seen.in_collective else seen.why
+        return replace(
+            finding,
+            summary=f"no step for {age_s:.0f} s, the stacks are not in, and {why or 'nothing is known'}",
+        )
+    named = "nobody is named"
+    if seen.culprits:
+        more = f" and {len(seen.culprits) - 1} more" if len(seen.culprits) > 1 else ""
+        named = f"{describe(seen.culprits[0])}{more} {seen.culprits[0].reason}"
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} hangs after step {progress.step}: no step for {age_s:.0f} s "
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {seen.why}; {named}.",
+        culprits=seen.culprits,
+        facts=("there are no stacks of its ranks: their GPUs and processes tell that they wait",),
+        actionable=bool(seen.culprits) and age_s >= busy_limit_s,
+    )
+
+
+def _accuse(job: JobView, finding: Finding, limit: Limit, voted: Vote, busy_limit_s: float) -> Finding:
+    """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective. Else it is no hang that is known:
+    `stalled_progress` tells of it much later.
 
     To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
-    that is down, or a log that is not written while the job goes on: time has to tell these two apart. Never after
-    the last step: such a job has done its work, and would do it again.
+    that is down, or a log that is not written while the job goes on: time has to tell these two apart.
     """
+    age_s = finding.lasted_s
     stuck = voted.moving is False and voted.waiting > 0 and not voted.missing
     culprits = (*voted.outside, *voted.undumped) if stuck else ()
-    if age_s < limit.seconds or (not stuck and age_s < busy_limit_s):
+    if age_s < limit.seconds or not stuck:
         return replace(
             finding,
             summary=f"no step for {age_s:.0f} s, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}",
@@ -96,12 +134,10 @@ def _accuse(
         more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
         it = "them" if more else "it"
         who = f"{describe(first)}{more} {first.reason}, {_ranks(voted.waiting, 'waits', 'wait')} for {it}"
-    elif stuck and voted.elsewhere:
+    elif voted.elsewhere:
         who = f"{_ranks(voted.waiting, 'waits', 'wait')} in a collective and {voted.elsewhere} not, so nobody is named"
-    elif stuck:
-        who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     else:
-        who = "the ranks' stacks do not show where they wait, so nobody is named"
+        who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     return replace(
         finding,
         truth=Truth.BAD,
@@ -109,10 +145,7 @@ def _accuse(
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}.",
         culprits=culprits,
         facts=_facts(job, voted),
-        actionable=stuck
-        and progress is not None
-        and not finished
-        and (bool(culprits) or age_s >= busy_limit_s),
+        actionable=progress is not None and not finished and (bool(culprits) or age_s >= busy_limit_s),
     )
 
 

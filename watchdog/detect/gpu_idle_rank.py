@@ -11,14 +11,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from watchdog.detect.activity import FEW, is_quiet
 from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
-
-QUIET_CPU = 0.2
-"""Cores. A rank that waits uses next to none; one that spins in a collective, loads or saves uses about one or more."""
-QUIET_IO_BYTES_S = 1e6
-FEW = 0.25
-"""More idle ones than this share are no odd ones."""
 
 
 class Settings(Protocol):
@@ -47,15 +42,6 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
         return []
     # A rank with several GPUs is idle if all of them are.
     return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]
-
-
-def is_quiet(process: ProcessView | None) -> bool | None:
-    """Whether the process neither computes nor moves data; None: not known."""
-    if process is None or process.cpu_ratio is None:
-        return None
-    return process.cpu_ratio < QUIET_CPU and (
-        process.io_bytes_s is None or process.io_bytes_s < QUIET_IO_BYTES_S
-    )
 
 
 def _judge(job: JobView, now: float, settings: Settings) -> Finding:

@@ -33,6 +33,11 @@ class Limit(Value, frozen=True, kw_only=True):
     """Half a sentence: where the number comes from."""
 
 
+def with_a_step(view: JobView, seconds: float) -> float:
+    """`seconds` for something between two steps, and the time of the step after it: that is logged when it is done."""
+    return seconds + max(view.progress.intervals_s, default=0.0) if view.progress else seconds
+
+
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     """The longest time without a new step that is still normal for this run in its present phase.
 

@@ -98,6 +98,7 @@ class GpuView(Value, frozen=True, kw_only=True):
     recent_power_w: float | None = None
     """Likewise. A GPU that spins in a collective is busy and draws much less than one that computes."""
     usual_power_w: float | None = None
+    """The most that its average over a minute came to for the program that runs; forgotten over hours."""
     ecc_uncorrected_rose_at: float | None = None
     """When its count of uncorrected memory errors was last seen to rise."""
     rose_at: tuple[tuple[str, float], ...] = ()

@@ -1,0 +1,94 @@
+"""`stalled_progress`: no step beyond the limit, and no better name for it.
+
+At the limit itself only if it is known of every rank that it does nothing; otherwise, and where somebody works, after `busy_limit`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from watchdog.detect import collective_hang
+from watchdog.detect.activity import Standing, standing
+from watchdog.detect.limits import Limit, progress_limit, with_a_step
+from watchdog.detect.view import ClusterView, JobView
+from watchdog.detect.wedged_teardown import has_ended
+from watchdog.diagnose.filesystem import describe
+from watchdog.diagnose.stacks import vote
+from watchdog.model import Culprit, Finding, Kind, Truth
+
+STACKS_PATIENCE_S = 10.0
+"""Stacks that were asked for at half the limit get so much more time: what they say counts more."""
+
+
+class Settings(Protocol):
+    @property
+    def busy_limit(self) -> float: ...
+
+
+def detect(view: ClusterView, hang: collective_hang.Settings, settings: Settings) -> list[Finding]:
+    """One finding for each running job. `hang` has what its limits are learnt by."""
+    return [_judge(job, view.now, hang, settings) for job in view.jobs]
+
+
+def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: Settings) -> Finding:
+    job_id, progress = job.job.job_id, job.progress
+    finding = Finding(
+        kind=Kind.STALLED_PROGRESS,
+        subject=f"job:{job_id}",
+        truth=Truth.UNKNOWN,
+        summary="",
+        job_ids=(job_id,),
+    )
+    if job.job.state != "RUNNING" or job.silent_nodes:
+        return replace(
+            finding, summary=f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent"
+        )
+    if progress is None or not any(rank.alive for rank in job.ranks):
+        return replace(finding, summary=f"no step or no living rank of job {job_id} has been seen")
+    if has_ended(job):
+        return replace(finding, summary=f"job {job_id} has made its last step")
+    limit = progress_limit(job, hang)
+    age_s = progress.age_s
+    finding = replace(finding, lasted_s=age_s)
+    if age_s < limit.seconds:
+        return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes progress")
+    if collective_hang.judge(job, now, hang).truth is Truth.BAD:
+        return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
+    patient_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
+    evidence = _evidence(job, now, limit.seconds)
+    waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
+    if age_s < patient_s and (not evidence.stands or waits_for_stacks):
+        return replace(finding, summary=f"no step for {age_s:.0f} s; {evidence.why}")
+    return _accuse(job, finding, limit, evidence)
+
+
+def _evidence(job: JobView, now: float, limit_s: float) -> Standing:
+    """What speaks for a loop that stands. Where there are stacks, they speak first; a job that has lost a rank is another matter."""
+    ranks = job.ranks
+    if not all(rank.alive for rank in ranks):
+        return Standing(why="a rank is gone")
+    if vote(job.snapshots, ranks).groups:
+        return Standing(why="the stacks do not show that anybody waits for anybody")
+    return standing(job, now, limit_s)
+
+
+def _accuse(job: JobView, finding: Finding, limit: Limit, evidence: Standing) -> Finding:
+    progress = job.progress
+    assert progress is not None
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} makes no progress since step {progress.step}: no step for {progress.age_s:.0f} s "
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {evidence.why}{_who(evidence.culprits)}.",
+        culprits=evidence.culprits,
+        facts=(f"slurm-watchdog diagnose {job.job.job_id} shows where its ranks stand",),
+    )
+
+
+def _who(culprits: tuple[Culprit, ...]) -> str:
+    if not culprits:
+        return ", so nobody is named"
+    more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    return f"; {describe(culprits[0])}{more} {culprits[0].reason}"

@@ -101,7 +101,15 @@ class Child(Probes):
         self.frozen = False
 
     def ask(
-        self, key: str, function: str, args: object, deadline_s: float, now: float, then: Then, uid: int = -1
+        self,
+        key: str,
+        function: str,
+        args: object,
+        deadline_s: float,
+        now: float,
+        then: Then,
+        uid: int = -1,
+        **_: object,
     ) -> int | None:
         self.asked.append((key, function))
         if self.waiting:

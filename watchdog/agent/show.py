@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+import psutil
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from watchdog import clock
 from watchdog.model import Blocked, FaultSeverity, Gpu, GpuHolder, Process, Report
 
 PIPE_WIDTH = 200
@@ -24,6 +26,7 @@ def show_report(report: Report, console: Console | None = None) -> None:
         _processes(report), _logs(report), _gpus(report), _gpu_memory(report), _mounts(report), _checkpoints(report),
         _holders(report), _node_events(report),
     )  # fmt: skip
+    console.print(_node_line(report), markup=False)
     for table in tables:
         if table.row_count:
             console.print(table)
@@ -33,6 +36,17 @@ def show_report(report: Report, console: Console | None = None) -> None:
         console.print(f"hung: {hung.probe} for {hung.seconds:.0f} s", style="bold red", markup=False)
     for problem in report.problems:
         console.print(f"problem: {problem}", style="bold red", markup=False)
+
+
+def _node_line(report: Report) -> str:
+    """How the node itself fares, in one line. It is this machine that is asked, so only for a report of its own."""
+    memory = psutil.virtual_memory()
+    load = ", ".join(f"{each:.1f}" for each in psutil.getloadavg())
+    up_s = max(0.0, clock.wall() - psutil.boot_time())
+    return (
+        f"{report.node}: {psutil.cpu_count()} CPUs, load {load}; {memory.used / 2**30:.0f} of {memory.total / 2**30:.0f} GiB "
+        f"memory in use; up {_seconds(up_s)}"
+    )
 
 
 def _table(title: str, *columns: str) -> Table:

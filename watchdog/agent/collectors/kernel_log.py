@@ -193,7 +193,7 @@ class KernelLog:
         if self._asked_at is None:
             self._asked_at = now
             request = self._probes.ask(
-                KEY, "read_state", self._state_file, STATE_DEADLINE_S, now, self._take_state
+                KEY, "read_state", self._state_file, STATE_DEADLINE_S, now, self._take_state, idle_s=0.0
             )
             if request is None:
                 self._position_known = True
@@ -218,7 +218,9 @@ class KernelLog:
             return
         text = msgspec.json.encode({"boot_id": self._boot_id, "sequence": position}).decode()
         args = [self._state_file, text]
-        request = self._probes.ask(KEY, "write_state", args, STATE_DEADLINE_S, now, self._take_saved)
+        request = self._probes.ask(
+            KEY, "write_state", args, STATE_DEADLINE_S, now, self._take_saved, idle_s=0.0
+        )
         if request is not None:
             self._request, self._saved_at, self._saving, self._told = request, now, position, False
 

@@ -12,7 +12,7 @@ _STUCK = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
 CAUSES: dict[Kind, tuple[Kind, ...]] = {
     Kind.FILESYSTEM_STALL: (Kind.FILESYSTEM_OUTAGE,),
     Kind.LINGERING_JOB: _STUCK,
-    Kind.COLLECTIVE_HANG: (*_STUCK, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN),
+    Kind.COLLECTIVE_HANG: (*_STUCK, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN, Kind.RANK_STOPPED),
     Kind.WEDGED_TEARDOWN: (*_STUCK, Kind.LINGERING_JOB, Kind.RANK_STOPPED),
     Kind.STALLED_PROGRESS: (
         *_STUCK,
@@ -24,14 +24,16 @@ CAUSES: dict[Kind, tuple[Kind, ...]] = {
         Kind.GPU_FAULT,
         Kind.NODE_DOWN,
     ),
-    Kind.DEAD_RANK: (*_STUCK, Kind.LINGERING_JOB, Kind.NODE_DOWN),
-    Kind.RANK_STOPPED: (Kind.COLLECTIVE_HANG,),
+    Kind.DEAD_RANK: (*_STUCK, Kind.LINGERING_JOB, Kind.GPU_FAULT, Kind.NODE_DOWN),
     Kind.GPU_IDLE_RANK: (
         *_STUCK,
         Kind.LINGERING_JOB,
         Kind.COLLECTIVE_HANG,
+        Kind.STALLED_PROGRESS,
+        Kind.WEDGED_TEARDOWN,
         Kind.RANK_STOPPED,
         Kind.DEAD_RANK,
+        Kind.GPU_FAULT,
     ),
     Kind.LOG_ERROR: (
         *_STUCK,
@@ -47,12 +49,22 @@ CAUSES: dict[Kind, tuple[Kind, ...]] = {
 }
 """Which kinds of incident explain a kind away, if they concern the same job."""
 
-WAITS_FOR_NOTHING = frozenset({(Kind.DEAD_RANK, Kind.LINGERING_JOB)})
+WAITS_FOR_NOTHING = frozenset(
+    {
+        (Kind.DEAD_RANK, Kind.LINGERING_JOB),
+        (Kind.STALLED_PROGRESS, Kind.COLLECTIVE_HANG),
+        (Kind.STALLED_PROGRESS, Kind.LINGERING_JOB),
+        (Kind.STALLED_PROGRESS, Kind.WEDGED_TEARDOWN),
+    }
+)
 """(kind, what would explain it): told at once, although the explanation is already suspected. A dead rank is known in seconds, and
-whether its job lingers only after a grace."""
+whether its job lingers only after a grace; a job that stands has waited for a better name before."""
 
 RESOLVE_AFTER_S = 10.0
 """A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
+
+HARDWARE = ("gpu:", "node:")
+"""Beginnings of subjects that outlive the jobs which suffer from them."""
 
 FORGET_AFTER_S = 3600.0
 """An incident about no job, but something that is not there any more (a node, a GPU that was exchanged), ends after this."""
@@ -151,11 +163,13 @@ def _update(
     """The incident after one finding; None if a pending one came to nothing."""
     if incident.id in moment.acting or incident.kind is Kind.OPERATOR_RESTART:
         return incident
-    if (finding is None or incident.subject.startswith("job:")) and _runs_are_over(incident, moment):
+    by_hardware = incident.subject.startswith(HARDWARE)
+    about_runs = incident.subject.startswith("job:") or (finding is None and not by_hardware)
+    if about_runs and _runs_are_over(incident, moment):
         return _resolve(incident, moment, "the job has ended or runs anew")
     if finding is None:
         heard = incident.pending_mono if incident.heard_mono is None else incident.heard_mono
-        if not incident.runs and not moment.blind and moment.mono - heard > FORGET_AFTER_S:
+        if (by_hardware or not incident.runs) and not moment.blind and moment.mono - heard > FORGET_AFTER_S:
             return _resolve(incident, moment, "nothing has been heard of it for an hour")
         return replace(incident, actionable=False, heard_mono=moment.mono if moment.blind else heard)
     incident = replace(incident, heard_mono=moment.mono)

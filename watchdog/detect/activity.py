@@ -219,6 +219,17 @@ def _few(odd: list[Activity], seen: tuple[Activity, ...]) -> list[Activity]:
     return odd if len(seen) >= LEAST_RANKS and len(odd) <= max(1, FEW * len(seen)) else []
 
 
+def on_storage(job: JobView) -> ProcessView | None:
+    """A living rank that has been in one call on a filesystem for long: then the filesystem is the matter."""
+    return next((rank for rank in job.ranks if rank.alive and is_on_storage(rank)), None)
+
+
+def is_on_storage(process: ProcessView) -> bool:
+    """Whether it has been in one call on a filesystem for long."""
+    blocked = process.process.blocked
+    return blocked is not None and blocked.mount is not None and blocked.seconds >= STUCK_S
+
+
 def _is_held(rank: ProcessView) -> bool:
     """Whether it was stopped, or has been in one system call for long."""
     process = rank.process

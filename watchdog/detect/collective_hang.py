@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.activity import Standing, standing
+from watchdog.detect.activity import Standing, on_storage, standing
 from watchdog.detect.limits import Limit, LimitSettings, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended, last_error
@@ -82,11 +82,14 @@ def _accuse_by_gpus(
     """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only with a culprit: an
     upload that uses no time and no file looks like a rank that idles."""
     age_s, progress = finding.lasted_s, job.progress
-    if not seen.stands or not seen.in_collective or progress is None or last_error(job) is not None:
-        why = "an error was logged since" if seen.in_collective else seen.why
+    stuck, failed = on_storage(job), last_error(job) is not None
+    if not seen.stands or not seen.in_collective or progress is None or stuck or failed:
+        why = seen.why
+        if stuck or failed:
+            why = "an error was logged since" if failed else "a rank is blocked on a filesystem"
         return replace(
             finding,
-            summary=f"no step for {age_s:.0f} s, the stacks are not in, and {why or 'nothing is known'}",
+            summary=f"no step for {age_s:.0f} s, the stacks are not in, and {why}",
         )
     named = "nobody is named"
     if seen.culprits:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from watchdog.detect.nodes import away_on_purpose
 from watchdog.detect.view import ClusterView, GpuView, NodeView, SeenEvent
 from watchdog.knowledge.xids import describe_xid
@@ -122,7 +124,29 @@ def _judge_gpu(
     facts = tuple(text for _, text in complaints[1:9]) + tuple(ranks)
     loud = _loud(view, events, recent_s)
     lasted_s = view.now - loud[0].at if loud else 0.0
-    return _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, lasted_s)
+    finding = _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, lasted_s)
+    return replace(finding, job_ids=_jobs_that_suffer(view, gpu, events, recent_s))
+
+
+def _jobs_that_suffer(
+    view: ClusterView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float
+) -> tuple[str, ...]:
+    """The jobs with a rank on this GPU, if what it has just done stops a program: their dead and waiting ranks are its consequence.
+    A card that only should be exchanged one day explains nothing."""
+    row = gpu.gpu
+    rose_at = gpu.ecc_uncorrected_rose_at
+    stops = (
+        any(word in (row.error or "") for word in GONE)
+        or (rose_at is not None and view.now - rose_at <= recent_s)
+        or any(seen.event.severity is FaultSeverity.CRITICAL for seen in _loud(view, events, recent_s))
+    )
+    pids = {*(row.pids or ()), *(seen.event.pid for seen in events if seen.event.pid is not None)}
+    return tuple(
+        job.job.job_id
+        for job in (view.jobs if stops else ())
+        if any((each.view.node, each.view.gpu.uuid) == (gpu.node, row.uuid) for each in job.gpus)
+        or any(rank.node == gpu.node and rank.process.pid in pids for rank in job.ranks)
+    )
 
 
 def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Severity, str]]:

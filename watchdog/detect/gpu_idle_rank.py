@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.activity import FEW, is_quiet
+from watchdog.detect.activity import FEW, is_on_storage, is_quiet
 from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
@@ -62,7 +62,7 @@ def _judge(job: JobView, now: float, settings: Settings) -> Finding:
     idle_for_s = settings.idle_for if stands else settings.idle_for_while_steps
     processes: Mapping[int | None, ProcessView] = {rank.process.rank: rank for rank in job.ranks}
     idle = idle_ranks(job, now, idle_for_s)
-    quiet = [each for each in idle if is_quiet(processes.get(each.rank))]
+    quiet = [each for each in idle if _waits(processes.get(each.rank))]
     if not quiet:
         return replace(finding, truth=Truth.UNKNOWN if idle else Truth.OK)
     culprits = tuple(_culprit(each, now) for each in quiet)
@@ -76,6 +76,11 @@ def _judge(job: JobView, now: float, settings: Settings) -> Finding:
         facts=tuple(_fact(each) for each in quiet[:8]),
         lasted_s=now - min(each.view.idle_since or now for each in quiet),
     )
+
+
+def _waits(process: ProcessView | None) -> bool:
+    """Whether the process does nothing, and a filesystem is not the reason: that is told by its own name."""
+    return process is not None and bool(is_quiet(process)) and not is_on_storage(process)
 
 
 def _culprit(each: RankGpu, now: float) -> Culprit:

@@ -42,6 +42,7 @@ def _judge(
         subject=finding.subject,
         truth=Truth.BAD,
         summary=f"Slurm has lost {node.name}: {slurm.state}{reason}; {agent}.{jobs}",
+        job_ids=job_ids,
         severity=Severity.CRITICAL if job_ids else Severity.WARNING,
         culprits=(Culprit(node=node.name, reason=f"Slurm says {slurm.state}"),),
         facts=(f"scontrol show node {node.name}", f"{node.name}: {agent}"),

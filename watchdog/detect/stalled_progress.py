@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect import collective_hang
-from watchdog.detect.activity import Standing, standing
+from watchdog.detect.activity import Standing, on_storage, standing
 from watchdog.detect.limits import Limit, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended
@@ -69,6 +69,8 @@ def _evidence(job: JobView, now: float, limit_s: float) -> Standing:
     ranks = job.ranks
     if not all(rank.alive for rank in ranks):
         return Standing(why="a rank is gone")
+    if on_storage(job) is not None:
+        return Standing(why="a rank is blocked on a filesystem")
     if vote(job.snapshots, ranks).groups:
         return Standing(why="the stacks do not show that anybody waits for anybody")
     return standing(job, now, limit_s)

@@ -39,7 +39,7 @@ def card(rank: int, doing: str, **changes: Any) -> RankGpu:
         "node": "n1" if rank < 2 else "n2",
         "gpu": Gpu(uuid=f"GPU-{rank}", index=rank, utilization_ratio=0.0 if idle else 1.0, power_w=power),
         "seen_at": NOW - 2,
-        "idle_since": NOW - 60 if idle else None,
+        "idle_since": NOW - 5000 if idle else None,
         "busy_since": None if idle else NOW - 5000,
         "recent_power_w": None if idle or power is None else power + 40,
         "usual_power_w": None if power is None else 330.0,
@@ -163,6 +163,7 @@ HEALTHY = {
     "a suspended job": four("idles", 0.0, job=slurm_job(state="SUSPENDED")),
 }
 UNSEEN = {
+    "a GPU has only just become idle": four(r2=rank(2, 0.0), g2=card(2, "idles", idle_since=NOW - 20)),
     "a node is silent": four(silent_nodes=("n2",)),
     "nobody knows how busy the processes are": four("idles", None),
     "one process is not known": four("idles", 0.0, r3=rank(3, None)),

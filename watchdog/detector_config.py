@@ -181,6 +181,21 @@ class LogError(Detector):
     recent: Span = Field(600.0, description="A run that has ended is told of for so long.")
 
 
+class DiskFull(Detector):
+    """No space is left on a filesystem, or a quota is used up: a probe, a kernel or a job's log says so. Never acted on."""
+
+    recent: Span = Field(600.0, description="A line of a log or of the kernel counts for so long.")
+
+
+class CrashLoop(Detector):
+    """A job restarts and dies each time before its first new step. Never acted on."""
+
+    runs: Annotated[int, Field(ge=2, le=10)] = Field(
+        3, description="So many runs one after the other have to die, …"
+    )
+    within: Span = Field(1800.0, description="… each of them within this time.")
+
+
 class Detectors(Section):
     """One block a detector."""
 
@@ -205,3 +220,5 @@ class Detectors(Section):
     loss_spike: LossSpike = LossSpike()
     loss_nan: LossNan = LossNan()
     log_error: LogError = LogError()
+    disk_full: DiskFull = DiskFull()
+    crash_loop: CrashLoop = CrashLoop()

@@ -21,10 +21,12 @@ CAUSES: dict[Kind, tuple[Kind, ...]] = {
         Kind.WEDGED_TEARDOWN,
         Kind.RANK_STOPPED,
         Kind.DEAD_RANK,
+        Kind.LOG_ERROR,
+        Kind.DISK_FULL,
         Kind.GPU_FAULT,
         Kind.NODE_DOWN,
     ),
-    Kind.DEAD_RANK: (*_STUCK, Kind.LINGERING_JOB, Kind.GPU_FAULT, Kind.NODE_DOWN),
+    Kind.DEAD_RANK: (*_STUCK, Kind.LINGERING_JOB, Kind.LOG_ERROR, Kind.GPU_FAULT, Kind.NODE_DOWN),
     Kind.GPU_IDLE_RANK: (
         *_STUCK,
         Kind.LINGERING_JOB,
@@ -42,8 +44,10 @@ CAUSES: dict[Kind, tuple[Kind, ...]] = {
         Kind.NODE_DOWN,
         Kind.LINGERING_JOB,
         Kind.COLLECTIVE_HANG,
+        Kind.WEDGED_TEARDOWN,
         Kind.CRASH_LOOP,
     ),
+    Kind.CRASH_LOOP: (*_STUCK, Kind.DISK_FULL),
     Kind.NODE_DOWN: (Kind.PARTITION_OR_OUTAGE,),
     Kind.AGENT_SILENT: (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN),
 }
@@ -242,9 +246,23 @@ def _same_matter(incident: Incident, cause: Incident) -> bool:
         return True
     if incident.subject.startswith(("mount:", "node:")):
         return incident.subject == cause.subject
+    if not _same_run(incident, cause):
+        return False
     return bool(set(incident.job_ids) & set(cause.job_ids)) or (
         cause.kind in _PLACES and _same_place(incident, cause)
     )
+
+
+def _same_run(incident: Incident, cause: Incident) -> bool:
+    """False if one is about one run of a job, and the other about another run of it."""
+    if cause.kind is Kind.CRASH_LOOP:
+        return True
+    for one, other in ((incident, cause), (cause, incident)):
+        named = run_named(one.subject)
+        runs = dict(other.runs)
+        if named is not None and named[0] in runs and runs[named[0]] != named[1]:
+            return False
+    return True
 
 
 _PLACES = (Kind.GPU_FAULT, Kind.NODE_DOWN)

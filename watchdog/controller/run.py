@@ -114,6 +114,8 @@ class Run:
     """The runs before this one, oldest first."""
     seats_before: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Rank -> (node, pid) in the run before: its last words may come late."""
+    early: list[tuple[str, float, Event]] = field(default_factory=list)
+    """Error lines that came before this run was seen to begin."""
     disk_steps: dict[str, int] = field(default_factory=dict)
     """Directory -> step of the newest complete checkpoint that an agent saw there."""
     errors: RunErrors = field(default_factory=RunErrors)
@@ -172,13 +174,30 @@ MAX_LAST_WORDS = 30
 
 
 def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
-    """An error line that comes after the listing that showed the next run: it is of the run before."""
+    """An error line that comes after the listing that showed the next run: it is of the run before, as far as is known."""
     if not run.past:
         return
+    if len(run.early) < MAX_LAST_WORDS:
+        run.early.append((node, at, event))
     last = run.past[-1]
     if last.began_at <= at and len(last.errors) < KEPT_ERRORS + MAX_LAST_WORDS:
         error = locate(event, node, at, run.job, run.seats_before)
         run.past = (*run.past[:-1], replace(last, errors=(*last.errors, error)))
+
+
+def reveal(run: Run) -> None:
+    """This run began and ended between two listings: what was said a while after it was queued are its own words."""
+    since = run.began_at + START_SLACK_S
+    own = [each for each in run.early if each[1] > since]
+    for node, at, event in own:
+        run.errors.note(node, at, event, None)
+    if own and run.past:
+        last = run.past[-1]
+        run.past = (
+            *run.past[:-1],
+            replace(last, errors=tuple(error for error in last.errors if error.at <= since)),
+        )
+    run.started = True
 
 
 def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
@@ -189,6 +208,8 @@ def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
 
 def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
     started = job.state in ACTIVE_STATES
+    if before is not None and not before.started and job.restarts > before.job.restarts:
+        reveal(before)
     valid_from = now
     if started and (before is None or (wall is not None and job.start_at is not None)):
         valid_from = started_at(job, now, wall)

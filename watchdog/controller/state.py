@@ -26,6 +26,7 @@ from watchdog.controller.run import (
     follow_training,
     new_run,
     note_last_words,
+    reveal,
     started_at,
     training_step,
 )
@@ -126,6 +127,8 @@ class ClusterState:
             if run is not None and run.job.restarts != job.restarts:
                 self._runs[job.job_id] = new_run(job, now, run, wall)
             elif run is not None:
+                if not run.started and job.state not in GOES_ON and job.state != "CANCELLED":
+                    reveal(run)
                 run.inactive_since = now if run.inactive_since is None else run.inactive_since
                 run.job = job
             elif self._acted_on.get(job.job_id) == job.restarts and job.state != "PENDING":

@@ -12,7 +12,9 @@ from watchdog.detect import (
     agent_silent,
     checkpoint_overdue,
     collective_hang,
+    crash_loop,
     dead_rank,
+    disk_full,
     filesystem_outage,
     filesystem_stall,
     gpu_clock_low,
@@ -76,6 +78,10 @@ class Settings(Protocol):
     @property
     def log_error(self) -> log_error.Settings: ...
     @property
+    def disk_full(self) -> disk_full.Settings: ...
+    @property
+    def crash_loop(self) -> crash_loop.Settings: ...
+    @property
     def slurm_unreachable(self) -> slurm_unreachable.Settings: ...
 
 
@@ -97,6 +103,8 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.GPU_FAULT, lambda view, s: gpu_fault.detect(view, s.gpu_fault)),
     (Kind.GPU_CLOCK_LOW, lambda view, s: gpu_clock_low.detect(view, s.gpu_clock_low)),
     (Kind.ORPHAN_GPU_PROCESS, lambda view, s: orphan_gpu_process.detect(view)),
+    (Kind.DISK_FULL, lambda view, s: disk_full.detect(view, s.disk_full)),
+    (Kind.CRASH_LOOP, lambda view, s: crash_loop.detect(view, s.crash_loop)),
     (Kind.LOG_ERROR, lambda view, s: log_error.detect(view, s.log_error, s.collective_hang)),
     (Kind.RANK_STOPPED, lambda view, s: rank_stopped.detect(view, s.rank_stopped)),
     (Kind.DEAD_RANK, lambda view, s: dead_rank.detect(view, s.dead_rank)),

@@ -142,10 +142,11 @@ def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
 
 def _placed(error: LoggedError, lines: Sequence[LoggedError]) -> LoggedError:
     """The line, with the task that Slurm says ended first if it does not say itself whose it is."""
-    if error.rank is not None or error.node is not None:
+    if error.rank is not None:
         return error
     for other in lines:
-        if other.pattern in NAMED_BY_SLURM and _TASK.match(split_prefix(other.line)[0]):
+        same_node = error.node is None or error.node == other.node
+        if other.pattern in NAMED_BY_SLURM and same_node and _TASK.match(split_prefix(other.line)[0]):
             return replace(error, node=other.node, rank=other.rank, pid=other.pid)
     return error
 

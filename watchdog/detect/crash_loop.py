@@ -1,0 +1,124 @@
+"""`crash_loop`: a job restarts again and again and dies each time before its first new step.
+
+A run counts as died if it was short, its logs could be read, nobody ended it from outside (preemption, a requeue, a person), and it
+got no further than the runs before it. All of the last `runs` must have; a job that makes a new step is out of the loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from watchdog.detect.view import ClusterView, JobView, PastRun
+from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause
+from watchdog.model import Finding, Kind, Severity, Truth
+
+
+class Settings(Protocol):
+    @property
+    def runs(self) -> int: ...
+    @property
+    def within(self) -> float: ...
+
+    """Seconds: a run that lasted longer was no quick death."""
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each job that has restarted and goes on, and one for each that ended in such a loop."""
+    findings = [_judge(job, job.past, view.now, settings) for job in (*view.jobs, *view.waiting) if job.past]
+    for ended in view.ended:
+        if ended.run is not None and ended.past and ended.job.state == "FAILED":
+            over = JobView(job=ended.job, run_age_s=0.0)
+            findings.append(_judge(over, (*ended.past, ended.run), view.now, settings))
+    return findings
+
+
+def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: Settings) -> Finding:
+    job_id = job.job.job_id
+    finding = Finding(
+        kind=Kind.CRASH_LOOP, subject=f"loop:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
+    )
+    if job.progress is not None and job.job.state == "RUNNING":
+        highest = _highest(past)
+        # After a restart the steps since the checkpoint are made again: only one that was never made is new.
+        if job.progress.steps_seen > 1 and (highest is None or job.progress.step > highest):
+            return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes new steps")
+    if len(past) < settings.runs:
+        few = f"job {job_id} was seen to restart {len(past)} times"
+        return replace(finding, truth=Truth.OK, summary=few)
+    recent = past[-settings.runs :]
+    causes = [find_cause(_whole(run)) for run in recent]
+    for place, (run, cause) in enumerate(zip(recent, causes, strict=True)):
+        before = past[: len(past) - len(recent) + place]
+        objection = _objection(run, cause, before, settings.within)
+        if objection is not None:
+            unread = not run.log_read
+            return replace(finding, truth=Truth.UNKNOWN if unread else Truth.OK, summary=objection)
+    return _accuse(finding, job, recent, causes, now)
+
+
+def _whole(run: PastRun) -> PastRun:
+    """The run with all of its errors, those before its last step, too: it made no new one."""
+    return replace(run, rose_at=None)
+
+
+def _highest(runs: Sequence[PastRun]) -> int | None:
+    return max((run.last_step for run in runs if run.last_step is not None), default=None)
+
+
+def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun], within_s: float) -> str | None:
+    """Why this run did not die in a loop, a sentence; None if it did."""
+    name = f"run {run.restarts}"
+    if not run.log_read:
+        return f"the logs of {name} could not be read: nobody knows how it ended"
+    if cause is not None and cause.from_outside:
+        return f"{name} was ended from outside: {cause.error.line}"
+    if run.ended_at - run.began_at > within_s:
+        return f"{name} lasted {run.ended_at - run.began_at:.0f} s"
+    highest = _highest(before)
+    if highest is None:
+        return f"{name} made steps" if run.steps_seen > 0 else None
+    if run.last_step is not None and run.last_step > highest:
+        return f"{name} got to step {run.last_step}, further than those before"
+    return None
+
+
+def _accuse(
+    finding: Finding, job: JobView, runs: Sequence[PastRun], causes: Sequence[Cause | None], now: float
+) -> Finding:
+    known = [cause for cause in causes if cause is not None]
+    common, times = Counter(cause.pattern for cause in known).most_common(1)[0] if known else ("", 0)
+    same = [cause for cause in known if cause.pattern == common]
+    culprits = tuple(culprit for cause in same if (culprit := culprit_of(cause)) is not None)
+    nodes = {culprit.node for culprit in culprits}
+    one_node = len(nodes) == 1 and len(culprits) == len(runs) and len(job.job.nodes) > 1
+    if not known:
+        why = "no line of its log says why"
+    else:
+        every = "each time" if times == len(runs) else f"{times} times of {len(runs)}"
+        why = f"{every} {same[-1].words}: {same[-1].error.line[:200]}"
+    where = f" It is always {culprits[0].node}: leave that node out." if one_node else ""
+    at = _highest(runs)
+    step = "before its first step" if at is None else f"at step {at} at the latest"
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        severity=Severity.CRITICAL,
+        summary=f"Job {job.job.job_id} restarts and dies again and again: {len(runs)} runs in {now - runs[0].began_at:.0f} s ended "
+        f"{step}; {why}.{where} Hold it until somebody has looked.",
+        culprits=culprits[-1:],
+        facts=(
+            *(_line(run, cause) for run, cause in zip(runs, causes, strict=True)),
+            f"scontrol hold {job.job.job_id}",
+        ),
+        lasted_s=max(0.0, now - runs[0].began_at),
+    )
+
+
+def _line(run: PastRun, cause: Cause | None) -> str:
+    said = "nothing" if cause is None else cause.error.line[:160]
+    step = "no step" if run.last_step is None else f"step {run.last_step}"
+    return f"run {run.restarts}: {run.ended_at - run.began_at:.0f} s, {step}, said {said}"

@@ -196,6 +196,12 @@ class CrashLoop(Detector):
     within: Span = Field(1800.0, description="… each of them within this time.")
 
 
+class ChainBroken(Detector):
+    """A training that goes on from job to job has ended early, and nothing is queued behind it. Never acted on."""
+
+    grace: Span = Field(300.0, description="Time for the next job to be submitted.")
+
+
 class Detectors(Section):
     """One block a detector."""
 
@@ -222,3 +228,4 @@ class Detectors(Section):
     log_error: LogError = LogError()
     disk_full: DiskFull = DiskFull()
     crash_loop: CrashLoop = CrashLoop()
+    chain_broken: ChainBroken = ChainBroken()

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from watchdog.detect import (
     agent_silent,
+    chain_broken,
     checkpoint_overdue,
     collective_hang,
     crash_loop,
@@ -82,6 +83,8 @@ class Settings(Protocol):
     @property
     def crash_loop(self) -> crash_loop.Settings: ...
     @property
+    def chain_broken(self) -> chain_broken.Settings: ...
+    @property
     def slurm_unreachable(self) -> slurm_unreachable.Settings: ...
 
 
@@ -105,6 +108,7 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.ORPHAN_GPU_PROCESS, lambda view, s: orphan_gpu_process.detect(view)),
     (Kind.DISK_FULL, lambda view, s: disk_full.detect(view, s.disk_full)),
     (Kind.CRASH_LOOP, lambda view, s: crash_loop.detect(view, s.crash_loop)),
+    (Kind.CHAIN_BROKEN, lambda view, s: chain_broken.detect(view, s.chain_broken)),
     (Kind.LOG_ERROR, lambda view, s: log_error.detect(view, s.log_error, s.collective_hang)),
     (Kind.RANK_STOPPED, lambda view, s: rank_stopped.detect(view, s.rank_stopped)),
     (Kind.DEAD_RANK, lambda view, s: dead_rank.detect(view, s.dead_rank)),

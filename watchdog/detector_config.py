@@ -143,7 +143,9 @@ class DeadRank(Detector):
 class GpuIdleRank(Detector):
     """The GPU of one rank does nothing while those of its peers are busy. Never acted on."""
 
-    idle_for: Span = Field(60.0, description="Time it has to be idle while the job makes no step.")
+    idle_for: Span = Field(
+        60.0, description="Time it has to be idle while the job makes no step beyond its limit."
+    )
     idle_for_while_steps: Span = Field(900.0, description="Time it has to be idle while the job makes steps.")
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.unit.builders import cluster, job, progress, seen, slurm_job
 from watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
 from watchdog.detect.view import GpuView, JobView, RankGpu
-from watchdog.detector_config import DeadRank, GpuIdleRank, RankStopped
+from watchdog.detector_config import CollectiveHang, DeadRank, GpuIdleRank, RankStopped
 from watchdog.model import Checkpoint, Finding, Gpu, Truth
 
 NOW = 10_000.0
@@ -120,7 +120,7 @@ def quiet(rank: int, cpu_ratio: float | None = 0.0, io_bytes_s: float | None = 0
 
 
 def idle(view: JobView) -> Finding:
-    return only(gpu_idle_rank.detect(cluster(view), GpuIdleRank()))
+    return only(gpu_idle_rank.detect(cluster(view), CollectiveHang(), GpuIdleRank()))
 
 
 def standing(idle_ones: dict[int, float], **changes: Any) -> JobView:
@@ -142,6 +142,7 @@ def test_the_one_idle_gpu_among_busy_ones_is_named() -> None:
     "view",
     [
         standing({5: 30.0}),
+        standing({5: 90.0}, progress=progress(200.0, intervals_s=(105.0,) * 9)),
         standing(dict.fromkeys(range(4), 90.0)),
         standing({5: 90.0}, progress=progress(2.0)),
         standing({0: 90.0}, progress=progress(100.0, phase="checkpointing")),
@@ -154,7 +155,7 @@ def test_the_one_idle_gpu_among_busy_ones_is_named() -> None:
         standing({5: 90.0}, silent_nodes=("n2",)),
         standing({5: 90.0}, gpus=gpus({5: 90.0}, busy_s=20.0)),
     ],
-    ids=["short", "half of them", "makes steps", "checkpoint in the log", "evaluation", "checkpoint on disk", "computes",
+    ids=["short", "within its limit", "half of them", "makes steps", "checkpoint in the log", "evaluation", "checkpoint on disk", "computes",
          "moves data", "not known", "two ranks", "silent node", "peers only just busy"],
 )  # fmt: skip
 def test_what_has_another_reason_is_not_told(view: JobView) -> None:

@@ -112,7 +112,7 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.LOG_ERROR, lambda view, s: log_error.detect(view, s.log_error, s.collective_hang)),
     (Kind.RANK_STOPPED, lambda view, s: rank_stopped.detect(view, s.rank_stopped)),
     (Kind.DEAD_RANK, lambda view, s: dead_rank.detect(view, s.dead_rank)),
-    (Kind.GPU_IDLE_RANK, lambda view, s: gpu_idle_rank.detect(view, s.gpu_idle_rank)),
+    (Kind.GPU_IDLE_RANK, lambda view, s: gpu_idle_rank.detect(view, s.collective_hang, s.gpu_idle_rank)),
     (Kind.SLOW_JOB, lambda view, s: slow_job.detect(view, s.slow_job)),
     (Kind.LOSS_SPIKE, lambda view, s: loss_spike.detect(view, s.loss_spike)),
     (Kind.LOSS_NAN, lambda view, s: loss_nan.detect(view, s.loss_nan)),

@@ -12,6 +12,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.activity import FEW, is_on_storage, is_quiet
+from watchdog.detect.limits import LimitSettings, progress_limit
 from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
@@ -23,9 +24,9 @@ class Settings(Protocol):
     def idle_for_while_steps(self) -> float: ...
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
-    """One finding for each job with GPUs."""
-    return [_judge(job, view.now, settings) for job in view.jobs if job.gpus]
+def detect(view: ClusterView, hang: LimitSettings, settings: Settings) -> list[Finding]:
+    """One finding for each job with GPUs. `hang` has what the limits of steps are learnt by."""
+    return [_judge(job, view.now, hang, settings) for job in view.jobs if job.gpus]
 
 
 def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
@@ -44,7 +45,7 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]
 
 
-def _judge(job: JobView, now: float, settings: Settings) -> Finding:
+def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = Finding(
         kind=Kind.GPU_IDLE_RANK, subject=f"job:{job_id}", truth=Truth.OK, summary=f"no GPU of job {job_id} is idle among busy ones",
@@ -58,7 +59,7 @@ def _judge(job: JobView, now: float, settings: Settings) -> Finding:
         each.writing for each in job.checkpoints_on_disk
     ):
         return replace(finding, truth=Truth.UNKNOWN, summary=f"job {job_id} evaluates or saves")
-    stands = progress.age_s >= settings.idle_for
+    stands = progress.age_s >= max(settings.idle_for, progress_limit(job, hang).seconds)
     idle_for_s = settings.idle_for if stands else settings.idle_for_while_steps
     processes: Mapping[int | None, ProcessView] = {rank.process.rank: rank for rank in job.ranks}
     idle = idle_ranks(job, now, idle_for_s)

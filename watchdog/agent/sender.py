@@ -20,8 +20,9 @@ import msgspec
 
 from watchdog import clock
 from watchdog.agent.post import Connection, Response
+from watchdog.agent.replies import MAX_REPLY_BYTES, parse_reply
 from watchdog.model import Reply, Report
-from watchdog.wire import MAX_BYTES, WireError, decode_reply, encode_report
+from watchdog.wire import WireError, encode_report
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class Sender:
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._last: tuple[bytes, Reply] = (b"", Reply())
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._connection = connection or Connection(url, MAX_BYTES)
+        self._connection = connection or Connection(url, MAX_REPLY_BYTES)
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
@@ -283,7 +284,7 @@ class Sender:
         if response.status == 200:
             if response.body == self._last[0] and not self._last[1].commands:
                 return self._last[1], False
-            reply = decode_reply(response.body)
+            reply = parse_reply(response.body)
             self._last = (response.body, reply)
             return reply, True
         text = response.body[:300].decode(errors="replace").strip()

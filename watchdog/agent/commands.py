@@ -18,7 +18,9 @@ import msgspec
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.mount import MountCollector
 from watchdog.agent.evidence.stacks import choose, find_py_spy
+from watchdog.agent.file_actions import MAX_CONTENT
 from watchdog.agent.probe import Answer, Probes
+from watchdog.agent.replies import MAX_COMMANDS
 from watchdog.model import (
     Command,
     CommandResult,
@@ -36,6 +38,9 @@ log = logging.getLogger(__name__)
 KILL_SWITCH_BASE = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the agent, one a run; anywhere else they are the user's business."""
 REMEMBERED = 1000
+MAX_PATH = 4096  # linux/limits.h
+MAX_UID = 2**32 - 2
+"""The last number means `nobody in particular` to the kernel (chown(2))."""
 STACKS_BUDGET_S = 50.0
 
 
@@ -72,7 +77,10 @@ class Commands:
             self._seen[command.id] = None
             if len(self._seen) > REMEMBERED:
                 self._seen.popitem(last=False)
-            self._waiting.append((command, now))
+            if len(self._waiting) >= MAX_COMMANDS:
+                self._refuse(command, f"{MAX_COMMANDS} commands wait already")
+            else:
+                self._waiting.append((command, now))
         self.advance(now)
 
     def advance(self, now: float) -> None:
@@ -85,8 +93,11 @@ class Commands:
                 if not self._start(command, now, since):
                     self._waiting.append((command, since))
             except Refused as reason:
-                log.warning("command %s (%s) refused: %s", command.id, type(command).__name__, reason)
-                self._results.append(CommandResult(command_id=command.id, ok=False, error=str(reason)))
+                self._refuse(command, str(reason))
+
+    def _refuse(self, command: Command, reason: str) -> None:
+        log.warning("command %s (%s) refused: %s", command.id, type(command).__name__, reason)
+        self._results.append(CommandResult(command_id=command.id, ok=False, error=reason))
 
     @property
     def has_results(self) -> bool:
@@ -134,7 +145,9 @@ class Commands:
         )
 
     def _start_probe(self, command: ProbeMount, now: float) -> bool:
-        uid = command.uid if self.logs.become_owner else -1
+        _check_place(command.mount)
+        _check_place(command.directory)
+        uid = self._uid(command.uid)
         device = self._device(command.mount)
         return self.mount_collector.command(command, now, self.deadline_s, uid, device, self._answer)
 
@@ -143,9 +156,12 @@ class Commands:
 
     def _start_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, now: float) -> bool:
         path = command.path
-        if not path.startswith("/") or os.path.normpath(path) != path or path.endswith("/"):
-            raise Refused(f"the kill switch must be an absolute path without detours, got {path!r}")
-        directory = os.path.dirname(path)
+        _check_place(path)
+        if os.path.normpath(path) != path or path.endswith("/"):
+            raise Refused(f"the path of a kill switch has no detours, got {path!r}")
+        if not 0 < len(command.content.encode()) < MAX_CONTENT:
+            raise Refused("a kill switch says who wrote it and why, in less than 64 KiB")
+        directory, uid = os.path.dirname(path), self._uid(command.uid)
         # Removing needs no job: it may have ended, and only a file that holds our very words is removed.
         if isinstance(command, WriteKillSwitch):
             self._check_owner(command.job_id, command.uid)
@@ -156,7 +172,6 @@ class Commands:
                 raise Refused(f"{directory} could not be made: {self._prepared[directory]}")
         function = "write_kill_switch" if isinstance(command, WriteKillSwitch) else "remove_kill_switch"
         args = {"path": path, "content": command.content, "node": self.node}
-        uid = command.uid if self.logs.become_owner else -1
         key = self.logs.key_of(path, uid)
         since_s = self.probes.hung_since(key, now)
         if since_s is not None:
@@ -187,6 +202,14 @@ class Commands:
         return self.probes.ask(key, function, args, deadline_s, now, then, uid) is not None
 
     # -- may it be done ----------------------------------------------------------------------------------------
+
+    def _uid(self, uid: int) -> int:
+        """Who the child becomes: -1 where it cannot become anybody. Of root a user that nobody knows is never made."""
+        if not self.logs.become_owner:
+            return -1
+        if not 0 <= uid <= MAX_UID:
+            raise Refused(f"{uid} is no user: as whom it is to be done is not known")
+        return uid
 
     def _check_owner(self, job_id: str, uid: int) -> None:
         watch = self.logs.watch.get(job_id)
@@ -241,3 +264,8 @@ class Commands:
         self._prepared[directory] = answer.error
         if answer.error:
             log.error("the kill switch's directory %s could not be made: %s", directory, answer.error)
+
+
+def _check_place(path: str) -> None:
+    if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
+        raise Refused(f"an absolute path is wanted, and {path[:100]!r} is no name of a file here")

@@ -163,16 +163,16 @@ def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
         os.close(where)
 
 
-def _content(name: str, where: int) -> bytes:
-    """What the file holds; nothing if it is no file at all, but a link, a socket or a directory: not ours."""
+def _content(name: str, where: int) -> bytes | None:
+    """What the file holds; None if it is no file at all, but a link, a socket or a directory: not ours."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENXIO):
-            return b""
+            return None
         raise
     try:
-        return os.read(fd, MAX_CONTENT) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        return os.read(fd, MAX_CONTENT) if stat.S_ISREG(os.fstat(fd).st_mode) else None
     finally:
         os.close(fd)
 

@@ -133,8 +133,10 @@ class JobLogs:
             if process.role is Role.RANK:
                 job.uid = process.uid
         for job_id, watch in self.watch.items():
+            if watch.uid < 0 and self.become_owner and job_id not in self.jobs:
+                continue  # Slurm did not say whose it is: nothing of it is read as root
             job = self.jobs.setdefault(job_id, _Job(watch.uid, now))
-            job.seen_at, job.uid = now, watch.uid
+            job.seen_at, job.uid = now, watch.uid if watch.uid >= 0 else job.uid
         for job_id in [job_id for job_id, job in self.jobs.items() if now - job.seen_at > KEPT_AFTER_END_S]:
             del self.jobs[job_id]
         if any(key[0] not in self.jobs for key in self._recent):

@@ -1,0 +1,125 @@
+"""Commands that are refused, whoever sends them: the controller is believed only as far as what it asks makes sense here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from watchdog import clock
+from watchdog.agent import commands, file_actions
+from watchdog.agent.collectors.job_log import JobLogs
+from watchdog.agent.collectors.mount import MountCollector
+from watchdog.agent.commands import Commands
+from watchdog.agent.probe import Probes
+from watchdog.agent.replies import MAX_COMMANDS
+from watchdog.model import (
+    Command,
+    CommandResult,
+    DumpStacks,
+    JobWatch,
+    ProbeMount,
+    RemoveKillSwitch,
+    WriteKillSwitch,
+)
+
+CONTENT = '{"by": "slurm-watchdog"}\n'
+WATCH = JobWatch(job_id="7", restarts=2, uid=4711)
+
+
+@pytest.fixture
+def here() -> Iterator[Commands]:
+    """An agent of root's, on a node where job 7 of user 4711 runs for the third time. Nothing here needs root: all is refused."""
+    probes = Probes({"remove_kill_switch": file_actions.remove_kill_switch})
+    logs = JobLogs(probes, (), "n1", (), become_owner=True)
+    logs.watch = {"7": WATCH}
+    mounts = MountCollector(probes, "n1", 60.0, frozenset(), stagger=False)
+    yield Commands(probes, logs, "n1", 5.0, lambda job_id: {}, mounts)
+    probes.close()
+
+
+def refusals(here: Commands, *asked: Command) -> list[CommandResult]:
+    here.accept(asked, clock.monotonic())
+    results = here.take_results()
+    assert not any(result.ok for result in results)
+    return list(results)
+
+
+def write(number: int = 0, **changes: object) -> WriteKillSwitch:
+    fields = {"job_id": "7", "restarts": 2, "path": "/run/x/kill", "uid": 4711, "content": CONTENT} | changes
+    return WriteKillSwitch(id=f"w{number}", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"path": "/run/x/../../etc/kill"}, "has no detours"),
+        ({"path": "/run//x/kill"}, "has no detours"),
+        ({"path": "run/x/kill"}, "absolute path"),
+        ({"path": "/run/x/kill/"}, "has no detours"),
+        ({"path": "/run/x\0/kill"}, "no name of a file"),
+        ({"path": "/run/" + "x" * 5000}, "no name of a file"),
+        ({"job_id": "8"}, "job 8 is not known on n1"),
+        ({"uid": 0}, "job 7 does not belong to uid 0"),
+        ({"uid": -1}, "-1 is no user"),
+        ({"uid": 2**32 - 1}, "is no user"),
+        ({"restarts": 1}, "job 7 is in run 2 on n1, the command is about run 1"),
+        ({"content": ""}, "says who wrote it"),
+        ({"content": "x" * 65536}, "less than 64 KiB"),
+    ],
+)
+def test_a_kill_switch_that_makes_no_sense_is_not_written(
+    here: Commands, changes: dict[str, object], reason: str
+) -> None:
+    (result,) = refusals(here, write(**changes))
+    assert reason in (result.error or "")
+
+
+def test_an_owner_that_slurm_did_not_name_is_never_root(here: Commands) -> None:
+    here.logs.watch = {"7": JobWatch(job_id="7", restarts=2, uid=-1, log_paths=("/etc/hostname",))}
+    (result,) = refusals(here, write(uid=-1))
+    assert "-1 is no user" in (result.error or "")
+    rows, _, _ = here.logs.collect(clock.monotonic(), (), {}, 5.0)
+    assert rows == ()
+
+
+@pytest.mark.parametrize("put", ["link", "fifo", "empty"])
+def test_without_words_of_ours_nothing_is_removed(here: Commands, tmp_path: Path, put: str) -> None:
+    path = tmp_path / "kill"
+    if put == "link":
+        path.symlink_to("/etc/hostname")
+    elif put == "fifo":
+        os.mkfifo(path)
+    else:
+        path.touch()
+    refusals(here, RemoveKillSwitch(id="r", job_id="7", path=str(path), uid=os.getuid(), content=""))
+    file_actions.remove_kill_switch({"path": str(path), "content": "", "node": "n1"}, {})
+    assert os.path.lexists(path) == (put != "empty"), "only a file that holds exactly the content goes"
+
+
+@pytest.mark.parametrize(
+    ("mount", "directory", "uid"),
+    [
+        ("relative", "/x", 1),
+        ("/x", "../..", 1),
+        ("/" + "x" * 70_000, "/x", 1),
+        ("/x\0", "/x", 1),
+        ("/x", "/x", -1),
+    ],
+)
+def test_a_probe_of_what_is_no_place_is_refused(here: Commands, mount: str, directory: str, uid: int) -> None:
+    (result,) = refusals(here, ProbeMount(id="p", mount=mount, directory=directory, uid=uid))
+    assert "no name of a file" in (result.error or "") or "no user" in (result.error or "")
+    assert here.probes.names() == []
+
+
+def test_a_flood_of_commands_is_bounded_and_each_is_answered(
+    here: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands.Commands, "_start", lambda *_: False)  # none can be started now
+    asked = [DumpStacks(id=str(number), job_id="7", restarts=2) for number in range(MAX_COMMANDS + 3)]
+    results = refusals(here, *asked)
+    assert [result.command_id for result in results] == [str(MAX_COMMANDS + at) for at in range(3)]
+    assert "wait already" in (results[0].error or "")

@@ -299,6 +299,8 @@ def test_an_idle_child_ends_after_a_time_that_suits_its_kind(asker: Asker) -> No
 def test_names_that_are_no_utf8_arrive_as_they_were(asker: Asker) -> None:
     name = os.fsdecode(b"/shared/caf\xe9.log")
     assert asker.answer("a", "echo", name).value[0] == name
+    mount = os.fsdecode(b"files:/caf\xe9")  # and children are called after mount points
+    assert asker.answer(mount, "echo", 1).error is None
 
 
 def test_a_child_that_never_stops_talking_does_not_hold_up_the_loop(asker: Asker) -> None:

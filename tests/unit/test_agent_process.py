@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +27,7 @@ from watchdog.agent.collectors.blocked import (
     parse_switches,
     parse_syscall,
 )
-from watchdog.agent.identify import parse_environ, parse_fd_flags
+from watchdog.agent.identify import identify, parse_environ, parse_fd_flags
 from watchdog.agent.mounts import Mount, mount_of, parse_mountinfo
 from watchdog.agent.process_table import (
     Files,
@@ -66,18 +69,63 @@ def test_figures_of_io_and_status() -> None:
     assert parse_finished_calls(IO) == 7
     assert parse_switches(STATUS) == 17
     assert parse_involuntary(STATUS) == 3
-    assert parse_status(STATUS) == Status("D", 1001, has_memory=True, container_pid=7)
+    assert parse_status(STATUS) == Status("D", 1001, 1000, has_memory=True, container_pid=7)
 
 
 def test_a_kernel_thread_has_no_memory_and_a_process_of_this_namespace_no_other_number() -> None:
     text = b"Name:\tkworker/0:1\nState:\tI (idle)\nPid:\t42\nNSpid:\t42\nUid:\t0\t0\t0\t0\n"
-    assert parse_status(text) == Status("I", 0)
+    assert parse_status(text) == Status("I", 0, 0)
     assert parse_status(b"") == Status("")
 
 
 def test_the_pid_given_out_last() -> None:
     assert parse_last_pid(b"0.83 1.10 1.39 2/204 31337\n") == 31337
     assert parse_last_pid(b"0.83 1.10 1.39\n") == 0
+
+
+def test_a_mount_point_with_odd_letters_makes_no_line_of_its_own() -> None:
+    point = "/home/a\x0c\x85\u2028b"
+    (mount,) = parse_mountinfo(f"36 35 98:0 / {point} rw - fuse.sshfs host: rw\n")
+    assert mount == Mount(point, "fuse.sshfs", "host:")
+
+
+def as_user(uid: int, do: Callable[[], Any]) -> Any:
+    """What `do` gives in a process of this user's."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setresuid(uid, uid, uid)
+        os.write(writer, json.dumps(do()).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as file:
+        answer = json.load(file)
+    os.waitpid(child, 0)
+    return answer
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: processes of two users")
+def test_only_roots_slurmstepd_is_believed_and_by_anybody() -> None:
+    program = (
+        "import ctypes, time; ctypes.CDLL(None).prctl(15, b'slurmstepd'); print(flush=True); time.sleep(60)"
+    )
+    argv = ["slurmstepd: [4.0]", "-S", "-c", program]
+    forged, real = (
+        subprocess.Popen(argv, executable="/usr/bin/python3", stdout=subprocess.PIPE, user=each)
+        for each in (65534, None)
+    )
+    try:
+        for process in (forged, real):
+            assert process.stdout is not None
+            process.stdout.readline()
+        assert identify([[forged.pid, None]], {})[0]["title"] == ""
+        assert identify([[real.pid, None]], {})[0]["title"] == "slurmstepd: [4.0]"
+        answer = as_user(64998, lambda: identify([[real.pid, None]], {})[0])
+        assert (answer["environ"], answer["denied"], answer["title"]) == (None, True, "slurmstepd: [4.0]")
+    finally:
+        for process in (forged, real):
+            process.kill()
+            process.wait(10)
 
 
 def test_a_kept_descriptor_never_speaks_for_a_later_process() -> None:

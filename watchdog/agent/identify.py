@@ -11,7 +11,7 @@ from typing import Any
 
 from watchdog.agent.jobs import ENVIRONMENT, may_hold_a_rank
 from watchdog.agent.mounts import Mount, mount_of, read_mounts, strip_deleted
-from watchdog.agent.process_table import read_stat
+from watchdog.agent.process_table import parse_status, read_stat
 from watchdog.knowledge.checkpoint_options import directories_in
 from watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PATH_ARGUMENT
 
@@ -45,12 +45,13 @@ def _identify_one(pid: int, start_ticks: int | None) -> dict[str, Any]:
     try:
         if start_ticks is None:
             answer["start"] = read_stat(pid).start_ticks
+        comm = _read(f"/proc/{pid}/comm", 64).strip().decode(errors="replace")
+        if comm == "slurmstepd" and _is_slurms(pid):
+            # Anybody may read it, whereas the environment is for its owner and root.
+            answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
         environ = answer["environ"] = parse_environ(_read(f"/proc/{pid}/environ", MAX_ENVIRON))
         answer["exe"] = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
-        comm = _read(f"/proc/{pid}/comm", 64).strip().decode(errors="replace")
-        if comm == "slurmstepd":
-            answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
-        elif may_hold_a_rank(comm, answer["exe"], environ):
+        if comm != "slurmstepd" and may_hold_a_rank(comm, answer["exe"], environ):
             words = _read(f"/proc/{pid}/cmdline", MAX_COMMAND_LINE).decode(errors="replace").split("\0")
             answer["cwd"] = os.readlink(f"/proc/{pid}/cwd")
             answer["checkpoint_directories"] = list(directories_in(words, strip_deleted(answer["cwd"])))
@@ -58,6 +59,15 @@ def _identify_one(pid: int, start_ticks: int | None) -> dict[str, Any]:
         answer["error"] = str(error)
         answer["denied"] = isinstance(error, PermissionError)
     return answer
+
+
+def _is_slurms(pid: int) -> bool:
+    """Whether a process that calls itself slurmstepd may be believed: anybody can take that name, and a title.
+
+    The real one is root's, or belongs to the one user for whom a slurmd without root starts jobs, as whom the agent runs
+    then, too. Its real uid is asked for: the effective one is the job owner's for moments.
+    """
+    return parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid in (0, os.getuid())
 
 
 def parse_environ(data: bytes) -> dict[str, str]:

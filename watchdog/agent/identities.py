@@ -193,7 +193,7 @@ class Identities:
         known, environ = entry.known, each["environ"]
         if environ is None or (not environ and known.environ):
             if each.get("denied") and not known.denied:
-                entry.known = replace(known, denied=True)
+                entry.known = replace(known, denied=True, stepd=parse_stepd(each["title"]))
                 self.table.changed = True
             return  # else it is ending: what was known before is better
         stepd: Place | None = parse_stepd(each["title"]) if each["title"] else None

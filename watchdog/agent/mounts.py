@@ -38,7 +38,9 @@ def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     """The mounts in the text of /proc/PID/mountinfo (see proc(5)), in its order; lines it does not understand are left out."""
     mounts = []
-    for line in text.splitlines():
+    for line in text.split(
+        "\n"
+    ):  # names may hold what else ends a line to Python; of blanks the kernel escapes all
         fields = line.split(" ")
         try:
             separator = fields.index("-", 6)

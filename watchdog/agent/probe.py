@@ -21,10 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from watchdog import clock
-from watchdog.agent.probe_child import Function, child_main, describe, frame, spawn_for_ever, unframe
+from watchdog.agent.probe_child import Function, child_main, describe, encode, frame, spawn_for_ever, unframe
 from watchdog.model import HungProbe
 from watchdog.runner import Waiter, wait_readable
 
@@ -306,7 +304,7 @@ class Probes:
         with theirs:
             ours.setblocking(False)
             try:
-                socket.send_fds(self._control, [msgspec.json.encode([key, uid])], [theirs.fileno()])
+                socket.send_fds(self._control, [encode([key, uid])], [theirs.fileno()])
             except OSError as error:
                 ours.close()
                 if isinstance(error, BrokenPipeError | ConnectionError):

@@ -34,9 +34,9 @@ _encoder = msgspec.json.Encoder()
 
 def frame(value: Any) -> bytes:
     """`value` as it goes over the socket. Too large an answer becomes an error in its place."""
-    data = _encode(value)
+    data = encode(value)
     if len(data) > MAX_FRAME:
-        data = _encode([value[0], None, f"an answer of {len(data)} bytes is too large"])
+        data = encode([value[0], None, f"an answer of {len(data)} bytes is too large"])
     return struct.pack("=I", len(data)) + data
 
 
@@ -49,13 +49,14 @@ def unframe(inbox: bytearray) -> list[Any]:
             raise ValueError(f"a frame of {size} bytes; at most {MAX_FRAME} are taken")
         if len(inbox) - begin < 4 + size:
             break
-        values.append(_decode(bytes(inbox[begin + 4 : begin + 4 + size])))
+        values.append(decode(bytes(inbox[begin + 4 : begin + 4 + size])))
         begin += 4 + size
     del inbox[:begin]
     return values
 
 
-def _encode(value: Any) -> bytes:
+def encode(value: Any) -> bytes:
+    """JSON; what is no UTF-8 in it comes back as it was."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:  # a file name that is no UTF-8: Python carries its bytes as lone surrogates
@@ -64,7 +65,8 @@ def _encode(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _decode(data: bytes) -> Any:
+def decode(data: bytes) -> Any:
+    """What `encode` was given."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
@@ -103,7 +105,7 @@ def spawn_for_ever(control: socket.socket, functions: Mapping[str, Function], pa
         if not message:
             return
         if fds:
-            key, uid = msgspec.json.decode(message)
+            key, uid = decode(message)
             _fork_worker(control, fds[0], key, uid, functions)
 
 

@@ -50,6 +50,7 @@ class Status:
     state: str
     uid: int = -1
     """The effective one; -1 where it is missing."""
+    real_uid: int = -1
     has_memory: bool = False
     """Kernel threads and zombies have none."""
     container_pid: int | None = None
@@ -77,6 +78,7 @@ def parse_status(text: bytes) -> Status:
     return Status(
         state=state[0].decode() if state else "",
         uid=int(uids[1]) if len(uids) > 1 else -1,
+        real_uid=int(uids[0]) if uids else -1,
         has_memory=b"VmSize" in lines,
         container_pid=int(numbers[-1]) if len(numbers) > 1 else None,
     )

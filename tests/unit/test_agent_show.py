@@ -74,10 +74,10 @@ def test_everything_in_a_report_is_on_the_tables() -> None:
         assert words in text, words
 
 
-def test_an_empty_report_says_that_no_job_runs_here() -> None:
+def test_an_empty_report_says_that_no_job_is_seen_here() -> None:
     first, last = shown(EMPTY).strip().splitlines()
     assert first.startswith("n1: ")
-    assert last == "No process of a Slurm job runs on n1."
+    assert last == "No process of a Slurm job is seen on n1."
 
 
 def test_a_hostile_command_name_is_shown_as_it_is() -> None:

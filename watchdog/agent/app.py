@@ -284,6 +284,8 @@ class Agent:
             if problem:
                 seen.problems.append(f"{name}: {problem}")
                 seen.failed.add(name)
+        if self.processes.problem:
+            seen.problems.append(f"process: {self.processes.problem}")  # what it does see is good
         seen.problems.extend(self.probes.problems())
 
 

@@ -31,7 +31,7 @@ def show_report(report: Report, console: Console | None = None) -> None:
         if table.row_count:
             console.print(table)
     if not report.processes:
-        console.print(f"No process of a Slurm job runs on {report.node}.", markup=False)
+        console.print(f"No process of a Slurm job is seen on {report.node}.", markup=False)
     for hung in report.hung_probes:
         console.print(f"hung: {hung.probe} for {hung.seconds:.0f} s", style="bold red", markup=False)
     for problem in report.problems:
@@ -210,7 +210,7 @@ def _checkpoints(report: Report) -> Table:
             _add(table, (each.job_id, each.directory, each.error), "bold red")
             continue
         writing = "" if each.writing_step is None else f"step {each.writing_step}"
-        size = "" if each.size_bytes is None else f"{each.size_bytes / 2**30:.2f} GiB"
+        size = "" if each.size_bytes is None else _size(each.size_bytes)
         cells = (
             each.job_id, each.directory, each.layout or "none yet", "" if each.step is None else f"step {each.step}",
             "" if each.age_s is None else _seconds(each.age_s), size,
@@ -261,6 +261,15 @@ def _unit(value: float | None, form: str) -> str | None:
 
 def _number(value: float | None) -> str:
     return "?" if value is None else str(value)
+
+
+def _size(value: float) -> str:
+    """`732 B`, `3.4 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
 
 
 def _seconds(value: float) -> str:

@@ -54,6 +54,8 @@ class ProcessCollector:
     members: dict[Key, Member] = field(default_factory=dict)
     ours: frozenset[int] = frozenset()
     """The agent and its children, by pid."""
+    problem: str | None = None
+    """What this agent may not see, in a sentence."""
     _mine: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -120,7 +122,26 @@ class ProcessCollector:
             for pid in ranks
             for path in (f"/proc/{pid}/stat", f"/proc/{pid}/task/{pid}/syscall", f"/proc/{pid}/io")
         )
+        self.problem = self._what_is_hidden()
         self.table.changed = False
+
+    def _what_is_hidden(self) -> str | None:
+        entries = self.table.entries
+        if 1 not in entries and 1 not in self.table.suspects:
+            return "/proc hides the processes of other users (hidepid): their jobs are not seen"
+        hidden = [
+            entry
+            for entry in entries.values()
+            if entry.known.denied
+            and entry.known.environ is None
+            and (entry.member is None or entry.member.rank is None)
+        ]
+        if not hidden:
+            return None
+        return (
+            f"{len(hidden)} processes of other users may not be looked into (it takes root or CAP_SYS_PTRACE): "
+            "whether they belong to jobs, and which ranks they are, is not known"
+        )
 
     # -- what they do ------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.builders import cluster, job, progress, seen, slurm_job
 from watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
-from watchdog.detect.view import GpuView, JobView, RankGpu
+from watchdog.detect.view import GpuView, JobView, RankGpu, StepTime
 from watchdog.detector_config import CollectiveHang, DeadRank, GpuIdleRank, RankStopped
 from watchdog.model import Checkpoint, Finding, Gpu, Truth
 
@@ -163,4 +163,7 @@ def test_what_has_another_reason_is_not_told(view: JobView) -> None:
 
 
 def test_a_gpu_that_idles_for_very_long_is_told_even_if_the_job_makes_steps() -> None:
-    assert idle(standing({5: 1000.0}, progress=progress(2.0))).truth is Truth.BAD
+    steps = tuple(StepTime(step=n, seconds=10.0, at=NOW - 40 + 10 * n, logged=True) for n in range(4))
+    view = standing({5: 1000.0}, progress=progress(2.0), step_times=steps)
+    assert idle(view).truth is Truth.BAD
+    assert idle(replace(view, step_times=steps[:2])).truth is not Truth.BAD

@@ -109,6 +109,8 @@ class Run:
     """How far each node has read each file, by (node, path): less than before where a file was cut off."""
     phase: tuple[str, float] | None = None
     checkpoint: tuple[int, float] | None = None
+    saved_at: float = float("-inf")
+    """When a new checkpoint was complete: the step after it could not begin before."""
     checkpoint_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
     past: tuple[PastRun, ...] = ()
     """The runs before this one, oldest first."""

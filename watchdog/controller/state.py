@@ -239,6 +239,9 @@ class ClusterState:
             if run.checkpoint is None or at >= run.checkpoint[1]:
                 if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
                     run.checkpoint_intervals_s.append(at - run.checkpoint[1])
+                if run.checkpoint is None or event.step > run.checkpoint[0]:
+                    run.saved_at = at
+                    run.snapshots.clear()
                 run.checkpoint = (event.step, at)
             run.phase = None
         elif event.kind is EventKind.PHASE and event.phase:
@@ -364,7 +367,7 @@ class ClusterState:
                 for key, (process, seen_at, gone_at) in sorted(run.processes.items())
                 if process.role is not Role.RANK or process.step_id == step_id
             ),
-            progress=read_progress(run.clocks, run.phase, run.grace_from, now),
+            progress=read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now),
             checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1])
             if run.checkpoint
             else None,

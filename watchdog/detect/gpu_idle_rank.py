@@ -16,6 +16,9 @@ from watchdog.detect.limits import LimitSettings, progress_limit
 from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
+LEAST_STEPS = 3
+"""Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may have idled in a checkpoint."""
+
 
 class Settings(Protocol):
     @property
@@ -63,6 +66,8 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
     idle_for_s = settings.idle_for if stands else settings.idle_for_while_steps
     processes: Mapping[int | None, ProcessView] = {rank.process.rank: rank for rank in job.ranks}
     idle = idle_ranks(job, now, idle_for_s)
+    if not stands:
+        idle = [each for each in idle if _steps_since(job, each.view.idle_since or now) >= LEAST_STEPS]
     quiet = [each for each in idle if _waits(processes.get(each.rank))]
     if not quiet:
         return replace(finding, truth=Truth.UNKNOWN if idle else Truth.OK)
@@ -77,6 +82,10 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
         facts=tuple(_fact(each) for each in quiet[:8]),
         lasted_s=now - min(each.view.idle_since or now for each in quiet),
     )
+
+
+def _steps_since(job: JobView, at: float) -> int:
+    return sum(1 for each in job.step_times if each.at > at)
 
 
 def _waits(process: ProcessView | None) -> bool:

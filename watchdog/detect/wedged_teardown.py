@@ -48,7 +48,7 @@ def has_ended(job: JobView) -> bool:
         return False
     if progress.phase == "finishing":
         return True
-    if progress.total_steps is None or progress.begun_anew:
+    if progress.total_steps is None or progress.begun_anew or progress.step <= 0:
         return False
     return progress.step + progress.stride > progress.total_steps
 

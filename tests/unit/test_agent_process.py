@@ -27,6 +27,7 @@ from watchdog.agent.collectors.blocked import (
     parse_switches,
     parse_syscall,
 )
+from watchdog.agent.collectors.process import may_look_into_all
 from watchdog.agent.identify import identify, parse_environ, parse_fd_flags
 from watchdog.agent.mounts import Mount, mount_of, parse_mountinfo
 from watchdog.agent.process_table import (
@@ -76,6 +77,13 @@ def test_a_kernel_thread_has_no_memory_and_a_process_of_this_namespace_no_other_
     text = b"Name:\tkworker/0:1\nState:\tI (idle)\nPid:\t42\nNSpid:\t42\nUid:\t0\t0\t0\t0\n"
     assert parse_status(text) == Status("I", 0, 0)
     assert parse_status(b"") == Status("")
+
+
+def test_who_may_look_into_every_process() -> None:
+    assert may_look_into_all(b"Name:\tx\nCapEff:\t000001fffeffffff\n")
+    assert not may_look_into_all(b"CapEff:\t000001fffef7ffff\n")
+    assert not may_look_into_all(b"CapEff:\t0000000000000000\n")
+    assert not may_look_into_all(b"")
 
 
 def test_the_pid_given_out_last() -> None:

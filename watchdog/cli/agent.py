@@ -12,14 +12,19 @@ from watchdog.cli.options import load_or_exit, service_options
 
 @click.command(short_help="The service on a compute node.")
 @service_options
-@click.option("--json", "as_json", is_flag=True, help="Print reports as JSON on standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Reports as JSON on standard output, a line each.")
 def agent(config_file: str, once: bool, as_json: bool) -> None:
     """The service on a compute node: observes the jobs there and reports to the controller.
+
+    With --once it looks twice, a second apart, and prints what it sees: processes, logs, GPUs, filesystems, checkpoints, what the
+    kernel said, what hangs. Nothing is sent or kept, and an agent that runs beside it is not disturbed. Exit code 1 if it could
+    not see which processes there are.
 
     \b
     Examples:
       slurm-watchdog agent --config /etc/slurm-watchdog/config.yaml
-      slurm-watchdog agent --once --json      what it sees now
+      slurm-watchdog agent --once             as tables, for a person
+      slurm-watchdog agent --once --json      the report that would be sent
     """
     config = load_or_exit(config_file)
     from watchdog.agent.settings import become_agent, settings_of

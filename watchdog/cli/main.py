@@ -31,6 +31,7 @@ def main() -> None:
       slurm-watchdog status
       slurm-watchdog explain 7f3a
       slurm-watchdog pause "moving the storage"
+      slurm-watchdog agent --once          what the agent sees on this node
     """
 
 

@@ -30,7 +30,7 @@ DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
 
 def service_options(command: F) -> F:
     """`--config` and `--once` of the two services."""
-    command = click.option("--once", is_flag=True, help="One tick, then end.")(command)
+    command = click.option("--once", is_flag=True, help="Look once, say what was seen, and end.")(command)
     return click.option(
         "--config",
         "config_file",

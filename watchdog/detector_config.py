@@ -158,6 +158,10 @@ class SlowJob(Detector):
     )
 
 
+class SlowNode(Detector):
+    """The node that makes a slow job slow, where its hardware tells it from the others (limits: `slow_job`). Never acted on."""
+
+
 class LossSpike(Detector):
     """The loss jumps far above where it was. Never acted on: most spikes recover."""
 
@@ -225,6 +229,7 @@ class Detectors(Section):
     dead_rank: DeadRank = DeadRank()
     gpu_idle_rank: GpuIdleRank = GpuIdleRank()
     slow_job: SlowJob = SlowJob()
+    slow_node: SlowNode = SlowNode()
     loss_spike: LossSpike = LossSpike()
     loss_nan: LossNan = LossNan()
     log_error: LogError = LogError()

@@ -114,6 +114,13 @@ def test_a_run_that_ended_is_told_of_for_ten_minutes_and_then_it_is_over() -> No
     assert finding.truth is Truth.OK
 
 
+def test_the_last_words_of_a_run_that_names_nobody_are_waited_for() -> None:
+    plain = (42.0, "KeyError: 'text'")
+    for line, truth in ((plain, Truth.UNKNOWN), (KEY_ERROR[1], Truth.BAD)):
+        late = replace(ended(line), ended_at=NOW - 5.0)
+        assert [f.truth for f in detect(cluster(ended=(late,)), Settings(), CollectiveHang())] == [truth]
+
+
 def test_of_a_requeued_run_the_cause_is_told_under_its_own_number() -> None:
     view = job(job=slurm_job(restarts=1), progress=None, run_age_s=10.0, past=(past(*KEY_ERROR),))
     present, before = detect(cluster(view), Settings(), CollectiveHang())

@@ -47,6 +47,14 @@ def test_a_drift_of_one_per_cent_in_a_thousand_steps_is_never_told(seed: int) ->
     assert judged(noisy([100.0 * (1 + 0.01 * n / 1000) for n in range(1000)], seed)).truth is Truth.OK
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.001, 0.005])
+def test_five_per_cent_are_found_in_a_log_that_hardly_scatters(noise: float) -> None:
+    series = noisy([10.0] * 60 + [10.5] * 20, 1, noise)
+    found = judged(series)
+    assert found.truth is Truth.BAD
+    assert "slower since step 6" in found.summary
+
+
 @pytest.mark.parametrize("noise", [0.001, 0.02, 0.1, 0.3])
 def test_noise_is_no_change(noise: float) -> None:
     assert all(judged(noisy([100.0] * 400, seed, noise)).truth is Truth.OK for seed in range(10))

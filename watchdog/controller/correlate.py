@@ -48,6 +48,8 @@ CAUSES: dict[Kind, tuple[Kind, ...]] = {
         Kind.CRASH_LOOP,
     ),
     Kind.CRASH_LOOP: (*_STUCK, Kind.DISK_FULL),
+    Kind.SLOW_JOB: (Kind.SLOW_NODE,),
+    Kind.GPU_CLOCK_LOW: (Kind.SLOW_NODE,),
     Kind.NODE_DOWN: (Kind.PARTITION_OR_OUTAGE,),
     Kind.AGENT_SILENT: (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN),
 }

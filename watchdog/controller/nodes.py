@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from watchdog.detect.view import GpuView, NodeView, SeenEvent, SeenMount
+from msgspec.structs import replace
+
+from watchdog.detect.view import GpuView, NodeView, Rise, SeenEvent, SeenMount
 from watchdog.model import Checkpoint, Gpu, NodeEvent, Report
 
 KEPT_EVENTS = 100
@@ -26,6 +28,9 @@ SETTLED_LOOKS = 6
 """Busy looks before an average says anything: half a minute at the default interval."""
 USUAL_LOOKS = {"clock": 60, "power": 24}
 """Busy looks before what is usual is known: a card's clock over its own past, a program's power after two minutes of it."""
+CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
+"""Counters of a GPU that rise when something is put right."""
+RISE_BREAK_S = 900.0
 SAME_XID_S = 60.0
 """NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault."""
 
@@ -81,6 +86,8 @@ class _Past:
     """Who computed on it last: its power is usual for that program, and for no other."""
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+    rising: dict[str, Rise] = field(default_factory=dict)
 
 
 @dataclass
@@ -201,6 +208,7 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         if past.ecc_uncorrected is not None and gpu.ecc_uncorrected > past.ecc_uncorrected:
             past.ecc_rose_at = now
         past.ecc_uncorrected = gpu.ecc_uncorrected
+    _note_corrections(past, gpu, now)
     return GpuView(
         node=name,
         gpu=gpu,
@@ -212,7 +220,25 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         recent_power_w=past.power_w.recent(past.looks),
         usual_power_w=past.power_w.usual,
         ecc_uncorrected_rose_at=past.ecc_rose_at,
+        rising=tuple(past.rising.values()),
     )
+
+
+def _note_corrections(past: _Past, gpu: Gpu, now: float) -> None:
+    """Counters of corrected errors: since when they rise without a long break. One that falls was reset with the driver."""
+    for counter in CORRECTIONS:
+        value = getattr(gpu, counter)
+        if value is None:
+            continue
+        before = past.counters.get(counter)
+        past.counters[counter] = value
+        rise = past.rising.get(counter)
+        if before is not None and value > before:
+            if rise is None or now - rise.last_at > RISE_BREAK_S:
+                rise = Rise(counter=counter, first_at=now, last_at=now, times=0)
+            past.rising[counter] = replace(rise, last_at=now, times=rise.times + 1)
+        elif rise is not None and now - rise.last_at > RISE_BREAK_S:
+            del past.rising[counter]
 
 
 def _since(before: float | None, holds: bool, now: float) -> float | None:

@@ -24,6 +24,10 @@ ALL_GONE_S = 60.0
 """Where no rank is left Slurm ends the job, or its script tries again: it gets so long."""
 
 
+LAST_WORDS_S = 6.0
+"""The last lines of a run come with the next report, and among them Slurm's word of who ended first: who is not named yet gets so long."""
+
+
 class Settings(Protocol):
     """Durations in seconds."""
 
@@ -126,12 +130,18 @@ def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: Settings
     if age_s > settings.recent:
         return replace(finding, summary=f"run {run.restarts} of job {job_id} ended {age_s:.0f} s ago")
     cause = find_cause(run)
+    if age_s < LAST_WORDS_S and not _is_named(cause):
+        return replace(finding, truth=Truth.UNKNOWN, summary="its last words may be on their way")
     if cause is None or cause.from_outside or (cause.only_consequence and cause.pattern != "nccl_watchdog"):
         return finding
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     return _accuse(
         finding, cause, run, f"Run {run.restarts} of job {job_id} ended {after}", age_s, ("it was requeued",)
     )
+
+
+def _is_named(cause: Cause | None) -> bool:
+    return cause is not None and not cause.only_consequence and cause.error.rank is not None
 
 
 def _judge_ended(ended: EndedJob, view: ClusterView, settings: Settings) -> Finding:
@@ -142,9 +152,11 @@ def _judge_ended(ended: EndedJob, view: ClusterView, settings: Settings) -> Find
         return finding
     if age_s > settings.recent:
         return replace(finding, summary=f"job {job.job_id} ended {age_s:.0f} s ago")
+    cause = find_cause(run)
+    if age_s < LAST_WORDS_S and not _is_named(cause):
+        return replace(finding, truth=Truth.UNKNOWN, summary="its last words may be on their way")
     after = "before its first step was seen" if run.last_step is None else f"after step {run.last_step}"
     ended_so = f"Job {job.job_id} ended {job.state} {after}"
-    cause = find_cause(run)
     down = tuple(n.name for n in view.slurm_nodes if n.name in job.nodes and is_down(n.state))
     if cause is None or (cause.only_consequence and job.state != "FAILED"):
         if job.state == "FAILED":  # nothing was logged that says so: an exit code can mean anything

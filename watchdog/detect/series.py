@@ -18,7 +18,7 @@ BASELINE = 20
 """Values that a level is learnt from, at least; it is learnt again at twice as many, up to MAX_BASELINE."""
 MAX_BASELINE = 160
 CLIP = 4.0
-"""Standard deviations that one value counts at most."""
+"""Standard deviations that one value counts at most, or the change that is looked for if that is more."""
 ALARM = 6.0
 """Standard deviations that the sum has to reach. With a drift of half the shift that is looked for, Page's scheme then gives a false
 alarm in some 10^5 values or more for shifts above two standard deviations (D. Siegmund, "Sequential Analysis", 1985, ch. 2)."""
@@ -72,7 +72,10 @@ def _first_change(values: tuple[float, ...], begin: int, shift: float) -> int | 
             learnt *= 2
             level, sigma = _level(values[begin : begin + learnt])
             wanted = max(shift * level, LEAST_SHIFT * sigma)
-        off = max(-CLIP * sigma, min(CLIP * sigma, values[place] - level))
+        clip = max(
+            CLIP * sigma, wanted
+        )  # in a series without noise the change itself is far beyond its scatter
+        off = max(-clip, min(clip, values[place] - level))
         up, down = up + off - wanted / 2, down - off - wanted / 2
         if up <= 0.0:
             up, up_from = 0.0, place + 1

@@ -23,7 +23,7 @@ class Settings(Protocol):
 
 def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     """One finding for each running job."""
-    return [_judge(job, view.now, settings.percent / 100) for job in view.jobs]
+    return [judge(job, view.now, settings.percent / 100) for job in view.jobs]
 
 
 def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
@@ -39,7 +39,8 @@ def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
     return tuple(t for t in usable if t.batch == last.batch and t.logged == last.logged)
 
 
-def _judge(job: JobView, now: float, shift: float) -> Finding:
+def judge(job: JobView, now: float, shift: float) -> Finding:
+    """What the step times of one job say; `shift` is the change that is looked for, 0.05 for 5 %."""
     job_id = job.job.job_id
     finding = Finding(
         kind=Kind.SLOW_JOB, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=Severity.WARNING, job_ids=(job_id,),
@@ -66,9 +67,21 @@ def _judge(job: JobView, now: float, shift: float) -> Finding:
         f"{after.level:.4g} s now.",
         facts=(
             f"{after.end - after.begin} steps since, {before.end - before.begin} before to compare with",
-            "no node is named by the times alone; compare clocks, power and temperatures of its GPUs",
+            *_bisection(job.job.nodes),
         ),
         lasted_s=max(0.0, now - first.at),
+    )
+
+
+def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """How to find the node where no signal names one: the times alone never do."""
+    if len(nodes) < 2:
+        return ()
+    half = nodes[: len(nodes) // 2]
+    return (
+        "the times name no node. Where no signal does either: at the next restart leave out half of the nodes (other ones in their "
+        f"place), {' '.join(half[:16])}{' …' if len(half) > 16 else ''}. Is it fast again, the slow one is among these, else among the "
+        "others; then half of those. Or a benchmark on each, for compute, memory and links",
     )
 
 

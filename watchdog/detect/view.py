@@ -53,6 +53,10 @@ class Progress(Value, frozen=True, kw_only=True):
     """The progress clock of one run of one job."""
 
     step: int
+    """0 where `step_known` is not set."""
+    step_known: bool = True
+    """Not set: something rises (epochs, tokens, what was learnt of an unknown log) and shows that the loop turns; which step it
+    is nobody knows."""
     age_s: float
     """Since the step last rose (or since a grace was granted, whichever is shorter)."""
     rose_age_s: float | None = None
@@ -80,6 +84,16 @@ class Checkpoint(Value, frozen=True, kw_only=True):
     age_s: float
 
 
+class Rise(Value, frozen=True, kw_only=True):
+    """A counter of corrected errors that rose in look after look, never a quarter of an hour apart."""
+
+    counter: str
+    """`ecc_corrected`, `pcie_replays` or `nvlink_errors`."""
+    first_at: float
+    last_at: float
+    times: int
+
+
 class GpuView(Value, frozen=True, kw_only=True):
     """One GPU with what its recent past tells. `*_at` and `*_since` are on the clock of `ClusterView.now`."""
 
@@ -101,8 +115,8 @@ class GpuView(Value, frozen=True, kw_only=True):
     """The most that its average over a minute came to for the program that runs; forgotten over hours."""
     ecc_uncorrected_rose_at: float | None = None
     """When its count of uncorrected memory errors was last seen to rise."""
-    rose_at: tuple[tuple[str, float], ...] = ()
-    """(counter, when it was last seen to rise) of `ecc_corrected`, `pcie_replays` and `nvlink_errors`."""
+    rising: tuple[Rise, ...] = ()
+    """Those of its counters of corrected errors that rise again and again."""
 
 
 class RankGpu(Value, frozen=True, kw_only=True):

@@ -190,6 +190,8 @@ def _become(uid: int) -> str | None:
         os.setresuid(uid, uid, uid)
     except OSError as error:
         return f"can't become uid {uid}: {describe(error)}"
+    except OverflowError:
+        return f"can't become uid {uid}: the kernel has no such number"
     if 0 in os.getresuid():
         return f"can't become uid {uid}: the kernel kept uid 0"
     return None

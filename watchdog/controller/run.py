@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from watchdog.controller.progress_clock import Clock, Counter, main_clock
+from watchdog.controller.progress_clock import Clock, Counter, read_progress
 from watchdog.controller.run_errors import KEPT_ERRORS, RunErrors
 from watchdog.detect.view import LoggedError, PastRun
 from watchdog.diagnose.log_errors import locate
@@ -135,19 +135,19 @@ def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
 
 def past_run(run: Run, now: float) -> PastRun:
     """What is remembered of a run that is over."""
-    clock = main_clock(run.clocks)
-    rises = [each.rose_at for each in run.clocks.values() if each.seen > 1]
-    last_step = None if clock is None else clock.step
+    progress = read_progress(run.clocks, None, run.grace_from, now)
+    last_step = progress.step if progress is not None and progress.step_known else None
+    rose_age_s = None if progress is None else progress.rose_age_s
     return PastRun(
         restarts=run.job.restarts,
         began_at=run.began_at,
         ended_at=now if run.inactive_since is None else run.inactive_since,
-        steps_seen=0 if clock is None else clock.seen - 1,
-        first_step=None if clock is None else clock.first_step,
+        steps_seen=0 if progress is None else progress.steps_seen - 1,
+        first_step=None if progress is None else progress.first_step,
         last_step=last_step,
-        total_steps=None if clock is None else clock.total_steps,
-        rose_at=max(rises, default=None),
-        step_s=None if clock is None else clock.step_s,
+        total_steps=None if progress is None else progress.total_steps,
+        rose_at=None if rose_age_s is None else now - rose_age_s,
+        step_s=None if progress is None else progress.step_s,
         checkpoint_step=_checkpoint_step(run, last_step),
         state=run.job.state,
         log_read=bool(run.log_offsets or run.clocks or run.errors.lines),

@@ -44,7 +44,8 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: Settings
     if job.progress is not None and job.job.state == "RUNNING":
         highest = _highest(past)
         # After a restart the steps since the checkpoint are made again: only one that was never made is new.
-        if job.progress.steps_seen > 1 and (highest is None or job.progress.step > highest):
+        is_new = highest is None or not job.progress.step_known or job.progress.step > highest
+        if job.progress.steps_seen > 1 and is_new:
             return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes new steps")
     if len(past) < settings.runs:
         few = f"job {job_id} was seen to restart {len(past)} times"
@@ -79,9 +80,9 @@ def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun], wit
     if run.ended_at - run.began_at > within_s:
         return f"{name} lasted {run.ended_at - run.began_at:.0f} s"
     highest = _highest(before)
-    if highest is None:
+    if highest is None or run.last_step is None:
         return f"{name} made steps" if run.steps_seen > 0 else None
-    if run.last_step is not None and run.last_step > highest:
+    if run.last_step > highest:
         return f"{name} got to step {run.last_step}, further than those before"
     return None
 

@@ -85,7 +85,7 @@ def running(job: JobView, now: float) -> PastRun:
     progress = job.progress
     steps = [c.step for c in job.checkpoints_on_disk if c.step is not None]
     steps += [job.checkpoint.step] if job.checkpoint is not None else []
-    last_step = None if progress is None else progress.step
+    last_step = progress.step if progress is not None and progress.step_known else None
     return PastRun(
         restarts=job.job.restarts,
         began_at=now - job.run_age_s,

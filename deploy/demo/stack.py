@@ -34,7 +34,12 @@ COMMAND = Path(sys.executable).with_name("slurm-watchdog")
 PORT = 9765
 
 QUICK = {
-    "agent": {"interval": "1s", "probe_deadline": "2s", "checkpoint_interval": "1s", "mount_probe_interval": "5s"},
+    "agent": {
+        "interval": "1s",
+        "probe_deadline": "2s",
+        "checkpoint_interval": "1s",
+        "mount_probe_interval": "5s",
+    },
     "controller": {
         "tick": "500ms",
         "report_lifetime": "5s",

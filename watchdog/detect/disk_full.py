@@ -73,7 +73,7 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
         if node.name not in silent:
             _from_kernel(view, node, places, settings.recent)
     for job in view.jobs:
-        if not job.silent_nodes:
+        if not job.silent_nodes and any(e.event.pattern in STORAGE_FULL for e in job.errors):
             _from_log(view, job, running(job, view.now).errors, places, settings.recent)
     for ended in view.ended:
         if ended.run is not None:

@@ -71,12 +71,13 @@ def _judge_running(job: JobView, now: float, settings: Settings, limits: LimitSe
     finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
     if job.job.state != "RUNNING":
         return finding
+    fine = replace(finding, truth=Truth.OK, summary=f"job {job_id} has logged no error since its last step")
+    if not job.errors:
+        return fine
     run = running(job, now)
     cause = find_cause(run)
     if cause is None:
-        return replace(
-            finding, truth=Truth.OK, summary=f"job {job_id} has logged no error since its last step"
-        )
+        return fine
     if job.silent_nodes:
         return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
     if run.total_steps is not None and run.last_step is not None and run.last_step >= run.total_steps:

@@ -90,6 +90,8 @@ class Run:
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
     """(as last seen, seen at, gone since)."""
     rates: dict[ProcessKey, Rates] = field(default_factory=dict)
+    on_node: dict[str, set[ProcessKey]] = field(default_factory=dict)
+    """Node -> the keys of `processes` that are there."""
     left_over: frozenset[ProcessKey] = frozenset()
     """Processes of the run before that are still ending."""
     step_id: str | None = None

@@ -90,6 +90,8 @@ class ClusterState:
         """Node -> what its processes call the jobs that have it."""
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
+        self._jobs_seen_on: dict[str, set[str]] = {}
+        """Node -> the jobs of whom processes are remembered there."""
         self.slurm_at: float | None = None
         self._watched_from: float | None = None
 
@@ -199,24 +201,35 @@ class ClusterState:
                 dead_at = run.processes[key][2] if key in run.processes else None
                 dead_at = (made_at if dead_at is None else dead_at) if process.state in ("Z", "X") else None
                 run.processes[key] = (process, made_at, dead_at)
+                run.on_node.setdefault(report.node, set()).add(key)
                 rates = run.rates.get(key)
                 if rates is None:
                     rates = run.rates[key] = Rates(made_at, process.cpu_s, process.io_bytes)
                 rates.update(process, made_at)
                 self.filesystems.note_blocked(report.node, report.boot_id, process, made_at)
-        for job_id, run in self._runs.items():
+        before = self._jobs_seen_on.get(report.node, set())
+        for job_id in sorted(before | present.keys()):
+            run = self._runs.get(job_id)
             seen = present.get(job_id, set())
-            for key, (process, seen_at, gone_at) in list(run.processes.items()):
-                if key[0] != report.node or key in seen:
-                    continue
+            if run is None:
+                continue
+            mine = run.on_node.setdefault(report.node, set())
+            for key in mine - seen:
+                process, seen_at, gone_at = run.processes[key]
                 gone_since = made_at if gone_at is None else gone_at
                 if made_at - gone_since > KEPT_GONE_S:
                     del run.processes[key]
                     run.rates.pop(key, None)
+                    mine.discard(key)
                 else:
                     run.processes[key] = (process, seen_at, gone_since)
-            if seen:
+            if seen and not any(_trains(run, key) for key in mine):
                 follow_training(run, made_at, report.interval_s)
+        self._jobs_seen_on[report.node] = {
+            job_id
+            for job_id in before | present.keys()
+            if job_id in self._runs and self._runs[job_id].on_node.get(report.node)
+        }
 
     def _apply_event(self, node: str, event: Event, made_at: float) -> None:
         run = self._run(event.job_id)
@@ -394,13 +407,10 @@ class ClusterState:
         for name in run.job.nodes:
             node = self.nodes.view(name)
             by_uuid = {view.gpu.uuid: view for view in node.gpus} if node is not None else {}
-            for (where, pid, _), (process, _, gone_at) in run.processes.items() if by_uuid else ():
-                if (
-                    where != name
-                    or gone_at is not None
-                    or process.role is not Role.RANK
-                    or process.rank is None
-                ):
+            for key in run.on_node.get(name, ()) if by_uuid else ():
+                process, _, gone_at = run.processes[key]
+                pid = process.pid
+                if gone_at is not None or process.role is not Role.RANK or process.rank is None:
                     continue
                 for uuid in self.gpus.uuids_of(name, pid):
                     if uuid in by_uuid:
@@ -450,3 +460,9 @@ class ClusterState:
 
 def _age_s(at: float | None, now: float) -> float | None:
     return None if at is None else now - at
+
+
+def _trains(run: Run, key: ProcessKey) -> bool:
+    """Whether this process is a living rank of the step that is known to be the training: then nothing has changed."""
+    process, _, gone_at = run.processes[key]
+    return process.role is Role.RANK and gone_at is None and process.step_id == run.step_id

@@ -42,7 +42,8 @@ class Agent(Section):
     )
     interval: Span = Field(5.0, description="Time between two reports.")
     metrics_listen: str = Field(
-        "127.0.0.1:9766", description="Address of the agent's /metrics for Prometheus; empty = none."
+        "127.0.0.1:9766",
+        description="Address of the agent's /metrics for Prometheus: the node's own, to be scraped from elsewhere; empty = none.",
     )
     spool_bytes: Bytes = Field(
         8 * 1024**2, description="Reports kept in memory while the controller is away."
@@ -56,7 +57,8 @@ class Agent(Section):
     )
     state_directory: str = Field(
         "/var/lib/slurm-watchdog",
-        description="Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere.",
+        description="Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere. Another "
+        "directory than the controller's, if a node runs both.",
     )
     kernel_log: str = Field(
         "/dev/kmsg",
@@ -68,7 +70,7 @@ class Agent(Section):
     mount_probe_write: list[str] = Field(
         [],
         description="Mount points on which the probe also writes and reads back a small file, in a directory and as the owner of "
-        "a job that runs there, such as [/scratch]. Without it, it only looks.",
+        "a job that runs there, such as [/scratch]. Without it, it only looks, which a frozen filesystem still answers.",
     )
     checkpoint_interval: Span = Field(
         30.0, description="Time between two looks at the checkpoint directories of a job (by its batch host)."

@@ -205,7 +205,7 @@ class CrashLoop(Detector):
 class ChainBroken(Detector):
     """A training that goes on from job to job has ended early, and nothing is queued behind it. Never acted on."""
 
-    grace: Span = Field(300.0, description="Time for the next job to be submitted.")
+    grace: Span = Field(120.0, description="Time for the next job to be submitted.")
 
 
 class Detectors(Section):

@@ -96,7 +96,6 @@ COVER = _cover(
     ]
 )
 """In the shape of each line that can say anything, one of these is."""
-EVERYTHING = (1 << len(COVER)) - 1
 
 
 def scan(block: bytes, seen: Seen | None = None) -> Scan:
@@ -131,25 +130,27 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan) -> None:
         plain = plain.replace(_KELVIN, b"k")
     shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
     loud = _loud(set(shapes))
+    titled: set[bytes] = set()
     lines = piece.split(b"\n") if loud or _TITLE in piece else []
     if _TITLE in piece:
         for at, line in enumerate(lines):
             if _TITLE in line:
                 shapes[at] = letters(line)
-                loud[shapes[at]] = EVERYTHING
-    if not loud:
+                titled.add(shapes[at])
+    if not loud and not titled:
         return
-    hits = [at for at, shape in enumerate(shapes) if shape in loud]
+    hits = [at for at, shape in enumerate(shapes) if shape in loud or shape in titled]
     facts: list[tuple[int, str, LogFact]] = []
     for shape, places in _groups(hits, shapes).items():
-        in_full = IN_FULL if _rows(loud[shapes[places[0]]]).signatures else STEPS_IN_FULL
+        first = shapes[places[0]]
+        in_full = IN_FULL if _rows(first, first in titled).signatures else STEPS_IN_FULL
         chosen = _chosen(places, in_full - seen.parsed.get(shape, 0))
         seen.add(shape, len(chosen))
         found.parsed += len(chosen)
         before = len(facts)
         for at in chosen:
             text = lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
-            fact = parse_line(text, _rows(loud[shapes[at]]))
+            fact = parse_line(text, _rows(shapes[at], shapes[at] in titled))
             if fact is not None:
                 facts.append((at, text, fact))
         if len(facts) > before:
@@ -158,35 +159,51 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan) -> None:
     found.facts += [(text, fact) for _, text, fact in facts]
 
 
-def _loud(shapes: set[bytes]) -> dict[bytes, int]:
-    """The shapes that hold a needle, each with the places of those in COVER, as bits."""
+def _loud(shapes: set[bytes]) -> set[bytes]:
+    """The shapes that hold a needle."""
     joined = b"\n".join(shapes)
-    hits: dict[bytes, int] = {}
-    for place, needle in enumerate(COVER):
+    hits: set[bytes] = set()
+    for needle in COVER:
         at = joined.find(needle)
         while at >= 0:
             end = joined.find(b"\n", at)
             end = len(joined) if end < 0 else end
-            shape = joined[joined.rfind(b"\n", 0, at) + 1 : end]
-            hits[shape] = hits.get(shape, 0) | 1 << place
+            hits.add(joined[joined.rfind(b"\n", 0, at) + 1 : end])
             at = joined.find(needle, end)
     return hits
 
 
-@lru_cache(maxsize=256)
-def _rows(hits: int) -> Rows:
-    """The rows that a shape with these of COVER may match."""
-    held = tuple(needle for place, needle in enumerate(COVER) if hits >> place & 1)
+def _rows(shape: bytes, everything: bool) -> Rows:
+    """The rows that a line of this shape may match."""
+    if everything:
+        return ALL_ROWS
+    return _rows_of(shape) if len(shape) <= MAX_SHAPE_BYTES else _rows_of.__wrapped__(shape)
+
+
+@lru_cache(maxsize=MAX_SHAPES)
+def _rows_of(shape: bytes) -> Rows:
     return Rows(
-        tuple(row for row in ALL_ROWS.signatures if _may_match(row.needles, held)),
-        tuple(row for row in ALL_ROWS.signs if _may_match(row.needles, held)),
-        tuple(row for row in ALL_ROWS.patterns if _may_match(row.needles, held)),
-        _may_match(MAPPING_NEEDLES, held),
+        tuple(row for row in ALL_ROWS.signatures if _may_match(row.needles, shape)),
+        tuple(row for row in ALL_ROWS.signs if _may_match(row.needles, shape)),
+        tuple(row for row in ALL_ROWS.patterns if _may_match(row.needles, shape)),
+        _may_match(MAPPING_NEEDLES, shape),
     )
 
 
-def _may_match(needles: tuple[str, ...], held: tuple[bytes, ...]) -> bool:
-    return any(part in letters(needle) for needle in needles for part in held)
+_NEEDLES = chain(
+    *(row.needles for row in ALL_ROWS.signatures),
+    *(row.needles for row in ALL_ROWS.signs),
+    *(row.needles for row in ALL_ROWS.patterns),
+    MAPPING_NEEDLES,
+)
+_LETTERS = {needle: letters(needle) for needle in _NEEDLES}
+
+
+def _may_match(needles: tuple[str, ...], shape: bytes) -> bool:
+    for needle in needles:  # noqa: SIM110 - any() takes twice as long
+        if _LETTERS[needle] in shape:
+            return True
+    return False
 
 
 def _groups(hits: list[int], shapes: list[bytes]) -> dict[bytes, list[int]]:

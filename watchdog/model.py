@@ -125,6 +125,8 @@ class Event(Value, frozen=True, kw_only=True):
     line: str = ""
     """The line, bounded, without its control characters."""
     step: int | None = None
+    count: float | None = None
+    """Where no step was logged: a number that rises and is none (epochs, tokens, samples), for the progress clock alone."""
     total_steps: int | None = None
     step_s: float | None = None
     """Seconds a step took, as the log says."""

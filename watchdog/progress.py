@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -16,14 +17,17 @@ import msgspec
 from watchdog.knowledge.log_signatures import HARMLESS, HARMLESS_NEEDLES, SIGNATURES, Signature
 from watchdog.knowledge.progress_patterns import (
     COUNTED,
+    EPOCH_KEYS,
     LOSS,
     LOSS_KEYS,
     MADE,
     MAPPING_NEEDLES,
     NOT_PROGRESS,
     NOT_PROGRESS_NEEDLES,
+    OTHER_BAR,
     PATTERNS,
     PREFIXES,
+    PROSE,
     SECONDS_KEYS,
     SIGNS,
     SPOKEN_OF,
@@ -31,6 +35,7 @@ from watchdog.knowledge.progress_patterns import (
     STEP_KEYS,
     STEP_SECONDS,
     TOTAL_KEYS,
+    TRAINING_KEYS,
     Pattern,
     Sign,
 )
@@ -41,15 +46,20 @@ MAX_LINE = 500
 _MAX_PARSED = 4096
 """No framework writes what we look for further to the right; a line of megabytes must not cost seconds."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
+LONGEST_EPOCH = 1e9
+"""Steps of an epoch whose length is not known: epoch and step become one number that rises."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 class LogFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a line says. `step` may be a count of samples or tokens: `pattern` tells, and counts compare within one pattern."""
+    """What a line says. A line of progress has a `step` or a `count`; both compare within one pattern only."""
 
     kind: EventKind
     pattern: str
     step: int | None = None
+    count: float | None = None
+    """Where there is no step: a number that rises and is none (epochs, tokens, samples). It is never shown or subtracted as a step."""
     total_steps: int | None = None
     step_s: float | None = None
     loss: float | None = None
@@ -170,8 +180,8 @@ def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact
             if row.counted and counted is None:
                 counted = COUNTED.search(lower) is not None
             match = row.regex.search(text) if counted or not row.counted else None
-            if match is not None:
-                fact = _from_match(row.name, match, text, who)
+            if match is not None and not _is_other(row, match, text, lower):
+                fact = _from_match(row, match, text, who)
                 break
     return None if fact is None or _is_no_progress(text, lower) else fact
 
@@ -185,35 +195,56 @@ def _is_no_progress(text: str, lower: str) -> bool:
     return False
 
 
-def _from_match(name: str, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact:
+def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool:
+    """Whether it only looks like the row: a numbered list in prose, a bar of something else."""
+    if row.counted:
+        return PROSE.fullmatch(text, match.end()) is not None
+    return row.name == "tqdm" and OTHER_BAR.search(lower) is not None
+
+
+def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact:
     groups = match.groupdict()
-    step = int(re.sub(r"[,_]", "", groups.get("step") or groups.get("step_b") or "0"))
-    total = int(groups["total"]) if groups.get("total") else None
-    if name in ("lightning", "fairseq") and total:
-        # Their count begins anew with every epoch; together with the epoch it rises.
-        step += int(groups["epoch"]) * total
-        total = None
-    if name == "nemo2":
-        total = None
-    seconds = None
-    if groups.get("step_s"):
-        seconds = _number(groups["step_s"])
-    elif groups.get("step_ms"):
-        seconds = _scaled(groups["step_ms"], 0.001)
-    elif groups.get("rate"):
-        rate = _number(groups["rate"])
-        seconds = 1 / rate if rate else None
-    if seconds is None:
-        seconds = _step_seconds(text)
+    step, count = _counted(row, groups)
     return LogFact(
         kind=EventKind.PROGRESS,
-        pattern=name,
+        pattern=row.name,
         step=step,
-        total_steps=total,
-        step_s=seconds,
+        count=count,
+        total_steps=int(groups["total"]) if groups.get("total") and not row.in_epoch else None,
+        step_s=_seconds(groups, text),
         loss=_loss(text),
         **who,
     )
+
+
+def _counted(row: Pattern, groups: dict[str, str | None]) -> tuple[int | None, float | None]:
+    """The step or, where there is none, the count."""
+    number = groups.get("count") or groups.get("count_b")
+    epoch = int(groups.get("epoch") or 0)
+    if number:
+        return None, _scaled(number.rstrip("kMG"), UNITS.get(number[-1], 1.0))
+    if groups.get("whole"):
+        return None, epoch + int(groups["part"] or 0) / max(1, int(groups["whole"] or 0))
+    step = int(groups.get("updates") or groups["step"] or 0)
+    if not row.in_epoch or groups.get("updates"):
+        return step, None
+    if groups.get("total"):
+        # The count begins anew with every epoch; together with the epoch it rises.
+        return step + epoch * int(groups["total"] or 0), None
+    return None, epoch + min(step / LONGEST_EPOCH, 0.999)
+
+
+def _seconds(groups: dict[str, str | None], text: str) -> float | None:
+    """Of one step, as the line says."""
+    seconds = None
+    if groups.get("step_s"):
+        seconds = _number(groups["step_s"] or "")
+    elif groups.get("step_ms"):
+        seconds = _scaled(groups["step_ms"] or "", 0.001)
+    elif groups.get("rate"):
+        rate = _number(groups["rate"] or "")
+        seconds = 1 / rate if rate else None
+    return _step_seconds(text) if seconds is None else seconds
 
 
 def _from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
@@ -233,13 +264,15 @@ def _from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
     if not isinstance(data, dict):
         return None
     step = next((count for key in STEP_KEYS if (count := _count(data.get(key))) is not None), None)
-    if step is None:
+    epoch = _epoch(data) if step is None else None
+    if step is None and epoch is None:
         return None
     loss = next((value for key in LOSS_KEYS if (value := _value(data.get(key))) is not None), None)
     return LogFact(
         kind=EventKind.PROGRESS,
-        pattern=pattern,
+        pattern=pattern if step is not None else f"{pattern}_epoch",
         step=step,
+        count=epoch,
         total_steps=next((count for key in TOTAL_KEYS if (count := _count(data.get(key))) is not None), None),
         step_s=next((value for key in SECONDS_KEYS if (value := _value(data.get(key))) is not None), None),
         loss=_loss(text) if loss is None else loss,
@@ -247,10 +280,19 @@ def _from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
     )
 
 
+def _epoch(data: dict[str, Any]) -> float | None:
+    """How many epochs are done, if the mapping is about training."""
+    if not any(key in data for key in TRAINING_KEYS):
+        return None
+    epochs = (_value(data.get(key)) for key in EPOCH_KEYS)
+    return next((epoch for epoch in epochs if epoch is not None and isfinite(epoch) and epoch >= 0), None)
+
+
 def _count(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
+        value = value.partition("/")[0]  # "5/873"
         return int(value) if value.isdecimal() and len(value) < 19 else None
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < 2**62 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from watchdog import log_scan
 from watchdog.knowledge.log_signatures import HARMLESS, HARMLESS_NEEDLES, SIGNATURES
 from watchdog.knowledge.progress_patterns import (
+    EPOCH_KEYS,
     MAPPING_NEEDLES,
     NOT_PROGRESS,
     NOT_PROGRESS_NEEDLES,
@@ -60,11 +62,17 @@ REAL = [
     b"what():  std::bad_alloc",
     b"step \xd9\xa1\xd9\xa2/100",
 ]
+CAPTURED = [
+    text.partition("\t")[2].replace("\\x1b", "\x1b").encode()
+    for path in sorted((Path(__file__).parent / "log_captures").glob("*.txt"))
+    for text in path.read_text().splitlines()
+    if "\t" in text
+]
 NEEDLES = sorted({needle for row in (*SIGNATURES, *SIGNS, *PATTERNS) for needle in row.needles})
 PARTS = st.one_of(
     st.sampled_from([needle.encode() for needle in NEEDLES]),
     st.sampled_from([needle.upper().encode() for needle in NEEDLES]),
-    st.sampled_from([line[at : at + 40] for line in REAL for at in range(0, len(line), 20)]),
+    st.sampled_from([line[at : at + 40] for line in [*REAL, *CAPTURED] for at in range(0, len(line), 20)]),
     st.sampled_from(
         [b" ", b"\t", b"\0", b"\x1b[0m", b"\x1b[31;1m", b"\x1b", b"\x1b]0;t\x07", b"\x1b]", b"\x07", b"\xc2\x85", b"\xff", b"\xe2\x84",
          b"\xe2\x84\xaa", b"\xc4\xb0", b"\xc5\xbf", b"\xef\xac\x86", b"12", b"5/10", b": ", b"=", b"{", b"}", b"'", b'"', b"[", b"]", b"|",
@@ -73,13 +81,14 @@ PARTS = st.one_of(
     st.binary(max_size=6),
     st.text(max_size=6).map(str.encode),
 )  # fmt: skip
-LINES = st.one_of(st.sampled_from(REAL), st.lists(PARTS, max_size=8).map(b"".join)).map(
+LINES = st.one_of(st.sampled_from([*REAL, *CAPTURED]), st.lists(PARTS, max_size=8).map(b"".join)).map(
     lambda line: line.replace(b"\n", b"")
 )
 
 
 @given(st.lists(LINES, max_size=40))
 @example(REAL)
+@example(CAPTURED)
 @example([b"x" * 4094 + b"\x1b]0;", b"RuntimeError: CUDA error: \x1b]0;title\x07 x"])
 @example([b"a" * 4090 + b"\x1b[31merror step 5/10"])
 def test_a_block_says_what_its_lines_say_one_by_one(lines: list[bytes]) -> None:
@@ -118,7 +127,7 @@ def test_every_needle_is_found_by_its_letters(needle: str) -> None:
 
 
 def test_every_key_of_a_step_in_a_mapping_holds_a_needle() -> None:
-    assert all(has_needle(MAPPING_NEEDLES, key) for key in STEP_KEYS)
+    assert all(has_needle(MAPPING_NEEDLES, key) for key in (*STEP_KEYS, *EPOCH_KEYS))
 
 
 def cascade(count: int) -> list[bytes]:

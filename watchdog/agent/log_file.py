@@ -306,10 +306,11 @@ class Tail:
         steps = self.place.last_steps
         self.left_out += found.left_out
         for line, fact in found.facts:
-            if fact.kind is EventKind.PROGRESS and fact.step is not None:
-                if steps.get(fact.pattern) == fact.step:
+            number = fact.count if fact.step is None else fact.step
+            if fact.kind is EventKind.PROGRESS and number is not None:
+                if steps.get(fact.pattern) == number:
                     continue  # a bar that was redrawn
-                steps[fact.pattern] = fact.step
+                steps[fact.pattern] = number
             elif self._told and line.startswith(self._told[0]) and fact.pattern == self._told[1]:
                 continue
             self._items.append(event_item(line, fact, age_s))

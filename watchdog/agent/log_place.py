@@ -56,7 +56,7 @@ class Place:
     anchor: bytes = b""
     """The last bytes before `position`."""
     lines: Lines = field(default_factory=Lines)
-    last_steps: dict[str, int] = field(default_factory=dict)
+    last_steps: dict[str, float] = field(default_factory=dict)
 
     def advance(self, data: bytes) -> None:
         """Notes that `data` was read."""

@@ -1,7 +1,7 @@
 """The progress clock: only a count that rises is progress. Pure bookkeeping: `at` and `now` are the caller's monotonic clock.
 
-A run has one clock a counter, which is one pattern in one file. The one that was seen to rise most often gives the step;
-any that rises proves that the loop turns.
+A run has one clock a counter, which is one pattern in one file. Any that rises proves that the loop turns; one gives the
+step, see main_clock(). A counter that counts no steps (epochs, tokens, what was learnt) never gives it while there is a better one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
+
+from msgspec.structs import replace
 
 from watchdog.detect.view import LossPoint, Progress, StepTime
 from watchdog.model import Event
@@ -29,18 +31,32 @@ Counter = tuple[str, str]
 """(file, pattern)."""
 
 
+BARS = ("tqdm",)
+"""Patterns by which several things are counted in turn: each total is a counter of its own."""
+
+MAX_CLOCKS = 64
+"""Of one run; of more, the one that rose longest ago goes."""
+
+LEFT_AFTER, LEFT_AFTER_S = 10, 600.0
+"""A counter that stood for so many of its slowest intervals, and so long, while another rose is one that was left."""
+
+
 @dataclass
 class Clock:
     """One counter."""
 
-    step: int
+    count: float
+    """What rises: the step, or another number."""
     rose_at: float
     first_step: int
+    step: int
+    """0 where the counter counts no steps."""
+    is_step: bool = True
     seen: int = 1
     stride: int = 0
     total_steps: int | None = None
     begun_anew: int = 0
-    lower: int | None = None
+    lower: float | None = None
     """A lower count that was read after the highest one: a new epoch if it goes on rising."""
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     rises: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
@@ -51,51 +67,109 @@ class Clock:
     @property
     def step_s(self) -> float | None:
         """Median time of one step, however many of them a report brings at once."""
-        times_s = [(b_at - a_at) / (b - a) for (a_at, a), (b_at, b) in pairwise(self.rises) if b_at > a_at]
+        pairs = pairwise(self.rises)
+        times_s = [(b_at - a_at) / (b - a) for (a_at, a), (b_at, b) in pairs if b_at > a_at and b > a]
         return median(times_s) if times_s else None
 
 
 def apply_step(
     clocks: dict[Counter, Clock], event: Event, at: float, troubled_at: float, phase: str | None = None
 ) -> bool:
-    """Takes a count that was logged at `at`, in `phase`, into its clock. Returns whether it is progress.
+    """Takes a step, or another count, that was logged at `at`, in `phase`, into its clock. Returns whether it is progress.
 
-    A lower count is a new epoch once it rises by itself. An interval in which there was trouble (`troubled_at`, the last moment
-    with an open incident) teaches nothing about how long steps take.
+    A lower count is a new epoch once it rises by itself, or at once where the last one was counted to its end. An interval in
+    which there was trouble (`troubled_at`, the last moment with an open incident) teaches nothing about how long steps take.
     """
-    assert event.step is not None
-    key = (event.source, event.pattern or "")
+    number = event.count if event.step is None else event.step
+    assert number is not None
+    key = _counter(event)
     clock = clocks.get(key)
     if clock is None:
-        clocks[key] = Clock(step=event.step, rose_at=at, first_step=event.step, total_steps=event.total_steps)
+        if len(clocks) >= MAX_CLOCKS:
+            del clocks[min(clocks, key=lambda each: (clocks[each].is_step, clocks[each].rose_at))]
+        clocks[key] = _new_clock(event, number, at)
         return True
     if event.backlog:
-        clock.step = max(clock.step, event.step)
+        clock.count = max(clock.count, number)
+        clock.step = max(clock.step, event.step or 0)
         return True
-    if event.step > clock.step:
-        if at > clock.rose_at > troubled_at and clock.seen > 1:
-            clock.intervals_s.append(at - clock.rose_at)
-        clock.stride = event.step - clock.step
+    if number > clock.count:
+        _rise(clock, event, number, at, troubled_at, phase)
+        return True
+    if number == clock.count:
+        if event.step is not None and (not clock.losses or clock.losses[-1].step != event.step):
+            _note_loss(clock, event, at)
+        return False
+    if _epoch_ended(clock, event, number):
+        clock.first_step, clock.begun_anew = event.step or 0, clock.begun_anew + 1
+        _rise(clock, event, number, at, troubled_at, phase)
+        return True
+    if clock.lower is not None and number > clock.lower:
+        clocks[key] = _begun_anew(clock, event, number, at)
+        return True
+    clock.lower = number
+    return False
+
+
+def _counter(event: Event) -> Counter:
+    pattern = event.pattern or ""
+    return event.source, f"{pattern}/{event.total_steps}" if pattern in BARS else pattern
+
+
+def _new_clock(event: Event, number: float, at: float) -> Clock:
+    step = event.step or 0
+    return Clock(
+        count=number, rose_at=at, first_step=step, step=step, is_step=event.step is not None,
+        total_steps=event.total_steps,
+    )  # fmt: skip
+
+
+def _rise(
+    clock: Clock, event: Event, number: float, at: float, troubled_at: float, phase: str | None
+) -> None:
+    if at > clock.rose_at > troubled_at and clock.seen > 1:
+        clock.intervals_s.append(at - clock.rose_at)
+    if event.step is not None:
+        clock.stride = max(0, event.step - clock.step)
         _note_time(clock, event, at, phase)
-        clock.step, clock.rose_at, clock.lower = event.step, at, None
+        clock.step = event.step
         if clock.rises and clock.rises[-1][0] == at:
             clock.rises.pop()
         clock.rises.append((at, event.step))
-        clock.seen += 1
-        clock.total_steps = event.total_steps or clock.total_steps
-        return True
-    if event.step == clock.step:
-        if not clock.losses or clock.losses[-1].step != event.step:
-            _note_loss(clock, event, at)
-        return False
-    if clock.lower is not None and event.step > clock.lower:
-        clocks[key] = Clock(
-            step=event.step, rose_at=at, first_step=clock.lower, total_steps=event.total_steps, seen=2,
-            begun_anew=clock.begun_anew + 1,
-        )  # fmt: skip
-        return True
-    clock.lower = event.step
-    return False
+    clock.count, clock.rose_at, clock.lower = number, at, None
+    clock.seen += 1
+    clock.total_steps = event.total_steps or clock.total_steps
+
+
+def _epoch_ended(clock: Clock, event: Event, number: float) -> bool:
+    """Whether the count was at its end and is at its beginning now: the next epoch of the same length."""
+    total = event.total_steps
+    return (
+        total is not None
+        and total == clock.total_steps
+        and clock.count >= 0.9 * total
+        and number <= 0.1 * total
+    )
+
+
+def _begun_anew(clock: Clock, event: Event, number: float, at: float) -> Clock:
+    """A count that fell and rises again. Where it began at its beginning before, and does so again, it is an epoch like the
+    last one, and what was learnt of its pace holds; else the program was started again."""
+    lower = clock.lower or 0.0
+    new = _new_clock(event, number, at)
+    new.first_step = int(lower) if new.is_step else 0
+    new.seen, new.begun_anew = 2, clock.begun_anew + 1
+    if new.is_step and max(clock.first_step, lower) <= max(1, clock.stride):
+        new.seen, new.intervals_s = clock.seen + 1, clock.intervals_s
+    return new
+
+
+def note_loss(clocks: dict[Counter, Clock], event: Event, at: float) -> None:
+    """A loss that stands beside another count than the step, as in the dictionaries of the Hugging Face Trainer: it is of
+    the step that the main clock shows."""
+    main = main_clock(clocks)
+    if event.step is None and main is not None and main.is_step:
+        _note_loss(main, replace(event, step=main.step), at)
 
 
 def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None:
@@ -103,7 +177,7 @@ def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None
     assert event.step is not None
     _note_loss(clock, event, at)
     seconds = event.step_s
-    if seconds is None and at > clock.rose_at and clock.seen > 1:
+    if seconds is None and at > clock.rose_at and clock.seen > 1 and event.step > clock.step:
         seconds = (at - clock.rose_at) / (event.step - clock.step)
     if seconds is not None:
         logged = event.step_s is not None
@@ -121,8 +195,22 @@ def _note_loss(clock: Clock, event: Event, at: float) -> None:
 
 
 def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:
-    """The clock that was seen to rise most often, None where nothing was ever counted."""
-    return max(clocks.values(), key=lambda clock: (clock.seen, clock.rose_at), default=None)
+    """The clock that gives the step, None where nothing was ever counted.
+
+    Of those that count steps, are not at their end (a bar of the data, or of an evaluation) and were not left, the one that was
+    seen to rise most often.
+    """
+    if not clocks:
+        return None
+    newest = max(clock.rose_at for clock in clocks.values())
+    return max(clocks.values(), key=lambda clock: _rank(clock, newest))
+
+
+def _rank(clock: Clock, newest: float) -> tuple[bool, bool, bool, int, float]:
+    at_end = clock.total_steps is not None and clock.step >= clock.total_steps
+    stood_s = newest - clock.rose_at
+    left = stood_s > max(LEFT_AFTER_S, LEFT_AFTER * max(clock.intervals_s, default=0.0))
+    return clock.is_step, not at_end, not left, clock.seen, clock.rose_at
 
 
 def read_progress(
@@ -130,13 +218,15 @@ def read_progress(
 ) -> Progress | None:
     """What the clocks say at `now`, None if nothing was ever counted. No age reaches back behind `grace_from`; `phase` is its
     name and when it began."""
-    if not clocks:
+    main = main_clock(clocks)
+    if main is None:
         return None
-    (source, _), main = max(clocks.items(), key=lambda item: (item[1].seen, item[1].rose_at))
+    source = next(source for (source, _), clock in clocks.items() if clock is main)
     newest = max(clock.rose_at for clock in clocks.values() if clock.seen > 1 or clock is main)
     rises = [clock.rose_at for clock in clocks.values() if clock.seen > 1]
     return Progress(
         step=main.step,
+        step_known=main.is_step,
         age_s=max(0.0, now - max(newest, grace_from)),
         rose_age_s=max(0.0, now - max(rises)) if rises else None,
         steps_seen=main.seen,
@@ -144,7 +234,7 @@ def read_progress(
         step_s=main.step_s,
         stride=max(1, main.stride),
         total_steps=main.total_steps,
-        first_step=main.first_step,
+        first_step=main.first_step if main.is_step else None,
         begun_anew=main.begun_anew,
         phase=phase[0] if phase else None,
         phase_age_s=now - phase[1] if phase else 0.0,

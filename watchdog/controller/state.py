@@ -15,7 +15,7 @@ from watchdog.controller.filesystems import Filesystems
 from watchdog.controller.gpus import GpuPids
 from watchdog.controller.history import History
 from watchdog.controller.nodes import Nodes
-from watchdog.controller.progress_clock import apply_step, main_clock, read_progress
+from watchdog.controller.progress_clock import apply_step, main_clock, note_loss, read_progress
 from watchdog.controller.run import (
     ACTIVE_STATES,
     GOES_ON,
@@ -242,12 +242,14 @@ class ClusterState:
             return
         if event.backlog and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
             return
-        if event.step is not None and event.kind is EventKind.PROGRESS:
+        if event.kind is EventKind.PROGRESS and (event.step is not None or event.count is not None):
             if at >= run.steps_from and apply_step(
                 run.clocks, event, at, run.troubled_at, run.phase[0] if run.phase else None
             ):
                 run.phase = None if run.phase and run.phase[1] <= at else run.phase
                 run.snapshots.clear()
+            if at >= run.steps_from:
+                note_loss(run.clocks, event, at)
         elif event.kind is EventKind.CHECKPOINT and event.step is not None:
             if run.checkpoint is None or at >= run.checkpoint[1]:
                 if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:

@@ -52,6 +52,12 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     if progress.phase in _PHASE_FLOORS:
         floor_s = max(float(getattr(settings, _PHASE_FLOORS[progress.phase])), settings.floor)
         return Limit(seconds=max(floor_s + slowest_s, learnt_s), reason=f"the log says {progress.phase}")
+    if progress.phase is not None:
+        # It starts, it finishes, or it does what we have no floor for: nothing learnt from steps says how long that takes.
+        widest_s = max(
+            settings.startup_grace, settings.evaluation_floor, settings.checkpoint_floor, settings.floor
+        )
+        return Limit(seconds=max(widest_s, learnt_s), reason=f"the log says {progress.phase}")
     if learnt_s > settings.floor:
         return Limit(
             seconds=learnt_s, reason=f"{settings.factor:g} x the slowest recent step of {slowest_s:.1f} s"

@@ -1,7 +1,9 @@
 """How frameworks write down that a step was done, that a phase began, that a checkpoint is complete.
 
 A row is tried only if one of its `needles` is in the lower-cased line; the first row that matches wins, so special forms
-stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), loss, epoch.
+stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), updates, and
+  epoch  with `step` of `total` in this epoch: together they rise on where `step` begins anew (`in_epoch`);
+  count  a number that rises and is no step (samples, tokens, epochs): it proves that the loop turns and is never shown as a step.
 Two `\\s*` never stand beside each other, not even around something optional: a line of blanks would take seconds.
 See watchdog.knowledge.log_signatures for what a new needle costs.
 """
@@ -22,7 +24,9 @@ class Pattern:
     needles: tuple[str, ...]
     regex: re.Pattern[str]
     counted: bool = False
-    """Tried only if COUNTED is in the lower-cased line, too."""
+    """Tried only if COUNTED is in the lower-cased line, too, and no progress in prose: see PROSE."""
+    in_epoch: bool = False
+    """`step` begins anew with each `epoch`."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +44,40 @@ def _pattern(name: str, needles: str | tuple[str, ...], regex: str, flags: int =
     return Pattern(name, (needles,) if isinstance(needles, str) else needles, re.compile(regex, flags))
 
 
+def _in_epoch(name: str, needles: str | tuple[str, ...], regex: str) -> Pattern:
+    return Pattern(
+        name, (needles,) if isinstance(needles, str) else needles, re.compile(regex), in_epoch=True
+    )
+
+
 def _counted(name: str, regex: str) -> Pattern:
     return Pattern(name, STEP_WORDS, re.compile(regex, re.IGNORECASE), counted=True)
 
 
-def _sign(name: str, needle: str, regex: str, phase: str | None = None, complete: bool = False) -> Sign:
-    return Sign(name, (needle,), re.compile(regex, re.IGNORECASE), phase, complete)
+def _sign(
+    name: str,
+    needles: str | tuple[str, ...],
+    regex: str,
+    phase: str | None = None,
+    complete: bool = False,
+    flags: int = re.IGNORECASE,
+) -> Sign:
+    needles = (needles,) if isinstance(needles, str) else needles
+    return Sign(name, needles, re.compile(regex, flags), phase, complete)
 
 
 # Lines with a number that rises while nothing is trained: status reporters, queues, retries, loading, downloads.
 NOT_PROGRESS = re.compile(
     r"\bPULSE\b|waiting to be scheduled|\bre-?try|\bretri|\battempt\b|\bresum(?:e|ed|ing)\b|\brestor|\bre-?start"
     r"|\bload(?:ed|ing)\b|\bdownload|\btokeniz|\bfetching\b|\bgenerating\b|\bfilter(?:ing)?\b|\bsanity\b|\bheartbeat\b"
-    r"|\bcheckpoint(?:s|ing)?\b.*\b\d+\s*/\s*\d+|\bwarm-?up steps?\b|\bnum_(?:train_)?(?:steps|iters)\b|\bmax_(?:steps|iters)\b"
-    r"|\btotal (?:optimization |training )?steps\b|\bNum (?:steps|batches)\b|^\s*Map\b",
+    r"|\bcheckpoint(?:s|ing)?\b.*\b\d+\s*/\s*\d+|\bwarm-?up steps?\b|\bnum_(?:train_)?(?:steps|iters)\b|(?<!/)\bmax_(?:steps|iters)\b"
+    r"|\btotal (?:optimization |training )?steps\b|\bNum (?:steps|batches)\b|^\s*Map\b|\bgradient accumulation\b",
     re.IGNORECASE,
 )
 NOT_PROGRESS_NEEDLES = (
     "pulse", "waiting to be", "retry", "re-try", "retri", "attempt", "resum", "restor", "restart", "re-start", "load",
     "tokeniz", "fetching", "generating", "filter", "sanity", "heartbeat", "checkpoint", "warm", "num_", "num ", "max_", "total ", "map",
+    "accumulation",
 )  # fmt: skip
 """One of them is in each lower-cased line that NOT_PROGRESS matches: to search for these is much quicker."""
 # A step that is only spoken of: "starting from step 40", "timeout at step 30". "loss at step 10: 0.5" is one that was made.
@@ -82,28 +101,52 @@ SIGNS: tuple[Sign, ...] = (
     _sign("megatron_saving", "saving checkpoint at iteration", r"saving checkpoint at iteration\s+(?P<step>\d+)", "checkpointing"),
     # Its result comes once for each of several data sets: the evaluation is over only with the next step.
     _sign("megatron_validation", "loss at iteration", r"(?:valid|validation|test) loss at iteration\s+(?P<step>\d+)", "evaluating"),
+    _sign("megatron_exiting", "exiting program", r"\[?exiting program (?:at iteration|after)\s+\d+", "finishing"),
+    _sign("megatron_datasets", "building train, validation", r"> building train, validation, and test datasets", "starting"),
+    _sign("megatron_index", ("index map files", "dataset index builder"), r"could not find index map files, building|compiling dataset index builder", "starting"),
+    _sign("megatron_begins", "start of training step", r"\[before the start of training step\]", "starting"),
     # DeepSpeed engine
+    _sign("deepspeed_states", "_states.pt", r"\[Torch\] Saving \S*_states\.pt\.\.\.", "checkpointing"),
     _sign("deepspeed_saved", "checkpoint global_step", r"\[Torch\] Checkpoint global_step(?P<step>\d+) is ready now", complete=True),
     _sign("deepspeed_saving", "checkpoint global_step", r"Checkpoint global_step(?P<step>\d+) is about to be saved", "checkpointing"),
     # torchtitan and torch.distributed.checkpoint
     _sign("torchtitan_saved", "finished saving the checkpoint", r"Finished saving the checkpoint.*", complete=True),
     _sign("torchtitan_saving", "saving the checkpoint", r"Saving the checkpoint", "checkpointing"),
-    # Hugging Face Trainer
+    _sign("torchtitan_begins", "training starts at step", r"\bTraining starts at step \d+", "starting"),
+    _sign("torch_compile", "torch.compile", r"\bCompil(?:ing|ed) each \w+ with torch\.compile", "starting"),
+    # Hugging Face Trainer, accelerate
+    _sign("hf_begins", "running training", r"\*{5} Running training \*{5}", "starting"),
+    _sign("hf_done", "train_runtime", r"^\{['\"]train_runtime['\"]: ", "finishing"),
+    _sign("accelerate_saving", "saving current state to", r"\bSaving current state to ", "checkpointing"),
     _sign("hf_saving", "saving model checkpoint to", r"Saving model checkpoint to .*checkpoint-(?P<step>\d+)", "checkpointing"),
     _sign("hf_evaluation", "running evaluation", r"\*{5} Running Evaluation", "evaluating"),
-    # fairseq, Composer, MaxText, Lightning
+    # fairseq, Composer, MaxText, Lightning, NeMo, MLPerf, and the loops of vision
+    _sign("fairseq_begins", "begin training epoch", r"\bbegin training epoch \d+", "starting"),
+    _sign("composer_evaluation", "eval batch=", r"\[Eval batch=\d+/\d+\]", "evaluating"),
+    _sign("nemo2_validation", "validation: iteration", r"\bValidation: iteration \d+/\d+", "evaluating"),
+    _sign("mmengine_evaluation", ("epoch(", "iter("), r"\b(?:Epoch|Iter)\((?:val|test)\)", "evaluating"),
+    _sign("test_loop", "loss", r"Test:? +(?:\d+ )?\[ *\d+/\d+", "evaluating", flags=0),
+    _sign("wenet_evaluation", "batch ", r"\bCV (?:\| )?Batch \d+/\d+", "evaluating"),
+    _sign("maxtext_evaluation", "eval metrics after step", r"\beval metrics after step: \d+", "evaluating"),
+    _sign("detectron2_evaluation", "start inference on", r"\bStart inference on \d+ batches", "evaluating"),
+    _sign("lightning_sanity", "sanity checking", r"\bSanity Checking\b", "starting"),
+    _sign("lightning_done", "trainer.fit", r"`Trainer\.fit` stopped:", "finishing"),
+    _sign("mlperf_starting", ":::mllog", r":::MLLOG \{.*\"key\": \"(?:init_start|init_stop|run_start)\"", "starting"),
+    _sign("mlperf_evaluation", ":::mllog", r":::MLLOG \{.*\"key\": \"eval_start\"", "evaluating"),
+    _sign("mlperf_finishing", ":::mllog", r":::MLLOG \{.*\"key\": \"run_stop\"", "finishing"),
     _sign("fairseq_saved", "saved checkpoint", r"Saved checkpoint .*@ \d+ epochs?, (?P<step>\d+) updates", complete=True),
     _sign("fairseq_saving", "preparing to save checkpoint", r"Preparing to save checkpoint .* @ (?P<step>\d+) updates", "checkpointing"),
     _sign("maxtext_saved", "saved a checkpoint at step", r"saved a checkpoint at step (?P<step>\d+)", complete=True),
     _sign("nanogpt_evaluation", "step ", r"^step (?P<step>\d+): train loss .*val loss", "evaluating"),
-    _sign("validation_bar", "valid", r"\bValid(?:ation|ating)?\b(?: DataLoader \d+)?\s*:\s+\d+%\|", "evaluating"),
+    _sign("validation_bar", "valid", r"\bValid(?:ation|ating)?\b(?: DataLoader \d+)?(?:\s*:)?\s+(?:\d+%\||[━╸╺╴╶─])", "evaluating"),
     _sign("evaluation_bar", "evaluat", r"\bEvaluat(?:ing|ion)\b(?:\s*:)?\s+\d+%\|", "evaluating"),
+    _sign("eval_bar", "%|", r"^\s*(?:eval|val|test|testing)\b[^|]*\d+%\||\bTesting DataLoader \d+[^|]*\d+%\||\bClass +Images +Instances .*\d+%\|", "evaluating"),
     # Anybody
     _sign("saved", "checkpoint", r"(?:checkpoint saved|saved checkpoint|checkpoint complete)\b.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+)", complete=True),
     _sign("saving", "saving checkpoint", r"saving checkpoint(?:.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+))?", "checkpointing"),
     _sign("evaluating", "evaluat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?(?:evaluation|validation)\b|\bevaluating\b(?! metrics)", "evaluating"),
     _sign("validating", "validat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?validation\b|\bvalidating\b", "evaluating"),
-    _sign("finishing", "training", r"\btraining (?:is )?(?:complete[d]?|finished|done)\b|\bfinished training\b|\[after training is done\]", "finishing"),
+    _sign("finishing", "training", r"\btraining (?:is |has )?(?:been )?(?:complete[d]?|finished|done)\b|\b(?:finished|done) training\b|\[after training is done\]", "finishing"),
 )  # fmt: skip
 
 # Half of all prose about training has one of these words; with a number behind it, few lines.
@@ -112,25 +155,66 @@ STEP_WORDS = ("step", "iter", "update", "batch")
 STEP_WORD = r"(?:global[ _]?step|train[ _]?step|step|iteration|iter|update|batch)"
 
 PATTERNS: tuple[Pattern, ...] = (
-    _pattern("nemo2", "global_step: ", r"Training epoch (?P<epoch>\d+), iteration \d+/(?P<total>\d+) .*?\bglobal_step: (?P<step>\d+)"),
+    _pattern("nemo2", "global_step: ", r"Training epoch \d+, iteration \d+/\d+ .*?\bglobal_step: (?P<step>\d+)"),
     _pattern("megatron", "iteration", r"\biteration\s+(?P<step>\d+)\s*/\s*(?P<total>\d+)\s*\|"),
     _pattern("deepspeed", "step=", r"\bstep=(?P<step>\d+), skipped=\d+, lr="),
+    _pattern("deepspeed_throughput", "global_step=", r"\bmicro_step=\d+/global_step=(?P<step>\d+)\b"),
+    _pattern("deepspeed_pipeline", "steps: ", r"\bsteps: (?P<step>\d+) loss: \S+ iter time \(s\): (?P<step_s>[\d.]+)"),
     _pattern("nemo", "global_step=", r"\d+%\|.*\bglobal_step=(?P<step>\d+)(?:\.0*)?\b"),
-    _pattern("lightning", "%|", r"\bEpoch (?P<epoch>\d+)\s*:\s+(?::\s+)?\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)"),
+    _in_epoch("lightning", "%|", r"\bEpoch\s+(?P<epoch>\d+)(?:/-?\d+)?\s*:\s+(?::\s+)?\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)"),
+    _in_epoch("lightning_rich", "epoch ", r"\bEpoch (?P<epoch>\d+)(?:/-?\d+)? [━╸╺╴╶─ ]+(?P<step>\d+)/(?P<total>\d+) \d+:\d\d:\d\d"),
+    _in_epoch("yolo", "%|", r"^\s*(?P<epoch>\d+)/\d+\s+[\d.]+[GM]\s.*\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)"),
+    _pattern("torchtune", "loss: ", r"^\s*\d+\|(?P<step>\d+)\|Loss: "),
     _pattern("tqdm", "%|", r"\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)\s*\[[\d:]+<[\d:?]+(?:,\s*(?:(?P<step_s>[\d.]+)\s*s/\w+|(?P<rate>[\d.]+)\s*\w+/s))?"),
     _pattern("torchtitan", "step:", r"\bstep:\s*(?P<step>\d+)\s+loss:"),
+    _pattern("verl", "step:", r"(?<![\w/])step:(?P<step>\d+) - .*?\S+:(?:.*?\btiming_s/step:(?P<step_s>[\d.]+))?"),
+    _pattern("modded_nanogpt", "step:", r"\bstep:(?P<step>\d+)/(?P<total>\d+) .*?\btrain_time:[\d.]+m?s(?: step_avg:(?P<step_ms>[\d.]+)ms)?"),
+    _pattern("llm_c", "step ", r"\bstep\s+(?P<step>\d+)/(?P<total>\d+) \| (?:train )?loss .*?(?:\|\s*|\()(?P<step_ms>[\d.]+) ms\b"),
     _pattern("nanogpt", "iter ", r"\biter (?P<step>\d+): loss (?:.*?\btime (?P<step_ms>[\d.]+)\s*ms)?"),
     _pattern("maxtext", "completed step", r"\bcompleted step:\s*(?P<step>\d+), seconds:\s*(?P<step_s>[\d.]+)"),
+    _in_epoch("composer_epoch", "[batch=", r"\[epoch=(?P<epoch>\d+)(?:/\d+)?\]\[batch=(?P<step>\d+)/(?P<total>\d+)\]"),
     _pattern("composer", "[batch=", r"\[batch=(?P<step>\d+)/(?P<total>\d+)\]"),
-    _pattern("fairseq", "epoch ", r"\bepoch (?P<epoch>\d+):\s+(?P<step>\d+) / (?P<total>\d+)\b"),
+    _pattern("composer_time", "train time/batch:", r"\bTrain time/batch: (?P<step>\d+)$"),
+    _in_epoch("fairseq", "epoch ", r"\bepoch (?P<epoch>\d+):\s+(?P<step>\d+) / (?P<total>\d+)\b(?:.*?\bnum_updates=(?P<updates>\d+))?"),
     _pattern("num_updates", "num_updates", r"\bnum_updates[\"']?\s*(?:[=:]\s*)?[\"']?(?P<step>\d+)"),
+    _in_epoch("mmengine", "epoch", r"\bEpoch(?:\(train\))?\s+\[(?P<epoch>\d+)\]\s?\[\s*(?P<step>\d+)/(?P<total>\d+)\]"),
+    _pattern("mmengine_iter", "iter", r"\bIter(?:\(train\))?\s+\[\s*(?P<step>\d+)/(?P<total>\d+)\]"),
+    _pattern("detectron2", "iter: ", r"\biter: (?P<step>\d+)\s+total_loss: (?:.*?\s(?:last_)?time: (?P<step_s>[\d.]+))?"),
+    _in_epoch("metric_logger", "epoch", r"\bEpoch:? \[(?P<epoch>\d+)(?:/\d+)?\]:?\s*\[\s*(?P<step>\d+)/\s*(?P<total>\d+)\](?:.*?\b[Tt]ime:?\s+(?P<step_s>\d[\d.]*))?"),
+    _in_epoch("timm", "loss", r"\bTrain: (?P<epoch>\d+) \[\s*(?P<step>\d+)/(?P<total>\d+)\b(?:.*?\bTime: (?P<step_s>\d[\d.]*)s)?"),
+    _in_epoch("swin", "loss", r"\bTrain: \[(?P<epoch>\d+)/\d+\]\[(?P<step>\d+)/(?P<total>\d+)\](?:.*?\btime (?P<step_s>\d[\d.]*))?"),
+    _in_epoch("bracket_pair", "loss", r"(?<!\S)\[(?P<epoch>\d+)/\d+\]\s?\[\s*(?P<step>\d+)/(?P<total>\d+)\]"),
+    _pattern("mnist", "epoch: ", r"\bTrain Epoch: (?P<epoch>\d+) \[(?P<part>\d+)/(?P<whole>\d+) \("),
+    _in_epoch("espnet", "batch: ", r"\b(?P<epoch>\d+)epoch:train:\d+-(?P<step>\d+)batch: (?:.*\btrain_time=(?P<step_s>[\d.]+))?"),
+    _in_epoch("wenet", "batch ", r"\bTRAIN (?:\| )?Batch (?P<epoch>\d+)/(?P<step>\d+)\b"),
+    _in_epoch("dllogger", "training iteration: ", r"\bTraining Epoch: (?P<epoch>\d+) Training Iteration: (?P<step>\d+)\b"),
+    _in_epoch("dllogger_json", "step", r"\bDLLL \{.*\"type\": \"LOG\", \"step\": \[(?P<epoch>\d+), (?P<step>\d+)\], \"data\""),
+    _pattern("mlperf", ":::mllog", r":::MLLOG \{.*\"key\": \"(?:block_stop|epoch_stop|tracked_stats|train_loss)\".*\"(?:samples_count|step_num|step|epoch_num)\": (?P<count>\d[\d.]*)"),
+    _pattern("clu", "logging_writer", r"\blogging_writer\.py:\d+\] \[(?P<step>\d+)\] (?!Got|Hyper)\S"),
+    _pattern("pax", "step_i", r"\bstep_i: (?P<step>\d+)\b"),
+    _pattern("levanter", "progress on:train", r"\bProgress on:train (?P<count>\d[\d.]*[kMG]?)it/\S+it rate:(?:(?P<rate>\d[\d.]*)it/s|(?P<step_s>\d[\d.]*)s/it)?"),
+    _pattern("stable_baselines", "total_timesteps", r"\|\s*(?:time/)?total_timesteps\s*\|\s*(?P<count>\d+)\s*\|"),
+    # A dictionary of the Hugging Face Trainer behind what a logger writes first.
+    _pattern("hf_logged", "epoch", r"\{'loss': .*'global_step/max_steps': '(?P<step>\d+)/(?P<total>\d+)'"),
+    _pattern("hf_epoch", "epoch", r"\{'loss': .*'epoch': '?(?P<count>\d[\d.]*)"),
+    _counted("global_step", r"(?<![\w.-])global[ _-]?steps?\s*[:=]\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])"),
     _counted("key_value", r"(?<![\w.-])" + STEP_WORD + r"\s*=\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])"),
-    _counted("step_of", r"(?<![\w.-])" + STEP_WORD + r"\s*(?:[:#]\s*)?\[?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b"),
+    _counted("step_of", r"(?<![\w.-])" + STEP_WORD + r"\s*(?:[:#]\s*)?\[?\s?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b"),
     _counted("bracketed", r"\[\s*" + STEP_WORD + r"\s*(?:[:#=]\s*)?(?P<step>\d+)\s*\]"),
     _counted("step", r"(?:^|[\s|>,;\]:(])" + STEP_WORD + r"\s*(?:[:#]\s*)?(?P<step>\d+)(?=\s*(?:$|[\s|:,;)\]]))(?!\.\d)"),
-    _pattern("tokens", "tokens", r"\b(?:consumed|processed|seen|total|trained)[ _]tokens\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\btokens[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
-    _pattern("samples", "samples", r"\b(?:consumed|processed|seen|total|trained)[ _]samples\s*[:=]\s*(?P<step>\d[\d,_]*)\b(?!\.\d|/s)|\bsamples[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<step_b>\d[\d,_]*)\b", re.IGNORECASE),
+    _pattern("tokens", "tokens", r"\b(?:consumed|processed|seen|total|trained)[ _]tokens\s*[:=]\s*(?P<count>\d[\d,_]*)\b(?!\.\d|/s)|\btokens[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<count_b>\d[\d,_]*)\b", re.IGNORECASE),
+    _pattern("samples", "samples", r"\b(?:consumed|processed|seen|total|trained)[ _]samples\s*[:=]\s*(?P<count>\d[\d,_]*)\b(?!\.\d|/s)|\bsamples[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<count_b>\d[\d,_]*)\b", re.IGNORECASE),
 )  # fmt: skip
+
+# "Step 2: load the model": behind the number two words or more, and nothing that was measured.
+PROSE = re.compile(r"[^A-Za-z\d]*[A-Za-z'-]+[^A-Za-z\d]+[A-Za-z'-][^\d]*")
+# A bar of tqdm whose description, or whose unit, says that it is of something else than training.
+OTHER_BAR = re.compile(
+    r"\b(?!(?:pre-?)?training|fine-?tuning|learning|running\b)[a-z]+ing\b[^|]*\d+%\|"
+    r"|\b(?:eval|evaluation|test|val|valid|dev|predict|inference|rollout|sample|prompts|shapes|download|upload|epoch_eval)\b[^|]*\d+%\|"
+    r"|\d\s?(?:[kmgt]?i?b|examples?|docs?|documents?|files?|shards?|texts?|prompts?|rows?|records?|lines?|requests?|modules?|layers?)/s\b",
+)
+"""Searched for in the lower-cased line."""
 
 # What else such a line may say, whatever the framework.
 # These are searched for in the lower-cased line, from where it has the needle.
@@ -138,6 +222,9 @@ _PLAIN = re.compile(
     rf"(?:step_time|iter_time|step time|time per step|sec_per_step|train_step_timing in s)\s*[=:]\s*(?P<value>{NUMBER})(?:\s*(?P<unit>ms)\b)?"
 )
 STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("elapsed_time_per", re.compile(rf"elapsed_time_per_iteration_(?P<unit>m?s): (?P<value>{NUMBER})")),
+    ("iter time: ", re.compile(rf"iter time: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
+    ("dt: ", re.compile(rf"\bdt: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
     ("elapsed time per", re.compile(rf"elapsed time per iteration \((?P<unit>m?s)\):\s*(?P<value>{NUMBER})")),
     ("step_tim", _PLAIN),
     ("iter_time", _PLAIN),
@@ -147,22 +234,30 @@ STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("train_step_timing", _PLAIN),
 )
 LOSS = re.compile(
-    rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss))[\"']?\s*(?:[=:]\s*)?[\"']?(?P<loss>{NUMBER})"
+    rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss)|(?<=\blm_loss))[\"']?\s*(?:[=:]\s*)?[\"']?(?P<loss>{NUMBER})"
 )
 
 # Keys of a JSON line, or of the dictionary that the Hugging Face Trainer prints, in the order of trust.
 STEP_KEYS = (
     "global_step",
+    "global_step/max_steps",
+    "current_steps",
     "step",
     "iteration",
     "iter",
     "num_updates",
     "trainer/global_step",
+    "train/global_step",
+    "training/global_step",
     "_step",
     "update",
 )
-MAPPING_NEEDLES = ("step", "iter", "update")
-"""One of them is in each of STEP_KEYS: a mapping without any is not decoded."""
+EPOCH_KEYS = ("epoch", "train/epoch")
+"""Where there is no step, the epoch rises, too: often it is fractional. It is a count, and no step."""
+TRAINING_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss", "learning_rate", "lr", "grad_norm")
+"""One of them has to stand beside an epoch: results of an evaluation carry the epoch as well."""
+MAPPING_NEEDLES = ("step", "iter", "update", "epoch")
+"""One of them is in each of STEP_KEYS and EPOCH_KEYS: a mapping without any is not decoded."""
 TOTAL_KEYS = ("total_steps", "max_steps", "num_steps", "total_iterations", "train_iters")
 SECONDS_KEYS = ("step_time", "step_time_s", "step_seconds", "seconds_per_step", "iter_time", "sec_per_step")
 LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")

@@ -49,7 +49,7 @@ class Node:
     _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
     _checkpoints: dict[tuple[str, str], tuple[Checkpoint, float]] = field(default_factory=dict)
     _logs: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
-    _last_steps: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    _last_steps: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _hung_since: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -178,11 +178,12 @@ class Node:
             fact = parse_line(line)
             if fact is None:
                 continue
-            if fact.kind is EventKind.PROGRESS and fact.step is not None:
+            number = fact.count if fact.step is None else fact.step
+            if fact.kind is EventKind.PROGRESS and number is not None:
                 key = (job_id, source, fact.pattern)
-                if self._last_steps.get(key) == fact.step:
+                if self._last_steps.get(key) == number:
                     continue  # a bar that was redrawn
-                self._last_steps[key] = fact.step
+                self._last_steps[key] = number
             yield Event(
                 kind=fact.kind,
                 job_id=job_id,
@@ -190,6 +191,7 @@ class Node:
                 source=source,
                 line=clean_line(line),
                 step=fact.step,
+                count=fact.count,
                 total_steps=fact.total_steps,
                 step_s=fact.step_s,
                 loss=fact.loss,

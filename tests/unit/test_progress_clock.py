@@ -1,0 +1,143 @@
+"""The clock of a run, fed with what is logged when: epochs, bars inside bars, counts that are no steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from watchdog.controller.progress_clock import (
+    MAX_CLOCKS,
+    Clock,
+    Counter,
+    apply_step,
+    main_clock,
+    note_loss,
+    read_progress,
+)
+from watchdog.detect.view import Progress
+from watchdog.model import Event, EventKind
+
+LOG = "/logs/train.out"
+Clocks = dict[Counter, Clock]
+
+
+def event(
+    step: int | None = None,
+    pattern: str = "step_of",
+    total: int | None = None,
+    count: float | None = None,
+    loss: float | None = None,
+) -> Event:
+    return Event(
+        kind=EventKind.PROGRESS, job_id="1", age_s=0.0, source=LOG, step=step, count=count, pattern=pattern,
+        total_steps=total, loss=loss,
+    )  # fmt: skip
+
+
+def feed(clocks: Clocks, events: Iterable[Event], at: float = 0.0, every_s: float = 10.0) -> float:
+    """Logs one event after the other; returns when the next one would come."""
+    for each in events:
+        apply_step(clocks, each, at, troubled_at=float("-inf"))
+        note_loss(clocks, each, at)
+        at += every_s
+    return at
+
+
+def progress(clocks: Clocks, now: float) -> Progress:
+    found = read_progress(clocks, None, float("-inf"), now)
+    assert found is not None
+    return found
+
+
+def test_epochs_that_begin_anew_at_0_are_one_training_and_keep_what_was_learnt() -> None:
+    clocks: Clocks = {}
+    epoch = [event(step, total=100) for step in range(0, 101, 10)]
+    end = feed(clocks, epoch * 3)
+    seen = progress(clocks, end)
+    assert (seen.step, seen.begun_anew, seen.steps_seen) == (100, 2, 33)
+    assert seen.age_s == 10.0
+    assert len(seen.intervals_s) == 31
+    assert seen.step_s == 1.0
+
+
+def test_epochs_without_a_total_keep_what_was_learnt_too() -> None:
+    clocks: Clocks = {}
+    end = feed(clocks, [event(step) for _ in range(3) for step in range(0, 100, 10)])
+    seen = progress(clocks, end)
+    assert seen.begun_anew == 2
+    assert seen.steps_seen > 20
+    assert len(seen.intervals_s) > 20
+
+
+def test_a_program_that_goes_on_from_a_checkpoint_begins_to_learn_anew() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(step) for step in range(0, 1000, 10)])
+    end = feed(clocks, [event(step) for step in range(500, 540, 10)], at)
+    seen = progress(clocks, end)
+    assert (seen.step, seen.first_step, seen.steps_seen, seen.begun_anew) == (530, 500, 4, 1)
+    assert len(seen.intervals_s) == 2
+
+
+def test_a_bar_of_an_evaluation_inside_the_bar_of_the_training_takes_nothing_away() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(step, "tqdm", 1000) for step in range(1, 61)])
+    at = feed(clocks, [event(step, "tqdm", 25) for step in range(26)], at, 2.0)
+    seen = progress(clocks, at)
+    assert (seen.step, seen.total_steps, seen.begun_anew) == (60, 1000, 0)
+    assert seen.age_s == 2.0  # the evaluation goes on
+    at = feed(clocks, [event(step, "tqdm", 1000) for step in range(61, 70)], at)
+    assert progress(clocks, at).steps_seen == 69
+
+
+def test_a_bar_of_the_data_gives_way_to_that_of_the_training() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(step, "tqdm", 5000) for step in range(0, 5001, 10)], every_s=1.0)
+    at = feed(clocks, [event(step, "tqdm", 1000) for step in range(1, 4)], at + 300)
+    assert (progress(clocks, at).step, progress(clocks, at).steps_seen) == (3, 3)
+
+
+def test_a_bar_of_the_data_that_never_showed_its_end_is_left_in_time() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(step, "tqdm", 5000) for step in range(0, 4999, 10)], every_s=1.0)
+    at = feed(clocks, [event(step, "tqdm", 1000) for step in range(1, 70)], at)
+    assert progress(clocks, at).total_steps == 1000
+
+
+def test_a_fraction_of_epochs_is_progress_and_never_a_step() -> None:
+    clocks: Clocks = {}
+    end = feed(clocks, [event(count=number / 100, pattern="hf_trainer_epoch") for number in range(30)])
+    seen = progress(clocks, end + 50)
+    assert (seen.step, seen.step_known, seen.first_step, seen.total_steps) == (0, False, None, None)
+    assert (seen.age_s, seen.rose_age_s, seen.steps_seen) == (60.0, 60.0, 30)
+    assert seen.intervals_s == (10.0,) * 28
+    assert seen.step_s is None
+
+
+def test_a_fraction_that_stays_is_no_progress() -> None:
+    clocks: Clocks = {}
+    assert apply_step(clocks, event(count=0.34, pattern="hf_trainer_epoch"), 0.0, float("-inf"))
+    assert not apply_step(clocks, event(count=0.34, pattern="hf_trainer_epoch"), 10.0, float("-inf"))
+    assert apply_step(clocks, event(count=0.35, pattern="hf_trainer_epoch"), 20.0, float("-inf"))
+
+
+def test_a_counter_of_steps_gives_the_step_however_often_another_rises() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(count=float(number), pattern="tokens") for number in range(100)])
+    end = feed(clocks, [event(5, "tqdm", 1000)], at)
+    seen = progress(clocks, end)
+    assert (seen.step, seen.step_known) == (5, True)
+
+
+def test_a_loss_beside_the_epoch_is_of_the_step_that_the_bar_shows() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(step, "tqdm", 1000) for step in range(1, 11)])
+    feed(clocks, [event(count=0.34, pattern="hf_trainer_epoch", loss=2.5)], at)
+    main = main_clock(clocks)
+    assert main is not None
+    assert [(point.step, point.loss) for point in main.losses] == [(10, 2.5)]
+
+
+def test_a_log_with_ever_new_bars_holds_no_memory() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(step) for step in range(50)])
+    feed(clocks, [event(1, "tqdm", total) for total in range(1000, 3000)], at, 0.01)
+    assert len(clocks) <= MAX_CLOCKS

@@ -164,6 +164,8 @@ class SlurmNodeView(Value, frozen=True, kw_only=True):
     state: str
     """In capitals, such as IDLE, ALLOCATED, DOWN*, MIXED+DRAIN."""
     reason: str = ""
+    back_at: float | None = None
+    """When it was given back after it had been taken away (maintenance, power saving, drain); None if it was not seen to be."""
 
 
 class StepTime(Value, frozen=True, kw_only=True):

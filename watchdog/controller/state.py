@@ -30,6 +30,7 @@ from watchdog.controller.run import (
     started_at,
     training_step,
 )
+from watchdog.detect.nodes import away_on_purpose
 from watchdog.detect.view import (
     Checkpoint,
     ClusterView,
@@ -106,9 +107,7 @@ class ClusterState:
         self.jobs = {job.job_id: job for job in view.jobs}
         self._job_ids = {job.process_id: job.job_id for job in view.jobs}
         self.node_addresses = {node.name: node.address for node in view.nodes}
-        self._slurm_nodes = tuple(
-            SlurmNodeView(name=node.name, state=node.state, reason=node.reason) for node in view.nodes
-        )
+        self._note_slurm_nodes(view, now)
         self._on_node = {}
         for job in view.jobs:
             for name in job.nodes if job.state in HOLDS_NODES else ():
@@ -117,6 +116,18 @@ class ClusterState:
             self.apply_job(job, now, wall)
         for job_id in [job_id for job_id in self._runs if job_id not in self.jobs]:
             self.history.leave(self._runs.pop(job_id), now)
+
+    def _note_slurm_nodes(self, view: SlurmView, now: float) -> None:
+        """Slurm's words about nodes, and since when each is not away any more, for those that were."""
+        before = {node.name: node for node in self._slurm_nodes}
+        found = []
+        for node in view.nodes:
+            old, away = before.get(node.name), away_on_purpose(node.state)
+            back_at = old.back_at if old is not None else None
+            if old is not None and away_on_purpose(old.state) and not away:
+                back_at = now
+            found.append(SlurmNodeView(name=node.name, state=node.state, reason=node.reason, back_at=back_at))
+        self._slurm_nodes = tuple(found)
 
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""

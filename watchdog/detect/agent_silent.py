@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from watchdog.detect.nodes import away_on_purpose, expected_away, is_down, jobs_by_node, share_silent
-from watchdog.detect.view import ClusterView, NodeView
+from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
 
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for each node that has ever reported. It is silent after the controller's `agent_silent_after`."""
-    states = {node.name: node.state for node in view.slurm_nodes}
+    states = {node.name: node for node in view.slurm_nodes}
     silent, jobs = set(view.silent_nodes), jobs_by_node(view)
     return [
         _judge(view, node, node.name in silent, states.get(node.name), jobs.get(node.name, ()))
@@ -17,14 +17,25 @@ def detect(view: ClusterView) -> list[Finding]:
     ]
 
 
+BOOT_S = 600.0
+"""A node that was just given back may still be starting, and its agent with it: ResumeTimeout of slurm.conf(5) is of this size."""
+
+
 def _judge(
-    view: ClusterView, node: NodeView, silent: bool, state: str | None, job_ids: tuple[str, ...]
+    view: ClusterView, node: NodeView, silent: bool, slurm: SlurmNodeView | None, job_ids: tuple[str, ...]
 ) -> Finding:
     age_s = view.now - node.reported_at
+    state = None if slurm is None else slurm.state
+    back_at = None if slurm is None else slurm.back_at
     truth, summary = Truth.OK, f"the agent of {node.name} reports"
     if silent and (away_on_purpose(state) or is_down(state) or state is None):
         # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster has no agent.
         summary = f"Slurm says that {node.name} is {state or 'no node of this cluster'}"
+    elif silent and back_at is not None and view.now - back_at < BOOT_S and node.reported_at < back_at:
+        truth, summary = (
+            Truth.UNKNOWN,
+            f"{node.name} was given back {view.now - back_at:.0f} s ago and may be starting",
+        )
     elif silent:
         truth = Truth.BAD
         jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else " No watched job runs there."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.builders import job, slurm_job
 from watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
@@ -67,6 +68,14 @@ def test_no_agent_is_silent_while_all_report() -> None:
 def test_a_node_that_was_taken_away_on_purpose_is_not_told(state: str) -> None:
     view = cluster(1, of=10, states={"n0": state})
     assert bad(agent_silent.detect(view) + node_down.detect(view)) == []
+
+
+def test_a_node_that_was_just_given_back_may_still_be_starting() -> None:
+    view = cluster(1, of=10)
+    for back_s, truth in ((30.0, Truth.UNKNOWN), (700.0, Truth.BAD)):
+        states = (SlurmNodeView(name="n0", state="IDLE", back_at=NOW - back_s), *view.slurm_nodes[1:])
+        nodes = (replace(view.nodes[0], reported_at=NOW - 5000.0), *view.nodes[1:])
+        assert agent_silent.detect(replace(view, slurm_nodes=states, nodes=nodes))[0].truth is truth
 
 
 def test_a_node_that_slurm_does_not_know_any_more_is_not_told() -> None:

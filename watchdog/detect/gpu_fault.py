@@ -61,11 +61,24 @@ def _by_gpu(node: NodeView) -> dict[str, tuple[SeenEvent, ...]]:
     found: dict[str, tuple[SeenEvent, ...]] = {}
     for seen in node.events:
         event = seen.event
-        place = event.gpu_uuid or by_address.get(event.pci_bus_id or "") or event.pci_bus_id
+        place = event.gpu_uuid or by_address.get(event.pci_bus_id or "") or _of_process(node, event.pid)
+        place = place or event.pci_bus_id
         about_gpu = event.xid is not None or event.name.startswith(GPU_EVENTS)
         if about_gpu and place:
             found[place] = (*found.get(place, ()), seen)
     return found
+
+
+def _of_process(node: NodeView, pid: int | None) -> str | None:
+    """The one GPU on which the process that a line names computes; None if there are several, or none is known.
+
+    Only for lines whose address belongs to no known GPU: where the addresses are not known, or the GPU is gone.
+    """
+    found = {
+        gpu.gpu.uuid for gpu in node.gpus if pid is not None and pid in (gpu.gpu.pids or ()) and gpu.gpu.uuid
+    }
+    addressed = any(gpu.gpu.pci_bus_id for gpu in node.gpus)
+    return found.pop() if len(found) == 1 and not addressed else None
 
 
 def is_hardware(seen: SeenEvent) -> bool:

@@ -99,6 +99,16 @@ def test_an_xid_is_over_after_its_time() -> None:
     assert all(f.truth is Truth.OK for f in gpu_fault.detect(view, SETTINGS))
 
 
+def test_where_no_address_is_known_the_process_in_the_line_tells_its_gpu() -> None:
+    cards = (card(0, pci_bus_id=None), card(1, pci_bus_id=None))
+    line = xid(79, FaultSeverity.CRITICAL, pci_bus_id="0000:9a:00.0", pid=101)
+    (found,) = faults(nodes(gpus=cards, events=(line,)))
+    assert found.culprits[0].gpu_uuid == "GPU-n1-1"
+    both = (card(0, pci_bus_id=None, pids=(101,)), card(1, pci_bus_id=None))
+    (found,) = faults(nodes(gpus=both, events=(line,)))
+    assert found.culprits[0].gpu_uuid is None
+
+
 def test_a_card_that_nvml_does_not_list_is_named_by_its_address() -> None:
     (found,) = faults(nodes(events=(xid(79, FaultSeverity.CRITICAL, pci_bus_id="0000:9a:00.0"),)))
     assert found.culprits[0].gpu_uuid is None

@@ -90,6 +90,10 @@ soak: $(STAMP)  ## floods, a driver that hangs and a day of ticks, for MINUTES=n
 	$(BIN)/python -m tests.bench soak --minutes $(MINUTES)
 MINUTES ?= 30
 
+.PHONY: accuracy
+accuracy: $(STAMP)  ## how well it judges: every case and 10,000 healthy job-hours, simulated (minutes; ARGS='case_05 healthy_day', ARGS=--help)
+	$(BIN)/python -m tests.accuracy $(ARGS)
+
 .PHONY: clean
 clean:  ## removes the environment and what the tools left
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,10 +10,18 @@ from msgspec.structs import replace
 
 from tests.unit.builders import cluster, job, progress, seen, slurm_job
 from watchdog.detect.log_error import detect
-from watchdog.detect.view import Checkpoint, EndedJob, ErrorLine, LoggedError, PastRun
+from watchdog.detect.view import (
+    Checkpoint,
+    EndedJob,
+    ErrorLine,
+    LoggedError,
+    NodeView,
+    PastRun,
+    SeenEvent,
+)
 from watchdog.detector_config import CollectiveHang
 from watchdog.diagnose.log_errors import find_cause, locate, work_lost
-from watchdog.model import Event, EventKind, Finding, Truth
+from watchdog.model import Event, EventKind, FaultSeverity, Finding, NodeEvent, Truth
 from watchdog.progress import parse_line
 
 NOW = 10_000.0
@@ -119,6 +127,23 @@ def test_the_last_words_of_a_run_that_names_nobody_are_waited_for() -> None:
     for line, truth in ((plain, Truth.UNKNOWN), (KEY_ERROR[1], Truth.BAD)):
         late = replace(ended(line), ended_at=NOW - 5.0)
         assert [f.truth for f in detect(cluster(ended=(late,)), Settings(), CollectiveHang())] == [truth]
+
+
+def test_what_the_kernel_said_at_that_time_is_a_fact_and_names_nobody() -> None:
+    line = "oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=103,uid=1000"
+    kill = NodeEvent(source="kernel_log", name="oom_kill", severity=FaultSeverity.ERROR, age_s=0, line=line)
+    seen_at = tuple(SeenEvent(at=at, event=kill) for at in (NOW - 3000, NOW - 45))
+    nodes = tuple(NodeView(name=name, reported_at=NOW, events=seen_at) for name in ("n2", "n9"))
+    view = cluster(ended=(ended(state="OUT_OF_MEMORY"),), nodes=nodes)
+    (finding,) = detect(view, Settings(), CollectiveHang())
+    assert [fact for fact in finding.facts if "kernel" in fact] == [f"the kernel of n2: {line}"]
+    assert finding.culprits == ()
+
+
+def test_a_task_that_slurm_saw_run_out_of_memory_is_named() -> None:
+    finding = judge_ended(*LOST, (40.0, "srun: error: n2: task 3: Out Of Memory"), *SUMMED_UP[1:])
+    assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
+    assert "the kernel killed it" in finding.summary
 
 
 def test_of_a_requeued_run_the_cause_is_told_under_its_own_number() -> None:

@@ -109,6 +109,7 @@ ERRORS = [
     ("bus_error", "Fatal Python error: Bus error", None),
     ("abort", "[default3]:terminate called after throwing an instance of 'std::runtime_error'", None),
     ("oom_kill", "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.", None),
+    ("oom_kill", "srun: error: n2: task 3: Out Of Memory", None),
     ("host_oom", "OSError: [Errno 12] Cannot allocate memory", None),
     ("host_oom", "[rank1]:   what():  std::bad_alloc", 1),
     ("time_limit", "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO TIME LIMIT ***", None),

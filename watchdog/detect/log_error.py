@@ -41,7 +41,7 @@ def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list
     """One finding for each run that goes on, and for each that ended a while ago."""
     findings = []
     for job in view.jobs:
-        findings.append(_judge_running(job, view.now, settings, limits))
+        findings.append(_judge_running(job, view, settings, limits))
     for job in view.waiting:
         if not job.past or job.job.state == "COMPLETING":
             findings.append(_finding(job.job.job_id, job.job.restarts, "it is not over yet"))
@@ -66,8 +66,8 @@ def _finding(job_id: str, restarts: int, summary: str, truth: Truth = Truth.UNKN
 # ---------------------------------------------------------------------------------------- a run that goes on
 
 
-def _judge_running(job: JobView, now: float, settings: Settings, limits: LimitSettings) -> Finding:
-    job_id = job.job.job_id
+def _judge_running(job: JobView, view: ClusterView, settings: Settings, limits: LimitSettings) -> Finding:
+    job_id, now = job.job.job_id, view.now
     finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
     if job.job.state != "RUNNING":
         return finding
@@ -94,9 +94,9 @@ def _judge_running(job: JobView, now: float, settings: Settings, limits: LimitSe
             summary=f"{_who(cause)} of job {job_id} logged an error {age_s:.0f} s ago: {cause.error.line}",
         )
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
-    return _accuse(
-        finding, cause, run, f"Job {job_id} has made no step since an error {after}", age_s, (waited,)
-    )
+    facts = (waited, *_kernel_words(view, job.job.nodes, cause.error.at))
+    what = f"Job {job_id} has made no step since an error {after}"
+    return _accuse(finding, cause, run, what, age_s, facts)
 
 
 def _waited(
@@ -136,9 +136,9 @@ def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: Settings
     if cause is None or cause.from_outside or (cause.only_consequence and cause.pattern != "nccl_watchdog"):
         return finding
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
-    return _accuse(
-        finding, cause, run, f"Run {run.restarts} of job {job_id} ended {after}", age_s, ("it was requeued",)
-    )
+    what = f"Run {run.restarts} of job {job_id} ended {after}"
+    told = _accuse(finding, cause, run, what, age_s, ("it was requeued",))
+    return replace(told, severity=Severity.WARNING)  # it goes on; what it cost is in the facts
 
 
 def _is_named(cause: Cause | None) -> bool:
@@ -162,7 +162,8 @@ def _judge_ended(ended: EndedJob, view: ClusterView, settings: Settings) -> Find
     if cause is None or (cause.only_consequence and job.state != "FAILED"):
         if job.state == "FAILED":  # nothing was logged that says so: an exit code can mean anything
             return finding
-        facts = (*work_lost(run), *((f"last words: {cause.error.line}",) if cause is not None else ()))
+        facts = (*_kernel_words(view, job.nodes, ended.ended_at), *work_lost(run))
+        facts += tuple([f"last words: {cause.error.line}"] if cause is not None else [])
         return replace(
             finding,
             truth=Truth.BAD,
@@ -171,10 +172,28 @@ def _judge_ended(ended: EndedJob, view: ClusterView, settings: Settings) -> Find
             facts=facts,
             lasted_s=age_s,
         )
-    return _accuse(finding, cause, run, ended_so, age_s, (f"Slurm says {job.state}",))
+    facts = (f"Slurm says {job.state}", *_kernel_words(view, job.nodes, ended.ended_at))
+    return _accuse(finding, cause, run, ended_so, age_s, facts)
 
 
 # ---------------------------------------------------------------------------------------- the sentence
+
+KERNEL_WORDS = frozenset(
+    {"oom_kill", "segfault", "xid", "gpu_off_the_bus", "memory_failure", "filesystem_read_only", "no_space"}
+)
+"""What a kernel says of the death of a process, or of what it died of."""
+KERNEL_BEFORE_S, KERNEL_AFTER_S = 120.0, 30.0
+
+
+def _kernel_words(view: ClusterView, nodes: tuple[str, ...], at: float) -> tuple[str, ...]:
+    """What the kernels of the job's nodes said about that time. It may be about another job there, so it names nobody."""
+    return tuple(
+        f"the kernel of {node.name}: {seen.event.line[:200]}"
+        for node in view.nodes
+        if node.name in nodes
+        for seen in node.events
+        if seen.event.name in KERNEL_WORDS and at - KERNEL_BEFORE_S <= seen.at <= at + KERNEL_AFTER_S
+    )[:4]
 
 
 def _who(cause: Cause) -> str:

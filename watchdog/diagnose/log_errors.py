@@ -24,7 +24,7 @@ STEP_SLACK_S = 2.0
 """A step that is logged so soon after an error may have been made before it, by the ranks that had not noticed yet."""
 FELT = frozenset({"peer_lost", "nccl_error", "nccl_watchdog", "terminated", "interrupted"})
 """Consequences that a rank itself says, as the last line of its traceback."""
-NAMED_BY_SLURM = frozenset({"task_exit", "segmentation_fault", "bus_error"})
+NAMED_BY_SLURM = frozenset({"task_exit", "segmentation_fault", "bus_error", "oom_kill"})
 """Rows that match srun's line about a task that ended."""
 FEW_SILENT = 0.25
 """Those that say nothing in a cascade are named if they are at most this share of the ranks."""

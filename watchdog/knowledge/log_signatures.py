@@ -46,7 +46,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("segmentation_fault", ("segmentation fault",), r"Segmentation fault"),
     _row("bus_error", ("bus error",), r"\bBus error\b"),
     _row("abort", ("terminate called",), r"terminate called after throwing an instance of"),
-    _row("oom_kill", ("oom-kill", "oom_kill", "oom kill"), r"oom[-_ ]kill|Detected \d+ oom_kill event"),
+    _row("oom_kill", ("oom-kill", "oom_kill", "oom kill", "out of memory"), r"oom[-_ ]kill|Detected \d+ oom_kill event|srun: error: .*: tasks? [\d,-]+: Out Of Memory"),
     _row("host_oom", ("cannot allocate memory", "bad_alloc", "memoryerror"), r"Cannot allocate memory|std::bad_alloc|\bMemoryError\b"),
     _row("time_limit", ("due to",), r"CANCELLED AT .* DUE TO TIME LIMIT", consequence=True),
     _row("preempted", ("due to",), r"CANCELLED AT .* DUE TO PREEMPTION", consequence=True),

@@ -16,6 +16,8 @@ from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
 FEW = 0.25
 """At most this share of the ranks, and never half of them: more at once is an ending, or a node."""
+RESTING = 0.8
+"""Share of the survivors' GPUs."""
 
 
 class Settings(Protocol):
@@ -53,6 +55,11 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
         return replace(
             finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
         )
+    if _survivors_rest(job):
+        return replace(
+            finding,
+            summary=f"rank {first.process.rank} of job {job_id} is gone, and nobody waits for it: it is ending",
+        )
     if age_s < gone_for_s:
         return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
     culprits = tuple(
@@ -71,4 +78,16 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
         culprits=culprits,
         facts=tuple(f"last words: {line}" for line in words),
         lasted_s=age_s,
+    )
+
+
+def _survivors_rest(job: JobView) -> bool:
+    """Whether the GPUs of the ranks that are left are known to do (nearly) nothing: whoever waits in a collective spins at 100 %."""
+    living = {rank.process.rank for rank in job.ranks if rank.alive}
+    seats = [each for each in job.gpus if each.rank in living]
+    idle = [each for each in seats if each.view.idle_since is not None]
+    return (
+        bool(seats)
+        and len({each.rank for each in seats}) >= len(living) / 2
+        and len(idle) >= RESTING * len(seats)
     )

@@ -93,6 +93,12 @@ def test_what_may_be_an_ending_or_is_not_known_is_not_told(view: JobView) -> Non
     assert died(view).truth is Truth.UNKNOWN
 
 
+def test_where_the_survivors_gpus_rest_the_job_is_ending() -> None:
+    everybody = {rank: 10.0 for rank in range(8)}
+    assert died(eight((5, 9.0), gpus=gpus(everybody))).truth is Truth.UNKNOWN
+    assert died(eight((5, 9.0), gpus=gpus({5: 10.0}))).truth is Truth.BAD
+
+
 def test_a_job_that_makes_steps_without_the_rank_is_well() -> None:
     assert died(eight((5, 60.0), progress=progress(2.0))).truth is Truth.OK
 

@@ -94,7 +94,7 @@ def test_what_may_be_an_ending_or_is_not_known_is_not_told(view: JobView) -> Non
 
 
 def test_where_the_survivors_gpus_rest_the_job_is_ending() -> None:
-    everybody = {rank: 10.0 for rank in range(8)}
+    everybody = dict.fromkeys(range(8), 10.0)
     assert died(eight((5, 9.0), gpus=gpus(everybody))).truth is Truth.UNKNOWN
     assert died(eight((5, 9.0), gpus=gpus({5: 10.0}))).truth is Truth.BAD
 

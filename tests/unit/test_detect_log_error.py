@@ -206,7 +206,7 @@ def test_in_a_cascade_of_timeouts_the_one_that_says_nothing_is_named() -> None:
 def test_slurms_own_word_is_enough_for_memory_and_for_a_lost_node() -> None:
     finding = judge_ended(state="OUT_OF_MEMORY")
     assert (finding.truth, finding.culprits) == (Truth.BAD, ())
-    assert judge_ended(state="FAILED").truth is Truth.OK
+    assert detect(cluster(ended=(ended(state="FAILED"),)), Settings(), CollectiveHang()) == []
 
 
 def test_the_node_of_a_line_is_where_its_rank_runs_not_where_the_log_is_read() -> None:

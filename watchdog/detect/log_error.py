@@ -20,6 +20,8 @@ from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
 FAILED = frozenset({"FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"})
 """States of a run that ended by itself, and not well (squeue(1), job state codes)."""
+SLURMS_WORD = FAILED - {"FAILED"}
+"""Of these, the ones that say by themselves what happened: an exit code can mean anything."""
 ALL_GONE_S = 60.0
 """Where no rank is left Slurm ends the job, or its script tries again: it gets so long."""
 
@@ -38,7 +40,7 @@ class Settings(Protocol):
 
 
 def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list[Finding]:
-    """One finding for each run that goes on, and for each that ended a while ago."""
+    """One finding for each run that goes on, and for each that is over and of which there is anything to say."""
     findings = []
     for job in view.jobs:
         findings.append(_judge_running(job, view, settings, limits))
@@ -46,10 +48,11 @@ def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list
         if not job.past or job.job.state == "COMPLETING":
             findings.append(_finding(job.job.job_id, job.job.restarts, "it is not over yet"))
     for job in (*view.jobs, *view.waiting):
-        findings += [_judge_past(job.job.job_id, run, view, settings) for run in job.past]
+        findings += [_judge_past(job.job.job_id, run, view, settings) for run in job.past if run.errors]
     for ended in view.ended:
-        findings += [_judge_past(ended.job.job_id, run, view, settings) for run in ended.past]
-        findings.append(_judge_ended(ended, view, settings))
+        findings += [_judge_past(ended.job.job_id, run, view, settings) for run in ended.past if run.errors]
+        if ended.run is not None and (ended.run.errors or ended.job.state in SLURMS_WORD):
+            findings.append(_judge_ended(ended, ended.run, view, settings))
     return findings
 
 
@@ -145,11 +148,11 @@ def _is_named(cause: Cause | None) -> bool:
     return cause is not None and not cause.only_consequence and cause.error.rank is not None
 
 
-def _judge_ended(ended: EndedJob, view: ClusterView, settings: Settings) -> Finding:
-    job, run = ended.job, ended.run
+def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: Settings) -> Finding:
+    job = ended.job
     finding = _finding(job.job_id, job.restarts, f"job {job.job_id} is {job.state}", Truth.OK)
     age_s = view.now - ended.ended_at
-    if run is None or job.state not in FAILED:
+    if job.state not in FAILED:
         return finding
     if age_s > settings.recent:
         return replace(finding, summary=f"job {job.job_id} ended {age_s:.0f} s ago")
@@ -159,9 +162,9 @@ def _judge_ended(ended: EndedJob, view: ClusterView, settings: Settings) -> Find
     after = "before its first step was seen" if run.last_step is None else f"after step {run.last_step}"
     ended_so = f"Job {job.job_id} ended {job.state} {after}"
     down = tuple(n.name for n in view.slurm_nodes if n.name in job.nodes and is_down(n.state))
-    if cause is None or (cause.only_consequence and job.state != "FAILED"):
-        if job.state == "FAILED":  # nothing was logged that says so: an exit code can mean anything
-            return finding
+    if cause is None and job.state not in SLURMS_WORD:
+        return finding
+    if cause is None or (cause.only_consequence and job.state in SLURMS_WORD):
         facts = (*_kernel_words(view, job.nodes, ended.ended_at), *work_lost(run))
         facts += tuple([f"last words: {cause.error.line}"] if cause is not None else [])
         return replace(

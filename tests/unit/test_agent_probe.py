@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from watchdog import clock
 from watchdog.agent.probe import MAX_HUNG_OF_GROUP, Answer, Probes, ProbesLost
+from watchdog.agent.probe_child import _work_for_ever, child_main, frame
 from watchdog.runner import wait_readable
 
 
@@ -411,3 +413,17 @@ def test_after_a_pause_of_its_own_the_agent_accuses_no_child(asker: Asker) -> No
     asker.probes.poll(now + 130)
     asker.probes.poll(now + 135)
     assert [answer.timed_out for answer in asker.answers] == [False, True]
+
+
+def test_a_child_whose_answer_nobody_waits_for_goes_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(frame([1, "echo", "x"]))
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        ours.close()
+        child_main(lambda: _work_for_ever(theirs.detach(), "a", -1, {"echo": echo}, parent))
+    theirs.close()
+    ours.recv(1, socket.MSG_PEEK)  # its answer is there
+    ours.close()
+    os.waitpid(child, 0)
+    assert capfd.readouterr().err == ""

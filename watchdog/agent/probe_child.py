@@ -6,6 +6,7 @@ the answer itself [number, value, error]. Number 0 is about whatever was asked. 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -133,7 +134,8 @@ def _work_for_ever(fd: int, key: str, uid: int, functions: Mapping[str, Function
     _die_with_parent(parent)  # after the change of user, which resets it
     os.chdir("/")
     state: dict[str, Any] = {"key": key}
-    with socket.socket(fileno=fd) as sock:
+    # An agent that lets go without waiting for the answer is no failure of ours.
+    with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         inbox = bytearray()
         while data := sock.recv(1 << 14):
             inbox += data

@@ -19,6 +19,7 @@ from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.mount import MountCollector
 from watchdog.agent.evidence.stacks import choose, find_py_spy
 from watchdog.agent.file_actions import MAX_CONTENT
+from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.replies import MAX_COMMANDS
 from watchdog.model import (
@@ -148,8 +149,9 @@ class Commands:
         _check_place(command.mount)
         _check_place(command.directory)
         uid = self._uid(command.uid)
-        device = self._device(command.mount)
-        return self.mount_collector.command(command, now, self.deadline_s, uid, device, self._answer)
+        mount = self._mount(command.mount)
+        device, fs_type = (mount.device, mount.fs_type) if mount is not None else (None, None)
+        return self.mount_collector.command(command, now, self.deadline_s, uid, device, self._answer, fs_type)
 
     def _answer(self, result: CommandResult) -> None:
         self._results.append(result)
@@ -230,8 +232,8 @@ class Commands:
                 f"job {job_id} is in run {here} on {self.node}, the command is about run {restarts}"
             )
 
-    def _device(self, mount: str) -> str | None:
-        return next((each.device for each in reversed(self.logs.mounts) if each.point == mount), None)
+    def _mount(self, point: str) -> Mount | None:
+        return next((each for each in reversed(self.logs.mounts) if each.point == point), None)
 
     # -- directories of kill switches --------------------------------------------------------------------------
 

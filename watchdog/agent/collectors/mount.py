@@ -120,7 +120,7 @@ class MountCollector:
 
     def command(
         self, command: ProbeMount, now: float, deadline_s: float, uid: int, device: str | None,
-        then: Callable[[CommandResult], None],
+        then: Callable[[CommandResult], None], fs_type: str | None = None,
     ) -> bool:  # fmt: skip
         """Writes and reads back on the command's mount, as `uid`. False: the child is busy, try again.
 
@@ -135,7 +135,7 @@ class MountCollector:
             row = msgspec.structs.replace(row, seconds=since_s)
             then(CommandResult(command_id=command.id, ok=True, probe=row))
             return True
-        place = Wanted(command.directory, uid, device)
+        place = Wanted(command.directory, uid, device, fs_type)
         take = partial(self._take_command, command.id, then)
         return self._ask(command.mount, place, True, now, deadline_s, take)
 

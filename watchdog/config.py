@@ -28,6 +28,7 @@ from watchdog.config_types import (
     split_address,
 )
 from watchdog.detector_config import Detectors
+from watchdog.own_patterns import MAX_PATTERNS, problem_of
 
 
 class Agent(Section):
@@ -186,6 +187,12 @@ class Jobs(Section):
         description="Where jobs keep their checkpoints, such as '{workdir}/checkpoints': Megatron, DeepSpeed, PyTorch DCP, "
         "Hugging Face and Lightning layouts are recognised. Directories that a trainer's command line names are found anyway.",
     )
+    progress_patterns: list[str] = Field(
+        [],
+        description="Regular expressions for log lines of your own trainers, tried before those that are built in: 'it (?P<step>[0-9]+)/"
+        "(?P<total>[0-9]+) L=(?P<loss>[0-9.]+) t=(?P<step_seconds>[0-9.]+)s'. Groups: step (or tokens), total, loss, step_seconds. They "
+        "see a line's first 300 characters; one that may take very long on some line is refused.",
+    )
     opt_out_comment: str = Field(
         "watchdog=off", description="A job with these words in its --comment is watched and never touched."
     )
@@ -208,6 +215,12 @@ class Jobs(Section):
             check_template(
                 template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_directories[{index}]", problems
             )
+        if len(self.progress_patterns) > MAX_PATTERNS:
+            problems.append(f"jobs.progress_patterns: more than {MAX_PATTERNS} patterns")
+        for index, pattern in enumerate(self.progress_patterns):
+            problem = problem_of(pattern)
+            if problem is not None:
+                problems.append(f"jobs.progress_patterns[{index}]: {pattern[:80]!r} {problem}")
         refuse(problems)
         return self
 

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 
-from watchdog.knowledge.progress_patterns import MAPPING_NEEDLES
+from msgspec.structs import replace
+
+from watchdog.knowledge.progress_patterns import MAPPING_NEEDLES, Pattern
 from watchdog.progress import ALL_ROWS, LogFact, Rows, parse_line
 
 PIECE = 128 * 1024
@@ -98,16 +100,18 @@ COVER = _cover(
 """In the shape of each line that can say anything, one of these is."""
 
 
-def scan(block: bytes, seen: Seen | None = None) -> Scan:
+def scan(block: bytes, seen: Seen | None = None, own: tuple[Pattern, ...] = ()) -> Scan:
     """The facts of whole lines, each ended by a line feed (the last one may lack it); a carriage return ends none.
 
     With a `Seen` that is given again for the next block, what is said a thousand times is parsed IN_FULL times and then
     sampled. Without: each block for itself. Every line of a shape that has not been seen before is always parsed.
+
+    With patterns of a site's `own`, which have no needles, each shape may say something: it costs a few times as much.
     """
     seen = Seen() if seen is None else seen
     found = Scan()
     for piece in _pieces(block):
-        _scan_piece(piece, seen, found)
+        _scan_piece(piece, seen, found, own)
     return found
 
 
@@ -122,14 +126,14 @@ def _pieces(block: bytes) -> Iterator[bytes]:
     yield block[start:] if start else block
 
 
-def _scan_piece(piece: bytes, seen: Seen, found: Scan) -> None:
+def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...]) -> None:
     plain = piece
     if b"\x1b" in piece:
         plain = _ESCAPES.sub(b"", piece)
     if not plain.isascii():
         plain = plain.replace(_KELVIN, b"k")
     shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
-    loud = _loud(set(shapes))
+    loud = set(shapes) if own else _loud(set(shapes))
     titled: set[bytes] = set()
     lines = piece.split(b"\n") if loud or _TITLE in piece else []
     if _TITLE in piece:
@@ -143,14 +147,14 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan) -> None:
     facts: list[tuple[int, str, LogFact]] = []
     for shape, places in _groups(hits, shapes).items():
         first = shapes[places[0]]
-        in_full = IN_FULL if _rows(first, first in titled).signatures else STEPS_IN_FULL
+        in_full = IN_FULL if _rows(first, first in titled, own).signatures else STEPS_IN_FULL
         chosen = _chosen(places, in_full - seen.parsed.get(shape, 0))
         seen.add(shape, len(chosen))
         found.parsed += len(chosen)
         before = len(facts)
         for at in chosen:
             text = lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
-            fact = parse_line(text, _rows(shapes[at], shapes[at] in titled))
+            fact = parse_line(text, _rows(shapes[at], shapes[at] in titled, own))
             if fact is not None:
                 facts.append((at, text, fact))
         if len(facts) > before:
@@ -173,20 +177,21 @@ def _loud(shapes: set[bytes]) -> set[bytes]:
     return hits
 
 
-def _rows(shape: bytes, everything: bool) -> Rows:
+def _rows(shape: bytes, everything: bool, own: tuple[Pattern, ...]) -> Rows:
     """The rows that a line of this shape may match."""
     if everything:
-        return ALL_ROWS
-    return _rows_of(shape) if len(shape) <= MAX_SHAPE_BYTES else _rows_of.__wrapped__(shape)
+        return replace(ALL_ROWS, own=own)
+    return _rows_of(shape, own) if len(shape) <= MAX_SHAPE_BYTES else _rows_of.__wrapped__(shape, own)
 
 
 @lru_cache(maxsize=MAX_SHAPES)
-def _rows_of(shape: bytes) -> Rows:
+def _rows_of(shape: bytes, own: tuple[Pattern, ...]) -> Rows:
     return Rows(
         tuple(row for row in ALL_ROWS.signatures if _may_match(row.needles, shape)),
         tuple(row for row in ALL_ROWS.signs if _may_match(row.needles, shape)),
         tuple(row for row in ALL_ROWS.patterns if _may_match(row.needles, shape)),
         _may_match(MAPPING_NEEDLES, shape),
+        own,
     )
 
 

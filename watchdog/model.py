@@ -468,6 +468,8 @@ class JobWatch(Value, frozen=True, kw_only=True):
     """Where its checkpoints lie; looked at by its batch host only."""
     log_offsets: tuple[tuple[str, int], ...] = ()
     """(path, bytes): where this run's lines begin in files that earlier runs wrote; from 0 if a file is shorter."""
+    progress_patterns: tuple[str, ...] = ()
+    """Regular expressions of the site for lines that say a step; see watchdog.own_patterns."""
     kill_switch: str = ""
     """Its directory is made ready on this node, owned by the job's owner."""
 

@@ -46,6 +46,8 @@ MAX_LINE = 500
 _MAX_PARSED = 4096
 """No framework writes what we look for further to the right; a line of megabytes must not cost seconds."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+OWN_CHARS = 300
+"""Characters of a line that a site's own patterns see: they bound what such a pattern can cost."""
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 LONGEST_EPOCH = 1e9
 """Steps of an epoch whose length is not known: epoch and step become one number that rises."""
@@ -77,6 +79,8 @@ class Rows(msgspec.Struct, frozen=True):
     patterns: tuple[Pattern, ...]
     mapping: bool
     """Whether it may be JSON, or a dictionary, with a step."""
+    own: tuple[Pattern, ...] = ()
+    """What a site wrote itself (see watchdog.own_patterns); tried before all others."""
 
 
 ALL_ROWS = Rows(SIGNATURES, SIGNS, PATTERNS, True)
@@ -101,7 +105,8 @@ def parse_line(line: str, rows: Rows = ALL_ROWS) -> LogFact | None:
     """
     text, who = split_prefix(_plain(line))
     lower = text.lower()
-    fact = _error(text, lower, who, rows) or _sign(text, lower, who, rows)
+    fact = _own(text, who, rows) if rows.own else None
+    fact = fact or _error(text, lower, who, rows) or _sign(text, lower, who, rows)
     return fact or _progress(text, lower, who, rows)
 
 
@@ -136,6 +141,36 @@ def has_needle(needles: tuple[str, ...], lower: str) -> bool:
         if needle in lower:
             return True
     return False
+
+
+def _own(text: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
+    for row in rows.own:
+        match = row.regex.search(text, 0, OWN_CHARS)
+        if match is None:
+            continue
+        groups = match.groupdict()
+        step, tokens = _whole(groups.get("step")), _whole(groups.get("tokens"))
+        if step is None and tokens is None:
+            continue
+        loss = _number(groups.get("loss") or "")
+        seconds = _number(groups.get("step_seconds") or "")
+        return LogFact(
+            kind=EventKind.PROGRESS,
+            pattern=row.name,
+            step=step,
+            count=None if step is not None else tokens,
+            total_steps=_whole(groups.get("total")),
+            step_s=_step_seconds(text) if seconds is None else seconds,
+            loss=_loss(text) if loss is None else loss,
+            **who,
+        )
+    return None
+
+
+def _whole(text: str | None) -> int | None:
+    """A count as people write it: 1,234 or 12_000 or 12.0."""
+    value = _number(text or "")
+    return _count(value) if value is not None and isfinite(value) and value >= 0 else None
 
 
 def _error(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | None:

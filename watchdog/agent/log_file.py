@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from watchdog.agent.log_events import Item, condense, event_item
 from watchdog.agent.log_place import ANCHOR, Identity, Lines, Place, again, goes_on
 from watchdog.agent.probe import describe
+from watchdog.knowledge.progress_patterns import Pattern
 from watchdog.log_scan import Scan, Seen, scan
 from watchdog.model import EventKind
 from watchdog.progress import parse_line
@@ -50,6 +51,8 @@ class Tail:
     """Where this run's lines begin, if an earlier run wrote the file, too; or how far an earlier child has read it."""
     left: MutableMapping[Identity, Place] = field(default_factory=dict)
     """Files of the same job that are not open now."""
+    own: tuple[Pattern, ...] = ()
+    """Patterns of progress that the site wrote."""
     fd: int = -1
     place: Place | None = None
     size: int = 0
@@ -278,7 +281,7 @@ class Tail:
         """The end of a file that is seen for the first time: where the job stands, dated no younger than the file."""
         assert self.place is not None
         self.place.advance(data)
-        self._gather(scan(self.place.lines.feed(data)), age_s)
+        self._gather(scan(self.place.lines.feed(data), own=self.own), age_s)
         items, self._items = self._items, []
         last_step = max(
             (at for at, item in enumerate(items) if item["kind"] == EventKind.PROGRESS), default=-1
@@ -292,7 +295,7 @@ class Tail:
 
     def _take(self, whole: bytes, now: float, end: int) -> None:
         if whole:
-            self._gather(scan(whole, self._seen), self._age_s(now, end))
+            self._gather(scan(whole, self._seen, self.own), self._age_s(now, end))
             self._told = None
 
     def _age_s(self, now: float, end: int) -> float:

@@ -18,6 +18,8 @@ from watchdog import clock
 from watchdog.agent.log_events import Item, condense
 from watchdog.agent.log_file import Tail
 from watchdog.agent.log_place import Identity, Place
+from watchdog.knowledge.progress_patterns import Pattern
+from watchdog.own_patterns import compile_patterns
 
 LOOK_BYTES = 32 * 1024**2
 LOOK_CPU_S = 0.25
@@ -39,7 +41,8 @@ Key = tuple[str, str]
 def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     """One look at all files of this child.
 
-    Given {"files": [[job, path, start or None]…], "globs": [[job, pattern]…], "taken": token}.
+    Given {"files": [[job, path, start or None]…], "globs": [[job, pattern]…], "own": {job: [pattern of progress…]},
+    "taken": token}.
     Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset, lag, skipped}…], "token": …,
     "globs": [[job, pattern, [path…]]…]}; patterns are in it only when they were looked up anew. Files that are no longer
     named are closed.
@@ -49,6 +52,7 @@ def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     """
     now, wall = clock.monotonic(), clock.wall()
     tails = _tails(args["files"], state)
+    _give_patterns(tails, args.get("own", {}), state)
     twins = _look(tails, now, wall)
     _read_in_turns(tails, state, now, wall)
     news = {key: tail.take() for key, tail in tails.items()}
@@ -81,6 +85,16 @@ def _tails(files: list[list[Any]], state: dict[str, Any]) -> dict[Key, Tail]:
         del left[job]
     state["tails"] = tails
     return tails
+
+
+def _give_patterns(tails: dict[Key, Tail], own: dict[str, list[str]], state: dict[str, Any]) -> None:
+    """Each tail gets the patterns of progress that its job's site wrote; they are compiled once."""
+    known: dict[tuple[str, ...], tuple[Pattern, ...]] = state.get("own", {})
+    state["own"] = {
+        texts: known.get(texts) or compile_patterns(texts) for texts in {tuple(each) for each in own.values()}
+    }
+    for (job, _), tail in tails.items():
+        tail.own = state["own"].get(tuple(own.get(job, ())), ())
 
 
 def _look(tails: dict[Key, Tail], now: float, wall: float) -> dict[Key, Tail]:

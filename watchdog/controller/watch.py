@@ -120,6 +120,7 @@ class Controller:
             log_offsets=tuple(starts.items()),
             checkpoint_trackers=_filled(self.config.jobs.checkpoint_trackers, job) if is_host else (),
             checkpoint_directories=_filled(self.config.jobs.checkpoint_directories, job) if is_host else (),
+            progress_patterns=tuple(self.config.jobs.progress_patterns),
             kill_switch=self.decider.kill_switch_path(job),
         )
 

@@ -57,9 +57,11 @@ class _Plan:
 
     files: list[list[str | int | None]] = field(default_factory=list)
     globs: list[list[str]] = field(default_factory=list)
+    own: dict[str, list[str]] = field(default_factory=dict)
+    """Of each job, the site's patterns of progress."""
 
     def question(self, taken: str | None) -> dict[str, Any]:
-        return {"files": self.files, "globs": self.globs, "taken": taken}
+        return {"files": self.files, "globs": self.globs, "own": self.own, "taken": taken}
 
 
 @dataclass
@@ -218,7 +220,10 @@ class JobLogs:
             for path in self._paths(job_id, environs.get(job_id, {})):
                 key = self.key_of(path, uid)
                 start = self._read_so_far((job_id, path), starts.get(path))
-                plan.setdefault((key, uid), _Plan()).files.append([job_id, path, start])
+                planned = plan.setdefault((key, uid), _Plan())
+                planned.files.append([job_id, path, start])
+                if watch is not None and watch.progress_patterns:
+                    planned.own[job_id] = list(watch.progress_patterns)
                 followed.append((job_id, path))
                 since_s = self.probes.hung_since(key, now)
                 if since_s is not None:

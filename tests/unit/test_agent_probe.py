@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -421,6 +422,7 @@ def test_a_child_whose_answer_nobody_waits_for_goes_without_a_word(capfd: pytest
     parent, child = os.getpid(), os.fork()
     if child == 0:
         ours.close()
+        logging.getLogger().handlers.clear()  # pytest's: what is logged goes to standard error now
         child_main(lambda: _work_for_ever(theirs.detach(), "a", -1, {"echo": echo}, parent))
     theirs.close()
     ours.recv(1, socket.MSG_PEEK)  # its answer is there

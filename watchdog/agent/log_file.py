@@ -189,7 +189,12 @@ class Tail:
             same = known is not None and goes_on(fd, about.st_size, known)
             place = self._begin(fd, about, first) if known is None or not same else again(known, about)
             at_first = first and self.start is None and not same
-            backlog = os.pread(fd, BACKLOG, place.position) if at_first else b""
+            # No more than its size: a file of /proc has none, and reading it may take what others wait for.
+            backlog = (
+                os.pread(fd, min(BACKLOG, about.st_size - place.position), place.position)
+                if at_first
+                else b""
+            )
         except OSError:
             os.close(fd)
             raise

@@ -134,7 +134,9 @@ def test_stacks_that_are_there_decide_whatever_the_gpus_show() -> None:
 SAVES = {"r0": rank(0, 0.9), "g0": card(0, "idles")}
 HEALTHY = {
     "a checkpoint: rank 0 computes, the others spin in a barrier": four(**SAVES, age_s=1700.0),
-    "a checkpoint: rank 0 moves data": four(r0=rank(0, 0.05, 5e8), g0=card(0, "idles"), age_s=1700.0),
+    "a checkpoint: rank 0 moves data": four(
+        **{f"r{n}": rank(n, 0.05, 0.0 if n else 5e8) for n in range(4)}, g0=card(0, "idles"), age_s=1700.0
+    ),
     "a checkpoint: rank 0 waits for its disk again and again": four(
         r0=rank(0, 0.05, storage_age_s=3.0), g0=card(0, "idles"), age_s=1700.0
     ),

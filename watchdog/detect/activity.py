@@ -72,6 +72,8 @@ def standing(job: JobView, now: float, limit_s: float) -> Standing:
     ranks = [rank for rank in job.ranks if rank.alive]
     if any(each.writing for each in job.checkpoints_on_disk):
         return Standing(stands=False, why="a checkpoint is being written")
+    if not _all_known(job):
+        return Standing(why="not all ranks are known")
     seen = activities(job, ranks, now, limit_s / 2)
     by: dict[Doing, list[Activity]] = {doing: [a for a in seen if a.doing is doing] for doing in Doing}
     idle, spinning = by[Doing.IDLE], by[Doing.SPINS]
@@ -92,6 +94,13 @@ def standing(job: JobView, now: float, limit_s: float) -> Standing:
     )
     odd = idle if idle else _quiet_among_spinning(spinning)
     return Standing(stands=True, in_collective=in_collective, why=why, culprits=_culprits(_few(odd, seen)))
+
+
+def _all_known(job: JobView) -> bool:
+    """Whether no rank is missing from what is known, as far as anything tells how many there are."""
+    ranks = job.ranks
+    world = max((rank.process.world_size or 0 for rank in ranks), default=0)
+    return len(ranks) >= world and {rank.node for rank in ranks} >= set(job.job.nodes)
 
 
 def activities(
@@ -154,7 +163,9 @@ def _activity(
         doing, why = Doing.WORKS, "moves data"
     elif any(w.cpu_ratio is not None and w.cpu_ratio >= QUIET_CPU for w in workers):
         doing, why = Doing.WORKS, "has workers that compute"
-    elif doing is Doing.IDLE and quiet is None:
+    elif doing is Doing.IDLE and (
+        quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)
+    ):
         doing, why = Doing.UNKNOWN, "is not known well enough"
     elif doing is Doing.IDLE and not quiet:
         doing, why = Doing.WORKS, "computes"

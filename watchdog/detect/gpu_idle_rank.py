@@ -6,14 +6,13 @@ nothing is said while the log or the disk shows a checkpoint or an evaluation, n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.activity import FEW, is_on_storage, is_quiet
+from watchdog.detect.activity import FEW, Doing, activities, is_on_storage
 from watchdog.detect.limits import LimitSettings, progress_limit
-from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
+from watchdog.detect.view import ClusterView, JobView, RankGpu
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
 LEAST_STEPS = 3
@@ -64,11 +63,11 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
         return replace(finding, truth=Truth.UNKNOWN, summary=f"job {job_id} evaluates or saves")
     stands = progress.age_s >= max(settings.idle_for, progress_limit(job, hang).seconds)
     idle_for_s = settings.idle_for if stands else settings.idle_for_while_steps
-    processes: Mapping[int | None, ProcessView] = {rank.process.rank: rank for rank in job.ranks}
     idle = idle_ranks(job, now, idle_for_s)
     if not stands:
         idle = [each for each in idle if _steps_since(job, each.view.idle_since or now) >= LEAST_STEPS]
-    quiet = [each for each in idle if _waits(processes.get(each.rank))]
+    waiting = _waiting(job, now, idle_for_s) if idle else frozenset()
+    quiet = [each for each in idle if each.rank in waiting]
     if not quiet:
         return replace(finding, truth=Truth.UNKNOWN if idle else Truth.OK)
     culprits = tuple(_culprit(each, now) for each in quiet)
@@ -88,9 +87,11 @@ def _steps_since(job: JobView, at: float) -> int:
     return sum(1 for each in job.step_times if each.at > at)
 
 
-def _waits(process: ProcessView | None) -> bool:
-    """Whether the process does nothing, and a filesystem is not the reason: that is told by its own name."""
-    return process is not None and bool(is_quiet(process)) and not is_on_storage(process)
+def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | None]:
+    """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem is the reason, that is
+    told by its own name."""
+    seen = activities(job, [rank for rank in job.ranks if rank.alive], now, idle_for_s)
+    return frozenset(a.rank.process.rank for a in seen if a.doing is Doing.IDLE and not is_on_storage(a.rank))
 
 
 def _culprit(each: RankGpu, now: float) -> Culprit:

@@ -79,6 +79,15 @@ def test_a_death_without_a_word_counts_where_the_log_could_be_read() -> None:
     assert judge((run(0), run(1, log_read=False), run(2))).truth is Truth.UNKNOWN
 
 
+def test_a_run_that_was_over_before_anybody_could_look_counts_if_another_ones_log_tells_the_cause() -> None:
+    unseen = (run(0, log_read=False, unseen=True), run(1, log_read=False, unseen=True))
+    finding = judge((*unseen, run(2, ERROR)))
+    assert finding.truth is Truth.BAD
+    assert "in 1 of 3 runs" in finding.summary
+    assert finding.facts[0] == "run 0: over before it was seen, no step, said nothing"
+    assert judge((*unseen, run(2, log_read=False, unseen=True))).truth is Truth.UNKNOWN
+
+
 HEALTHY: dict[str, tuple[PastRun, ...]] = {
     "it restarted twice": DEAD[:2],
     "a run got further": (LONG, *DEAD[:2], run(3, ERROR, steps_seen=6, first_step=1001, last_step=1007)),

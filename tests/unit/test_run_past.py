@@ -61,6 +61,21 @@ def test_a_run_that_began_and_ended_between_two_listings_is_known_by_its_words()
     assert len(over.past) == 2
 
 
+def test_a_job_whose_first_run_was_too_short_to_be_seen_is_known_from_its_requeue_on() -> None:
+    cluster = Cluster()
+    other = {"job_id": "9", "raw_id": "9"}
+    for number in (1, 2, 3):
+        cluster.now += 10
+        cluster.slurm(state="PENDING", restarts=number, **other)
+    cluster.slurm(state="FAILED", restarts=3, **other)
+    (over,) = cluster.state.view(cluster.now).ended
+    assert over.run is not None and over.run.unseen
+    assert [(run.restarts, run.unseen, run.log_read) for run in over.past] == [
+        (1, True, False),
+        (2, True, False),
+    ]
+
+
 def test_of_many_errors_the_first_since_the_last_step_and_the_last_ones_stay() -> None:
     cluster = Cluster()
     cluster.step(1)

@@ -22,14 +22,9 @@ START_SLACK_S = 3.0
 ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 HOLDS_NODES = ACTIVE_STATES | {"CONFIGURING", "COMPLETING"}
 """States in which processes of the job may rightly be on its nodes."""
-GOES_ON = HOLDS_NODES | {
-    "PENDING",
-    "REQUEUED",
-    "REQUEUE_HOLD",
-    "REQUEUE_FED",
-    "SPECIAL_EXIT",
-    "RESV_DEL_HOLD",
-}
+WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+"""States of a job that will run."""
+GOES_ON = HOLDS_NODES | WAITS
 """States of a job that runs, or will."""
 
 ProcessKey = tuple[str, int, int]
@@ -104,6 +99,8 @@ class Run:
     """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
     started: bool = False
     """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
+    unseen: bool = False
+    """It was never seen running, and has run."""
     inactive_since: float | None = None
     log_starts: dict[str, int] = field(default_factory=dict)
     """Where this run's lines begin in the files of the run before."""
@@ -153,6 +150,7 @@ def past_run(run: Run, now: float) -> PastRun:
         checkpoint_step=_checkpoint_step(run, last_step),
         state=run.job.state,
         log_read=bool(run.log_offsets or run.clocks or run.errors.lines),
+        unseen=run.unseen,
         errors=logged_errors(run),
         error_ranks=run.errors.said_by(),
         ranks=len({p.rank for p, _, _ in run.processes.values() if p.role is Role.RANK}),
@@ -201,7 +199,7 @@ def reveal(run: Run) -> None:
             *run.past[:-1],
             replace(last, errors=tuple(error for error in last.errors if error.at <= since)),
         )
-    run.started = True
+    run.started = run.unseen = True
 
 
 def _checkpoint_step(run: Run, last_step: int | None) -> int | None:

@@ -20,6 +20,7 @@ from watchdog.controller.run import (
     ACTIVE_STATES,
     GOES_ON,
     HOLDS_NODES,
+    WAITS,
     ProcessKey,
     Rates,
     Run,
@@ -144,6 +145,10 @@ class ClusterState:
                     reveal(run)
                 run.inactive_since = now if run.inactive_since is None else run.inactive_since
                 run.job = job
+            elif job.restarts > 0 and job.state in WAITS:
+                self._runs[job.job_id] = new_run(
+                    job, now, None, wall
+                )  # the run before was too short to be seen
             elif self._acted_on.get(job.job_id) == job.restarts and job.state != "PENDING":
                 run = self._runs[job.job_id] = new_run(job, now, None, wall)
                 run.started, run.valid_from, run.inactive_since = True, started_at(job, now, wall), now

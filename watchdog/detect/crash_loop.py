@@ -1,7 +1,8 @@
 """`crash_loop`: a job restarts again and again and dies each time before its first new step.
 
-A run counts as died if it was short, its logs could be read, nobody ended it from outside (preemption, a requeue, a person), and it
-got no further than the runs before it. All of the last `runs` must have; a job that makes a new step is out of the loop.
+A run counts as died if it was short, nobody ended it from outside (preemption, a requeue, a person), and it
+got no further than the runs before it. What could not be read says nothing, unless the run was over before anybody could look, and
+another one's log tells the cause. All of the last `runs` must have died; a job that makes a new step is out of the loop.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from msgspec.structs import replace
 from watchdog.detect.view import ClusterView, JobView, PastRun
 from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause
 from watchdog.model import Finding, Kind, Severity, Truth
+
+QUICK_S = 30.0
+"""A log is found with the listing that shows the job and the report after it: 15 s by default, twice that if one is missed."""
 
 
 class Settings(Protocol):
@@ -58,6 +62,9 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: Settings
         if objection is not None:
             unread = not run.log_read
             return replace(finding, truth=Truth.UNKNOWN if unread else Truth.OK, summary=objection)
+    if not any(causes) and not all(run.log_read for run in recent):
+        unread_all = f"job {job_id} restarts again and again; its logs could not be read, so nobody knows why"
+        return replace(finding, truth=Truth.UNKNOWN, summary=unread_all)
     return _accuse(finding, job, recent, causes, now)
 
 
@@ -73,11 +80,12 @@ def _highest(runs: Sequence[PastRun]) -> int | None:
 def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun], within_s: float) -> str | None:
     """Why this run did not die in a loop, a sentence; None if it did."""
     name = f"run {run.restarts}"
-    if not run.log_read:
+    quick = run.unseen or run.ended_at - run.began_at < QUICK_S
+    if not run.log_read and not quick:
         return f"the logs of {name} could not be read: nobody knows how it ended"
     if cause is not None and cause.from_outside:
         return f"{name} was ended from outside: {cause.error.line}"
-    if run.ended_at - run.began_at > within_s:
+    if run.ended_at - run.began_at > within_s and not run.unseen:
         return f"{name} lasted {run.ended_at - run.began_at:.0f} s"
     highest = _highest(before)
     if highest is None or run.last_step is None:
@@ -99,7 +107,7 @@ def _accuse(
     if not known:
         why = "no line of its log says why"
     else:
-        every = "each time" if times == len(runs) else f"{times} times of {len(runs)}"
+        every = "each time" if times == len(runs) else f"in {times} of {len(runs)} runs"
         why = f"{every} {same[-1].words}: {same[-1].error.line[:200]}"
     where = f" It is always {culprits[0].node}: leave that node out." if one_node else ""
     at = _highest(runs)
@@ -122,4 +130,5 @@ def _accuse(
 def _line(run: PastRun, cause: Cause | None) -> str:
     said = "nothing" if cause is None else cause.error.line[:160]
     step = "no step" if run.last_step is None else f"step {run.last_step}"
-    return f"run {run.restarts}: {run.ended_at - run.began_at:.0f} s, {step}, said {said}"
+    lasted = "over before it was seen" if run.unseen else f"{run.ended_at - run.began_at:.0f} s"
+    return f"run {run.restarts}: {lasted}, {step}, said {said}"

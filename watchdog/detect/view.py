@@ -224,6 +224,8 @@ class PastRun(Value, frozen=True, kw_only=True):
     """Slurm's last word about it: FAILED, TIMEOUT, …; RUNNING or PENDING for one that was requeued."""
     log_read: bool = False
     """Whether an agent could read its logs: otherwise that nothing was logged means nothing."""
+    unseen: bool = False
+    """It began and ended between two listings of Slurm: only its number says that it was there."""
     errors: tuple[LoggedError, ...] = ()
     """Bounded: the first and the last ones, in the order of their coming."""
     error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -38,7 +38,8 @@ EXPECTED: dict[str, Expected] = {
     "filesystem_stall": Expected(
         ("filesystem_stall",), (("n0", 0),), 75, action="requeue", verdict="observed", exclude=("n0",)
     ),
-    "dead_rank_zombie": Expected(("dead_rank",), (("n1", 3),), 20, also=("lingering_job",)),
+    # Its last words say why it died: they explain its death, and that the job lingers explains both.
+    "dead_rank_zombie": Expected(("log_error",), (("n1", 3),), 20, also=("lingering_job",)),
     # It is gone only when it was missed twice; until then nobody knows.
     "dead_rank_not_listed": Expected(
         ("lingering_job", "dead_rank"), (("n1", 3),), 320, action="requeue", verdict="suppressed"

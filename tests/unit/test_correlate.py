@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
+from watchdog.controller.correlate import CAUSES, CorrelateSettings, Moment, correlate
 from watchdog.model import Culprit, Finding, Incident, IncidentState, Kind, StacksWanted, Truth
 
 FIRING, PENDING, RESOLVED = IncidentState.FIRING, IncidentState.PENDING, IncidentState.RESOLVED
@@ -186,3 +186,97 @@ def test_a_job_that_has_got_over_it_is_remembered_and_no_longer_acted_on() -> No
     story.after(5, replace(stall, job_ids=("8",)))
     assert story.last[0].jobs_now == ("8",)
     assert set(story.last[0].job_ids) == {"7", "8"}
+
+
+# ------------------------------------------------------------------------------------------------ which explains which
+
+
+def told(story: Story) -> set[Kind]:
+    """What is open and not explained by something else."""
+    return {incident.kind for incident in story.open if incident.inhibited_by is None}
+
+
+def bad(kind: Kind, **changes: Any) -> Finding:
+    return says(Truth.BAD, kind, actionable=False, **changes)
+
+
+def test_nothing_explains_itself_by_way_of_others() -> None:
+    """In a circle of explanations everything would be hidden."""
+
+    def causes(kind: Kind, seen: tuple[Kind, ...]) -> None:
+        assert kind not in seen, (*seen, kind)
+        for cause in CAUSES.get(kind, ()):
+            causes(cause, (*seen, kind))
+
+    for kind in CAUSES:
+        causes(kind, ())
+
+
+def test_whatever_hangs_is_one_incident_under_its_first_cause() -> None:
+    names = (Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.GPU_IDLE_RANK)
+    for cause in (
+        OUTAGE,
+        bad(Kind.FILESYSTEM_STALL, subject="mount:k"),
+        bad(Kind.LINGERING_JOB),
+        bad(Kind.RANK_STOPPED),
+    ):
+        story = Story()
+        story.after(0, cause, *(bad(kind) for kind in names))
+        assert told(story) == {cause.kind}
+    story = Story()
+    story.after(0, *(bad(kind) for kind in names))
+    assert told(story) == {Kind.COLLECTIVE_HANG}
+
+
+def test_a_job_that_is_stopped_by_somebody_is_a_hang_again_when_it_goes_on_and_hangs() -> None:
+    story = Story()
+    stopped = bad(Kind.RANK_STOPPED)
+    assert story.after(0, stopped, BAD) == [(Kind.RANK_STOPPED, FIRING), (HANG, PENDING)]
+    over = replace(stopped, truth=Truth.OK)
+    story.after(1, over, BAD)
+    assert story.after(11, over, BAD) == [(Kind.RANK_STOPPED, RESOLVED), (HANG, FIRING)]
+
+
+def test_a_card_that_stops_a_program_explains_its_dead_rank_and_not_a_hang_that_can_be_mended() -> None:
+    card = bad(Kind.GPU_FAULT, subject="gpu:n1/GPU-1")
+    story = Story()
+    story.after(0, card, bad(Kind.DEAD_RANK), bad(Kind.STALLED_PROGRESS), bad(Kind.GPU_IDLE_RANK))
+    assert told(story) == {Kind.GPU_FAULT}
+    # Nothing is done about a card, and a requeue helps the job: so the hang, and a job that lingers, are told and acted on.
+    story = Story()
+    story.after(0, card, BAD)
+    assert told(story) == {Kind.GPU_FAULT, HANG}
+    # A card that only should be exchanged one day is about no job, and explains nothing.
+    story = Story()
+    story.after(0, replace(card, job_ids=()), bad(Kind.DEAD_RANK))
+    assert told(story) == {Kind.GPU_FAULT, Kind.DEAD_RANK}
+
+
+def test_a_node_that_slurm_has_lost_explains_the_ranks_that_died_with_it() -> None:
+    story = Story()
+    story.after(0, bad(Kind.NODE_DOWN, subject="node:n1"), bad(Kind.DEAD_RANK), bad(Kind.STALLED_PROGRESS))
+    assert told(story) == {Kind.NODE_DOWN}
+
+
+def test_what_is_wrong_with_a_card_outlives_the_job_that_suffered_from_it() -> None:
+    story = Story()
+    card = bad(Kind.GPU_FAULT, subject="gpu:n1/GPU-1")
+    story.after(0, card)
+    story.world = {"restarts": {}, "over": frozenset({"7"})}
+    assert story.after(10, replace(card, job_ids=())) == [(Kind.GPU_FAULT, FIRING)]
+    assert story.after(3000) == [(Kind.GPU_FAULT, FIRING)]
+    assert story.after(601) == [(Kind.GPU_FAULT, RESOLVED)]
+
+
+def test_a_job_that_stands_does_not_wait_for_stacks_that_may_never_come() -> None:
+    story = Story()
+    suspicion = replace(UNKNOWN, wanted=(StacksWanted(job_id="7"),))
+    assert story.after(0, suspicion, bad(Kind.STALLED_PROGRESS)) == [(Kind.STALLED_PROGRESS, FIRING)]
+    story.after(60, BAD, bad(Kind.STALLED_PROGRESS))
+    assert told(story) == {HANG}
+
+
+def test_a_wedged_teardown_explains_the_hang_in_it() -> None:
+    story = Story()
+    story.after(0, BAD, bad(Kind.WEDGED_TEARDOWN), bad(Kind.STALLED_PROGRESS), bad(Kind.LOG_ERROR))
+    assert told(story) == {Kind.WEDGED_TEARDOWN}

@@ -15,6 +15,7 @@ from watchdog.trace import records
 from watchdog.trace.processes import Processes
 from watchdog.trace.read import in_order, moments, read_lines, read_records, typical_interval_s
 from watchdog.trace.records import MAX_LINE_BYTES, Damage, Proc, Tally, parse_record
+from watchdog.trace.reports import Node
 
 ISSUE = """
 {"t":0,"kind":"job","job_id":"1882409","state":"RUNNING","nodes":["n0","n1"],"restarts":0,"name":"m4","user":"u","batch_host":"n0"}
@@ -347,3 +348,13 @@ def test_whatever_stands_in_a_file_every_line_is_used_or_counted(lines: list[byt
     assert tally.used == len(records_found)
     assert tally.used + tally.skipped_lines == tally.lines == sum(1 for line in lines if line.strip())
     assert [each.t for each in found] == sorted(each.t for each in found)
+
+
+def test_a_checkpoint_that_is_told_again_with_every_report_is_as_old_as_it_was() -> None:
+    node = Node("n0", Tally(), 5.0)
+    told = []
+    for t, step, complete in ((5, 10, True), (10, 10, True), (15, 20, False), (20, 20, True), (25, 20, True)):
+        record = records.Checkpoint(t=t, node="n0", job_id="7", step=step, complete=complete)
+        report = node.reports([record], t, damaged=False, restarts={}, mounts=set())[-1]
+        told.append([event.step for event in report.events])
+    assert told == [[10], [], [], [20], []]

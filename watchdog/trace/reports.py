@@ -285,7 +285,7 @@ class Node:
             ),
             record.t,
         )
-        if record.complete:
+        if record.complete and (old is None or old.step != step or old.writing):
             yield Event(
                 kind=EventKind.CHECKPOINT,
                 job_id=job_id,

@@ -16,6 +16,7 @@ from watchdog.agent.log_events import Item, condense, event_item
 from watchdog.agent.log_place import ANCHOR, Identity, Lines, Place, again, goes_on
 from watchdog.agent.probe import describe
 from watchdog.knowledge.progress_patterns import Pattern
+from watchdog.learnt_progress import Learner
 from watchdog.log_scan import Scan, Seen, scan
 from watchdog.model import EventKind
 from watchdog.progress import parse_line
@@ -33,6 +34,8 @@ MAX_MARKS = 64
 MAX_LEFT = 64
 LOOK_AHEAD = 1024
 """Beyond the size that was seen: a file grows while it is read."""
+KNOWN_AFTER = 3
+"""Lines of progress in a known format; a single one may be an accident."""
 QUIET_S = 15.0
 """A last line without an end is read for its error when nothing has followed for so long."""
 
@@ -65,6 +68,9 @@ class Tail:
     """Events since the last take()."""
     _items: list[Item] = field(default_factory=list)
     _seen: Seen = field(default_factory=Seen)
+    _learner: Learner | None = field(default_factory=Learner)
+    _known: int = 0
+    """Lines of progress in a known format."""
     _modified_ns: int = 0
     _unread: bool = False
     """There is something to read, or to compare."""
@@ -300,8 +306,19 @@ class Tail:
 
     def _take(self, whole: bytes, now: float, end: int) -> None:
         if whole:
-            self._gather(scan(whole, self._seen, self.own), self._age_s(now, end))
+            age_s, found = self._age_s(now, end), scan(whole, self._seen, self.own)
+            if self._learner is not None:
+                self._learn(self._learner, found, whole, now - age_s)
+            self._gather(found, age_s)
             self._told = None
+
+    def _learn(self, learner: Learner, found: Scan, whole: bytes, at: float) -> None:
+        """Looks for progress of an unknown format, until the file has shown a known one."""
+        self._known += sum(fact.kind is EventKind.PROGRESS for _, fact in found.facts)
+        if self._known >= KNOWN_AFTER:
+            self._learner = None
+        else:
+            found.facts += learner.feed(whole, at)
 
     def _age_s(self, now: float, end: int) -> float:
         """How long the bytes before `end` have been in the file, as far as looks have shown."""

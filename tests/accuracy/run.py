@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from contextlib import contextmanager
 from collections.abc import Iterator
 
 from tests.accuracy.cases import Case
@@ -67,9 +68,20 @@ def thing_scene(thing: Thing, seed: int) -> Scene:
     return thing.build(Setup(seed, nodes, per_node))
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Thousands of incidents are told to nobody; what else logs afterwards, in this process, is heard again."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@quiet()
 def run_case(case: Case, seed: int, nodes: int, way: str) -> Score:
     """One run of a case, `way` direct or trace."""
-    logging.disable(logging.ERROR)
     scene, late_s = case_scene(case, seed, nodes), 0.0
     if way == "trace":
         incidents, failures = by_trace(scene)
@@ -88,12 +100,12 @@ COARSE_S = 15.0
 """One run in eight has reports every 5 s, as agents ship; the others every 15 s, to simulate more hours."""
 
 
+@quiet()
 def run_thing(
     thing: Thing, seed: int, hours: float = float("inf")
 ) -> tuple[float, list[Incident], list[str], int]:
     """One healthy run, of so many `hours` at most: simulated job-hours, what was said and is not explained, detectors that
     failed, nodes."""
-    logging.disable(logging.ERROR)
     scene = thing_scene(thing, seed)
     pace_s = INTERVAL_S if seed % FINE_EVERY == 0 else COARSE_S
     story = Drive(scene.world, Config(), interval_s=pace_s, calm_s=pace_s).run(

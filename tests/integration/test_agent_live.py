@@ -1,0 +1,544 @@
+"""The agents as they run, on a real Slurm with real faults: what each node's reports say, what the controller makes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from deploy.demo.cluster import Cluster
+from deploy.demo.stack import COMMAND, Watchdog, train_script
+from deploy.standin_nvml import standin
+from deploy.standin_nvml.standin import HEALTHY, Gpu, Instance, Scenario
+from tests.agent_tree import descriptors_and_threads, tree_of
+from watchdog.model import EventKind, LogFile, Process, Report, Role
+from watchdog.wire import decode_report
+
+INTERVAL_S = 1.0
+DRIVER_SILENT_S = 5.0
+GRACE_S = 3.0
+LIFETIME_S = 5.0
+SAVE_INTERVAL = 5
+SETTINGS: dict[str, dict[str, Any]] = {
+    "agent": {"mount_probe_interval": "1s", "orphan_grace": f"{GRACE_S:g}s", "metrics_listen": ""},
+    "detectors": {"gpu_fault": {"driver_silent_for": f"{DRIVER_SILENT_S:g}s"}},
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a Slurm cluster of its own"),
+    pytest.mark.skipif(not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"),
+]
+
+
+class Live(Watchdog):
+    """A watchdog whose agents also write their reports down, each node with two stand-in GPUs."""
+
+    def __init__(self, cluster: Cluster, more: Mapping[str, Mapping[str, Any]]) -> None:
+        settings: dict[str, dict[str, Any]] = {name: dict(values) for name, values in SETTINGS.items()}
+        settings["agent"]["mount_probe_write"] = [str(cluster.shared), str(cluster.scratch)]
+        for section, values in more.items():
+            settings.setdefault(section, {}).update(values)
+        place = Path(cluster.directory) / "stand-in"
+        place.mkdir(exist_ok=True)
+        self.library = standin.build(place)
+        self.scenarios = {
+            node: Scenario(
+                place / node,
+                gpus=tuple(
+                    Gpu(
+                        uuid=f"GPU-{node}-{index}",
+                        bus=f"00000000:{(0x07, 0x0F)[index]:02X}:00.0",
+                        minor=1 - index,
+                        **HEALTHY,
+                    )
+                    for index in range(2)
+                ),
+            )
+            for node in cluster.nodes
+        }
+        super().__init__(cluster, mode="observe", settings=settings, agent_env=self.environment)
+
+    def environment(self, node: str) -> Mapping[str, str]:
+        return standin.environment_of(self.library, self.scenarios[node].path)
+
+    def start_agent(self, node: str) -> None:
+        argv = [str(COMMAND), "agent", "--config", str(self.config_file), "--json"]
+        environment = dict(self.cluster.env) | {"SLURMD_NODENAME": node} | dict(self.environment(node))
+        with self._log(f"agent-{node}").open("ab") as log, self._reports(node).open("ab") as reports:
+            self.agents[node] = self.cluster.node_popen(
+                node, argv, cwd="/", env=environment, stdin=subprocess.DEVNULL, stdout=reports, stderr=log
+            )
+
+    def _reports(self, node: str) -> Path:
+        return self.directory / f"reports-{node}.jsonl"
+
+    def reports(self, node: str) -> list[Report]:
+        """All that the agents of this node have seen, oldest first."""
+        lines = self._reports(node).read_bytes().split(b"\n")[:-1]
+        return [decode_report(line) for line in lines]
+
+    def last(self, node: str) -> Report:
+        return self.reports(node)[-1]
+
+    def sees(self, node: str, condition: Callable[[Report], object], timeout_s: float, what: str) -> Report:
+        """The first report of this node, from now on, that is as it should be."""
+        since = len(self.reports(node))
+
+        def find() -> Report | None:
+            return next((report for report in self.reports(node)[since:] if condition(report)), None)
+
+        found: Report = self.wait_for(find, timeout_s, f"{node}: {what}")
+        return found
+
+    def incidents_of(self, kind: str) -> list[dict[str, Any]]:
+        return [each for each in self.incidents() if each["kind"] == kind and each["state"] == "firing"]
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def live(cluster: Cluster) -> Iterator[Callable[..., Live]]:
+    """Starts a watchdog that only looks on. After the test it is seen to have done nothing."""
+    started: list[Live] = []
+
+    def start(**more: Mapping[str, Any]) -> Live:
+        live = Live(cluster, more)
+        started.append(live)
+        live.__enter__()
+        return live
+
+    yield start
+    acted = []
+    for each in started:
+        acted += [
+            decision
+            for incident in each.incidents()
+            for decision in each.explain(incident["id"])["incident"]["decisions"]
+            if decision["verdict"] == "allowed" and decision["action"] != "none"
+        ]
+        for scenario in each.scenarios.values():
+            scenario.rule()
+        each.close()
+    switches = [
+        node for node in cluster.nodes if list(Path(f"/proc/{cluster.init_pid(node)}/root/run").glob("slurm-watchdog/jobs/*/kill"))
+    ]  # fmt: skip
+    assert (acted, switches) == ([], []), "whoever observes does nothing"
+
+
+def submit(cluster: Cluster, *options: str, nodes: int = 3, sbatch: tuple[str, ...] = ()) -> str:
+    output = Path(cluster.directory) / "log" / "job-%j.out"
+    output.parent.chmod(0o1777)
+    script = train_script(
+        cluster, f"--steps 100000 --step-seconds 0.3 --save-interval {SAVE_INTERVAL}", *options
+    )
+    return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch)
+
+
+def ranks(report: Report, job: str) -> list[Process]:
+    return [each for each in report.processes if each.job_id == job and each.role is Role.RANK]
+
+
+def steps(reports: list[Report]) -> list[int]:
+    """Every step that was told, in the order of telling."""
+    return [
+        event.step
+        for report in reports
+        for event in report.events
+        if event.kind is EventKind.PROGRESS and event.step is not None
+    ]
+
+
+def is_quiet(report: Report) -> bool:
+    """Nobody is accused of anything."""
+    return (
+        all(each.blocked is None for each in report.processes)
+        and all(each.responding for each in report.mounts)
+        and all(each.error is None for each in report.logs)
+        and all(gpu.error is None for gpu in report.gpus)
+        and not (report.hung_probes or report.gpu_holders or report.problems)
+    )
+
+
+def of_step(job: str, at_least: int) -> Callable[[Report], bool]:
+    def holds(report: Report) -> bool:
+        return any(event.job_id == job and (event.step or 0) >= at_least for event in report.events)
+
+    return holds
+
+
+@pytest.mark.parametrize("where", ["one node", "all nodes"])
+def test_a_frozen_filesystem_is_told_by_every_node_as_what_it_is(
+    cluster: Cluster, live: Callable[..., Live], where: str
+) -> None:
+    watchdog = live()
+    everywhere = where == "all nodes"
+    mount = cluster.shared if everywhere else cluster.scratch
+    for node in cluster.nodes:
+        cluster.node_local(node).chmod(0o1777)
+    job = submit(cluster, f"--log {mount}/train.log")
+    watchdog.sees("n1", of_step(job, SAVE_INTERVAL + 2), 60, "steps after a first checkpoint")
+    for node in cluster.nodes:
+        # Only the last rank writes the log; the others' mount is nobody's business unless the job names it.
+        assert watchdog.sees(node, is_quiet, 10, "a quiet report")
+    victims = cluster.nodes if everywhere else ("n3",)
+    writer = "n3"  # of the last rank, who writes the log: the others wait for it, and for nothing else
+    cluster.freeze(None if everywhere else "n3")
+    try:
+        watchdog.sees(writer, lambda r: _blocked_on(r, job, mount), 20, "a rank that is blocked")
+        for node in victims:
+            watchdog.sees(
+                node,
+                lambda r: any(not m.responding for m in r.mounts if m.mount == str(mount)),
+                20,
+                "the mount",
+            )
+        time.sleep(3)
+        for node in cluster.nodes:
+            report = watchdog.last(node)
+            blocked = _blocked_on(report, job, mount)
+            (probe,) = [m for m in report.mounts if m.mount == str(mount)] or [None]
+            assert [each.rank for each in blocked] == ([5] if node == writer else [])
+            if node in victims:
+                assert probe is not None
+                assert (probe.responding, probe.fs_type, probe.wrote) == (False, "ext4", False)
+                assert probe.device
+                assert probe.device.startswith("/dev/loop")
+                assert {each.probe for each in report.hung_probes} == {f"probe:{mount}"}
+            else:
+                assert report.hung_probes == ()
+                assert probe is None or probe.responding
+            assert len(ranks(report, job)) == 2
+            assert report.problems == ()
+        (log,) = _log_rows(watchdog.last("n3"), f"{mount}/train.log")
+        assert (log.error, (log.growth_age_s or 0) > 2) == (None, True), "ext4 still answers who reads"
+        (row,) = [each for each in watchdog.last("n1").checkpoints if each.job_id == job]
+        assert row.step is not None
+        assert row.error is None
+    finally:
+        cluster.thaw(None if everywhere else "n3")
+    seen = max(steps(watchdog.reports("n1")))
+    watchdog.sees("n1", of_step(job, seen + 3), 30, "steps after the thaw")
+    for node in cluster.nodes:
+        watchdog.sees(node, is_quiet, 20, "a quiet report after the thaw")
+    told = steps(watchdog.reports("n1"))
+    told = [step for at, step in enumerate(told) if step not in told[:at]]
+    assert told == list(range(told[0], told[-1] + 1)), "no step was lost"
+
+
+def _blocked_on(report: Report, job: str, mount: Path) -> list[Process]:
+    found = [each for each in ranks(report, job) if each.blocked is not None]
+    assert all(each.blocked and each.blocked.mount == str(mount) for each in found)
+    return [
+        each
+        for each in found
+        if each.blocked
+        and each.blocked.syscall
+        and each.blocked.fs_type == "ext4"
+        and each.blocked.seconds > 0
+    ]
+
+
+def _log_rows(report: Report, path: str) -> list[LogFile]:
+    return [row for row in report.logs if row.path == path]
+
+
+def test_while_the_network_is_cut_nothing_is_lost_and_what_is_too_old_is_not_judged(
+    cluster: Cluster, live: Callable[..., Live]
+) -> None:
+    watchdog = live()
+    job = submit(cluster, nodes=1, sbatch=("--nodelist=n1",))
+    watchdog.wait_for(lambda: watchdog.step(job) >= 5, 60, "steps")
+    before = watchdog.step(job)
+    cluster.cut("n1")
+    try:
+        time.sleep(3 * LIFETIME_S)
+        assert watchdog.step(job) <= before + 5, "the controller knows no more than it was told"
+        away = steps(watchdog.reports("n1"))[-1]
+        assert away > before + 20, "the agent sees on"
+    finally:
+        cluster.join("n1")
+    watchdog.wait_for(lambda: watchdog.step(job) > away, 20, "the steps of the time after")
+    told = steps(watchdog.reports("n1"))
+    assert Counter(told).most_common(1)[0][1] == 1, "no step was told twice"
+    assert told == list(range(told[0], told[-1] + 1)), "no step was lost"
+    text = watchdog.metrics()
+    counts = {
+        outcome: float(line.split()[-1])
+        for outcome in ("accepted", "expired", "duplicate")
+        for line in text.splitlines()
+        if line.startswith(f'slurm_watchdog_reports_total{{outcome="{outcome}"}}')
+    }
+    assert counts.get("expired", 0) >= LIFETIME_S / INTERVAL_S, text
+    assert [each["kind"] for each in watchdog.incidents(job)] == []
+    watchdog.wait_for(
+        lambda: set(watchdog.status()["nodes"]["reporting"]) == set(cluster.nodes), 10, "all nodes"
+    )
+
+
+# In a mount namespace of its own, as in a container, there is a device of this name without the machine having one.
+ORPHAN = """#!/bin/sh
+unshare --mount --propagation=private sh -c '
+    mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/nvidia1 c 1 3 && mknod /dev/nvidiactl c 1 3
+    exec perl -e "use POSIX; open(my \\$gpu, q(<), q(/dev/nvidia1)); \\$^F = 99; fcntl(\\$gpu, F_SETFD, 0);
+        if (fork() == 0) {{ POSIX::setsid(); open(STDOUT, q(>), q(/dev/null)); open(STDERR, q(>&STDOUT));
+            open(my \\$note, q(>), q({file})); print \\$note \\$\\$; close(\\$note); exec(q(sleep), 300); }}"'
+sleep 6
+"""
+
+
+def test_a_process_that_outlives_its_job_on_a_gpu_is_told_of_after_the_grace_until_it_is_gone(
+    cluster: Cluster, live: Callable[..., Live]
+) -> None:
+    watchdog = live()
+    note = cluster.shared / "orphan.pid"
+    job = cluster.sbatch(ORPHAN.format(file=note), "-N1", "--nodelist=n2", "--output=/dev/null")
+    pid = int(watchdog.wait_for(lambda: note.exists() and note.read_text(), 30, "the worker"))
+    try:
+        assert not any(report.gpu_holders for report in watchdog.reports("n2")), "its job still runs"
+        cluster.wait_for_job_state(job, "COMPLETED")
+        ended_at = time.monotonic()
+        watchdog.sees("n2", lambda r: r.gpu_holders, 30, "the orphan")
+        assert time.monotonic() - ended_at > GRACE_S - 2 * INTERVAL_S
+        named = watchdog.sees("n2", lambda r: any(h.user == "root" for h in r.gpu_holders), 10, "its user")
+        (row,) = named.gpu_holders
+        assert (row.pid, row.comm, row.user, row.job_id) == (pid, "sleep", "root", job)
+        assert row.minors == (1,)
+        assert (row.gpu_uuids, row.listed_by_nvml, row.memory_bytes) == (("GPU-n2-0",), False, None)
+        watchdog.wait_for(lambda: watchdog.incidents_of("orphan_gpu_process"), 10, "the incident")
+        time.sleep(2)
+        (incident,) = watchdog.incidents_of("orphan_gpu_process")
+        (culprit,) = incident["culprits"]
+        assert (culprit["node"], culprit["pid"], culprit["gpu_uuid"]) == ("n2", pid, "GPU-n2-0")
+        assert f"Process {pid} (sleep) of root on n2, of job {job}, which is over" in incident["summary"]
+    finally:
+        cluster.node_run("n2", ["kill", "-KILL", str(pid)], check=False)
+    watchdog.wait_for(lambda: not watchdog.incidents_of("orphan_gpu_process"), 20, "the end of the incident")
+    watchdog.sees("n2", lambda r: not r.gpu_holders, 10, "no orphan")
+    for node in ("n1", "n3"):
+        assert not any(report.gpu_holders for report in watchdog.reports(node))
+
+
+CAUSE = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def test_a_flood_in_a_jobs_log_hides_neither_its_cause_nor_the_steps_after_it(
+    cluster: Cluster, live: Callable[..., Live]
+) -> None:
+    watchdog = live()
+    job = submit(cluster, nodes=1, sbatch=("--nodelist=n1",))
+    log = Path(cluster.directory) / "log" / f"job-{job}.out"
+    watchdog.sees("n1", of_step(job, 3), 60, "steps")
+    agent = tree_of(watchdog.agents["n1"].pid)
+    before_s, began = _cpu_s(agent), len(watchdog.reports("n1"))
+    flood = b"".join(
+        b"[rank1]: [W Module.cpp:156] symbolizing C++ stack trace frame %d for a thread\n" % n
+        for n in range(100_000)
+    )
+    with open(log, "ab", buffering=0) as file:
+        file.write(f"[rank1]: {CAUSE}\n".encode() + flood)
+    at_end = log.stat().st_size
+    caught_up = watchdog.sees(
+        "n1",
+        lambda r: any((row.offset or 0) >= at_end for row in _log_rows(r, str(log))),
+        10,
+        "the flood's end",
+    )
+    flooded = watchdog.reports("n1")[began:]
+    at = next(n for n, report in enumerate(flooded) if report.sequence == caught_up.sequence)
+    errors = [event for report in flooded for event in report.events if event.kind is EventKind.ERROR]
+    assert errors[0].line.endswith(CAUSE)
+    assert errors[0].rank == 1
+    assert at <= 3, "a flood of 100,000 lines is read within three ticks"
+    watchdog.sees("n1", of_step(job, 1), 2 * INTERVAL_S + 1.5, "a step within two ticks of the flood")
+    time.sleep(5)
+    told = steps(watchdog.reports("n1"))
+    assert told == list(range(told[0], told[-1] + 1)), "no step was lost in the flood, none told twice"
+    assert sum(report.events_dropped for report in watchdog.reports("n1")) == 0
+    assert _cpu_s(tree_of(watchdog.agents["n1"].pid)) - before_s < 3.0, "it cost less than it filled"
+    sequences = [report.sequence for report in flooded]
+    assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
+
+
+def _cpu_s(pids: list[int]) -> float:
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def test_what_befalls_a_gpu_reaches_the_controller_as_what_it_is(
+    cluster: Cluster, live: Callable[..., Live]
+) -> None:
+    watchdog = live()
+    job = submit(cluster)
+    watchdog.wait_for(lambda: watchdog.step(job) >= 3, 60, "steps")
+    node = watchdog.scenarios["n2"]
+    pid = next(p.pid for p in ranks(watchdog.last("n2"), job) if p.local_rank == 0)
+    node.change(0, processes=((pid, 1024**3),))
+    node.change(1, mig=True, instances=(Instance("MIG-a", 1, 0), Instance("MIG-b", 2, 0)))
+    node.event(1, 13)  # a program's own fault
+    told = watchdog.sees("n2", lambda r: any(e.xid == 13 for e in r.node_events), 10, "Xid 13")
+    assert [(e.gpu_uuid, e.source) for e in told.node_events if e.xid == 13] == [("GPU-n2-1", "nvml")]
+    # What is dear to ask is asked once a minute.
+    sliced = watchdog.sees("n2", lambda r: r.gpus[0].pids == (pid,) and r.gpus[1].mig, 90, "rank and slices")
+    assert [each.uuid for each in sliced.gpus[1].mig or ()] == ["MIG-a", "MIG-b"]
+
+    healthy = node.gpus
+    node.only(healthy[::-1])  # each at the other's place
+    swapped = watchdog.sees(
+        "n2", lambda r: [g.uuid for g in r.gpus if g.index == 0] == ["GPU-n2-1"], 90, "the exchange"
+    )
+    assert {(g.uuid, g.index, g.minor) for g in swapped.gpus} == {("GPU-n2-0", 1, 1), ("GPU-n2-1", 0, 0)}
+    node.only(healthy)
+    assert watchdog.incidents_of("gpu_fault") == []
+
+    node.event(1, 79)
+    (incident,) = watchdog.wait_for(lambda: watchdog.incidents_of("gpu_fault"), 10, "Xid 79")
+    assert [(c["node"], c["gpu_uuid"]) for c in incident["culprits"]] == [("n2", "GPU-n2-1")]
+    assert "Xid 79" in incident["summary"]
+
+    node.change(0, rules=("lost",))
+
+    def fallen() -> Any:
+        return [i for i in watchdog.incidents_of("gpu_fault") if i["culprits"][0]["gpu_uuid"] == "GPU-n2-0"]
+
+    (incident,) = watchdog.wait_for(fallen, 20, "the GPU that is gone")
+    assert incident["culprits"][0]["node"] == "n2"
+    assert "it is gone" in incident["summary"]
+    assert watchdog.explain(incident["id"])["incident"]["job_ids"] == [job], "whose rank computed on it"
+    report = watchdog.last("n2")
+    assert [(g.uuid, "GPU_IS_LOST" in (g.error or "")) for g in report.gpus] == [
+        ("GPU-n2-0", True),
+        ("GPU-n2-1", False),
+    ]
+    node.change(0, rules=())
+    for other in ("n1", "n3"):
+        assert all(gpu.error is None for each in watchdog.reports(other) for gpu in each.gpus)
+
+
+def test_a_driver_that_never_answers_costs_one_child_and_is_told_of_its_node(
+    cluster: Cluster, live: Callable[..., Live]
+) -> None:
+    watchdog = live()
+    watchdog.sees("n3", lambda r: len(r.gpus) == 2, 20, "two GPUs")
+    assert watchdog.incidents_of("gpu_fault") == []
+    watchdog.scenarios["n3"].rule("hang nvmlDeviceGetPowerUsage")
+    watchdog.sees("n3", lambda r: r.hung_probes, 20, "a child that hangs")
+    time.sleep(2)
+    before = descriptors_and_threads(tree_of(watchdog.agents["n3"].pid))
+    (incident,) = watchdog.wait_for(lambda: watchdog.incidents_of("gpu_fault"), 20, "the incident")
+    assert [(c["node"], c["gpu_uuid"]) for c in incident["culprits"]] == [("n3", None)]
+    assert "driver on n3 has not answered" in incident["summary"]
+    time.sleep(8)
+    report = watchdog.last("n3")
+    assert [each.probe for each in report.hung_probes] == ["nvml"]
+    assert descriptors_and_threads(tree_of(watchdog.agents["n3"].pid)) == before
+    assert [gpu.uuid for gpu in report.gpus] == ["GPU-n3-0", "GPU-n3-1"]
+    assert all("has not answered" in (gpu.error or "") for gpu in report.gpus)
+    watchdog.scenarios["n3"].rule()
+    watchdog.wait_for(lambda: not watchdog.incidents_of("gpu_fault"), 30, "the end of the incident")
+    watchdog.sees("n3", is_quiet, 10, "a quiet report")
+
+
+def once(watchdog: Live, node: str, *words: str, wrapper: tuple[str, ...] = ()) -> tuple[subprocess.CompletedProcess[str], float]:  # fmt: skip
+    """`slurm-watchdog agent --once` as a person starts it on a node: what came, and how long it took."""
+    environment = dict(watchdog.cluster.env) | {"SLURMD_NODENAME": node} | dict(watchdog.environment(node))
+    argv = [*wrapper, str(COMMAND), "agent", "--once", "--config", str(watchdog.config_file), *words]
+    began = time.monotonic()
+    done = watchdog.cluster.node_run(node, argv, check=False, env=environment, cwd="/")
+    return done, time.monotonic() - began
+
+
+def test_once_prints_a_full_report_in_seconds_and_leaves_no_trace(
+    cluster: Cluster, live: Callable[..., Live]
+) -> None:
+    watchdog = live()
+    job = submit(cluster)
+    watchdog.sees("n1", of_step(job, SAVE_INTERVAL + 2), 60, "a checkpoint, and steps")
+    pid = next(p.pid for p in ranks(watchdog.last("n1"), job) if p.local_rank == 1)
+    watchdog.scenarios["n1"].change(1, processes=((pid, 1024**3),))
+    files = {str(path) for place in (watchdog.directory, Path("/var/lib")) for path in place.rglob("*")}
+    done, took_s = once(watchdog, "n1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = msgspec.json.decode(done.stdout, type=Report)
+    assert [p.rank for p in ranks(report, job)] == [0, 1]
+    assert report.events
+    assert report.logs[0].offset
+    assert [(m.mount, m.responding) for m in report.mounts] == [(str(cluster.shared), True)]
+    assert [(c.job_id, c.layout, c.step is not None) for c in report.checkpoints] == [
+        (job, "deepspeed", True)
+    ]
+    assert [(g.uuid, g.pids) for g in report.gpus] == [("GPU-n1-0", ()), ("GPU-n1-1", (pid,))]
+    assert (report.problems, report.hung_probes, report.gpu_holders) == ((), (), ())
+    assert took_s < 5.0
+    shown, took_s = once(watchdog, "n1")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for text in (
+        "0 of 6 (local 0)",
+        f"job-{job}.out",
+        "GPU-n1-1",
+        str(cluster.shared),
+        "deepspeed",
+        "checkpoint",
+    ):
+        assert text in shown.stdout
+    assert took_s < 5.0
+    time.sleep(0.5)
+    found = [p for p in _pids("n1", cluster) if _comm(p) == "slurm-watchdog"]
+    left = [p for p in found if p not in tree_of(watchdog.agents["n1"].pid) and _comm(p)]
+    assert (left, len(found) > 1) == ([], True), "no child of it lives on"
+    new = {str(path) for place in (watchdog.directory, Path("/var/lib")) for path in place.rglob("*")} - files
+    assert not [path for path in new if "journal" not in path]
+
+
+def _pids(node: str, cluster: Cluster) -> list[int]:
+    """Processes of a node, as the host numbers them."""
+    return tree_of(cluster.init_pid(node)) + [
+        pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _namespace(pid) == _namespace(cluster.init_pid(node))
+    ]  # fmt: skip
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+def test_once_without_root_says_what_it_may_not_see_and_claims_nothing(
+    cluster: Cluster, live: Callable[..., Live]
+) -> None:
+    watchdog = live()
+    job = submit(cluster)
+    watchdog.sees("n1", of_step(job, 2), 60, "steps")
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    if cluster.node_run("n1", [*nobody, str(COMMAND), "--help"], check=False, cwd="/").returncode != 0:
+        pytest.skip("this interpreter lies where only root may look")
+    done, took_s = once(watchdog, "n1", "--json", wrapper=nobody)
+    assert done.returncode == 0, done.stderr
+    report = msgspec.json.decode(done.stdout, type=Report)
+    assert {p.job_id for p in report.processes} == {job}, "Slurm's daemon names the job to everybody"
+    assert ranks(report, job) == [], "whose ranks they are stands in their environment"
+    problems = " ".join(report.problems)
+    assert "may not be looked into (it takes root or CAP_SYS_PTRACE)" in problems
+    assert "/dev/kmsg can't be read" in problems
+    assert (report.hung_probes, report.gpu_holders) == ((), ())
+    assert took_s < 5.0
+    assert "Traceback" not in done.stderr
+    shown, _ = once(watchdog, "n1", wrapper=nobody)
+    assert "problem: process:" in shown.stdout
+    assert "No process of a Slurm job" not in shown.stdout

@@ -192,7 +192,7 @@ def test_every_kind_of_log_is_read_to_its_end(kind: str, tmp_path: Path) -> None
     assert rate.bytes == sum(len(data) for data, _ in pieces)
     assert rate.skipped == 0
     assert rate.cpu_s > 0
-    assert (rate.events > 0) == (kind not in ("text", "nccl", "prefixed"))
+    assert (rate.events > 0) == (kind not in ("text", "nccl"))
 
 
 def test_metrics_are_found_by_name_and_labels() -> None:

@@ -80,6 +80,16 @@ def test_a_change_is_seen_in_the_next_tick(node: Node, scenario: Scenario) -> No
     assert node.tick()[1].sm_clock_hz == 3.45e8
 
 
+def test_what_changes_slowly_is_read_of_every_other_gpu_in_turn(node: Node, scenario: Scenario) -> None:
+    node.until(read)
+    scenario.change(0, temperature=71)
+    scenario.change(1, temperature=72)
+    first = [row.temperature_c for row in node.tick()]
+    second = [row.temperature_c for row in node.tick()]
+    assert sum(was == now for was, now in zip(first, (71.0, 72.0), strict=True)) == 1
+    assert second == [71.0, 72.0]
+
+
 def test_processes_are_listed_once_a_minute_or_when_asked(node: Node, scenario: Scenario) -> None:
     node.until(read)
     scenario.change(0, processes=((7, 1),))

@@ -22,7 +22,7 @@ from watchdog.agent.collectors.checkpoint import CheckpointCollector
 from watchdog.agent.collectors.gpu import GpuCollector
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.kernel_log import KernelLog
-from watchdog.agent.collectors.mount import MountCollector, wanted_mounts
+from watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
 from watchdog.agent.collectors.orphans import GpuHolders
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.commands import Commands
@@ -149,6 +149,9 @@ class Agent:
         self.running: tuple[frozenset[str], float] | None = None
         """The jobs that Slurm has here, as the controller said, and when it did."""
         self.seen = runner.Isolated()
+        self._wanted: dict[str, Wanted] = {}
+        self._wanted_for: tuple[tuple[tuple[str, int], ...], tuple[Mount, ...]] = ((), ())
+        """The places and mounts from which `_wanted` follows."""
 
     def tick(self, now: float) -> Report:
         """One look at everything. A part that fails leaves its share empty and a sentence in `problems`."""
@@ -238,8 +241,11 @@ class Agent:
                 *self.processes.checkpoint_directories_of(job_id),
             )
             places += [(path, uid) for path in named if path]
-        wanted = wanted_mounts(places, self.logs.mounts, self.mounts.write_on)
-        return self.mounts.collect(now, self.config.agent.probe_deadline, wanted)
+        question = (tuple(dict.fromkeys(places)), self.logs.mounts)
+        if question != self._wanted_for:  # a node has hundreds of mounts, and neither changes in most ticks
+            self._wanted_for = question
+            self._wanted = wanted_mounts(*question, self.mounts.write_on)
+        return self.mounts.collect(now, self.config.agent.probe_deadline, self._wanted)
 
     def _collect_checkpoints(
         self, processes: tuple[Process, ...], now: float

@@ -163,19 +163,25 @@ def list_open_logs(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:
     for job_id, pid, thorough in args:
         paths = found.setdefault(job_id, [])
         try:
-            fds = os.listdir(f"/proc/{pid}/fd")[:MAX_FDS] if thorough else ["1", "2"]
+            directory = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             continue
-        for fd in fds:
-            path = _log_path(pid, fd)
-            if path and path not in paths:
-                paths.append(path)
+        try:
+            for fd in os.listdir(directory)[:MAX_FDS] if thorough else ("1", "2"):
+                path = _log_path(pid, directory, fd)
+                if path and path not in paths:
+                    paths.append(path)
+        except OSError:
+            continue  # it ended
+        finally:
+            os.close(directory)
     return found
 
 
-def _log_path(pid: int, fd: str) -> str | None:
+def _log_path(pid: int, directory: int, fd: str) -> str | None:
+    """`directory` is an open /proc/PID/fd: walking the whole path for each of hundreds would double the cost."""
     try:
-        path = os.readlink(f"/proc/{pid}/fd/{fd}")
+        path = os.readlink(fd, dir_fd=directory)
         if not path.startswith("/") or path.startswith(NOT_STORAGE) or path.endswith(" (deleted)"):
             return None
         flags = parse_fd_flags(_read(f"/proc/{pid}/fdinfo/{fd}", 4096))

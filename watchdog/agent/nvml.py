@@ -20,6 +20,9 @@ from watchdog.agent.nvml_health import read_health
 
 PROCESSES, HEALTH = "processes", "health"
 """What is read in turn: who computes on a GPU, and how it fares (ECC, links, MIG, …)."""
+IN_TURN = frozenset({"temperature_c", "memory_bytes", "throttle_mask"})
+"""Read of half of the GPUs in each tick, and said again in the next: they change slowly, and together with a list of processes
+all of them would take as long as a tick may cost."""
 MAX_GPUS = 64
 """More of one node are not read, whatever the driver counts."""
 MAX_LISTED = 4096
@@ -33,6 +36,8 @@ class Device:
     handle: Any
     identity: dict[str, Any]
     missing: set[str] = field(default_factory=set)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What was read last of IN_TURN."""
 
 
 def read_gpus(args: Any, state: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +91,7 @@ class Session:
         }
         self._quiet = {nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND}
         self._room = 64
+        self._tick = 0
         self.timed(nvml.nvmlInit)
         # The library that pynvml has loaded. pynvml asks twice for a list, once for its length: we ask once, with room for all.
         self._library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -103,13 +109,17 @@ class Session:
     def read(self, dear: Any, budget_s: float) -> dict[str, Any]:
         """One answer, see read_gpus."""
         self.driver_s = 0.0
+        self._tick += 1
         count = min(self.timed(self.nvml.nvmlDeviceGetCount), MAX_GPUS)
         if count != self._count:
             self.devices.clear()
             self._count = count
         turns = [(index, PROCESSES) for index in range(count)] if dear == "all" else dear
         refused = self._identify(count)
-        rows = [self._read_fast(index, refused) for index in range(count)]
+        rows = [
+            self._read_fast(index, refused, dear == "all" or (index + self._tick) % 2 == 0)
+            for index in range(count)
+        ]
         events = self._events.take(self.devices.values())
         for number, (index, what) in enumerate(turns):
             fits = self.driver_s + self._cost_s[what] <= budget_s
@@ -153,7 +163,7 @@ class Session:
                     raise
         return Device(handle, identity)
 
-    def _read_fast(self, index: int, refused: dict[int, Any]) -> dict[str, Any]:
+    def _read_fast(self, index: int, refused: dict[int, Any], everything: bool) -> dict[str, Any]:
         """One row. Who it is remains known while it does not answer: a handle stays with its GPU."""
         row: dict[str, Any] = {"index": index}
         device = self.devices.get(index)
@@ -163,10 +173,13 @@ class Session:
             row.update(error=name_error(self.nvml, refused[index]), unreadable=True)
             return row
         for name, choices in self._fast:
-            if name not in device.missing:
+            if name in device.kept and not everything:
+                row[name] = device.kept[name]
+            elif name not in device.missing:
                 self._read_value(device, row, name, choices)
             if "unreadable" in row:
                 break
+        device.kept = {} if "unreadable" in row else {name: row[name] for name in IN_TURN if name in row}
         return row
 
     def _read_value(

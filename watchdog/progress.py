@@ -234,7 +234,9 @@ def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool
     """Whether it only looks like the row: a numbered list in prose, a bar of something else."""
     if row.counted:
         return PROSE.fullmatch(text, match.end()) is not None
-    return row.name == "tqdm" and OTHER_BAR.search(lower) is not None
+    if row.name != "tqdm":
+        return False
+    return OTHER_BAR.search(lower, max(0, match.start() - MAX_LINE), match.end() + 20) is not None
 
 
 def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact:

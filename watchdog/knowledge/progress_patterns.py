@@ -207,7 +207,7 @@ PATTERNS: tuple[Pattern, ...] = (
 )  # fmt: skip
 
 # "Step 2: load the model": behind the number two words or more, and nothing that was measured.
-PROSE = re.compile(r"[^A-Za-z\d]*[A-Za-z'-]+[^A-Za-z\d]+[A-Za-z'-][^\d]*")
+PROSE = re.compile(r"[^A-Za-z\d]*[A-Za-z]+[^A-Za-z\d]+[A-Za-z][^\d]*")
 # A bar of tqdm whose description, or whose unit, says that it is of something else than training.
 OTHER_BAR = re.compile(
     r"\b(?!(?:pre-?)?training|fine-?tuning|learning|running\b)[a-z]+ing\b[^|]*\d+%\|"

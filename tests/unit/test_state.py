@@ -323,3 +323,46 @@ def test_how_a_job_ended_is_heard_afterwards_if_an_action_on_it_was_left_open() 
             assert view.checkpoint is not None and view.checkpoint.step == 40
             assert view.progress is not None and view.progress.total_steps == 100
     assert cluster.state.view(cluster.now).jobs == ()
+
+
+def test_steps_that_were_made_before_the_trouble_teach_although_they_are_told_while_it_lasts() -> None:
+    """A controller that starts has its open incidents first, and hears of the steps before them then."""
+    cluster = Cluster()
+    cluster.state.note_trouble(["7"], cluster.now)
+    cluster.report(wait=1.0, events=tuple(progress_event(n, age_s=60.0 - 10 * n) for n in range(5)))
+    progress = cluster.job.progress
+    assert progress is not None
+    assert progress.intervals_s == (10.0,) * 3
+
+
+def test_a_step_that_took_so_long_because_of_trouble_teaches_nothing() -> None:
+    cluster = Cluster()
+    for number in range(4):
+        cluster.step(number)
+    cluster.state.note_trouble(["7"], cluster.now + 100)
+    cluster.step(4, wait=500)
+    cluster.step(5)
+    progress = cluster.job.progress
+    assert progress is not None
+    assert progress.intervals_s == (5.0, 5.0, 5.0)
+
+
+def test_a_new_checkpoint_starts_the_clock_of_the_step_after_it_and_the_same_one_does_not() -> None:
+    cluster = Cluster()
+    for number in range(4):
+        cluster.step(number)
+    cluster.report(wait=900, events=(progress_event(3, kind=EventKind.CHECKPOINT),))
+    assert cluster.job.progress is not None
+    assert cluster.job.progress.age_s == 0
+    cluster.report(wait=900, events=(progress_event(3, kind=EventKind.CHECKPOINT),))
+    assert cluster.job.progress is not None
+    assert cluster.job.progress.age_s == 900
+
+
+def test_a_process_that_uses_no_time_ever_is_one_of_which_that_is_not_known() -> None:
+    cluster = Cluster()
+    for _ in range(8):
+        cluster.report(process(0), process(1, cpu_s=7.0), process(2, state="D"))
+    zero, one, two = cluster.job.ranks
+    assert (zero.cpu_ratio, one.cpu_ratio) == (None, 0.0)
+    assert (one.storage_age_s, two.storage_age_s) == (None, 0.0)

@@ -97,6 +97,8 @@ class Run:
     grace_from: float = float("-inf")
     troubled_at: float = float("-inf")
     """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
+    troubled_from: float = float("-inf")
+    """Since when it has been so. Steps that were made before are told again to a controller that starts, and teach as ever."""
     started: bool = False
     """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
     unseen: bool = False

@@ -57,6 +57,8 @@ from watchdog.model import (
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
+TROUBLE_BREAK_S = 60.0
+"""Trouble that comes back sooner is the same."""
 KEPT_GONE_S = 3600.0
 """A process that is gone is remembered this long, so that its death can be told."""
 
@@ -258,9 +260,10 @@ class ClusterState:
             return
         if event.backlog and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
             return
+        troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
         if event.kind is EventKind.PROGRESS and (event.step is not None or event.count is not None):
             if at >= run.steps_from and apply_step(
-                run.clocks, event, at, run.troubled_at, run.phase[0] if run.phase else None
+                run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None
             ):
                 run.phase = None if run.phase and run.phase[1] <= at else run.phase
                 run.snapshots.clear()
@@ -311,7 +314,10 @@ class ClusterState:
         """These jobs have an open incident at this moment."""
         for job_id in job_ids:
             if job_id in self._runs:
-                self._runs[job_id].troubled_at = now
+                run = self._runs[job_id]
+                if now - run.troubled_at > TROUBLE_BREAK_S:
+                    run.troubled_from = now
+                run.troubled_at = now
 
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""

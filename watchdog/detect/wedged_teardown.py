@@ -144,8 +144,8 @@ def _still_there(rank: ProcessView) -> Culprit:
 def _say(
     job: JobView, finding: Finding, what: str, named: tuple[Culprit, ...], why: str, facts: tuple[str, ...]
 ) -> Finding:
-    more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-    who = f"; {describe(named[0])}{more} {named[0].reason}" if named else ""
+    more = f" (and so are {len(named) - 1} more)" if len(named) > 1 else ""
+    who = f"; {describe(named[0])} {named[0].reason}{more}" if named else ""
     return replace(
         finding,
         truth=Truth.BAD,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +18,8 @@ from deploy.demo.cluster import Cluster
 from deploy.demo.stack import COMMAND, Watchdog, train_script
 from deploy.standin_nvml import standin
 from deploy.standin_nvml.standin import HEALTHY, Gpu, Instance, Scenario
-from tests.agent_tree import descriptors_and_threads, tree_of
-from watchdog.model import EventKind, LogFile, Process, Report, Role
+from tests.agent_tree import AgentProcess, Receiver, alone, descriptors_and_threads, tree_of, until
+from watchdog.model import EventKind, JobWatch, LogFile, Process, Reply, Report, Role
 from watchdog.wire import decode_report
 
 INTERVAL_S = 1.0
@@ -421,10 +422,8 @@ def test_what_befalls_a_gpu_reaches_the_controller_as_what_it_is(
     assert "it is gone" in incident["summary"]
     assert watchdog.explain(incident["id"])["incident"]["job_ids"] == [job], "whose rank computed on it"
     report = watchdog.last("n2")
-    assert [(g.uuid, "GPU_IS_LOST" in (g.error or "")) for g in report.gpus] == [
-        ("GPU-n2-0", True),
-        ("GPU-n2-1", False),
-    ]
+    lost = {g.uuid: "GPU_IS_LOST" in (g.error or "") for g in report.gpus}
+    assert lost == {"GPU-n2-0": True, "GPU-n2-1": False}
     node.change(0, rules=())
     for other in ("n1", "n3"):
         assert all(gpu.error is None for each in watchdog.reports(other) for gpu in each.gpus)
@@ -542,3 +541,65 @@ def test_once_without_root_says_what_it_may_not_see_and_claims_nothing(
     shown, _ = once(watchdog, "n1", wrapper=nobody)
     assert "problem: process:" in shown.stdout
     assert "No process of a Slurm job" not in shown.stdout
+
+
+NAMED = "import ctypes, sys, time\nctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]), 0, 0, 0)\ntime.sleep(600)"
+NAMES = (b") R 1 1", b"\x1b[31mred\n", b"[bold]x[/]", b"\xff\xfe", b"a\nState:\tD", b"((((")
+
+
+@alone
+def test_whatever_a_job_calls_itself_and_its_logs_the_agent_sees_it_and_goes_on(tmp_path: Path) -> None:
+    place = tmp_path / "logs"
+    place.mkdir()
+    os.mkfifo(place / "fifo.log")
+    (place / "directory.log").mkdir()
+    for name, target in (("loop.log", "loop.log"), ("dangling.log", "nowhere"), ("zero.log", "/dev/zero")):
+        (place / name).symlink_to(target)
+    (place / "good.log").write_text("iteration 5/ 10 | lm loss: 2.0\n")
+    receiver = Receiver()
+    paths = tuple(str(path) for path in sorted(place.iterdir()))
+    receiver.reply = Reply(
+        controller_id="t", watch=(JobWatch(job_id="7", restarts=0, uid=0, log_paths=paths),)
+    )
+    rank = {
+        b"PATH": os.environb[b"PATH"],
+        b"SLURM_JOB_ID": b"7",
+        b"SLURM_STEP_ID": b"0",
+        b"SLURM_NTASKS": b"9",
+    }
+    ballast = {b"BALLAST%d" % number: b"\xff\n" * 50_000 for number in range(10)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", NAMED, name.hex()], env=rank | ballast | {b"SLURM_PROCID": b"%d" % number}
+        )
+        for number, name in enumerate(NAMES)
+    ]
+    agent = AgentProcess(tmp_path, receiver.url, interval_s=0.5)
+    try:
+        pids = {process.pid for process in processes}
+        until(
+            lambda: receiver.reports and {p.pid for p in ranks(receiver.last(), "7")} == pids, 20, "all ranks"
+        )
+        until(lambda: len(receiver.last().logs) == len(paths), 20, "all logs")
+        until(lambda: all(row.error != "not read yet" for row in receiver.last().logs), 20, "all logs")
+        began = time.monotonic()
+        time.sleep(4)
+        report = receiver.last()
+        assert {p.rank: p.pid for p in ranks(report, "7")} == {n: p.pid for n, p in enumerate(processes)}
+        assert {Path(row.path).name: row.error for row in report.logs if "link" not in (row.error or "")} == {
+            "directory.log": "it is a directory, not a regular file",
+            "fifo.log": "it is a FIFO, not a regular file",
+            "zero.log": "it is a character device, not a regular file",
+            "dangling.log": f"ENOENT: No such file or directory: '{place}/dangling.log'",
+            "good.log": None,
+        }
+        assert all(process.blocked is None for process in report.processes)
+        assert (report.problems, report.hung_probes) == ((), ())
+        assert receiver.longest_gap_s(began) <= 1.0
+        assert agent.end() == 0
+    finally:
+        agent.close()
+        receiver.close()
+        for process in processes:
+            process.kill()
+            process.wait(20)

@@ -68,7 +68,11 @@ def _block(
 def hang_at_evaluation(s: Setup) -> Scene:
     """One rank waits for its DataLoader in an evaluation, its peers in a broadcast. The log has a PULSE an hour."""
     scene = s.scene(Expect(HANG), eval_every=20, eval_s=45.0, pulse_s=3600.0)
-    scene.expect.within_s = lambda: max(1800.0 if scene.job.plan.eval_told else 0.0, hang_bound(scene.job)())
+    told = bool(scene.job.format.evaluating(1, 0.0))
+    floor_s = (
+        1800.0 + 2 * REPORT_S if told else 0.0
+    )  # the configured floor of an evaluation that the log speaks of
+    scene.expect.within_s = lambda: max(floor_s, hang_bound(scene.job)())
     hang_in(scene, s, "evaluate", s.warm_s(scene.job.plan), looks.SPIN_EVALUATION, looks.LOADER)
     scene.until_s += 1200.0
     return scene
@@ -184,6 +188,28 @@ def _crash(job: Job, t: float, number: int, error: str) -> None:
     job.kill(t, [number])
 
 
+def checkpoint_overdue(s: Setup) -> Scene:
+    """The job makes steps and does not save any more: what the next crash costs grows."""
+    scene = s.scene(
+        Expect(("checkpoint_overdue",)),
+        ("bloom", "megatron", "maxtext"),
+        step_s=10.0,
+        save_every=20,
+        save_s=20.0,
+    )
+    at = s.warm_s(scene.job.plan, 70)
+
+    def begin(t: float) -> None:
+        saved_at = scene.job.saved[1] if scene.job.saved else t
+        scene.job.saves = False
+        scene.fault(t)
+        scene.expect.within_s = 1800.0 + saved_at - t + 2 * 250.0
+
+    scene.world.at(at, begin)
+    scene.until_s = at + 3000.0
+    return scene
+
+
 def lingering_gone(s: Setup, *, zombie: bool = False) -> Scene:
     """One rank dies without a word, the others wait for it, Slurm says RUNNING."""
     scene = s.scene(Expect(("lingering_job", "dead_rank"), within_s=REPORT_S))
@@ -217,6 +243,21 @@ def slower_by_six_percent(s: Setup) -> Scene:
 
     scene.world.at(at, begin)
     scene.until_s = at + 4000.0
+    return scene
+
+
+def slower_by_five_percent(s: Setup) -> Scene:
+    """Five per cent at a noise of two: found within twenty steps, as the issue wants it."""
+    scene = s.scene(Expect(("slow_job", "slow_node")), TIMED_FORMATS, every=1, step_s=10.0, jitter=0.02)
+    at = s.warm_s(scene.job.plan, 150)
+    scene.expect.within_s = 20 * 10.5 * 1.05 + REPORT_S
+
+    def begin(t: float) -> None:
+        scene.job.slow = lambda step, now: 1.05
+        scene.fault(t)
+
+    scene.world.at(at, begin)
+    scene.until_s = at + 1200.0
     return scene
 
 
@@ -543,6 +584,28 @@ def gpu_ecc(s: Setup) -> Scene:
     return scene
 
 
+def driver_hangs(s: Setup) -> Scene:
+    """NVML does not answer on one node any more: which GPU it is cannot be asked."""
+    scene = s.scene(Expect(("gpu_fault",), within_s=60.0 + REPORT_S))
+
+    def begin(t: float) -> None:
+        node = scene.job.nodes[s.rng.randrange(len(scene.job.nodes))]
+        node.hung["nvml"] = t
+        mute: dict[str, object] = {
+            "error": "NVML gave no answer",
+            "utilization_ratio": None,
+            "sm_clock_hz": None,
+            "power_w": None,
+        }
+        node.gpu_changes = dict.fromkeys(range(node.gpus), mute)
+        scene.expect.nodes = frozenset({node.name})
+        scene.fault(t, node.name)
+
+    scene.world.at(s.warm_s(scene.job.plan), begin)
+    scene.until_s = s.warm_s(scene.job.plan) + 500.0
+    return scene
+
+
 def rank_that_cannot_be_dumped(s: Setup) -> Scene:
     """A hang in which the culprit's stack cannot be had: that is evidence."""
     scene = s.scene(Expect(HANG))
@@ -604,6 +667,20 @@ def partition(s: Setup) -> Scene:
     def begin(t: float) -> None:
         for node in scene.world.nodes:
             node.silent = True
+        scene.fault(t)
+
+    scene.world.at(s.warm_s(scene.job.plan), begin)
+    scene.until_s = s.warm_s(scene.job.plan) + 700.0
+    scene.settle_s = 500.0
+    return scene
+
+
+def slurm_unreachable(s: Setup) -> Scene:
+    """Slurm does not answer any more; the job trains on."""
+    scene = s.scene(Expect(("slurm_unreachable",), within_s=60.0 + REPORT_S + 2.0))
+
+    def begin(t: float) -> None:
+        scene.world.slurm_answers = False
         scene.fault(t)
 
     scene.world.at(s.warm_s(scene.job.plan), begin)
@@ -690,9 +767,11 @@ CASES: tuple[Case, ...] = (
     Case(3, "hang_with_heartbeats", hang_with_heartbeats),
     Case(4, "gpu_crash", gpu_crash),
     Case(4, "gpu_error_in_log", gpu_error_in_log),
+    Case(4, "checkpoint_overdue", checkpoint_overdue, (1, 2)),
     Case(5, "lingering_gone", lingering_gone),
     Case(5, "lingering_zombie", lingering_zombie),
     Case(6, "slower_by_six_percent", slower_by_six_percent, (1, 2)),
+    Case(6, "slower_by_five_percent", slower_by_five_percent, (1, 2)),
     Case(6, "slow_gpu", slow_gpu),
     Case(7, "loss_spike", loss_spike, (1, 2)),
     Case(7, "loss_nan", loss_nan, (1, 2)),
@@ -705,11 +784,13 @@ CASES: tuple[Case, ...] = (
     Case(12, "chain_broken", chain_broken, (1, 8)),
     Case(13, "gpu_off_the_bus", gpu_off_the_bus),
     Case(13, "gpu_ecc", gpu_ecc),
+    Case(13, "driver_hangs", driver_hangs, (1, 8), by_trace=False),
     Case(14, "rank_that_cannot_be_dumped", rank_that_cannot_be_dumped),
     Case(14, "stopped_rank", stopped_rank),
     Case(15, "agent_silent", agent_silent),
     Case(15, "node_down", node_down),
     Case(15, "partition", partition, (2, 8, 48)),
+    Case(15, "slurm_unreachable", slurm_unreachable, (1, 8), by_trace=False),
     Case(16, "crash_loop", crash_loop, (1, 2, 8)),
     Case(18, "wedged_teardown", wedged_teardown),
 )

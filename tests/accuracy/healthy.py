@@ -8,7 +8,7 @@ from functools import partial
 
 from tests.accuracy import looks
 from tests.accuracy.logs import FORMATS, HARMLESS, overflow_skip, stamp
-from tests.accuracy.scene import Expect, Scene, Setup
+from tests.accuracy.scene import TIMED_FORMATS, Expect, Scene, Setup
 from tests.accuracy.training import LOG, Job, Plan, Span
 from tests.accuracy.world import World
 
@@ -22,7 +22,7 @@ def _scene(s: Setup, until_s: float, formats: tuple[str, ...] = tuple(FORMATS), 
     rng = s.rng
     name = str(plan.pop("format", rng.choice(formats)))
     given = {
-        "step_s": rng.choice((20.0, 45.0, 75.0, 105.0)),
+        "step_s": rng.choice((30.0, 60.0, 105.0)),
         "jitter": rng.choice((0.01, 0.02, 0.03)),
         "loss_noise": rng.choice((0.003, 0.01, 0.03)),
     }
@@ -43,6 +43,24 @@ def day(s: Setup) -> Scene:
         save_on_disk=rng.random() < 0.8, eval_every=rng.choice((0, 100, 200)), eval_s=rng.choice((60.0, 240.0)), eval_told=told,
         pulse_s=rng.choice((0.0, H)), pause_s=rng.choice((0.0, 40.0)), start_s=rng.choice((60.0, 300.0, 900.0)),
     )  # fmt: skip
+    _harmless_words(scene, s)
+    return scene
+
+
+def large_day(s: Setup) -> Scene:
+    """The same on hundreds of GPUs, as in BLOOM: steps of 105 s, a checkpoint of 40 s every hundred, an evaluation of twelve minutes."""
+    scene = _scene(
+        s,
+        2 * H,
+        ("bloom",),
+        step_s=105.0,
+        save_every=20,
+        save_s=40.0,
+        eval_every=25,
+        eval_s=720.0,
+        pulse_s=H,
+        start_s=600.0,
+    )
     _harmless_words(scene, s)
     return scene
 
@@ -109,6 +127,13 @@ def batch_ramp(s: Setup) -> Scene:
     return _scene(
         s, 4 * H, ("bloom", "megatron", "nemo2"), step_s=60.0, ramp=s.rng.choice((60, 150)), every=1
     )
+
+
+def drift(s: Setup) -> Scene:
+    """Steps become one per cent slower within a thousand steps: too little to be told."""
+    scene = _scene(s, 4 * H, TIMED_FORMATS, step_s=12.0, jitter=0.02, every=1)
+    scene.job.slow = lambda step, t: 1.0 + 0.01 * step / 1000
+    return scene
 
 
 def overflow(s: Setup) -> Scene:
@@ -340,7 +365,7 @@ def agent_restart(s: Setup) -> Scene:
             node.silent = False
             node.agent, node.sequence = node.agent + 1, 0
 
-        scene.world.at(t + s.rng.uniform(3.0, 25.0), back)
+        scene.world.at(t + s.rng.uniform(3.0, 20.0), back)
         scene.world.at(t + s.rng.uniform(300.0, 1200.0), update)
 
     scene.world.at(500.0, update)
@@ -359,6 +384,8 @@ class Thing:
     share: float = 1.0
     sizes: tuple[tuple[int, int], ...] = ((1, 8), (1, 8), (1, 4), (2, 8), (1, 8), (4, 8))
     """(nodes, ranks a node): drawn in turn by the seed."""
+    fine: bool = False
+    """Reports every 5 s in every run: about how long an agent may be away."""
 
     @property
     def key(self) -> str:
@@ -373,6 +400,7 @@ class Thing:
 SMALL = ((1, 8), (1, 4), (1, 8))
 THINGS: tuple[Thing, ...] = (
     Thing("day", day, 12.0, ((1, 8), (1, 4), (1, 8), (1, 8), (2, 8), (1, 8), (1, 4), (1, 8), (1, 4), (8, 8))),
+    Thing("day_of_384_ranks", large_day, 0.15, ((48, 8), (24, 8))),
     Thing("fast_steps", fast_steps, 0.4, SMALL),
     Thing("long_start", long_start),
     Thing("index_build", index_build),
@@ -380,6 +408,7 @@ THINGS: tuple[Thing, ...] = (
     Thing("evaluation_between_short_steps", evaluation_between_short_steps, 0.6, SMALL),
     Thing("long_checkpoint", long_checkpoint, 1.5),
     Thing("batch_ramp", batch_ramp),
+    Thing("drift_of_one_percent", drift, 0.8, SMALL),
     Thing("overflow", overflow, 0.6, SMALL),
     Thing("retries", retries, 0.6, SMALL),
     Thing("moments_in_d", moments_in_d, 0.8),
@@ -390,5 +419,5 @@ THINGS: tuple[Thing, ...] = (
     Thing("maintenance", maintenance),
     Thing("chain", chain),
     Thing("end_of_training", end_of_training),
-    Thing("agent_restart", agent_restart, 0.6),
+    Thing("agent_restart", agent_restart, 0.4, fine=True),
 )

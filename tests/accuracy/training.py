@@ -129,6 +129,8 @@ class Job:
         self.slow: Callable[[int, float], float] = lambda step, t: 1.0
         """Factor on the time of a step."""
         self.loss_at: Callable[[int, float], float] = lambda step, loss: loss
+        self.saves = True
+        """Whether it still writes checkpoints."""
         self.on_begin: Callable[[Span, float], None] | None = None
         """Called when a span begins; may freeze the job."""
         self.extra: Callable[[Span, float], list[str]] = lambda span, t: []
@@ -352,7 +354,7 @@ def _script(job: Job, done: int, *, again: bool = False) -> Iterator[Span]:
             lined = Step(step, plan.total, since_line / min(every, step - done), loss, batch, world, said.t)
             after, since_line, done = form.step(lined), 0.0, step
         yield Span("step", seconds, step=step, after=after, redraw=form.redraws(said) if form.redraws else "")
-        if plan.save_every and step % plan.save_every == 0 and step < plan.total:
+        if plan.save_every and step % plan.save_every == 0 and step < plan.total and job.saves:
             t, lasts = job._span_end, plan.save_s * rng.lognormvariate(0.0, 0.1)
             told = plan.save_told
             yield Span(

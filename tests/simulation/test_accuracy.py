@@ -19,13 +19,26 @@ from tests.bench.figures import Figures
 from watchdog.model import Culprit, Incident, IncidentState, Kind
 from watchdog.progress import parse_line
 
-REGRESSIONS: tuple[tuple[str, int, int, str], ...] = ()
+REGRESSIONS: tuple[tuple[str, int, int, str], ...] = (
+    (
+        "case_13_gpu_off_the_bus",
+        0,
+        1,
+        "trace",
+    ),  # an Xid names a PCI address that the trace does not know: its pid tells the GPU
+    ("healthy_maintenance", 1, 0, ""),  # a node that was just given back has no agent yet
+    ("healthy_end_of_training", 5, 0, ""),  # ranks that leave one by one while rank 0 saves are not dead
+    (
+        "case_04_checkpoint_overdue",
+        0,
+        1,
+        "trace",
+    ),  # a checkpoint that is told again and again is as old as it was
+)
 """(case or thing, seed, nodes, way): runs in which the matrix once found a defect."""
 
 
-KNOWN: dict[str, str] = {
-    "healthy_end_of_training": "dead_rank: where the log does not tell the last step, ranks that leave one by one look dead",
-}
+KNOWN: dict[str, str] = {}
 """Defects that are known and not mended yet."""
 
 

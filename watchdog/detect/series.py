@@ -8,6 +8,8 @@ counts no more than one slow step.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
+from math import sqrt
 from statistics import median
 
 from watchdog.model import Value
@@ -24,9 +26,13 @@ ALARM = 6.0
 alarm in some 10^5 values or more for shifts above two standard deviations (D. Siegmund, "Sequential Analysis", 1985, ch. 2)."""
 NEARLY = 0.8
 """A change is estimated from few values: so much of the wanted size will do."""
+SURE = 4.5
+"""Standard errors by which the two medians have to differ: a job is looked at thousands of times, and chance has as many tries."""
+MEDIAN_ERROR = 1.2533
+"""Standard error of a median, of normal values, as a multiple of sigma / sqrt(n): sqrt(pi / 2)."""
 CONFIRMED = 8
 """Values after the change, before it is believed."""
-LEAST_SHIFT = 2.5
+LEAST_SHIFT = 2.0
 """Standard deviations below which no change is looked for: in noisier series only larger changes can be told from chance."""
 LEAST_SIGMA = 0.002
 """Of the level: logs round their figures, and a series without any scatter would find a change in the last digit."""
@@ -63,7 +69,9 @@ def _first_change(values: tuple[float, ...], begin: int, shift: float) -> int | 
     learnt = BASELINE
     if len(values) - begin < learnt + CONFIRMED:
         return None
+    scatter = _scatter(values[begin:])
     level, sigma = _level(values[begin : begin + learnt])
+    sigma = max(sigma, scatter)  # twenty values alone may look quiet by chance
     wanted = max(shift * level, LEAST_SHIFT * sigma)
     up = down = 0.0
     up_from = down_from = begin + learnt
@@ -71,6 +79,7 @@ def _first_change(values: tuple[float, ...], begin: int, shift: float) -> int | 
         if place - begin >= 2 * learnt and learnt < MAX_BASELINE and up == down == 0.0:
             learnt *= 2
             level, sigma = _level(values[begin : begin + learnt])
+            sigma = max(sigma, scatter)
             wanted = max(shift * level, LEAST_SHIFT * sigma)
         clip = max(
             CLIP * sigma, wanted
@@ -83,10 +92,17 @@ def _first_change(values: tuple[float, ...], begin: int, shift: float) -> int | 
             down, down_from = 0.0, place + 1
         for total, start in ((up, up_from), (down, down_from)):
             if total >= ALARM * sigma and place + 1 - start >= CONFIRMED:
-                after = median(values[start : place + 1])
-                if abs(after - level) >= NEARLY * wanted:
+                after, number = median(values[start : place + 1]), place + 1 - start
+                chance = SURE * MEDIAN_ERROR * sigma * sqrt(1 / learnt + 1 / number)
+                if abs(after - level) >= max(NEARLY * wanted, chance):
                     return start
     return None
+
+
+def _scatter(values: tuple[float, ...]) -> float:
+    """Robust standard deviation from the differences of neighbours, which a change of level does not disturb."""
+    steps = [abs(b - a) for a, b in pairwise(values)]
+    return MAD_TO_SIGMA * median(steps) / sqrt(2) if steps else 0.0
 
 
 def _level(values: tuple[float, ...]) -> tuple[float, float]:

@@ -6,6 +6,7 @@ once used for checking a configuration and a command line is never given back.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from watchdog import log
@@ -25,9 +26,22 @@ def set_name(name: str) -> None:
         pass  # only a name
 
 
+def be_unobtrusive() -> None:
+    """From now on neither this process nor those it forks takes the core from a thread that computes just because it woke up.
+
+    SCHED_BATCH (see sched(7)) changes no weight: on a core that is busy we wait for the end of a slice, some milliseconds,
+    and get our share. Our deadlines are seconds.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:
+        pass  # not allowed here: then as everybody else
+
+
 def main(argv: list[str]) -> int:
     """Runs the agent; returns its exit code."""
     set_name(NAME)
+    be_unobtrusive()
     log.set_up()
     return run_agent(read_settings(int(argv[0])), once="--once" in argv, as_json="--json" in argv)
 

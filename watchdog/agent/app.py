@@ -29,6 +29,7 @@ from watchdog.agent.commands import Commands
 from watchdog.agent.evidence import stacks
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Function, Probes, ProbesLost
+from watchdog.agent.probe_child import TRIM_EVERY, give_back_memory
 from watchdog.agent.settings import Settings, split_listen
 from watchdog.model import (
     Checkpoint,
@@ -180,6 +181,8 @@ class Agent:
         )
         self._note_problems(seen)
         self.sequence += 1
+        if self.sequence % TRIM_EVERY == 0:
+            give_back_memory()
         return Report(
             node=self.node,
             boot_id=self.boot_id,

@@ -28,8 +28,10 @@ Function = Callable[[Any, dict[str, Any]], Any]
 `state["tell"](value)` sends a part of the answer ahead: what has been said is known, even if the next line never returns.
 """
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
 MAX_FRAME = 16 * 1024**2
+TRIM_EVERY = 120
+"""Requests of a worker, or ticks of the loop, after which free memory goes back: ten minutes at the usual interval."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -133,10 +135,11 @@ def _work_for_ever(fd: int, key: str, uid: int, functions: Mapping[str, Function
     refusal = _become(uid)
     _die_with_parent(parent)  # after the change of user, which resets it
     os.chdir("/")
+    _set_name(f"swd {key}")
     state: dict[str, Any] = {"key": key}
     # An agent that lets go without waiting for the answer is no failure of ours.
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
-        inbox = bytearray()
+        inbox, answered = bytearray(), 0
         while data := sock.recv(1 << 14):
             inbox += data
             for request, function, args in unframe(inbox):
@@ -144,6 +147,9 @@ def _work_for_ever(fd: int, key: str, uid: int, functions: Mapping[str, Function
                 sock.sendall(
                     frame([request, *_call(functions.get(function), function, args, state, refusal)])
                 )
+                answered += 1
+                if answered % TRIM_EVERY == 0:
+                    give_back_memory()
 
 
 def _teller(sock: socket.socket, request: int) -> Callable[[Any], None]:
@@ -167,6 +173,20 @@ def _call(
     except Exception as error:
         log.exception("%s failed in a child", name)
         return None, f"{type(error).__name__}: {error}"
+
+
+def give_back_memory() -> None:
+    """Returns what malloc holds free in between. Large answers among small values that stay leave holes, and with the
+    holes the loop grew by 2 MiB in a day while what it knows did not; with this, not at all. Costs some 0.1 ms.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)
+
+
+def _set_name(name: str) -> None:
+    """What `ps` and `top` call this process: the kernel keeps 15 bytes."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(errors="surrogateescape"))
 
 
 def _die_with_parent(parent: int) -> None:

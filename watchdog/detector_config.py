@@ -129,7 +129,7 @@ class OrphanGpuProcess(Detector):
 
 
 class RankStopped(Detector):
-    """A rank was stopped by a signal or is held by a debugger. Never acted on: somebody did it."""
+    """A rank was stopped by a signal or is held by a debugger. Acted on only if it was a signal and the job is beyond its limit."""
 
     stopped_for: Span = Field(15.0, description="Time it has to be stopped.")
 

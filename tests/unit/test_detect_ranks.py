@@ -25,7 +25,7 @@ def only(findings: list[Finding]) -> Finding:
 
 
 def stopped(view: JobView) -> Finding:
-    return only(rank_stopped.detect(cluster(view), RankStopped()))
+    return only(rank_stopped.detect(cluster(view), RankStopped(), CollectiveHang()))
 
 
 def with_rank_2(**changes: Any) -> JobView:
@@ -38,6 +38,16 @@ def test_a_stopped_rank_is_named_with_what_lets_it_go_on(state: str) -> None:
     assert found.truth is Truth.BAD
     assert [(c.rank, c.node, c.pid) for c in found.culprits] == [(2, "n2", 102)]
     assert found.facts == ("to let it go on, on n2: kill -CONT 102",)
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "acted"), [("T", 90.0, True), ("T", 20.0, False), ("t", 900.0, False)]
+)
+def test_only_a_signal_that_keeps_the_job_beyond_its_limit_is_acted_on(
+    state: str, age_s: float, acted: bool
+) -> None:
+    view = replace(with_rank_2(state=state, state_age_s=age_s), progress=progress(age_s))
+    assert stopped(view).actionable is acted
 
 
 def test_a_rank_that_was_stopped_for_a_moment_is_not_told() -> None:

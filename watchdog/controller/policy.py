@@ -10,6 +10,7 @@ ACTIONS: dict[Kind, Action] = {
     Kind.FILESYSTEM_STALL: Action.REQUEUE,
     Kind.LINGERING_JOB: Action.REQUEUE,
     Kind.COLLECTIVE_HANG: Action.REQUEUE,
+    Kind.RANK_STOPPED: Action.REQUEUE,
     Kind.OPERATOR_RESTART: Action.GRACEFUL_RESTART,
 }
 """What answers each kind. A loop that does not turn cannot hear a kill switch: it is requeued from its last
@@ -26,6 +27,9 @@ WHY_NONE: dict[Kind, str] = {
     Kind.PARTITION_OR_OUTAGE: "many nodes at once are no fault of any of them",
     Kind.AGENT_SILENT: "silence proves nothing about the jobs on the node",
     Kind.NODE_DOWN: "Slurm ends and requeues the jobs of a node that it has lost by itself",
+    Kind.LOG_ERROR: "what went wrong is in the log, and a restart does not mend a program",
+    Kind.DISK_FULL: "somebody has to make room",
+    Kind.CRASH_LOOP: "another restart would end like those before it: a person has to look",
     Kind.SLURM_UNREACHABLE: "nobody knows what runs while Slurm does not answer",
 }
 """Why nothing is done, in words, where there is more to say than that."""

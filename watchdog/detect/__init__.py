@@ -111,7 +111,7 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.CRASH_LOOP, lambda view, s: crash_loop.detect(view, s.crash_loop)),
     (Kind.CHAIN_BROKEN, lambda view, s: chain_broken.detect(view, s.chain_broken)),
     (Kind.LOG_ERROR, lambda view, s: log_error.detect(view, s.log_error, s.collective_hang)),
-    (Kind.RANK_STOPPED, lambda view, s: rank_stopped.detect(view, s.rank_stopped)),
+    (Kind.RANK_STOPPED, lambda view, s: rank_stopped.detect(view, s.rank_stopped, s.collective_hang)),
     (Kind.DEAD_RANK, lambda view, s: dead_rank.detect(view, s.dead_rank)),
     (Kind.GPU_IDLE_RANK, lambda view, s: gpu_idle_rank.detect(view, s.collective_hang, s.gpu_idle_rank)),
     (Kind.SLOW_NODE, lambda view, s: slow_node.detect(view, s.slow_job)),

@@ -1,4 +1,8 @@
-"""`rank_stopped`: a rank was stopped by a signal, or by a debugger, and its job waits for it."""
+"""`rank_stopped`: a rank was stopped by a signal, or by a debugger, and its job waits for it.
+
+Told within seconds. To be acted on only if it was a signal, nobody has let it go on, and the job is beyond its own limit: under a
+debugger nothing is ever restarted.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from watchdog.detect.limits import LimitSettings, progress_limit
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.model import Culprit, Finding, Kind, Truth
 
@@ -17,12 +22,12 @@ class Settings(Protocol):
     def stopped_for(self) -> float: ...
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
-    """One finding for each running job."""
-    return [_judge(job, settings.stopped_for) for job in view.jobs]
+def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list[Finding]:
+    """One finding for each running job; `limits` are those of `collective_hang`."""
+    return [_judge(job, settings.stopped_for, limits) for job in view.jobs]
 
 
-def _judge(job: JobView, stopped_for_s: float) -> Finding:
+def _judge(job: JobView, stopped_for_s: float, limits: LimitSettings) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
         kind=Kind.RANK_STOPPED, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
@@ -54,7 +59,16 @@ def _judge(job: JobView, stopped_for_s: float) -> Finding:
         culprits=culprits,
         facts=tuple(f"to let it go on, on {c.node}: kill -CONT {c.pid}" for c in culprits[:8]),
         lasted_s=long[0][1],
+        actionable=_stands(job, limits) and all(rank.process.state == "T" for rank, _ in stopped),
     )
+
+
+def _stands(job: JobView, limits: LimitSettings) -> bool:
+    """Whether the job has made no step for longer than is normal for it, and has some left to make."""
+    progress = job.progress
+    if progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps):
+        return False
+    return progress.age_s >= progress_limit(job, limits).seconds
 
 
 def _stopped_s(job: JobView, rank: ProcessView) -> float:

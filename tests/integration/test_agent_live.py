@@ -133,9 +133,8 @@ def live(cluster: Cluster) -> Iterator[Callable[..., Live]]:
         for scenario in each.scenarios.values():
             scenario.rule()
         each.close()
-    switches = [
-        node for node in cluster.nodes if list(Path(f"/proc/{cluster.init_pid(node)}/root/run").glob("slurm-watchdog/jobs/*/kill"))
-    ]  # fmt: skip
+    roots = [Path("/proc", str(cluster.init_pid(node)), "root") for node in cluster.nodes]
+    switches = [switch for root in roots for switch in root.glob("run/slurm-watchdog/jobs/*/kill")]
     assert (acted, switches) == ([], []), "whoever observes does nothing"
 
 

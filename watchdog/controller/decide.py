@@ -135,7 +135,7 @@ class Decider:
             nodes_known=len(nodes),
             nodes_silent=len(nodes) - len(c.state.reporting_nodes(now)),
             mounts_stalled=self._outages(incident),
-            step=view.progress.step if view is not None and view.progress is not None else None,
+            step=view.progress.known_step if view is not None and view.progress is not None else None,
         )
 
     def _outages(self, incident: Incident) -> tuple[str, ...]:

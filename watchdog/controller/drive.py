@@ -148,7 +148,7 @@ class Driver:
         assert fence is not None
         before = view if view is not None and view.job.restarts == fence.restarts else None
         after = view if view is not None and view.job.restarts > fence.restarts else None
-        if before is not None and before.progress is not None:
+        if before is not None and before.progress is not None and before.progress.step_known:
             self._step = max(self._step or 0, before.progress.step)
             self._total_steps = before.progress.total_steps
         return World(
@@ -158,9 +158,7 @@ class Driver:
             step=self._step,
             total_steps=self._total_steps,
             complete_checkpoint_step=self._saved_step(before),
-            next_first_step=after.progress.first_step
-            if after is not None and after.progress is not None
-            else None,
+            next_first_step=_first_step(after),
             next_stride=after.progress.stride if after is not None and after.progress is not None else 1,
             stalled_mounts=self._stalled_mounts(now),
             paused=self._tools.paused(),
@@ -196,3 +194,10 @@ class Driver:
             if filesystem.mount in concerned and nodes - exempt:
                 stalled.add(filesystem.mount)
         return tuple(sorted(stalled))
+
+
+def _first_step(view: JobView | None) -> int | None:
+    """The first step of the next run; 0 where it counts something else, which proves as well that it runs."""
+    if view is None or view.progress is None:
+        return None
+    return view.progress.first_step if view.progress.step_known else 0

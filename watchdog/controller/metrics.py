@@ -86,7 +86,8 @@ class ControllerMetrics:
                 self._phase.labels(job_id, "starting").set(1)
                 continue
             self._age.labels(job_id).set(job.progress.age_s)
-            self._step.labels(job_id).set(job.progress.step)
+            if job.progress.known_step is not None:
+                self._step.labels(job_id).set(job.progress.known_step)
             self._phase.labels(job_id, job.progress.phase or "training").set(1)
             if job.progress.step_s is not None:
                 self._step_s.labels(job_id).set(job.progress.step_s)

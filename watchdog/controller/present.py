@@ -111,7 +111,7 @@ def _job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
         "state": view.job.state,
         "nodes": list(view.job.nodes),
         "restarts": view.job.restarts,
-        "step": progress.step if progress else None,
+        "step": progress.known_step if progress else None,
         "total_steps": progress.total_steps if progress else None,
         "step_s": progress.step_s if progress else None,
         "progress_age_s": progress.age_s if progress else None,

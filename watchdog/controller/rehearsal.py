@@ -66,7 +66,7 @@ class Rehearsal:
                 if other.kind is Kind.FILESYSTEM_OUTAGE and set(other.job_ids) & set(incident.job_ids)
                 for mount in other.mounts
             ),
-            step=view.progress.step if view is not None and view.progress is not None else None,
+            step=view.progress.known_step if view is not None and view.progress is not None else None,
         )
 
     def _blind(self, now: float) -> str | None:

@@ -53,7 +53,7 @@ def _judge(job: JobView, settings: Settings) -> Finding:
         return replace(
             finding, summary=f"there is a checkpoint of job {job_id} that its log did not announce"
         )
-    if progress.step <= checkpoint.step or progress.rose_age_s > usual_s:
+    if not progress.step_known or progress.step <= checkpoint.step or progress.rose_age_s > usual_s:
         return replace(finding, summary=f"job {job_id} makes no steps that could be saved")
     return replace(
         finding,

@@ -98,7 +98,7 @@ def _accuse_by_gpus(
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} hangs after step {progress.step}: no step for {age_s:.0f} s "
+        summary=f"Job {job.job.job_id} hangs after {progress.place}: no step for {age_s:.0f} s "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {seen.why}; {named}.",
         culprits=seen.culprits,
         facts=("there are no stacks of its ranks: their GPUs and processes tell that they wait",),
@@ -128,7 +128,7 @@ def _accuse(job: JobView, finding: Finding, limit: Limit, voted: Vote, busy_limi
         progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
     )
     last = (
-        f"after {'its last step, ' if finished else 'step '}{progress.step}"
+        f"after {'its last step, ' + str(progress.step) if finished else progress.place}"
         if progress
         else "before its first step"
     )

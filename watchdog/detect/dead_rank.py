@@ -73,7 +73,7 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
         finding,
         truth=Truth.BAD,
         summary=f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
-        f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}ended {age_s:.0f} s ago, after step {progress.step}; "
+        f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}ended {age_s:.0f} s ago, after {progress.place}; "
         f"{len(ranks) - len(dead)} of {len(ranks)} are left.",
         culprits=culprits,
         facts=tuple(f"last words: {line}" for line in words),

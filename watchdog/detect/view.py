@@ -78,6 +78,16 @@ class Progress(Value, frozen=True, kw_only=True):
     phase_age_s: float = 0.0
     source: str = ""
 
+    @property
+    def known_step(self) -> int | None:
+        """The step, None where only something else is counted."""
+        return self.step if self.step_known else None
+
+    @property
+    def place(self) -> str:
+        """Where the run stands, in words: `step 500`, or that it counts no steps."""
+        return f"step {self.step}" if self.step_known else "its last sign of progress"
+
 
 class Checkpoint(Value, frozen=True, kw_only=True):
     step: int

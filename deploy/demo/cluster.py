@@ -144,7 +144,7 @@ def tail(path: Path, lines: int = 12) -> str:
 def stat_fields(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the third (state) on, None if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
 

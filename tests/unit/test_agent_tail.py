@@ -58,7 +58,9 @@ def log(tmp_path: Path) -> Log:
 
 
 def test_of_a_file_that_says_it_is_empty_nothing_is_read() -> None:
-    tail = Tail("/proc/version")  # others, such as /proc/kmsg, give each line once: to us instead of to whom it was for
+    tail = Tail(
+        "/proc/version"
+    )  # others, such as /proc/kmsg, give each line once: to us instead of to whom it was for
     tail.look(1000.0, 0.0, {})
     assert not tail.has_more
     assert tail.place is not None

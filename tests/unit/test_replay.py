@@ -231,10 +231,9 @@ def test_dropping_fields_adds_no_incident(trace: Any, seed: int, share: float) -
             if chance.random() < share:
                 line.pop(name, None)
     outcome = play(lines)
-    # A filesystem of which less is known may look like an outage's or one node's: it is the same trouble.
-    assert set(fired(outcome)) <= whole | ({"filesystem_outage"} if whole else set()), [
-        i.summary for i in outcome.incidents
-    ]
+    # A filesystem of which less is known may look like an outage's, or like a job that stands for whatever reason: it does stand.
+    vaguer = {"filesystem_outage", "stalled_progress"} if whole else set()
+    assert set(fired(outcome)) <= whole | vaguer, [i.summary for i in outcome.incidents]
 
 
 @given(

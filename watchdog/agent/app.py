@@ -74,6 +74,8 @@ FUNCTIONS: dict[str, Function] = {
 
 RUNNING_LIFETIME_S = 60.0
 """The controller's word about which jobs run here is good for so long."""
+SLOW_NVML_S = 3.0
+"""Its first answer may take seconds, where the driver has to wake the GPUs; then it is said that it is waited for."""
 ONCE_PAUSE_S = 1.0
 """Between the two ticks of `--once`: whether a process is blocked shows only in two looks."""
 ONCE_GPU_S = 5.0
@@ -179,7 +181,7 @@ class Agent:
         node_events, lost = runner.isolate(
             "kernel_log", partial(self._collect_node_events, gpus, now), _NO_NODE_EVENTS, seen
         )
-        self._note_problems(seen)
+        self._note_problems(seen, now)
         self.sequence += 1
         if self.sequence % TRIM_EVERY == 0:
             give_back_memory()
@@ -220,7 +222,10 @@ class Agent:
     def close(self) -> None:
         """Keeps what the next agent should know, and lets the children go."""
         if self.kernel is not None:
-            self.kernel.close(clock.monotonic())
+            try:
+                self.kernel.close(clock.monotonic())
+            except ProbesLost:
+                pass  # they got the signal to end, too, and were faster: the position is as old as it was saved last
         self.probes.close()
 
     def _collect_logs(
@@ -283,7 +288,7 @@ class Agent:
         )
         return (*self.gpus.take_events(now), *joined), lost
 
-    def _note_problems(self, seen: runner.Isolated) -> None:
+    def _note_problems(self, seen: runner.Isolated, now: float) -> None:
         """Collectors that worked and could not see: said in the report, and no success in the metrics."""
         found = {
             "gpu": self.gpus.problem,
@@ -293,6 +298,10 @@ class Agent:
             if problem:
                 seen.problems.append(f"{name}: {problem}")
                 seen.failed.add(name)
+        waiting_s = self.gpus.waiting_s(now)
+        if waiting_s is not None and waiting_s >= SLOW_NVML_S:
+            seen.problems.append(f"gpu: NVML has not answered for {waiting_s:.0f} s, and no GPU is known yet")
+            seen.failed.add("gpu")
         if self.processes.problem:
             seen.problems.append(f"process: {self.processes.problem}")  # what it does see is good
         seen.problems.extend(self.probes.problems())

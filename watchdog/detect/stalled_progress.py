@@ -85,7 +85,7 @@ def _accuse(job: JobView, finding: Finding, limit: Limit, evidence: Standing) ->
         summary=f"Job {job.job.job_id} makes no progress since {progress.place}: no step for {progress.age_s:.0f} s "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {evidence.why}{_who(evidence.culprits)}.",
         culprits=evidence.culprits,
-        facts=(f"slurm-watchdog diagnose {job.job.job_id} shows where its ranks stand",),
+        facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
     )
 
 

@@ -113,6 +113,10 @@ class GpuCollector:
         if self._request is not None:
             self.probes.settle(seconds, [self._request])
 
+    def waiting_s(self, now: float) -> float | None:
+        """For how long NVML has not answered, before any GPU is known that could have a row to say so; None if it has."""
+        return None if self._known or self.probes.is_free(KEY) else now - self._asked_at
+
     def collect(self, now: float) -> tuple[Gpu, ...]:
         """Every GPU, in NVML's order, with what it said since the last call, or with the reason why it said nothing."""
         if self._fresh is None:

@@ -121,7 +121,7 @@ def test_what_hangs_at_once_is_told_as_what_it_is_and_the_agent_reports_on(
         agent = None
         try:
             holder.take()
-            more = f", log_patterns: ['{net}/{{job_id}}.log']"
+            more = f", log_patterns: ['{net}/{{job_id}}.log'], mount_probe_interval: 2s"
             agent = AgentProcess(tmp_path, receiver.url, environment=scenario.environment, more=more)
             until(lambda: receiver.reports, 20, "a first report")
             identity = f"identify:{holder.pid}"
@@ -137,7 +137,8 @@ def test_what_hangs_at_once_is_told_as_what_it_is_and_the_agent_reports_on(
             scenario.rule("hang nvmlDeviceGetUtilizationRates")
             os.kill(server, signal.SIGSTOP)
             files = f"files:{net}:0"
-            until(lambda: {identity, "nvml", files} <= hung(receiver.last()), 20, "all of them hang")
+            everything = {identity, "nvml", files, f"probe:{net}"}
+            until(lambda: everything <= hung(receiver.last()), 20, "all of them hang")
             time.sleep(5)
             tree = tree_of(agent.pid)
             before, children = descriptors_and_threads(tree), set(tree)

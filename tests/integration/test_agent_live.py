@@ -496,7 +496,7 @@ def test_once_prints_a_full_report_in_seconds_and_leaves_no_trace(
         assert text in shown.stdout
     assert took_s < 5.0
     time.sleep(0.5)
-    found = [p for p in _pids("n1", cluster) if _comm(p) == "slurm-watchdog"]
+    found = [p for p in _pids("n1", cluster) if _comm(p).startswith(("slurm-watchdog", "swd"))]
     left = [p for p in found if p not in tree_of(watchdog.agents["n1"].pid) and _comm(p)]
     assert (left, len(found) > 1) == ([], True), "no child of it lives on"
     new = {str(path) for place in (watchdog.directory, Path("/var/lib")) for path in place.rglob("*")} - files

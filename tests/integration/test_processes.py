@@ -122,7 +122,7 @@ def test_one_held_memory_lock_keeps_nobody_else_from_being_identified(looks: Loo
         assert looks.hung() == [f"identify:{holder.pid}"]
         assert is_memory_locked(holder.pid)
         set_frozen(filesystem, False)
-        found = looks.until(lambda found: holder.pid in found)
+        found = looks.until(lambda found: holder.pid in found, ticks=300)
         assert (found[holder.pid].role, found[holder.pid].rank) == (Role.RANK, 0)
         assert looks.hung() == []
 

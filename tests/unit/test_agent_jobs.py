@@ -212,10 +212,58 @@ def test_the_external_step_has_no_ranks() -> None:
             Place("12", "3"),
         ),
         ("0::/user.slice/user-1000.slice/session-4.scope\n", None),
+        # Several slurmd on a host, another slice, a slurmd in a container, and a container inside of a job.
+        ("0::/system.slice/n1_slurmstepd.scope/job_4/step_0/user/task_1\n", Place("4", "0")),
+        ("0::/slurm.slice/slurmstepd.scope/job_4/step_1/user/task_0\n", Place("4", "1")),
+        ("0::/docker/3fa9/system.slice/slurmstepd.scope/job_4/step_1/user/task_0\n", Place("4", "1")),
+        ("3:cpuset:/kubepods/pod7/ab12/slurm/uid_1000/job_4/step_1/task_0\n", Place("4", "1")),
+        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1/libpod-9c.scope\n", Place("4", "0")),
+        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1 (deleted)\n", Place("4", "0")),
+        ("0::/../../system.slice/slurmstepd.scope/job_4/step_0\n", Place("4", "0")),
     ],
 )
 def test_a_control_group_names_job_and_step(text: str, place: Place | None) -> None:
     assert parse_cgroup(text) == place
+
+
+MINE = "/user.slice/user-1000.slice/user@1000.service"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{MINE}/job_99/step_0/user/task_0",
+        f"{MINE}/app.slice/slurmstepd.scope/job_99/step_0/user/task_0",
+        f"{MINE}/system.slice/slurmstepd.scope/job_99/step_0/user/task_0",
+        f"{MINE}/slurm/uid_1000/job_99/step_0",
+        f"/docker/3fa9{MINE}/system.slice/slurmstepd.scope/job_99/step_0",
+        "/user@1000.service/system.slice/slurmstepd.scope/job_99/step_0",
+        "/system.slice/job_99/step_0",
+        "/system.slice/mine.service/job_99",
+        "/system.slice/slurmstepd.scope.d/job_99/step_0",
+        "/slurmish/uid_1000/job_99",
+        "/slurm/job_99/step_0",
+        "/slurm/uid_me/job_99",
+        "/system.slice/slurmstepd.scope/job_99x/step_0",
+        "/system.slice/slurmstepd.scope/xjob_99/step_0",
+        "/system.slice/slurmstepd.scope/system/slurmstepd",
+    ],
+)
+def test_a_group_that_a_user_made_is_no_job(path: str) -> None:
+    assert parse_cgroup(f"0::{path}\n") is None
+    assert parse_cgroup(f"9:pids,freezer:{path}\n1:name=systemd:{path}\n") is None
+
+
+def test_a_group_that_a_job_makes_below_its_own_does_not_make_it_another_job() -> None:
+    inside = "0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_0/system.slice/slurmstepd.scope/job_99/step_0"
+    assert parse_cgroup(inside) == Place("4", "0")
+
+
+def test_a_named_hierarchy_of_a_user_does_not_outvote_slurms_groups() -> None:
+    text = (
+        f"1:name=systemd:{MINE}/slurm/uid_1000/job_99/step_0\n8:memory:/slurm/uid_1000/job_4/step_1/task_0\n"
+    )
+    assert parse_cgroup(text) == Place("4", "1")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,13 @@ BATCH_STEPS = frozenset({"batch", "interactive"})
 MAX_DEPTH = 100
 """Ancestors that are followed upwards."""
 
-_CGROUP = re.compile(r"/job_(\d+)(?:/step_([0-9a-z]+))?(?:/(?:user/)?task_(\d+))?")
+_CGROUP = re.compile(
+    r"/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(\d+)(?:/step_([0-9a-z]+))?(?=[/ ]|$)"
+)
+"""Slurm's own places: `/slurm/uid_U/job_N` (version 1; `slurm_NODE` where a host has several slurmd) and `slurmstepd.scope/job_N`
+in a slice (version 2; `NODE_slurmstepd.scope` likewise, any slice since CgroupSlice). Source: cgroup.conf(5), cgroup_v2.html."""
+_USERS_OWN = re.compile(r"/user(?:\.slice|-\d+\.slice|@\d+\.service)(?:/|$)")
+"""What systemd hands to a user, who may make groups of any name below it."""
 _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:\+\d+)?(?:\.([0-9a-z]+))?")
 
 
@@ -116,9 +122,20 @@ Key = tuple[int, int]
 
 
 def parse_cgroup(text: str) -> Place | None:
-    """Job and step in the text of /proc/PID/cgroup, version 1 or 2; None outside of jobs."""
-    places = [Place(match[1], match[2]) for line in text.splitlines() if (match := _CGROUP.search(line))]
+    """Job and step in the text of /proc/PID/cgroup, version 1 or 2; None outside of jobs.
+
+    Only a group in Slurm's own place counts, within a container's group, too: a user may make a `job_N` in what was delegated
+    to him. The outermost one counts, for what a job makes is below its own group.
+    """
+    places = [place for line in text.splitlines() if (place := _place_of(line.split(":", 2)[-1]))]
     return next((place for place in places if place.step_id), places[0] if places else None)
+
+
+def _place_of(path: str) -> Place | None:
+    match = _CGROUP.search(path)
+    if match is None or _USERS_OWN.search(path, 0, match.start() + 1):
+        return None
+    return Place(match[1], match[2])
 
 
 def parse_stepd(cmdline: str) -> Place | None:

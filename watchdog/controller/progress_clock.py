@@ -63,6 +63,17 @@ class Clock:
     """(when, step): the last of those that were read at once."""
     times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
     losses: deque[LossPoint] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
+    _handed_out: tuple[tuple[StepTime, ...], tuple[LossPoint, ...]] | None = None
+
+    def series(self) -> tuple[tuple[StepTime, ...], tuple[LossPoint, ...]]:
+        """`times` and `losses`: the same tuples until one of them grows, so that nobody judges them twice."""
+        if self._handed_out is None:
+            self._handed_out = tuple(self.times), tuple(self.losses)
+        return self._handed_out
+
+    def grew(self) -> None:
+        """After anything was added to them."""
+        self._handed_out = None
 
     @property
     def step_s(self) -> float | None:
@@ -186,12 +197,14 @@ def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None
         clock.times.append(
             StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase, batch=batch)
         )
+        clock.grew()
 
 
 def _note_loss(clock: Clock, event: Event, at: float) -> None:
     loss = math.nan if event.loss_is_no_number else event.loss
     if loss is not None and event.step is not None:
         clock.losses.append(LossPoint(step=event.step, loss=loss, at=at))
+        clock.grew()
 
 
 def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:

@@ -388,6 +388,7 @@ class ClusterState:
     def _job_view(self, run: Run, now: float, reporting: tuple[str, ...]) -> JobView:
         step_id = training_step(run.processes)
         clock = main_clock(run.clocks)
+        step_times, losses = ((), ()) if clock is None else clock.series()
         return JobView(
             job=run.job,
             run_age_s=now - max(run.began_at, run.grace_from),
@@ -418,8 +419,8 @@ class ClusterState:
             error_ranks=run.errors.said_by(),
             silent_nodes=tuple(node for node in run.job.nodes if node not in reporting),
             gpus=self._rank_gpus(run),
-            step_times=() if clock is None else tuple(clock.times),
-            losses=() if clock is None else tuple(clock.losses),
+            step_times=step_times,
+            losses=losses,
             checkpoints_on_disk=self.nodes.checkpoints_of(run.job.process_id, run.job.nodes),
             checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
             past=run.past,

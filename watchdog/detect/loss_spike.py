@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import isfinite
 from statistics import median
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from watchdog.detect.remember import by_identity
 from watchdog.detect.series import MAD_TO_SIGMA
-from watchdog.detect.view import ClusterView, JobView
+from watchdog.detect.view import ClusterView, JobView, LossPoint
 from watchdog.model import Finding, Kind, Severity, Truth
 
 WINDOW = 100
@@ -39,10 +39,9 @@ def _judge(job: JobView, now: float, settings: Settings) -> Finding:
         kind=Kind.LOSS_SPIKE, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=Severity.WARNING, job_ids=(job_id,),
         summary=f"too few losses of job {job_id} were seen",
     )  # fmt: skip
-    points = [point for point in job.losses if isfinite(point.loss)]
+    points, spike = _spike(job.losses, settings.deviations, settings.percent)
     if len(points) < LEAST + NEWEST:
         return finding
-    spike = find_spike(tuple(point.loss for point in points), settings.deviations, settings.percent)
     if spike is None:
         return replace(finding, truth=Truth.OK, summary=f"the loss of job {job_id} is {points[-1].loss:.4g}")
     first, usual = points[spike[0]], spike[1]
@@ -57,7 +56,17 @@ def _judge(job: JobView, now: float, settings: Settings) -> Finding:
     )
 
 
-@lru_cache(maxsize=1024)
+@by_identity
+def _spike(
+    losses: tuple[LossPoint, ...], deviations: float, percent: float
+) -> tuple[tuple[LossPoint, ...], tuple[int, float] | None]:
+    """The losses that are numbers, and what find_spike() says of them."""
+    points = tuple(point for point in losses if isfinite(point.loss))
+    if len(points) < LEAST + NEWEST:
+        return points, None
+    return points, find_spike(tuple(point.loss for point in points), deviations, percent)
+
+
 def find_spike(losses: tuple[float, ...], deviations: float, percent: float) -> tuple[int, float] | None:
     """(place of the first high loss, usual loss) if the newest losses are in a spike; None otherwise.
 
@@ -83,5 +92,5 @@ def find_spike(losses: tuple[float, ...], deviations: float, percent: float) -> 
 def _limit(losses: list[float], deviations: float, percent: float) -> tuple[float, float]:
     """(what counts as high, median) of usual losses."""
     usual = median(losses)
-    sigma = MAD_TO_SIGMA * median(abs(loss - usual) for loss in losses)
+    sigma = MAD_TO_SIGMA * median([abs(loss - usual) for loss in losses])
     return usual + max(deviations * sigma, abs(usual) * percent / 100), usual

@@ -7,7 +7,6 @@ counts no more than one slow step.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import pairwise
 from math import sqrt
 from statistics import median
@@ -46,7 +45,6 @@ class Segment(Value, frozen=True, kw_only=True):
     level: float
 
 
-@lru_cache(maxsize=2048)
 def segments(values: tuple[float, ...], shift: float) -> tuple[Segment, ...]:
     """Cuts `values` (positive, oldest first) where their level changed by `shift` (0.05: five per cent) or more.
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from watchdog.detect.remember import by_identity
 from watchdog.detect.series import BASELINE, Segment, segments
 from watchdog.detect.view import ClusterView, JobView, StepTime
 from watchdog.model import Finding, Kind, Severity, Truth
@@ -46,10 +47,9 @@ def judge(job: JobView, now: float, shift: float) -> Finding:
         kind=Kind.SLOW_JOB, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=Severity.WARNING, job_ids=(job_id,),
         summary=f"too few steps of job {job_id} were seen",
     )  # fmt: skip
-    times = comparable(job.step_times)
-    if job.job.state != "RUNNING" or len(times) < BASELINE:
+    times, found = _stretches(job.step_times, shift) if job.job.state == "RUNNING" else ((), ())
+    if len(times) < BASELINE:
         return finding
-    found = segments(tuple(round(t.seconds, 6) for t in times), shift)
     now_slow = _slowdown(found, shift)
     if now_slow is None:
         return replace(
@@ -71,6 +71,15 @@ def judge(job: JobView, now: float, shift: float) -> Finding:
         ),
         lasted_s=max(0.0, now - first.at),
     )
+
+
+@by_identity
+def _stretches(
+    step_times: tuple[StepTime, ...], shift: float
+) -> tuple[tuple[StepTime, ...], tuple[Segment, ...]]:
+    """The steps that can be compared, and the stretches of one level among them."""
+    times = comparable(step_times)
+    return times, segments(tuple(round(t.seconds, 6) for t in times), shift) if len(times) >= BASELINE else ()
 
 
 def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:

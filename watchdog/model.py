@@ -558,6 +558,43 @@ class CommandResult(Value, frozen=True, kw_only=True):
     evidence: NodeEvidence | None = None
 
 
+class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What moves about a process from look to look. A short list on the wire; new fields go to its end, with a default."""
+
+    at: int
+    """Place of the process in the report before."""
+    state: str
+    cpu_s: float
+    io_bytes: int | None
+    threads: int | None
+    context_switches: int | None
+
+
+class GpuNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What moves about a GPU."""
+
+    at: int
+    utilization_ratio: float | None
+    sm_clock_hz: float | None
+    memory_clock_hz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    memory_used_bytes: int | None
+
+
+class Changes(Value, frozen=True, kw_only=True):
+    """Makes a report one of changes: processes and GPUs that it does not name are as they were. See watchdog.report_changes."""
+
+    since: int
+    """Sequence of the report that it builds on, of the same agent."""
+    process_rows: tuple[ProcessNumbers, ...] = ()
+    gpu_rows: tuple[GpuNumbers, ...] = ()
+    gone: tuple[tuple[int, int], ...] = ()
+    """(pid, start ticks) of processes that are not there any more."""
+    whole: tuple[str, ...] = ()
+    """Lists of the report that are complete in it."""
+
+
 class Report(Value, frozen=True, kw_only=True):
     """What one agent saw in one tick."""
 
@@ -587,6 +624,8 @@ class Report(Value, frozen=True, kw_only=True):
     results: tuple[CommandResult, ...] = ()
     problems: tuple[str, ...] = ()
     """Collectors that failed this tick, each with its reason."""
+    changes: Changes | None = None
+    """None: this is the whole of what there is."""
 
 
 class JobWatch(Value, frozen=True, kw_only=True):
@@ -618,6 +657,10 @@ class Reply(Value, frozen=True, kw_only=True):
     """SLURM_JOB_ID of every job that Slurm has on this node now, watched or not, ending ones included; None: not known."""
     controller_id: str = ""
     """Random, new at every start of the controller: one that is new to an agent is told the recent past again."""
+    takes_changes: bool = False
+    """This controller understands reports of changes."""
+    want_full: bool = False
+    """It lacks the report that this one builds on, and has taken nothing of it: the same is to be told in full."""
 
 
 # ---------------------------------------------------------------------------------------- what Slurm says

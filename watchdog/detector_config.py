@@ -65,6 +65,10 @@ class WedgedTeardown(Detector):
         1800.0,
         description="The same while somebody works (a last checkpoint, an evaluation), or nobody knows.",
     )
+    teardown_limit: Span = Field(
+        120.0,
+        description="Time that all ranks may sit motionless in the teardown of their process group.",
+    )
 
 
 class CheckpointOverdue(Detector):

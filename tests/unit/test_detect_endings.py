@@ -190,3 +190,45 @@ def test_a_job_without_a_rhythm_of_its_own_is_not_judged() -> None:
 def test_nothing_is_overdue(changes: dict[str, Any], truth: Truth) -> None:
     (found,) = overdue(**changes)
     assert found.truth is truth
+
+
+# ------------------------------------------------------------------------------------------------ in the teardown
+
+
+def ends(age_s: float = 125.0, doing: str = "idles", cpu: float | None = 0.0, **changes: Any) -> JobView:
+    """Four ranks in their teardown; the log tells neither total nor end."""
+    given: dict[str, Any] = {"progress": progress(age_s, step=500), "snapshots": still(*[TEARDOWN] * 4)}
+    return four(doing, cpu, **{**given, **changes})
+
+
+def test_ranks_that_all_sit_in_their_teardown_are_told_after_two_minutes_whatever_the_log_says() -> None:
+    found = wedged(ends())
+    assert found.truth is Truth.BAD
+    assert "as its stacks say" in found.summary
+    assert wedged(done(125.0, snapshots=still(*[TEARDOWN] * 4))).truth is Truth.BAD
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        ends(110.0),
+        ends(snapshots=still(TEARDOWN, TEARDOWN, TEARDOWN, BARRIER)),
+        ends(snapshots=still(SAVE, TEARDOWN, TEARDOWN, TEARDOWN)),
+        ends(snapshots=still(TEARDOWN, TEARDOWN, TEARDOWN)),
+        ends(snapshots=still(*[TEARDOWN] * 4)[-1:]),
+        ends(snapshots=()),
+        ends(r0=rank(0, 0.9)),
+        ends(r0=rank(0, 0.05, 5e7)),
+        ends(cpu=None),
+        ends(checkpoints_on_disk=(OnDisk(job_id="7", directory="/c", writing=True),)),
+        ends(r1=rank(1, gone_s=100.0)),
+        done(125.0, snapshots=still(SAVE, TEARDOWN, TEARDOWN, TEARDOWN)),
+        done(125.0, snapshots=still(BARRIER, TEARDOWN, TEARDOWN, TEARDOWN)),
+    ],
+    ids=[
+        "not for long", "one waits elsewhere", "rank 0 saves", "one could not be seen", "seen once", "no stacks", "rank 0 computes",
+        "rank 0 uploads", "not known", "a checkpoint grows", "a rank died", "a last save", "a last barrier",
+    ],
+)  # fmt: skip
+def test_a_teardown_in_which_anybody_may_still_work_gets_its_time(view: JobView) -> None:
+    assert wedged(view).truth is not Truth.BAD

@@ -1,7 +1,8 @@
 """`wedged_teardown`: the training is over, by its last step or by an error, and the job stays RUNNING with ranks that do nothing.
 
 A job ends in many ways that look alike for a while: a last evaluation, a last checkpoint, an upload. So it has `grace`, and as long as
-somebody works, or nobody knows, half an hour.
+somebody works, or nobody knows, half an hour. Where every rank sits motionless in the teardown of its process group there is nothing
+left to wait for: `teardown_limit`, whether or not the log says that the training is over.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Settings(Protocol):
     def grace(self) -> float: ...
     @property
     def busy_limit(self) -> float: ...
+    @property
+    def teardown_limit(self) -> float: ...
 
 
 def detect(view: ClusterView, hang: LimitSettings, settings: Settings) -> list[Finding]:
@@ -77,8 +80,10 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
         )
     alive = [rank for rank in ranks if rank.alive]
     error = None if has_ended(job) else last_error(job)
-    if not alive or not (has_ended(job) or error):
-        return replace(finding, truth=Truth.OK, summary=f"job {job_id} trains")
+    if not alive:
+        return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is left")
+    if not (has_ended(job) or error):
+        return _without_a_word(job, finding, now, hang, settings)
     age_s = progress.age_s if error is None else error.age_s
     if progress.phase == "finishing":
         age_s = min(age_s, progress.phase_age_s)
@@ -89,6 +94,30 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
             return replace(finding, summary=f"a rank of job {job_id} is gone")
         return _after_error(job, finding, error, now, limit_s)
     return _after_last_step(job, finding, alive, now, settings)
+
+
+def _without_a_word(
+    job: JobView, finding: Finding, now: float, hang: LimitSettings, settings: Settings
+) -> Finding:
+    """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown."""
+    assert job.progress is not None
+    age_s = job.progress.age_s
+    limit_s = max(progress_limit(job, hang).seconds, settings.teardown_limit)
+    if age_s < limit_s or not all(rank.alive for rank in job.ranks):
+        return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} trains")
+    voted = vote(job.snapshots, job.ranks)
+    seen = standing(job, now, settings.teardown_limit)
+    if not (_torn_down(voted, len(job.ranks)) and seen.stands):
+        return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} is not seen to end")
+    named = tuple(_still_there(rank) for rank in job.ranks[:NAMED])
+    what = f"made its last step {age_s:.0f} s ago, as its stacks say,"
+    return _say(job, replace(finding, lasted_s=age_s), what, named, _by_stacks(voted)[1], _places(voted))
+
+
+def _torn_down(voted: Vote, ranks: int) -> bool:
+    """Whether every rank was seen motionless in the teardown of its process group, and in nothing that takes its time."""
+    there = sum(len(group.ranks) for group in voted.groups if group.place is Place.TEARDOWN)
+    return there == ranks and voted.moving is False and not voted.checkpointing and not voted.undumped
 
 
 def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, limit_s: float) -> Finding:
@@ -110,13 +139,16 @@ def _after_last_step(
 ) -> Finding:
     """The last step is made: told after the grace if nobody does anything, later if that cannot be said."""
     wanted = StacksWanted(job_id=job.job.job_id, apart_s=STACKS_APART_S)
-    if finding.lasted_s >= SUSPICION * settings.grace:
+    if finding.lasted_s >= SUSPICION * min(settings.grace, settings.teardown_limit):
         finding = replace(finding, wanted=(wanted,))
     voted = vote(job.snapshots, alive)
     seen = standing(job, now, settings.grace)
     stands, why = (seen.stands, seen.why) if not voted.groups else _by_stacks(voted)
     patient_s = max(with_a_step(job, settings.busy_limit), settings.grace)
-    if finding.lasted_s < (settings.grace if stands else patient_s):
+    if stands:
+        gone_quiet = standing(job, now, settings.teardown_limit).stands and _torn_down(voted, len(alive))
+        patient_s = min(settings.grace, settings.teardown_limit) if gone_quiet else settings.grace
+    if finding.lasted_s < patient_s:
         summary = f"job {job.job.job_id} made its last step {finding.lasted_s:.0f} s ago; {why}"
         return replace(finding, summary=summary)
     named = voted.outside or seen.culprits or tuple(_still_there(rank) for rank in alive[:NAMED])
@@ -125,8 +157,13 @@ def _after_last_step(
         if len(alive) < len(job.ranks)
         else ""
     )
-    places = tuple(f"{len(g.ranks)} ranks: {g.place}, {' < '.join(g.frames[:4])}" for g in voted.groups[:8])
-    return _say(job, finding, f"made its last step {finding.lasted_s:.0f} s ago", named, why + gone, places)
+    return _say(
+        job, finding, f"made its last step {finding.lasted_s:.0f} s ago", named, why + gone, _places(voted)
+    )
+
+
+def _places(voted: Vote) -> tuple[str, ...]:
+    return tuple(f"{len(g.ranks)} ranks: {g.place}, {' < '.join(g.frames[:4])}" for g in voted.groups[:8])
 
 
 def _by_stacks(voted: Vote) -> tuple[bool | None, str]:

@@ -83,6 +83,10 @@ class Process(Value, frozen=True, kw_only=True):
     """Its number in its own, innermost PID namespace, where that is not the node's: what its logs and py-spy inside call it."""
     blocked: Blocked | None = None
     """Its longest blocked thread, None when none is."""
+    collective_timeout_s: float | None = None
+    """Of a rank: after so long its library gives a collective up, as its command line or environment says; None: not known."""
+    collective_timeout_assumed: bool = False
+    """Nothing says so: it is torch's own default."""
 
 
 class LogFile(Value, frozen=True, kw_only=True):

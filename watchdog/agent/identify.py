@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from watchdog.agent.jobs import ENVIRONMENT, may_hold_a_rank
 from watchdog.agent.mounts import Mount, mount_of, read_mounts, strip_deleted
 from watchdog.agent.process_table import parse_status, read_stat
+from watchdog.knowledge import collective_timeouts
 from watchdog.knowledge.checkpoint_options import directories_in
 from watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PATH_ARGUMENT
 
@@ -24,7 +26,8 @@ MAX_PATH = 4096  # linux/limits.h
 
 def identify(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
     """For each [pid, start_ticks or None]: start time, the variables of ENVIRONMENT, program, title of a slurmstepd, and of what
-    may hold a rank the working directory and the directories of checkpoints that its command line names.
+    may hold a rank the working directory, the directories of checkpoints that its command line names, and the time-out of its
+    collectives, with whether that is only assumed.
 
     A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`; `denied` says that it
     is the second. `index` is the place of the question.
@@ -49,12 +52,16 @@ def _identify_one(pid: int, start_ticks: int | None) -> dict[str, Any]:
         if comm == "slurmstepd" and _is_slurms(pid):
             # Anybody may read it, whereas the environment is for its owner and root.
             answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
-        environ = answer["environ"] = parse_environ(_read(f"/proc/{pid}/environ", MAX_ENVIRON))
+        variables = _read(f"/proc/{pid}/environ", MAX_ENVIRON)
+        environ = answer["environ"] = parse_environ(variables)
         answer["exe"] = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
         if comm != "slurmstepd" and may_hold_a_rank(comm, answer["exe"], environ):
             words = _read(f"/proc/{pid}/cmdline", MAX_COMMAND_LINE).decode(errors="replace").split("\0")
             answer["cwd"] = os.readlink(f"/proc/{pid}/cwd")
             answer["checkpoint_directories"] = list(directories_in(words, strip_deleted(answer["cwd"])))
+            answer["collective_timeout"] = collective_timeouts.timeout_in(
+                parse_environ(variables, collective_timeouts.NAMES), words
+            )
     except (OSError, ValueError) as error:
         answer["error"] = str(error)
         answer["denied"] = isinstance(error, PermissionError)
@@ -70,13 +77,13 @@ def _is_slurms(pid: int) -> bool:
     return parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid in (0, os.getuid())
 
 
-def parse_environ(data: bytes) -> dict[str, str]:
-    """The variables of ENVIRONMENT in the text of /proc/PID/environ; of one given twice, the first, as getenv has it."""
+def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT)) -> dict[str, str]:
+    """The variables of these names in the text of /proc/PID/environ; of one given twice, the first, as getenv has it."""
     wanted: dict[str, str] = {}
     for entry in data.split(b"\0"):
         name, separator, value = entry.partition(b"=")
         key = name.decode(errors="replace")
-        if separator and key in ENVIRONMENT and key not in wanted:
+        if separator and key in names and key not in wanted:
             wanted[key] = value.decode(errors="replace")[:1024]
     return wanted
 

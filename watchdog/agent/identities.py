@@ -201,6 +201,7 @@ class Identities:
             known, environ=environ, exe=each["exe"], stepd=stepd or known.stepd, denied=False,
             cwd=each.get("cwd") or known.cwd,
             checkpoint_directories=tuple(each.get("checkpoint_directories") or known.checkpoint_directories)[:MAX_DIRECTORIES],
+            collective_timeout=_timeout(each.get("collective_timeout")),
         )  # fmt: skip
         self.table.changed = True
 
@@ -211,3 +212,7 @@ class Identities:
         except (OSError, ValueError):
             return None
         return self.table.add(pid, stat, status, now) if stat.start_ticks == start else None
+
+
+def _timeout(told: Any) -> tuple[float, bool] | None:
+    return None if told is None else (float(told[0]), bool(told[1]))

@@ -213,6 +213,7 @@ def _describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
     known, member, stat = entry.known, entry.member, entry.stat
     assert member is not None
     age_s = now - entry.state_since
+    timeout = known.collective_timeout if member.role is Role.RANK else None
     return Process(
         pid=known.pid,
         start_ticks=known.start_ticks,
@@ -232,6 +233,8 @@ def _describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
         context_switches=entry.switches,
         container_pid=entry.container_pid,
         blocked=blocked,
+        collective_timeout_s=None if timeout is None else timeout[0],
+        collective_timeout_assumed=timeout is not None and timeout[1],
     )
 
 

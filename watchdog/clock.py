@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_monotonic: Callable[[], float] = time.monotonic
+_wall: Callable[[], float] = time.time
 
 
 def monotonic() -> float:
     """Seconds on a clock that never goes back; its zero means nothing. For windows, ages and deadlines."""
-    return time.monotonic()
+    return _monotonic()
 
 
 def wall() -> float:
     """Seconds since the epoch, for people and for comparing with the times of files. Never for windows."""
-    return time.time()
+    return _wall()
+
+
+@contextmanager
+def simulated(monotonic: Callable[[], float], wall: Callable[[], float]) -> Iterator[None]:
+    """Inside it, everybody in this process lives by these two clocks: for the simulator."""
+    global _monotonic, _wall
+    before = _monotonic, _wall
+    _monotonic, _wall = monotonic, wall
+    try:
+        yield
+    finally:
+        _monotonic, _wall = before

@@ -20,7 +20,7 @@ from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.record import Recorder
 from watchdog.controller.watch import Controller
-from watchdog.notify.queue import make_notifier
+from watchdog.notify.queue import Notifier, make_notifier
 from watchdog.runner import sd_notify
 from watchdog.slurm.command_line import CommandLineSlurm
 
@@ -94,8 +94,19 @@ async def _serve(
         log.error("the controller cannot start: %s", error)
         return 2
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
+    await live(controller, notifier, stop)
+    for runner in runners:
+        await runner.cleanup()
+    return 0
+
+
+async def live(controller: Controller, notifier: Notifier, stop: asyncio.Event) -> None:
+    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until `stop` is set.
+
+    The simulator calls it as well, under a clock of its own.
+    """
     tasks = [
-        asyncio.create_task(_every(config.slurm.poll_interval, controller.look_at_slurm, stop)),
+        asyncio.create_task(_every(controller.config.slurm.poll_interval, controller.look_at_slurm, stop)),
         asyncio.create_task(notifier.run()),
         asyncio.create_task(_tick_for_ever(controller, stop)),
     ]
@@ -107,9 +118,6 @@ async def _serve(
     await asyncio.gather(*tasks, return_exceptions=True)
     await controller.decider.close()
     await controller.evidence.close()
-    for runner in runners:
-        await runner.cleanup()
-    return 0
 
 
 async def _open_doors(controller: Controller, token: str) -> list[web.AppRunner]:

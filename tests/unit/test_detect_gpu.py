@@ -75,6 +75,26 @@ def test_a_card_that_is_gone_is_named_with_its_node_and_its_rank(error: str) -> 
     assert any("rank 0 of job 7" in fact for fact in found.facts)
 
 
+def test_a_card_that_is_lost_lists_nobody_and_its_rank_is_remembered() -> None:
+    gone = card(utilization_ratio=None, busy_since=None, error="NVML_ERROR_GPU_IS_LOST: GPU is lost", pids=())
+    view = nodes(gpus=(gone, card(1)))
+    seat = RankGpu(rank=0, pid=100, view=gone)
+    (found,) = faults(replace(view, jobs=(replace(view.jobs[0], gpus=(seat,)),)))
+    assert [(c.rank, c.pid) for c in found.culprits] == [(0, 100)]
+    assert found.job_ids == ("7",)
+
+
+def test_a_line_about_a_card_that_nobody_knows_names_its_process() -> None:
+    """Whose GPU is then known from the time before: GpuPids remembers it."""
+    line = xid(79, FaultSeverity.CRITICAL, pci_bus_id="0000:9a:00.0", pid=101)
+    (found,) = faults(nodes(events=(line,), gpus=()))
+    assert [(c.node, c.pid, c.gpu_uuid) for c in found.culprits] == [("n1", 101, None)]
+    stranger = xid(79, FaultSeverity.CRITICAL, pci_bus_id="0000:9a:00.0", pid=4242)
+    (found,) = faults(nodes(events=(stranger,), gpus=()))
+    assert [(c.pid, c.rank) for c in found.culprits] == [(4242, None)]
+    assert found.job_ids == ()
+
+
 def test_a_card_that_says_nothing_for_another_reason_is_unknown() -> None:
     mute = card(utilization_ratio=None, busy_since=None, error="NVML has not answered for 7.0 s")
     assert [f.truth for f in gpu_fault.detect(nodes(gpus=(mute,)), SETTINGS)] == [Truth.OK, Truth.UNKNOWN]

@@ -6,12 +6,13 @@ stays BAD for `recent`, so that one fault that is told ten times is one incident
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from watchdog.detect.nodes import away_on_purpose
-from watchdog.detect.view import ClusterView, GpuView, NodeView, SeenEvent
+from watchdog.detect.view import ClusterView, GpuView, JobView, NodeView, ProcessView, SeenEvent
 from watchdog.knowledge.xids import describe_xid
 from watchdog.model import Culprit, FaultSeverity, Finding, Kind, Severity, Truth
 
@@ -133,32 +134,24 @@ def _judge_gpu(
         )
     severity = max((each[0] for each in complaints), key=list(Severity).index)
     reason = complaints[0][1]
-    ranks = _ranks_on(view, node.name, row.pids or ())
-    facts = tuple(text for _, text in complaints[1:9]) + tuple(ranks)
     loud = _loud(view, events, recent_s)
+    ranks = _ranks_on(view, node.name, row.uuid, {*(row.pids or ()), *_pids(loud)})
+    facts = tuple(text for _, text in complaints[1:9]) + _computing(ranks)
     lasted_s = view.now - loud[0].at if loud else 0.0
     finding = _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, lasted_s)
-    return replace(finding, job_ids=_jobs_that_suffer(view, gpu, events, recent_s))
+    finding = _with_rank(finding, ranks, loud)
+    return replace(finding, job_ids=_jobs_of(ranks) if _stops_programs(view, gpu, events, recent_s) else ())
 
 
-def _jobs_that_suffer(
-    view: ClusterView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float
-) -> tuple[str, ...]:
-    """The jobs with a rank on this GPU, if what it has just done stops a program: their dead and waiting ranks are its consequence.
-    A card that only should be exchanged one day explains nothing."""
+def _stops_programs(view: ClusterView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float) -> bool:
+    """Whether what the GPU has just done stops a program: then dead and waiting ranks are its consequence. A card that only should
+    be exchanged one day explains nothing."""
     row = gpu.gpu
     rose_at = gpu.ecc_uncorrected_rose_at
-    stops = (
+    return (
         any(word in (row.error or "") for word in GONE)
         or (rose_at is not None and view.now - rose_at <= recent_s)
         or any(seen.event.severity is FaultSeverity.CRITICAL for seen in _loud(view, events, recent_s))
-    )
-    pids = {*(row.pids or ()), *(seen.event.pid for seen in events if seen.event.pid is not None)}
-    return tuple(
-        job.job.job_id
-        for job in (view.jobs if stops else ())
-        if any((each.view.node, each.view.gpu.uuid) == (gpu.node, row.uuid) for each in job.gpus)
-        or any(rank.node == gpu.node and rank.process.pid in pids for rank in job.ranks)
     )
 
 
@@ -215,17 +208,56 @@ def _judge_stranger(
         return _finding(node, place, Truth.OK, "nothing is wrong with it")
     severity = max((each[0] for each in told), key=list(Severity).index)
     sentence = f"The GPU or switch at {place} of {node.name}, which NVML does not list: {told[0][1]}."
-    facts = tuple(text for _, text in told[1:9])
-    return _finding(node, place, Truth.BAD, sentence, severity, told[0][1], facts, view.now - loud[0].at)
+    ranks = _ranks_on(view, node.name, "", _pids(loud))
+    facts = tuple(text for _, text in told[1:9]) + _computing(ranks)
+    finding = _finding(node, place, Truth.BAD, sentence, severity, told[0][1], facts, view.now - loud[0].at)
+    stops = any(seen.event.severity is FaultSeverity.CRITICAL for seen in loud)
+    return replace(_with_rank(finding, ranks, loud), job_ids=_jobs_of(ranks) if stops else ())
 
 
-def _ranks_on(view: ClusterView, node: str, pids: tuple[int, ...]) -> list[str]:
+Ranks = list[tuple[JobView, ProcessView]]
+
+
+def _pids(events: Iterable[SeenEvent]) -> set[int]:
+    """The processes that lines name."""
+    return {seen.event.pid for seen in events if seen.event.pid is not None}
+
+
+def _ranks_on(view: ClusterView, node: str, uuid: str, pids: set[int]) -> Ranks:
+    """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists nobody any more."""
     return [
-        f"rank {p.process.rank} of job {p.process.job_id} (pid {p.process.pid}) computes on it"
+        (job, rank)
         for job in view.jobs
-        for p in job.ranks
-        if p.node == node and p.process.pid in pids
-    ]
+        for rank in job.ranks
+        if rank.node == node
+        and (
+            rank.process.pid in pids
+            or any((each.view.node, each.view.gpu.uuid, each.pid) == (node, uuid, rank.process.pid) for each in job.gpus)
+        )
+    ]  # fmt: skip
+
+
+def _jobs_of(ranks: Ranks) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(job.job.job_id for job, _ in ranks))
+
+
+def _computing(ranks: Ranks) -> tuple[str, ...]:
+    return tuple(
+        f"rank {rank.process.rank} of job {job.job.job_id} (pid {rank.process.pid}) "
+        f"{'computes' if rank.alive else 'computed'} on it"
+        for job, rank in ranks
+    )
+
+
+def _with_rank(finding: Finding, ranks: Ranks, events: Iterable[SeenEvent]) -> Finding:
+    """The finding, whose culprit gets the one rank that is on the GPU, or the one process that its lines name."""
+    pids = {rank.process.pid for _, rank in ranks} or _pids(events)
+    if len(pids) != 1:
+        return finding
+    rank = ranks[0][1].process.rank if ranks else None
+    return replace(
+        finding, culprits=tuple(replace(each, pid=min(pids), rank=rank) for each in finding.culprits)
+    )
 
 
 def _finding(

@@ -1,4 +1,11 @@
-"""How long a job may stay on one step: learnt from the job itself, wider where its phase asks for it."""
+"""How long a job may stay on one step: learnt from the job itself, wider where its phase asks for it.
+
+The time-out of collectives, where it is known, works in two ways. When it runs out, the ranks abort, and the stacks are lost: so
+stacks are collected before, in every phase, also where a limit is far away; that accuses nobody. And where a job trains and its
+pace is known, no limit is longer than most of a time-out that the job's own command line or environment names; never shorter than
+the floor, nor than twice its slowest step. An evaluation or a checkpoint keeps its floor: ranks that work for long are in no collective
+that could time out, and for those that wait for rank 0 the program has another time-out, which nobody can see.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,14 @@ from typing import Protocol
 from watchdog.detect.view import JobView
 from watchdog.model import Value
 
+SUSPICION = 0.5
+"""From this share of the limit on, stacks are collected: the verdict is ready when the limit is reached."""
+EVIDENCE = 0.7
+"""From this share of the time-out of collectives on, too, until it is over."""
+VERDICT = 0.85
+"""The limit is at most this share of a time-out that the job names."""
+LEAST_FACTOR = 2.0
+"""What the slowest of the recent steps took is doubled before a time-out may make the limit shorter."""
 _PHASE_FLOORS = {"evaluating": "evaluation_floor", "checkpointing": "checkpoint_floor"}
 
 
@@ -43,6 +58,7 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
 
     max(floor, factor x slowest of the recent intervals); the start-up grace until `warmup_steps` rises were seen, and an interval
     to learn from. The step after an evaluation or a checkpoint takes its time as well, and is added to the floor of such a phase.
+    In training it stays below the time-out of collectives, see above.
     """
     progress = view.progress
     if progress is None or progress.steps_seen < settings.warmup_steps or not progress.intervals_s:
@@ -58,8 +74,25 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
             settings.startup_grace, settings.evaluation_floor, settings.checkpoint_floor, settings.floor
         )
         return Limit(seconds=max(widest_s, learnt_s), reason=f"the log says {progress.phase}")
+    timeout = view.collective_timeout
+    if timeout is not None and not timeout.assumed:
+        capped_s = max(VERDICT * timeout.seconds, settings.floor, LEAST_FACTOR * slowest_s)
+        if capped_s < learnt_s:
+            reason = f"collectives time out after {timeout.seconds:g} s"
+            return Limit(seconds=capped_s, reason=reason)
     if learnt_s > settings.floor:
         return Limit(
             seconds=learnt_s, reason=f"{settings.factor:g} x the slowest recent step of {slowest_s:.1f} s"
         )
     return Limit(seconds=settings.floor, reason="the configured floor")
+
+
+def wants_stacks(view: JobView, limit: Limit, age_s: float) -> bool:
+    """Whether a job without a new step for `age_s` should show its stacks now: they have to be there when the limit is reached,
+    and before its collectives time out. A collective may have begun as late as the next step was due."""
+    if age_s >= SUSPICION * limit.seconds:
+        return True
+    timeout = view.collective_timeout
+    if timeout is None:
+        return False
+    return EVIDENCE * timeout.seconds <= age_s <= with_a_step(view, timeout.seconds)

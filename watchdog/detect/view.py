@@ -5,6 +5,9 @@ Every age is in seconds before `ClusterView.now`, on the controller's monotonic 
 
 from __future__ import annotations
 
+from functools import cached_property
+from itertools import islice
+
 from watchdog.model import (
     Checkpoint as CheckpointOnDisk,
 )
@@ -276,7 +279,19 @@ class ErrorLine(Value, frozen=True, kw_only=True):
     event: Event
 
 
-class JobView(Value, frozen=True, kw_only=True):
+ASKED_RANKS = 64
+"""The ranks of a job are started alike: what so many of them say of their command line, the others would say, too."""
+
+
+class CollectiveTimeout(Value, frozen=True, kw_only=True):
+    """After how long the ranks of a job give a collective up, and with it themselves and the evidence."""
+
+    seconds: float
+    assumed: bool
+    """Nothing says so: it is torch's own default, and the program may have asked for another."""
+
+
+class JobView(Value, frozen=True, kw_only=True, dict=True):
     """One run of one job that Slurm says is running."""
 
     job: SlurmJob
@@ -304,7 +319,20 @@ class JobView(Value, frozen=True, kw_only=True):
     past: tuple[PastRun, ...] = ()
     """Earlier runs, oldest first, as far as this controller has seen them."""
 
-    @property
+    @cached_property
+    def collective_timeout(self) -> CollectiveTimeout | None:
+        """The shortest that a rank's command line or environment tells of, else one that is assumed; None: nothing points to one."""
+        said = [
+            (each.process.collective_timeout_assumed, each.process.collective_timeout_s)
+            for each in islice(self.ranks, ASKED_RANKS)
+            if each.process.collective_timeout_s is not None
+        ]
+        if not said:
+            return None
+        assumed, seconds = min(said)
+        return CollectiveTimeout(seconds=seconds, assumed=assumed)
+
+    @cached_property
     def ranks(self) -> tuple[ProcessView, ...]:
         """The process that stands for each rank, in the order of their ranks.
 

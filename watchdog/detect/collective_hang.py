@@ -10,15 +10,12 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.activity import Standing, on_storage, standing
-from watchdog.detect.limits import Limit, LimitSettings, progress_limit, with_a_step
+from watchdog.detect.limits import Limit, LimitSettings, progress_limit, wants_stacks, with_a_step
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.model import Finding, Kind, StacksWanted, Truth
-
-SUSPICION = 0.5
-"""From this share of the limit on, stacks are collected: the verdict is ready when the limit is reached."""
 
 SPACING = 0.15
 """Time between two dumps as a share of the limit: three dumps between suspicion and verdict."""
@@ -56,7 +53,7 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
     if has_ended(job):
         return replace(finding, summary=f"job {job.job.job_id} has made its last step")
     age_s = job.progress.age_s if job.progress else job.run_age_s
-    if age_s < SUSPICION * limit.seconds:
+    if age_s < limit.seconds and not wants_stacks(job, limit, age_s):
         return replace(
             finding, truth=Truth.OK, summary=f"job {job.job.job_id} makes progress", lasted_s=age_s
         )

@@ -90,12 +90,15 @@ def clean(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------- from a pasted line to a message
 
-_KMSG = re.compile(r"(?P<priority>\d{1,3}),\d+,\d+,[^;]{0,100};")
+_KMSG = re.compile(r"(?P<priority>\d{1,3}),\d+,(?P<time_us>\d+),[^;]{0,100};")
 _RAW = re.compile(r"<(?P<priority>\d{1,3})>")
 _DECODED = re.compile(r"(?P<facility>[a-z]+\d?) *:(?:emerg|alert|crit|err|warn|notice|info|debug) *: ")
 _STAMP = re.compile(
-    r"\[(?:\s*\d+\.\d+|\s*\+\d+\.\d+|[A-Z][a-z]{2} ?[ \d]?\d \d\d:\d\d|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ?"
+    r"\[(?:\s*\d+\.\d+|\s*\+\d+\.\d+|[A-Z][a-z]{2} ?[ \d]?\d \d\d:\d\d"
+    r"|[^\W\d_]{1,5}\.? [^\[\]]{1,24} \d\d:\d\d:\d\d \d{4}|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[^\[\] ]{0,16})"
+    r"(?:\s*<\s*\+?\d*\.\d+>)?\] ?"
 )
+"""`[ 8593.4970]`, `[Sep19 02:29]`, `[Thu Sep 19 02:29:46 2024]` in any language, each with dmesg's `<    0.000012>` or without."""
 _DMESG_ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d+(?:Z|[+-]\d\d:?\d\d) ")
 _CALLER = re.compile(r"\[\s*[TC]\d+\] ?")
 _DATE = re.compile(
@@ -109,31 +112,67 @@ _SOURCE = re.compile(
 """What grep, pdsh and clush put before a line: a file or a host, only where a time follows."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HOST_AND_TAG = re.compile(r"(?P<host>\S+) (?P<tag>[^\s:\[]+)(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
-_KERNEL_TAG = re.compile(r"(?:[\w.-]+ )?kernel(?:\[\d+\])?: ?")
+_KERNEL_TAG = re.compile(r"(?:(?P<host>[\w.-]+) )?kernel(?:\[\d+\])?: ?")
+
+
+@dataclass(frozen=True)
+class Words:
+    """The kernel's own words in a line, and what the line's prefix says of them."""
+
+    text: str
+    node: str | None = None
+    stamp: str | None = None
+    """Time as it is written: seconds since the boot, or a date."""
 
 
 def strip_prefix(line: str) -> str | None:
     """The kernel's own words in a line of dmesg, journalctl, a syslog file or /dev/kmsg; None if a program wrote it."""
-    text = _without(_SOURCE, _COLOUR.sub("", line[: 2 * MAX_TEXT]).strip("\r\n"))
+    words = split_line(line)
+    return words.text if words else None
+
+
+def split_line(line: str) -> Words | None:
+    """The same with the node and the time that the prefix gives."""
+    text = _COLOUR.sub("", line[: 2 * MAX_TEXT]).strip("\r\n")
+    node, stamp = None, None
+    if match := _SOURCE.match(text):
+        node, text = _node_of(match[0]), text[match.end() :]
     for pattern in (_KMSG, _RAW):
         if match := pattern.match(text):
             if int(match["priority"]) >> 3 != KERN:
                 return None
             text = text[match.end() :]
             if pattern is _KMSG:
-                return readable(text.encode())
+                return Words(readable(text.encode()), node, f"{int(match['time_us'][:18]) / 1e6}")
     if match := _DECODED.match(text):
         if match["facility"] != "kern":
             return None
         text = text[match.end() :]
-    text = _without(_CALLER, _without(_DMESG_ISO, _without(_STAMP, text)))
+    for pattern in (_STAMP, _DMESG_ISO):
+        if match := pattern.match(text):
+            stamp, text = match[0], text[match.end() :]
+    text = _without(_CALLER, text)
     if match := _DATE.match(text):
         source = _HOST_AND_TAG.match(text, match.end())
         if source is None or source["tag"] != "kernel":
             return None
-        text = text[source.end() :]
-    text = _without(_KERNEL_TAG, text)
-    return clean(_without(_CALLER, _without(_STAMP, text)))
+        node, stamp, text = source["host"], match[0], text[source.end() :]
+    if match := _KERNEL_TAG.match(text):
+        node, text = match["host"] or node, text[match.end() :]
+    if match := _STAMP.match(text):
+        stamp, text = stamp or match[0], text[match.end() :]
+    return Words(clean(_without(_CALLER, text)), node, stamp.strip(" []") if stamp else None)
+
+
+_FILE = re.compile(
+    r"/|:\d+:|^(?:messages|syslog|dmesg|kern)\b|\.(?:log|txt|out|dmesg|gz|\d)\b", re.IGNORECASE
+)
+
+
+def _node_of(source: str) -> str | None:
+    """The node in what stands before a line; None for a file's name or the number of a task."""
+    name = source.strip().rstrip(":")
+    return None if _FILE.search(source.strip()) or name.isdigit() else name
 
 
 def _without(pattern: re.Pattern[str], text: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from watchdog.agent.identify import identify
 from watchdog.knowledge.collective_timeouts import (
     MAX_S,
     NAMES,
@@ -95,3 +99,19 @@ def test_whatever_stands_there_a_time_out_is_positive_and_bounded(
 ) -> None:
     found = timeout_in(environ, [*words, "--ddp_timeout", *words])
     assert found is None or 0 < found.seconds <= MAX_S
+
+
+def test_a_real_rank_is_read_at_discovery_and_its_secrets_are_not_kept() -> None:
+    program = "print(flush=True); import time; time.sleep(60)"
+    environ = {"RANK": "0", "MASTER_ADDR": "n1", "DEEPSPEED_TIMEOUT": "45", "SECRET": "hush"}
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", program, "--bf16"], env=environ, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            answer = identify([[process.pid, None]], {})[0]
+        finally:
+            process.kill()
+    assert answer["collective_timeout"] == Timeout(2700.0, assumed=False)
+    assert answer["environ"] == {"RANK": "0"}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from watchdog.model import Finding, Incident, IncidentState, Kind, Truth, Value
+from watchdog.model import Culprit, Finding, Incident, IncidentState, Kind, Truth, Value
 
 _STUCK = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
 CAUSES: dict[Kind, tuple[Kind, ...]] = {
@@ -190,7 +190,7 @@ def _update(
             runs=tuple({**dict(_runs(finding, moment)), **dict(incident.runs)}.items()),
             summary=finding.summary,
             facts=finding.facts,
-            culprits=finding.culprits or incident.culprits,
+            culprits=_with_ranks(finding.culprits, incident.culprits) or incident.culprits,
             actionable=finding.actionable,
             jobs_now=finding.job_ids,
             exclude_nodes=finding.exclude_nodes,
@@ -202,6 +202,18 @@ def _update(
     if moment.mono - since >= settings.resolve_after_s:
         return _resolve(incident, moment, finding.summary)
     return replace(incident, clear_mono=since, actionable=False)
+
+
+def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
+    """Who is named, with the rank and the pid that the same GPU or process had when it was named first: a rank that died of its GPU
+    is not known any more once its job runs again."""
+    ranked = {(each.node, each.gpu_uuid): each for each in before if each.gpu_uuid and each.rank is not None}
+    found = []
+    for each in named:
+        old = ranked.get((each.node, each.gpu_uuid)) if each.rank is None else None
+        same = old is not None and each.pid in (None, old.pid)
+        found.append(replace(each, rank=old.rank, pid=old.pid) if old is not None and same else each)
+    return tuple(found)
 
 
 def _runs_are_over(incident: Incident, moment: Moment) -> bool:

@@ -128,6 +128,10 @@ class JobLogs:
             self._keys[path, uid] = key
         return key
 
+    def followed_of(self, job_id: str) -> list[str]:
+        """The files of a job that are followed, those that were opened longest ago first."""
+        return [path for job, path in self._rows if job == job_id]
+
     def _note_jobs(self, processes: list[Process], now: float) -> None:
         for process in processes:
             job = self.jobs.setdefault(process.job_id, _Job(process.uid, now))

@@ -101,6 +101,8 @@ class Known:
     """Working directory of what may hold a rank, when it was identified."""
     checkpoint_directories: tuple[str, ...] = ()
     """Those that its command line names."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Of what may hold a rank: the variables that decide how it computes and communicates, for evidence alone, secrets masked."""
     collective_timeout: tuple[float, bool] | None = None
     """Seconds after which its collectives are given up, and whether that is only assumed; see knowledge.collective_timeouts."""
 

@@ -10,6 +10,7 @@ stands in D goes to a child of its own, so that the others need not wait for the
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -201,6 +202,7 @@ class Identities:
             known, environ=environ, exe=each["exe"], stepd=stepd or known.stepd, denied=False,
             cwd=each.get("cwd") or known.cwd,
             checkpoint_directories=tuple(each.get("checkpoint_directories") or known.checkpoint_directories)[:MAX_DIRECTORIES],
+            settings=_shared(each.get("settings")) or known.settings,
             collective_timeout=_timeout(each.get("collective_timeout")),
         )  # fmt: skip
         self.table.changed = True
@@ -216,3 +218,8 @@ class Identities:
 
 def _timeout(told: Any) -> tuple[float, bool] | None:
     return None if told is None else (float(told[0]), bool(told[1]))
+
+
+def _shared(settings: dict[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """The same words are kept once, however many ranks have them."""
+    return tuple((sys.intern(name), sys.intern(value)) for name, value in (settings or {}).items())

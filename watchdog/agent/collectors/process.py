@@ -22,7 +22,7 @@ from watchdog.agent.collectors.blocked import (
 )
 from watchdog.agent.identify import describe_mount
 from watchdog.agent.identities import IDENTIFY, MAX_IDENTIFICATIONS, Identities
-from watchdog.agent.jobs import Key, Member, assign
+from watchdog.agent.jobs import Key, Known, Member, assign
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import LASTING_STATES, Entry, Files, ProcessTable, read_file
@@ -87,6 +87,11 @@ class ProcessCollector:
             if entry.member is not None and entry.member.job_id == job_id and "SLURM_JOB_ID" in environ:
                 return environ
         return {}
+
+    def details_of(self, pid: int, start_ticks: int) -> Known | None:
+        """What was learnt of a process when it was met; None if it is gone."""
+        entry = self.table.by_key(pid, start_ticks)
+        return entry.known if entry is not None else None
 
     def checkpoint_directories_of(self, job_id: str) -> tuple[str, ...]:
         """Those that command lines of the job's ranks name, each once, at most MAX_DIRECTORIES; whether they exist, nobody looked."""

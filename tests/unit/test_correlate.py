@@ -280,3 +280,15 @@ def test_a_wedged_teardown_explains_the_hang_in_it() -> None:
     story = Story()
     story.after(0, BAD, bad(Kind.WEDGED_TEARDOWN), bad(Kind.STALLED_PROGRESS), bad(Kind.LOG_ERROR))
     assert told(story) == {Kind.WEDGED_TEARDOWN}
+
+
+def test_a_card_that_cost_a_rank_keeps_its_name_when_the_job_runs_again() -> None:
+    story = Story()
+    first = Culprit(node="n1", rank=3, pid=42, gpu_uuid="GPU-3")
+    fault = says(Truth.BAD, Kind.GPU_FAULT, subject="gpu:n1/GPU-3", culprits=(first,))
+    story.after(0, fault)
+    story.after(60, replace(fault, culprits=(Culprit(node="n1", gpu_uuid="GPU-3"),)))
+    assert story.last[0].culprits == (first,)
+    other = Culprit(node="n1", pid=77, gpu_uuid="GPU-3")
+    story.after(60, replace(fault, culprits=(other,)))
+    assert story.last[0].culprits == (other,)

@@ -717,7 +717,7 @@ def crash_loop(s: Setup) -> Scene:
 
 def wedged_teardown(s: Setup) -> Scene:
     """The last step is done; the ranks sit in destroy_process_group for ever."""
-    scene = s.scene(Expect(("wedged_teardown",), also=()), total=24, save_every=12, every=1)
+    scene = s.scene(Expect(("wedged_teardown",)), total=24, save_every=12, every=1)
 
     def begins(span: object, t: float) -> None:
         if scene.job.doing == "end":
@@ -730,9 +730,11 @@ def wedged_teardown(s: Setup) -> Scene:
 
     scene.job.on_begin = begins
     said = scene.job.format.name in ("bloom", "megatron", "hf", "lightning", "json")
-    scene.expect.within_s = 600.0 + REPORT_S if said else 1800.0 + 60.0
-    if not said:  # nothing in such a log tells the last step from any other one
-        scene.expect.kinds = ("wedged_teardown", "stalled_progress")
+    soon = hang_bound(scene.job)
+    scene.expect.within_s = lambda: max(120.0 + REPORT_S, soon())
+    scene.expect.without_stacks_s = 480.0 if said else 1740.0
+    if not said:  # without stacks nothing tells the last step from any other one
+        scene.expect.without_stacks = ("stalled_progress",)
     scene.until_s = s.warm_s(scene.job.plan, 30) + 2300.0
     return scene
 

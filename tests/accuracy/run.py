@@ -43,7 +43,7 @@ def trace_lines(scene: Scene) -> Iterator[bytes]:
         if (
             scene.fault_at is not None
             and not told
-            and world.now > scene.fault_at + scene.within() + scene.settle_s
+            and world.now > scene.fault_at + scene.within() + scene.expect.without_stacks_s + scene.settle_s
         ):
             return
 
@@ -89,7 +89,8 @@ def run_case(case: Case, seed: int, nodes: int, way: str) -> Score:
     scene, late_s = case_scene(case, seed, nodes), 0.0
     if way == "trace":
         incidents, failures = by_trace(scene)
-        late_s = WITHOUT_STACKS_S if set(HANG) & set(scene.expect.kinds) else 0.0
+        late_s = WITHOUT_STACKS_S if set(HANG) & set(scene.expect.kinds) else scene.expect.without_stacks_s
+        scene.expect.kinds += scene.expect.without_stacks
     else:
         story = direct(scene)
         incidents, failures = list(story.incidents.values()), story.failures

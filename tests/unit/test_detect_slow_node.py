@@ -139,6 +139,24 @@ def test_nobody_is_named_if_there_is(name: str) -> None:
     assert finding.culprits == ()
 
 
+def test_of_two_cards_with_the_same_sign_none_is_chosen_by_its_place() -> None:
+    slow = {"recent_sm_clock_hz": 1.2e9, "usual_sm_clock_hz": 1.98e9}
+    usual = cards({"n2": slow})
+    twins = tuple(
+        RankGpu(rank=g.rank, pid=g.pid, view=card(1, node="n2", **slow)) if g.rank == 3 else g for g in usual
+    )
+    for gpus in (twins, twins[::-1]):
+        found = judge(view(gpus=gpus))
+        assert sorted(c.gpu_uuid or "" for c in found.culprits) == ["GPU-n2-0", "GPU-n2-1"]
+
+
+def test_what_three_cards_of_a_node_have_is_the_nodes() -> None:
+    slow = {"recent_sm_clock_hz": 1.2e9, "usual_sm_clock_hz": 1.98e9}
+    three = tuple(RankGpu(rank=9 + i, pid=200 + i, view=card(i, node="n2", **slow)) for i in range(3))
+    found = judge(view(gpus=(*(g for g in cards() if g.view.node != "n2"), *three)))
+    assert [(c.node, c.gpu_uuid) for c in found.culprits] == [("n2", None)]
+
+
 def test_a_job_on_one_node_has_nobody_to_compare_with() -> None:
     one = job(job=slurm_job(nodes=("n1",)), step_times=times(SLOWER), gpus=cards()[:2])
     assert slow_node.detect(cluster(one), SlowJob()) == []

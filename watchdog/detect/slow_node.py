@@ -52,6 +52,8 @@ STREAM = 10
 """Lines since the change."""
 RISES = 5
 """Looks, a minute or so apart, in which a counter of corrections rose without a break."""
+CARDS_NAMED = 2
+"""What more cards of one node have in common is the node's."""
 AROUND_S = 900.0
 """What began this long before the change, or later, may have to do with it."""
 
@@ -111,10 +113,19 @@ def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: Set
         finding,
         truth=Truth.BAD,
         summary=f"{slow.summary} Unlike the others is {named[0]}{more}: {first.text}.",
-        culprits=tuple(_culprit(next(sign for sign in odd if sign.node == name)) for name in named),
+        culprits=tuple(culprit for name in named for culprit in _culprits(odd, name)),
         facts=tuple(f"{sign.node}: {sign.text}" for sign in odd[:12]),
         exclude_nodes=tuple(named),
     )
+
+
+def _culprits(odd: list[Sign], node: str) -> list[Culprit]:
+    """The cards of an odd node that have a sign, equal suspects all of them; the node alone where they are many, or none."""
+    signs = [sign for sign in odd if sign.node == node]
+    cards = {sign.gpu.view.gpu.uuid: sign for sign in reversed(signs) if sign.gpu is not None}
+    if not 0 < len(cards) <= CARDS_NAMED:
+        return [_culprit(replace(signs[0], gpu=None))]
+    return [_culprit(sign) for sign in reversed(cards.values())]
 
 
 def _culprit(sign: Sign) -> Culprit:

@@ -13,8 +13,12 @@ from enum import StrEnum
 import msgspec
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Common settings of every value: immutable, by keyword only, defaults left off the wire."""
+class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Common settings of every value: immutable, by keyword only, defaults left off the wire.
+
+    Values are trees, made once and never changed, so none can be part of a cycle: the collector of cycles need not walk over the
+    millions of them that a large cluster has.
+    """
 
 
 # ---------------------------------------------------------------------------------------- what agents see

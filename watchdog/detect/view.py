@@ -168,6 +168,8 @@ class NodeView(Value, frozen=True, kw_only=True):
     mounts: tuple[SeenMount, ...] = ()
     hung_probes: tuple[HungProbe, ...] = ()
     problems: tuple[str, ...] = ()
+    quiet: bool = False
+    """There is nothing in it that a detector of GPUs, disks or holders could speak of; see watchdog.detect.nodes."""
 
 
 class SlurmNodeView(Value, frozen=True, kw_only=True):
@@ -291,7 +293,7 @@ class CollectiveTimeout(Value, frozen=True, kw_only=True):
     """Nothing says so: it is torch's own default, and the program may have asked for another."""
 
 
-class JobView(Value, frozen=True, kw_only=True, dict=True):
+class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
     """One run of one job that Slurm says is running."""
 
     job: SlurmJob
@@ -398,3 +400,5 @@ class ClusterView(Value, frozen=True, kw_only=True):
     """Jobs that neither run nor are over: completing, or requeued and not running again yet."""
     slurm_age_s: float | None = None
     """Since Slurm last answered; None if it never did."""
+    asked: frozenset[str] | None = None
+    """Subjects of the open incidents: of anything else it need not be said that it is well. None: it is to be said of all."""

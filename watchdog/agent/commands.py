@@ -17,20 +17,26 @@ import msgspec
 
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.mount import MountCollector
+from watchdog.agent.evidence.collection import Collection, Sources
 from watchdog.agent.evidence.stacks import choose, find_py_spy
 from watchdog.agent.file_actions import MAX_CONTENT
+from watchdog.agent.jobs import Known
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Answer, Probes
+from watchdog.agent.probe_child import give_back_memory
 from watchdog.agent.replies import MAX_COMMANDS
 from watchdog.model import (
+    CollectEvidence,
     Command,
     CommandResult,
     DumpStacks,
     JobWatch,
+    MountProbe,
     ProbeMount,
     Process,
     ProcessStack,
     RemoveKillSwitch,
+    Role,
     WriteKillSwitch,
 )
 
@@ -43,6 +49,8 @@ MAX_PATH = 4096  # linux/limits.h
 MAX_UID = 2**32 - 2
 """The last number means `nobody in particular` to the kernel (chown(2))."""
 STACKS_BUDGET_S = 50.0
+BLOCKED_S = 10.0
+"""A mount in which a process has been blocked so long is not touched for evidence."""
 
 
 class Refused(Exception):
@@ -63,6 +71,12 @@ class Commands:
     processes: tuple[Process, ...] = ()
     awaiting_checkpoints: set[str] = field(default_factory=set)
     """Jobs with a kill switch: somebody waits for their next checkpoint."""
+    details_of: Callable[[int, int], Known | None] = lambda pid, start_ticks: None
+    """What was learnt of a process when it was met."""
+    kernel_log: str = ""
+    mounts: tuple[MountProbe, ...] = ()
+    """The newest word about each mount, as it goes into the report."""
+    _collections: list[Collection] = field(default_factory=list)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _waiting: list[tuple[Command, float]] = field(default_factory=list)
     _results: list[CommandResult] = field(default_factory=list)
@@ -87,6 +101,14 @@ class Commands:
     def advance(self, now: float) -> None:
         """Starts what can be started, and answers what is refused or too late."""
         waiting, self._waiting = self._waiting, []
+        for collection in list(self._collections):
+            evidence = collection.advance(now)
+            if evidence is not None:
+                self._collections.remove(collection)
+                self._results.append(
+                    CommandResult(command_id=collection.command.id, ok=True, evidence=evidence)
+                )
+                give_back_memory()
         for command, since in waiting:
             try:
                 if now - since > command.expires_s:
@@ -110,7 +132,7 @@ class Commands:
         results, self._results = tuple(self._results), []
         return results
 
-    # -- the four commands -------------------------------------------------------------------------------------
+    # -- the five commands -------------------------------------------------------------------------------------
 
     def _start(self, command: Command, now: float, since: float) -> bool:
         """Gives `command` to its child; False if the child is busy. Raises Refused."""
@@ -118,6 +140,8 @@ class Commands:
             return self._start_stacks(command, now, command.expires_s - (now - since))
         if isinstance(command, ProbeMount):
             return self._start_probe(command, now)
+        if isinstance(command, CollectEvidence):
+            return self._start_collection(command, now)
         return self._start_kill_switch(command, now)
 
     def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
@@ -144,6 +168,28 @@ class Commands:
         self._results.append(
             CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error, stacks=stacks)
         )
+
+    def _start_collection(self, command: CollectEvidence, now: float) -> bool:
+        """One at a time: the load on the node is that of one."""
+        if self._collections:
+            return False
+        mine = tuple(process for process in self.processes if process.job_id == command.job_id)
+        if not mine:
+            raise Refused(f"no process of job {command.job_id} is on {self.node}")
+        self._check_restarts(command.job_id, command.restarts)
+        owner = next((process.uid for process in mine if process.role is Role.RANK), mine[0].uid)
+        silent = {probe.mount for probe in self.mounts if not probe.responding}
+        silent |= {
+            process.blocked.mount
+            for process in self.processes
+            if process.blocked is not None and process.blocked.mount and process.blocked.seconds >= BLOCKED_S
+        }
+        sources = Sources(self.probes, self.logs, self.node, self.details_of, self.kernel_log)
+        uid = self._uid(owner)
+        collection = Collection(command, sources, uid, now, mine, frozenset(silent))
+        self._collections.append(collection)
+        collection.advance(now)
+        return True
 
     def _start_probe(self, command: ProbeMount, now: float) -> bool:
         _check_place(command.mount)

@@ -10,6 +10,7 @@ import pwd
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from watchdog.agent.evidence.environment import parse_settings
 from watchdog.agent.jobs import ENVIRONMENT, may_hold_a_rank
 from watchdog.agent.mounts import Mount, mount_of, read_mounts, strip_deleted
 from watchdog.agent.process_table import parse_status, read_stat
@@ -26,8 +27,8 @@ MAX_PATH = 4096  # linux/limits.h
 
 def identify(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
     """For each [pid, start_ticks or None]: start time, the variables of ENVIRONMENT, program, title of a slurmstepd, and of what
-    may hold a rank the working directory, the directories of checkpoints that its command line names, and the time-out of its
-    collectives, with whether that is only assumed.
+    may hold a rank the working directory, the directories of checkpoints that its command line names, the time-out of its
+    collectives, with whether that is only assumed, and the `settings` that evidence shows.
 
     A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`; `denied` says that it
     is the second. `index` is the place of the question.
@@ -58,6 +59,7 @@ def _identify_one(pid: int, start_ticks: int | None) -> dict[str, Any]:
         if comm != "slurmstepd" and may_hold_a_rank(comm, answer["exe"], environ):
             words = _read(f"/proc/{pid}/cmdline", MAX_COMMAND_LINE).decode(errors="replace").split("\0")
             answer["cwd"] = os.readlink(f"/proc/{pid}/cwd")
+            answer["settings"] = parse_settings(variables)
             answer["checkpoint_directories"] = list(directories_in(words, strip_deleted(answer["cwd"])))
             answer["collective_timeout"] = collective_timeouts.timeout_in(
                 parse_environ(variables, collective_timeouts.NAMES), words

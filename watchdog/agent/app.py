@@ -26,13 +26,14 @@ from watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mount
 from watchdog.agent.collectors.orphans import GpuHolders
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.commands import Commands
-from watchdog.agent.evidence import stacks
+from watchdog.agent.evidence import collection, cores, last_lines, node_settings, process_state, stacks
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Function, Probes, ProbesLost
 from watchdog.agent.probe_child import TRIM_EVERY, give_back_memory
 from watchdog.agent.settings import Settings, split_listen
 from watchdog.model import (
     Checkpoint,
+    CollectEvidence,
     DumpStacks,
     Event,
     Gpu,
@@ -59,6 +60,12 @@ FUNCTIONS: dict[str, Function] = {
     "list_open_logs": identify.list_open_logs,
     "follow": tail.follow,
     "dump_stacks": stacks.dump_stacks,
+    "look_at_processes": process_state.look_at_processes,
+    "read_node_settings": node_settings.read_node_settings,
+    "last_kernel_lines": last_lines.last_kernel_lines,
+    "last_lines": last_lines.last_lines,
+    "find_files": collection.find_files,
+    "read_core": cores.read_core,
     "name_users": identify.name_users,
     "read_gpus": nvml.read_gpus,
     "look_at_checkpoints": checkpoints.look,
@@ -148,6 +155,8 @@ class Agent:
             settings.probe_deadline,
             self.processes.environ_of,
             mount_collector=self.mounts,
+            details_of=self.processes.details_of,
+            kernel_log=settings.kernel_log,
         )
         self.running: tuple[frozenset[str], float] | None = None
         """The jobs that Slurm has here, as the controller said, and when it did."""
@@ -172,6 +181,7 @@ class Agent:
         )
         self.commands.processes = processes
         mounts = runner.isolate("mount", partial(self._collect_mounts, logs, now), _NO_MOUNTS, seen)
+        self.commands.mounts = mounts
         rows, saved = runner.isolate(
             "checkpoint", partial(self._collect_checkpoints, processes, now), _NO_CHECKPOINTS, seen
         )
@@ -358,7 +368,7 @@ class Service:
             if reply.controller_id != self.controller_id:
                 self.controller_id = reply.controller_id
                 self.agent.tell_again()
-            if any(isinstance(command, DumpStacks) for command in reply.commands):
+            if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
                 self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
             self.agent.commands.watch_jobs(reply.watch, now)
             self.agent.commands.accept(reply.commands, now)

@@ -348,6 +348,8 @@ class ThreadStack(Value, frozen=True, kw_only=True):
     active: bool
     frames: tuple[Frame, ...]
     """Innermost first, as py-spy prints them."""
+    owns_gil: bool = False
+    """Whether it held the interpreter's lock at the moment of the dump."""
 
 
 class ProcessStack(Value, frozen=True, kw_only=True):

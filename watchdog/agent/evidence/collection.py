@@ -348,10 +348,12 @@ class Collection:
             )
             if name in seen
         }
-        row = msgspec.convert(
-            {"pid": process.pid, "start_ticks": process.start_ticks, "role": process.role, **plain},
-            RankEvidence,
-        )
+        identity: dict[str, Any] = {
+            "pid": process.pid,
+            "start_ticks": process.start_ticks,
+            "role": process.role,
+        }
+        row = msgspec.convert(identity | plain, RankEvidence)
         last = dumps[-1] if dumps else None
         problems = tuple(seen["problems"]) + ((seen["error"],) if seen.get("error") else ())
         return replace(

@@ -1,0 +1,353 @@
+"""Evidence of one job on one node: what is read, what is masked, what is said of that which cannot be had."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from watchdog import clock
+from watchdog.agent.app import FUNCTIONS
+from watchdog.agent.collectors.job_log import JobLogs
+from watchdog.agent.evidence import cores, flight_recorder, last_lines, node_settings
+from watchdog.agent.evidence.collection import Collection, Sources
+from watchdog.agent.evidence.environment import MASK, choose, mask_line, parse_settings
+from watchdog.agent.evidence.join import bounded, join_dumps
+from watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
+from watchdog.agent.evidence.sockets import parse_tcp
+from watchdog.agent.jobs import Known
+from watchdog.agent.mounts import read_mounts
+from watchdog.agent.probe import Probes
+from watchdog.agent.process_table import read_stat
+from watchdog.model import (
+    CollectEvidence,
+    Frame,
+    NodeEvidence,
+    Process,
+    ProcessStack,
+    RankEvidence,
+    Role,
+    StackDump,
+    ThreadStack,
+)
+
+TCP = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0B014D0A:7148 0C014D0A:D431 01 00000000:00010000 00:00000000 00000000  1000        0 90211 1 0000000000000000 20 4 30 10 -1
+   1: 0B014D0A:9C40 0D014D0A:1F90 02 00000001:00000000 01:00000190 00000005  1000        0 90212 2 0000000000000000 800 0 0 1 7
+   2: 00000000:7148 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 90213 1 0000000000000000 100 0 0 10 0
+"""
+"""Made on a little-endian machine: a connection with 64 KiB that nobody reads, one that is not answered, a listener."""
+
+
+def test_connections_have_peers_queues_and_retransmits() -> None:
+    table = parse_tcp(TCP)
+    assert (table[90211].state, table[90211].local, table[90211].peer) == (
+        "ESTABLISHED", "10.77.1.11:29000", "10.77.1.12:54321",
+    )  # fmt: skip
+    assert table[90211].receive_queue_bytes == 65536
+    assert (table[90212].state, table[90212].retransmits, table[90212].send_queue_bytes) == ("SYN_SENT", 5, 1)
+    assert table[90213].state == "LISTEN"
+
+
+def test_a_v6_socket_that_carries_v4_is_named_by_its_v4_address() -> None:
+    line = "   0: 0000000000000000FFFF00000B014D0A:1F90 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 7 1 0\n"
+    assert parse_tcp("header\n" + line)[7].local == "10.77.1.11:8080"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "header\n", "header\n garbage of some kind\n", "header\n 0: XY:1 0:0 01 a b c d e f g\n"]
+)
+def test_what_is_no_table_of_connections_has_none(text: str) -> None:
+    assert parse_tcp(text) == {}
+
+
+def test_who_waits_for_a_file_lock_and_who_holds_it() -> None:
+    text = (
+        "1: FLOCK  ADVISORY  WRITE 4711 08:02:1310 0 EOF\n"
+        "1: -> FLOCK  ADVISORY  WRITE 4712 08:02:1310 0 EOF\n"
+        "2: POSIX  ADVISORY  READ 9 00:19:77 0 EOF\n"
+    )
+    assert parse_locks(text) == [(4712, "FLOCK WRITE", "08:02:1310", 4711)]
+
+
+def test_a_kernel_stack_is_its_functions() -> None:
+    text = "[<0>] percpu_rwsem_wait+0x10f/0x140\n[<0>] vfs_write+0x2ac/0x3d0\n[<0>] ksys_write+0x6f/0xf0\n"
+    assert parse_kernel_stack(text) == ("percpu_rwsem_wait", "vfs_write", "ksys_write")
+
+
+def test_only_variables_of_the_allow_list_are_kept() -> None:
+    data = b"NCCL_SOCKET_IFNAME=eth0\0HOME=/home/u\0AWS_SECRET_ACCESS_KEY=abc\0WANDB_API_KEY=0123\0OMP_NUM_THREADS=8\0"
+    assert parse_settings(data) == {"NCCL_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "8"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("NCCL_NET_PLUGIN", "none", "none"),
+        ("TORCH_HUB_TOKEN", "hf_abcdefghijkl", MASK),
+        ("TORCH_SOMETHING", "postgres://u:pw@db/x", MASK),
+        ("NCCL_AUTH_FILE", "/etc/x", MASK),
+        ("TORCH_EXTRA", "Zk3vQ9xB7LmP2sT8wR4yN6uH1jD5gF0a", MASK),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8a3f1c22-77aa-4b1e-9c1d-0123456789ab", "GPU-8a3f1c22-77aa-4b1e-9c1d-0123456789ab"),
+        ("TOKENIZERS_PARALLELISM", "false", "false"),
+        ("TORCH_EXTENSIONS_DIR", "/scratch/shared/extensions/of/the/whole/team", "/scratch/shared/extensions/of/the/whole/team"),
+        ("NCCL_TOPO_FILE", "/etc/nccl/ndv4-topology-with-a-long-name.xml", "/etc/nccl/ndv4-topology-with-a-long-name.xml"),
+    ],
+)  # fmt: skip
+def test_secrets_in_variables_are_masked(name: str, value: str, kept: str) -> None:
+    assert choose({name: value}) == {name: kept}
+
+
+def test_secrets_in_lines_are_masked_and_the_rest_stays() -> None:
+    line = "loading https://me:hunter22@host/x with api_key=abcd1234 at step 7"
+    masked = mask_line(line)
+    assert "hunter22" not in masked
+    assert "abcd1234" not in masked
+    assert "step 7" in masked
+    plain = "[2026-03-01 10:00:00] iteration 500/ 10000 | loss 2.31 | /scratch/run/model_optim_rng.pt"
+    assert mask_line(plain) == plain
+
+
+@pytest.mark.parametrize(
+    ("pattern", "uses_pid", "expected"),
+    [
+        ("core\n", True, [("/w", "core"), ("/w", "core.*")]),
+        ("core\n", False, [("/w", "core")]),
+        ("core.%e.%p\n", True, [("/w", "core.*.*")]),
+        ("/var/crash/core-%h-%p", False, [("/var/crash", "core-*-*")]),
+        ("|/usr/lib/systemd/systemd-coredump %P %u", True, [(cores.SYSTEMD_PLACE, "core.*")]),
+        ("|/opt/site/handler %P", True, []),
+        ("/var/%u/core", True, []),
+        ("", True, []),
+    ],
+)
+def test_where_core_files_may_lie(pattern: str, uses_pid: bool, expected: list[tuple[str, str]]) -> None:
+    assert cores.places(pattern, ["/w"], uses_pid) == expected
+
+
+def test_a_core_file_is_found_only_if_it_is_one_of_the_owner_and_not_older_than_the_job(
+    tmp_path: Path,
+) -> None:
+    elf = b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x04\x00" + b"\0" * 50
+    (tmp_path / "core.1").write_bytes(elf)
+    (tmp_path / "core.2").write_bytes(b"an ordinary file called core")
+    (tmp_path / "core.3").write_bytes(elf)
+    os.utime(tmp_path / "core.3", (1, 1))
+    (tmp_path / "core.4").symlink_to(tmp_path / "core.1")
+    args = {
+        "places": [[str(tmp_path), "core.*"], ["/does/not/exist", "core"]],
+        "uid": os.getuid(),
+        "max_age_s": 60.0,
+    }
+    assert [each["path"] for each in cores.find_cores(args, {})] == [str(tmp_path / "core.1")]
+    assert cores.find_cores(args | {"uid": os.getuid() + 1}, {}) == []
+
+
+def test_a_debuggers_words_are_cut_to_the_frames_of_each_thread() -> None:
+    text = "warning: x\nCore was generated by `python train.py'.\nProgram terminated with signal SIGSEGV, Segmentation fault.\n"
+    text += "\nThread 2 (LWP 8):\n#0  0x01 in poll () from libc.so\n\nThread 1 (LWP 7):\n#0  0x02 in crash () at a.c:3\n#1  main ()\n"
+    assert cores.parse_backtraces(text) == (
+        "Core was generated by `python train.py'.",
+        "Program terminated with signal SIGSEGV, Segmentation fault.",
+        "Thread 2 (LWP 8):",
+        "#0  0x01 in poll () from libc.so",
+        "Thread 1 (LWP 7):",
+        "#0  0x02 in crash () at a.c:3",
+        "#1  main ()",
+    )
+
+
+def test_a_flight_recorder_dump_is_taken_as_it_is_and_never_opened(tmp_path: Path) -> None:
+    (tmp_path / "trace_0").write_bytes(b"pickle" * 1000)
+    (tmp_path / "trace_1").symlink_to(tmp_path / "trace_0")
+    args = {
+        "files": [[f"{tmp_path}/trace_{rank}", rank, 60.0] for rank in range(3)],
+        "uid": os.getuid(),
+        "max_bytes": 1 << 20,
+    }
+    (found,) = flight_recorder.read_flight_recorders(args, {})
+    assert (found["rank"], found["size_bytes"]) == (0, 6000)
+    assert zlib.decompress(bytes.fromhex(found["content"])) == b"pickle" * 1000
+    (too_large,) = flight_recorder.read_flight_recorders(args | {"max_bytes": 10}, {})
+    assert too_large["content"] is None
+    assert "stays where it is" in too_large["error"]
+    assert flight_recorder.read_flight_recorders(args | {"uid": os.getuid() + 1}, {}) == []
+
+
+def test_where_a_rank_writes_its_flight_recorder_dump() -> None:
+    assert flight_recorder.prefixes({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/d/x_"}) == ["/d/x_"]
+    assert flight_recorder.prefixes(
+        {"TORCH_FR_DUMP_TEMP_FILE": "/a_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/b_"}
+    ) == ["/a_"]
+    assert flight_recorder.prefixes({}) == ["/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_"]
+
+
+def test_the_end_of_a_log_is_shown_as_a_terminal_would() -> None:
+    data = b"half a line\nstep 1\r\nbar 10%\rbar 20%\nerror: \xff token=verysecret\n\n"
+    assert last_lines.clean_end(data, whole=False) == ["step 1", "bar 20%", f"error: � {MASK}"]
+
+
+def test_records_of_the_kernel_are_kept_unless_they_are_mere_information() -> None:
+    assert (
+        last_lines.parse_record("3,77,1500000,-;task python blocked\n SUBSYSTEM=x")
+        == "[    1.500000] task python blocked"
+    )
+    assert last_lines.parse_record("6,78,1500000,-;eth0: link up") is None
+    assert last_lines.parse_record("nonsense") is None
+
+
+def test_the_driver_of_either_kernel_module() -> None:
+    text = "NVRM version: NVIDIA UNIX {}  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
+    assert node_settings.parse_driver(text.format("x86_64 Kernel Module")) == "550.54.15"
+    assert node_settings.parse_driver(text.format("Open Kernel Module for x86_64")) == "550.54.15"
+    assert node_settings.parse_driver("") is None
+
+
+# ---------------------------------------------------------------------------------------- dumps and bounds
+
+
+def stack(*frames: str, cpu_s: float = 0.0, error: str | None = None) -> ProcessStack:
+    threads = tuple(
+        ThreadStack(
+            thread_id=at,
+            name="MainThread" if at == 7 else "x",
+            active=False,
+            frames=(Frame(function=name, file="a.py"),),
+        )
+        for at, name in enumerate(frames, start=7)
+    )
+    return ProcessStack(
+        node="n1",
+        pid=7,
+        start_ticks=1,
+        job_id="4",
+        role=Role.RANK,
+        rank=0,
+        threads=threads,
+        cpu_s=cpu_s,
+        error=error,
+    )
+
+
+def test_a_later_dump_holds_only_what_moved() -> None:
+    first, second, third = join_dumps([(0.0, stack("a", "b")), (10.0, stack("a", "c")), (20.0, None)])
+    assert len(first.threads) == 2
+    assert ([t.thread_id for t in second.threads], second.unchanged) == ([8], (7,))
+    assert third.error == "it was not dumped"
+
+
+def test_too_much_is_cut_step_by_step_and_said() -> None:
+    thread = ThreadStack(
+        thread_id=9,
+        name="x",
+        active=False,
+        frames=tuple(Frame(function="f" * 50, file="a") for _ in range(100)),
+    )
+    main = ThreadStack(
+        thread_id=7, name="MainThread", active=True, frames=(Frame(function="train", file="a"),)
+    )
+    dump = StackDump(after_s=0.0, threads=(*[thread] * 60, main))
+    rank = RankEvidence(pid=7, start_ticks=1, role=Role.RANK, rank=0, dumps=(dump,))
+    whole = NodeEvidence(node="n1", job_id="4", ranks=(rank,))
+    cut = bounded(whole, limit=60_000)
+    assert len(msgspec.json.encode(cut)) <= 60_000
+    assert cut.ranks[0].dumps[0].threads[0] == main
+    assert "only the first threads" in cut.problems[-1]
+    assert bounded(whole) is whole
+
+
+# ---------------------------------------------------------------------------------------- real processes
+
+
+@pytest.fixture
+def probes() -> Iterator[Probes]:
+    made = Probes(FUNCTIONS)
+    yield made
+    made.close()
+
+
+def collect(probes: Probes, *processes: Process, known: Known | None = None, dumps: int = 2) -> NodeEvidence:
+    logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=False)
+    sources = Sources(probes, logs, "n1", lambda pid, start: known)
+    command = CollectEvidence(id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2)
+    collection = Collection(command, sources, -1, clock.monotonic(), processes)
+    while (answer := collection.advance(clock.monotonic())) is None:
+        probes.settle(0.1, [0])
+        probes.poll(clock.monotonic())
+        time.sleep(0.02)
+    return answer
+
+
+def rank_process(pid: int, rank: int = 0) -> Process:
+    start = read_stat(pid).start_ticks
+    return Process(
+        pid=pid,
+        start_ticks=start,
+        job_id="4",
+        role=Role.RANK,
+        comm="python",
+        state="S",
+        uid=os.getuid(),
+        rank=rank,
+    )
+
+
+PROGRAM = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+client.send(b"unread")
+accepted, _ = server.accept()
+print("ready", flush=True)
+def stuck_here(): time.sleep(600)
+stuck_here()
+"""
+
+
+def test_a_rank_is_read_whole_and_is_not_stopped(probes: Probes) -> None:
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    known = Known(child.pid, 0, 1, "python", os.getuid(), settings=(("NCCL_DEBUG", "INFO"),))
+    try:
+        evidence = collect(probes, rank_process(child.pid), known=known)
+        state = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    finally:
+        child.kill()
+        child.communicate()
+    (rank,) = evidence.ranks
+    assert state == "S"
+    assert rank.error is None, rank.error
+    assert [len(dump.threads) for dump in rank.dumps] == [1, 0]
+    assert rank.dumps[0].threads[0].frames[0].function == "stuck_here"
+    assert rank.environment == (("NCCL_DEBUG", "INFO"),)
+    assert any(each.receive_queue_bytes == 6 for each in rank.sockets)
+    assert rank.threads[0].syscall in ("clock_nanosleep", "select", "pselect6")
+    assert dict(rank.status)["Threads"] == "1"
+    assert "kernel" in dict(evidence.settings)
+
+
+def test_a_rank_that_cannot_be_dumped_is_a_row_with_the_reason(probes: Probes) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    dead = subprocess.Popen(["true"])
+    gone = rank_process(os.getpid(), rank=1)
+    try:
+        ended = msgspec.structs.replace(gone, pid=dead.pid, start_ticks=1)
+        evidence = collect(probes, rank_process(child.pid), ended, dumps=1)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        dead.wait()
+    by_rank = {each.rank: each for each in evidence.ranks}
+    assert "py-spy" in (by_rank[0].error or "")
+    assert by_rank[0].threads[0].syscall in ("clock_nanosleep", "nanosleep")
+    assert "ended" in (by_rank[1].error or "")

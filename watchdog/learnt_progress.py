@@ -20,6 +20,8 @@ from watchdog.knowledge.progress_patterns import NOT_PROGRESS
 from watchdog.model import EventKind
 from watchdog.progress import LogFact, clean_line, split_prefix
 
+KNOWN_AFTER = 3
+"""After so many lines of progress in a known format nothing is learnt of a file; a single one may be an accident."""
 RISES = 6
 SPAN_S = 30.0
 """Looks are seconds apart: what rises within one of them has no pace."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from tests.replay import write_traces as traces
 from tests.replay.write_traces import JOB, everybody, job, log, rank, step, stuck, training
 from watchdog.config import Config, parse_config
-from watchdog.controller.replay import Outcome, numbered_ids, replay
+from watchdog.controller.replay import Outcome, Player, numbered_ids, replay
+from watchdog.trace.read import in_order, moments, read_lines, read_records
+from watchdog.trace.records import Tally
 
 Line = dict[str, Any]
 
@@ -148,6 +150,37 @@ def test_a_step_that_a_bar_draws_again_is_no_progress() -> None:
         lines += [*everybody(t), log(t, " 20%|##  | 20/100 [00:10<00:50, 1.00s/it]")]
     assert set(fired(play(lines))) <= {"collective_hang", "stalled_progress"}
     assert fired(play(lines))
+
+
+def in_own_words(words: Callable[[int], str]) -> list[Line]:
+    """A job that makes a step every 10 s and stands still from 500 s on, with every rank doing nothing."""
+    lines: list[Line] = [job(0)]
+    for t in range(10, 3001, 10):
+        lines += everybody(t) if t < 500 else everybody(t, {r: {"state": "S"} for r in range(4)})
+        if t < 500:
+            lines.append(log(t, words(t // 10)))
+    return lines
+
+
+def steps_seen(lines: list[Line], config: str = "") -> int:
+    player = Player(parse_config(config) if config else Config(), Tally(), numbered_ids(), 10.0)
+    data = b"\n".join(json.dumps(line).encode() for line in lines)
+    for moment in moments(in_order(read_records(read_lines(io.BytesIO(data).read), Tally()), Tally())):
+        player.play(moment)
+    view = player.state.job_view(JOB, 3000.0)
+    return view.progress.steps_seen if view is not None and view.progress is not None else 0
+
+
+def test_the_site_s_own_patterns_are_read_as_in_the_service() -> None:
+    lines = in_own_words(lambda n: f"Fortschritt {n} erreicht")
+    assert steps_seen(lines) == 0
+    assert steps_seen(lines, "jobs:\n  progress_patterns: ['Fortschritt (?P<step>\\d+) erreicht']\n") == 49
+
+
+def test_a_count_of_an_unknown_format_is_learnt_as_in_the_service() -> None:
+    lines = in_own_words(lambda n: f"n={7 * n} nll {2 + (n % 5) / 10:.3f} grad_norm 1.{n % 7}")
+    assert 20 < steps_seen(lines) < 49
+    assert steps_seen(in_own_words(lambda n: f"PULSE {n} nll {2 + (n % 5) / 10:.3f}")) == 0
 
 
 def test_a_kernel_line_a_probe_and_a_checkpoint_reach_the_views() -> None:

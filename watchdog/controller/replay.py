@@ -26,6 +26,7 @@ from watchdog.model import (
     Kind,
     Truth,
 )
+from watchdog.own_patterns import compile_patterns
 from watchdog.trace import records
 from watchdog.trace.read import Moment, in_order, moments, read_lines, read_records, typical_interval_s
 from watchdog.trace.records import Damage, Tally
@@ -82,6 +83,7 @@ class Player:
         self._listing = Listing(tally, self.silent_after_s)
         self._nodes: dict[str, Node] = {}
         self._mounts: set[str] = set()
+        self._own = compile_patterns(config.jobs.progress_patterns)
         self._dumps = Dumps(tally, self.state, self._listing)
         self._faults: list[records.Fault] = []
         self._seen: dict[str, Incident] = {}
@@ -191,7 +193,7 @@ class Player:
         for name in sorted(by_node):
             node = self._nodes.get(name)
             if node is None:
-                node = self._nodes[name] = Node(name, self.tally, self._interval_s)
+                node = self._nodes[name] = Node(name, self.tally, self._interval_s, own=self._own)
             hurt = None in damaged or name in damaged
             reports.append(
                 node.reports(by_node[name], moment.t, damaged=hurt, restarts=restarts, mounts=self._mounts)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from watchdog.kernel_lines import parse_kernel_line
+from watchdog.knowledge.progress_patterns import Pattern
 from watchdog.model import (
     Checkpoint,
     Event,
@@ -20,8 +21,8 @@ from watchdog.model import (
     NodeEvent,
     Report,
 )
-from watchdog.progress import clean_line, parse_line
 from watchdog.trace import records
+from watchdog.trace.logs import Logs
 from watchdog.trace.processes import Processes
 from watchdog.trace.records import Tally
 
@@ -45,21 +46,23 @@ class Node:
     sequence: int = 0
     boot_id: str = ""
     heard_at: float = float("-inf")
+    own: tuple[Pattern, ...] = ()
+    """The site's patterns of progress."""
     processes: Processes = field(init=False)
     _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
     _checkpoints: dict[tuple[str, str], tuple[Checkpoint, float]] = field(default_factory=dict)
-    _logs: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
-    _last_steps: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _hung_since: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.processes = Processes(self.tally)
+        self._logs = Logs(self.own)
 
     def forget(self, job_id: str) -> None:
         """The run of this job is over."""
         self.processes.forget(job_id)
-        for table in (self._checkpoints, self._logs, self._last_steps):
-            _forget(table, job_id)
+        self._logs.forget(job_id)
+        for key in [key for key in self._checkpoints if key[0] == job_id]:
+            del self._checkpoints[key]
 
     def reports(
         self,
@@ -90,7 +93,7 @@ class Node:
                 late = [self._report(now, age_s=now - since)]
         if count is not None:
             self._gpus.clear()  # a recording has them all, every time
-            self._logs.clear()
+            self._logs.rows.clear()
         return [*late, self._whole(said, now, more)]
 
     def _report(self, now: float, **fields: Any) -> Report:
@@ -131,7 +134,7 @@ class Node:
         given = {
             "logs": tuple(
                 replace(row, growth_age_s=None if row.growth_age_s is None else row.growth_age_s + now - at)
-                for row, at in self._logs.values()
+                for row, at in self._logs.rows.values()
             ),
             "events": tuple(events),
             "node_events": tuple(node_events),
@@ -164,7 +167,7 @@ class Node:
         if record.more is not None and record.line is None:
             row = self._of_more(LogFile, {"job_id": job_id, "path": source, **record.more})
             if row is not None:
-                self._logs[job_id, row.path] = (row, record.t)
+                self._logs.rows[job_id, row.path] = (row, record.t)
             return
         if record.more is not None:
             event = self._of_more(
@@ -173,32 +176,7 @@ class Node:
             if event is not None:
                 yield replace(event, age_s=event.age_s + age_s)
                 return
-        self._logs[job_id, source] = (LogFile(job_id=job_id, path=source, growth_age_s=0.0), record.t)
-        for line in (record.line or "").replace("\r", "\n").split("\n"):
-            fact = parse_line(line)
-            if fact is None:
-                continue
-            number = fact.count if fact.step is None else fact.step
-            if fact.kind is EventKind.PROGRESS and number is not None:
-                key = (job_id, source, fact.pattern)
-                if self._last_steps.get(key) == number:
-                    continue  # a bar that was redrawn
-                self._last_steps[key] = number
-            yield Event(
-                kind=fact.kind,
-                job_id=job_id,
-                age_s=age_s,
-                source=source,
-                line=clean_line(line),
-                step=fact.step,
-                count=fact.count,
-                total_steps=fact.total_steps,
-                step_s=fact.step_s,
-                loss=fact.loss,
-                phase=fact.phase,
-                pattern=fact.pattern,
-                rank=fact.rank,
-            )
+        yield from self._logs.read((record,), now)
 
     def _gpu(self, record: records.Gpu) -> None:
         name = record.uuid or (f"index {record.gpu}" if record.gpu is not None else None)
@@ -294,8 +272,3 @@ class Node:
                 step=record.step,
                 pattern="trace",
             )
-
-
-def _forget(table: dict[Any, Any], job_id: str) -> None:
-    for key in [key for key in table if key[0] == job_id]:
-        del table[key]

@@ -16,7 +16,7 @@ from watchdog.agent.log_events import Item, condense, event_item
 from watchdog.agent.log_place import ANCHOR, Identity, Lines, Place, again, goes_on
 from watchdog.agent.probe import describe
 from watchdog.knowledge.progress_patterns import Pattern
-from watchdog.learnt_progress import Learner
+from watchdog.learnt_progress import KNOWN_AFTER, Learner
 from watchdog.log_scan import Scan, Seen, scan
 from watchdog.model import EventKind
 from watchdog.progress import parse_line
@@ -34,8 +34,6 @@ MAX_MARKS = 64
 MAX_LEFT = 64
 LOOK_AHEAD = 1024
 """Beyond the size that was seen: a file grows while it is read."""
-KNOWN_AFTER = 3
-"""Lines of progress in a known format; a single one may be an accident."""
 QUIET_S = 15.0
 """A last line without an end is read for its error when nothing has followed for so long."""
 

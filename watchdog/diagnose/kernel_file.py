@@ -71,12 +71,13 @@ class Verdict:
 
 def judge_file(messages: Iterable[Message]) -> Verdict:
     """Cause and consequence among the messages of one file, which may be of many nodes."""
-    entries, uuids, counted, dropped = _collect(messages)
+    remote: set[tuple[str | None, str]] = set()
+    entries, uuids, counted, dropped = _collect(messages, remote)
     for own in _by_node(entries):
         ordered = _in_time(own)
         _mark_ends(ordered)
         _mark_causes(ordered)
-    remote = _remote_disks(entries)
+    remote |= _remote_disks(entries)
     return Verdict(tuple(_judged(entry, uuids, remote) for entry in entries), counted, dropped)
 
 
@@ -91,7 +92,9 @@ def class_of(fact: KernelFact) -> str:
 # ---------------------------------------------------------------------------------------- reading
 
 
-def _collect(messages: Iterable[Message]) -> tuple[list[_Entry], dict[tuple[str | None, str], str], int, int]:
+def _collect(
+    messages: Iterable[Message], remote: set[tuple[str | None, str]]
+) -> tuple[list[_Entry], dict[tuple[str | None, str], str], int, int]:
     entries: list[_Entry] = []
     uuids: dict[tuple[str | None, str], str] = {}
     tracing: dict[str | None, tuple[_Entry, int]] = {}
@@ -100,6 +103,8 @@ def _collect(messages: Iterable[Message]) -> tuple[list[_Entry], dict[tuple[str 
         counted += 1
         fact = message.fact
         if fact is None:
+            if match := _ELSEWHERE.match(message.text[:200]):
+                remote.add((message.node, match["disk"] or "sd"))
             _follow_trace(tracing, message)
             continue
         tracing.pop(message.node, None)
@@ -259,10 +264,16 @@ LOCAL_DISK_CLASSES = frozenset(
 )  # fmt: skip
 """Of a disk of the node's own these say that its filesystem no longer works; of any other they say nothing about the node."""
 _PHYSICAL = re.compile(r"nvme\d+n?\d*|sd[a-z]{1,3}|ata\d+")
-_NO_SPACE = re.compile(r"no space|ENOSPC|error -?28\b|read only by user", re.IGNORECASE)
+_NOT_BROKEN = re.compile(r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)", re.IGNORECASE)
+"""A full disk, a filesystem that somebody shut down, a controller that still answers and is only reset."""
+_ELSEWHERE = re.compile(
+    r"(?:sd \S+ \[(?P<disk>sd[a-z]+)\] Attached SCSI removable disk"
+    r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG))"
+)
+"""Lines at boot that say that a disk is a stick, a console's virtual medium, or somewhere in a storage network."""
 
 
-def _remote_disks(entries: Sequence[_Entry]) -> frozenset[tuple[str | None, str]]:
+def _remote_disks(entries: Sequence[_Entry]) -> set[tuple[str | None, str]]:
     """(node, disk) of disks that are reached over a network, and (node, "sd") where a SAN is seen, whose disks are called sd, too."""
     remote: set[tuple[str | None, str]] = set()
     for entry in entries:
@@ -270,24 +281,26 @@ def _remote_disks(entries: Sequence[_Entry]) -> frozenset[tuple[str | None, str]
             remote.add((entry.message.node, entry.fact.device))
         elif entry.class_name in ("iscsi_error", "multipath_failed"):
             remote.add((entry.message.node, "sd"))
-    return frozenset(remote)
+    return remote
 
 
-def _is_local_failure(entry: _Entry, remote: frozenset[tuple[str | None, str]]) -> bool:
-    if entry.class_name not in LOCAL_DISK_CLASSES or _NO_SPACE.search(entry.fact.message):
+def _is_local_failure(entry: _Entry, remote: set[tuple[str | None, str]]) -> bool:
+    if entry.fact.severity is FaultSeverity.WARNING:
+        return False
+    if entry.class_name not in LOCAL_DISK_CLASSES or _NOT_BROKEN.search(entry.fact.message):
         return False
     disk = disk_of(entry.fact.device)
     if disk is None or not _PHYSICAL.fullmatch(disk):
         return False
     node = entry.message.node
     if disk.startswith("sd"):
-        return (node, "sd") not in remote
+        return (node, "sd") not in remote and (node, disk) not in remote
     controller = re.match(r"nvme\d+", disk)
     return controller is None or (node, controller[0]) not in remote
 
 
 def _judged(
-    entry: _Entry, uuids: dict[tuple[str | None, str], str], remote: frozenset[tuple[str | None, str]]
+    entry: _Entry, uuids: dict[tuple[str | None, str], str], remote: set[tuple[str | None, str]]
 ) -> Judged:
     fact = entry.fact
     exclude = fact.may_exclude_node or _is_local_failure(entry, remote)

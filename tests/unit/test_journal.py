@@ -361,3 +361,34 @@ def test_a_disk_that_became_read_only_is_said(small_disk: Path) -> None:
     with pytest.raises(JournalError, match=r"read-only|can't be opened"):
         journal = Journal(f"sqlite:///{small_disk}/journal.sqlite")
         journal.save_incident(INCIDENT)
+
+
+def test_large_evidence_is_kept_compressed_and_read_back_whole(journal: Journal, path: Path) -> None:
+    document = {"ranks": [{"frames": ["train", "step"] * 50, "rank": rank} for rank in range(100)]}
+    journal.add_evidence("i1", 1.0, "node", document)
+    journal.add_evidence("i1", 2.0, "diagnosis", {"summary": "short"})
+    assert [kind for _, kind, _ in journal.evidence("i1")] == ["node", "diagnosis"]
+    assert journal.evidence("i1")[0][2] == document
+    numbers = [number for number, _, _ in journal.evidence_list("i1")]
+    assert msgspec.json.decode(journal.evidence_document("i1", numbers[0]) or b"") == document
+    assert journal.evidence_document("i2", numbers[0]) is None
+    with sqlite3.connect(path) as sql:
+        (text,) = sql.execute("select document from evidence where kind = 'node'").fetchone()
+    assert len(text) < len(msgspec.json.encode(document)) / 5
+
+
+@pytest.mark.parametrize("damage", ["zlib:!!", "zlib:AAAA", "zlib:eJw="])
+def test_damaged_packed_evidence_is_told_and_not_guessed(journal: Journal, damage: str) -> None:
+    journal.add_packed_evidence("i1", 1.0, "node", damage)
+    with pytest.raises(JournalError, match="can't be read"):
+        journal.evidence("i1")
+
+
+def test_old_evidence_goes_and_the_story_stays(journal: Journal) -> None:
+    journal.save_incident(INCIDENT)
+    journal.note("i1", 10.0, "fires")
+    journal.add_evidence("i1", 10.0, "job", {})
+    journal.add_evidence("i1", 99.0, "job", {})
+    assert journal.forget_evidence(before=50.0) == 1
+    assert [at for at, _, _ in journal.evidence("i1")] == [99.0]
+    assert journal.timeline("i1") == [(10.0, "fires")]

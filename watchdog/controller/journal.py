@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import sqlalchemy as sa
 
+from watchdog.controller.packed import pack, unpack
 from watchdog.model import (
     Action,
     ActionEnd,
@@ -218,17 +219,42 @@ class Journal:
 
     def add_evidence(self, incident_id: str, at: float, kind: str, document: dict[str, Any]) -> None:
         """Keep a piece of evidence: `kind` says which, `document` is plain JSON."""
-        row = {"incident_id": incident_id, "at": at, "kind": kind, "document": encode(document)}
+        self.add_packed_evidence(incident_id, at, kind, pack(msgspec.json.encode(document)))
+
+    def add_packed_evidence(self, incident_id: str, at: float, kind: str, packed: str) -> None:
+        """The same for a document that `packed.pack` has made ready, in another thread perhaps."""
         with self._transaction() as sql:
-            sql.execute(sa.insert(EVIDENCE).values(row))
+            sql.execute(
+                sa.insert(EVIDENCE).values(incident_id=incident_id, at=at, kind=kind, document=packed)
+            )
 
     def evidence(self, incident_id: str) -> list[tuple[float, str, dict[str, Any]]]:
         """(time, kind, document) of all evidence of an incident, in the order it was added."""
         query = sa.select(EVIDENCE).where(EVIDENCE.c.incident_id == incident_id).order_by(EVIDENCE.c.id)
         with self._transaction() as sql:
-            return [
-                (row.at, row.kind, self._decode(row.document, dict[str, Any])) for row in sql.execute(query)
-            ]
+            return [(row.at, row.kind, self._unpacked(row.document)) for row in sql.execute(query)]
+
+    def evidence_list(self, incident_id: str) -> list[tuple[int, float, str]]:
+        """(number, time, kind) of the same, without the documents: those of a thousand ranks are tens of megabytes."""
+        query = sa.select(EVIDENCE.c.id, EVIDENCE.c.at, EVIDENCE.c.kind).where(
+            EVIDENCE.c.incident_id == incident_id
+        )
+        with self._transaction() as sql:
+            return [(row.id, row.at, row.kind) for row in sql.execute(query.order_by(EVIDENCE.c.id))]
+
+    def evidence_document(self, incident_id: str, number: int) -> bytes | None:
+        """One document as JSON text; None if that incident has none of that number."""
+        query = sa.select(EVIDENCE.c.document).where(
+            EVIDENCE.c.incident_id == incident_id, EVIDENCE.c.id == number
+        )
+        with self._transaction() as sql:
+            text = sql.execute(query).scalar_one_or_none()
+        return None if text is None else self._raw(text)
+
+    def forget_evidence(self, before: float) -> int:
+        """Remove evidence that is older than this date; incidents, decisions and timelines stay. Returns how many pieces."""
+        with self._transaction() as sql:
+            return int(sql.execute(sa.delete(EVIDENCE).where(EVIDENCE.c.at < before)).rowcount)
 
     def note(self, incident_id: str, at: float, text: str) -> None:
         """Add a sentence to the timeline of an incident."""
@@ -469,6 +495,18 @@ class Journal:
         try:
             return msgspec.json.decode(text, type=kind)
         except msgspec.DecodeError as error:
+            raise JournalError(
+                f"A record in the journal {self._where} can't be read ({error}); restore it from a backup, or move it away."
+            ) from error
+
+    def _unpacked(self, text: str) -> dict[str, Any]:
+        document: dict[str, Any] = self._decode(self._raw(text).decode(errors="replace"), dict[str, Any])
+        return document
+
+    def _raw(self, text: str) -> bytes:
+        try:
+            return unpack(text)
+        except ValueError as error:
             raise JournalError(
                 f"A record in the journal {self._where} can't be read ({error}); restore it from a backup, or move it away."
             ) from error

@@ -81,6 +81,14 @@ demo: packages  ## a real Slurm on this machine, a job that hangs, and what the 
 test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed
 	$(BIN)/python -m pytest $(ARGS)
 
+# Not in the lock, and no part of `make test`: some GB, and what is tested is their newest releases.
+.PHONY: trainers
+trainers: $(STAMP)  ## deploy/trainers in the real frameworks (installs PyTorch, transformers, Lightning, DeepSpeed: some GB)
+	[ -x .venv-trainers/bin/python ] || "$(PYTHON)" -m venv .venv-trainers
+	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check torch numpy transformers accelerate lightning
+	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check deepspeed
+	TRAINERS_PYTHON="$(CURDIR)/.venv-trainers/bin/python" $(BIN)/python -m pytest tests/trainers $(ARGS)
+
 .PHONY: bench
 bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a figure (root; ARGS='agent logs' for parts, ARGS=--help)
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -1,0 +1,41 @@
+"""deploy/trainers/batch.sh on a real Slurm: a warned job saves, is requeued once by itself, and goes on without a lost step."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from deploy.demo.cluster import Cluster
+from deploy.demo.stack import train_script
+
+BATCH = Path(__file__).parents[2] / "deploy" / "trainers" / "batch.sh"
+RESUMED = re.compile(r"iteration +(\d+)/")
+
+
+def test_a_warned_job_saves_is_requeued_once_and_goes_on(cluster: Cluster) -> None:
+    script = train_script(cluster, "--step-seconds 0.2 --save-interval 1000 --steps 100000")
+    script = re.sub(r"(?ms)^\(while .*?^pulse=.*?$", "", script)  # the last line is ours
+    script = script.replace("srun ", f"exec {BATCH} --max-starts=2 -- srun ")
+    output = Path(cluster.directory) / "log" / "batch.out"
+    job = cluster.sbatch(script, "-N2", f"--output={output}")
+
+    def steps() -> list[int]:
+        return [int(step) for step in RESUMED.findall(output.read_text())] if output.exists() else []
+
+    def wait_for(condition: object, what: str) -> None:
+        deadline = time.monotonic() + 90
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() < deadline, f"{what}:\n{output.read_text()[-3000:]}"
+            time.sleep(0.2)
+
+    wait_for(lambda: len(steps()) > 5, "the first run makes steps")
+    cluster.slurm("scancel", "--batch", "--signal=USR1", job)
+    wait_for(lambda: cluster.job(job)["Restarts"] == "1", "the job is requeued")
+    reached = max(steps())
+    cluster.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_for(lambda: max(steps()) > reached + 3, "the second run makes steps")
+    assert steps() == sorted(steps()), "no step is made twice: nothing was lost"
+    cluster.slurm("scancel", "--batch", "--signal=USR1", job)
+    cluster.wait_for_job_state(job, "COMPLETED")
+    assert cluster.job(job)["Restarts"] == "1", "the second start was the last one that was allowed"

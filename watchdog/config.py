@@ -138,6 +138,15 @@ class Controller(Section):
     warm_up: Seconds = Field(
         60.0, description="After its start, or its own pause, the controller only looks on."
     )
+    evidence_spread: Span = Field(
+        20.0,
+        description="When an incident fires, the stacks of every rank of its job are dumped three times over this time, to tell "
+        "stuck from busy. Nothing is stopped for it.",
+    )
+    evidence_keep: Span = Field(
+        2592000.0,
+        description="Evidence (stacks, sockets, last lines) is kept in the journal this long; incidents and decisions stay.",
+    )
 
     @model_validator(mode="after")
     def _checks(self) -> Controller:
@@ -246,6 +255,10 @@ class Policy(Section):
 class Ladder(Section):
     """How long each rung of an action may take."""
 
+    evidence_limit: Span = Field(
+        90.0,
+        description="An action waits so long for the evidence of its job, which dies with the job; then it goes on without.",
+    )
     kill_switch_limit: Span = Field(60.0, description="For all nodes of the job to have the kill switch.")
     checkpoint_limit: Span = Field(
         1800.0, description="For a complete checkpoint after the kill switch; then the restart is given up."

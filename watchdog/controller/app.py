@@ -118,6 +118,7 @@ async def live(controller: Controller, notifier: Notifier, stop: asyncio.Event) 
     await asyncio.gather(*tasks, return_exceptions=True)
     await controller.decider.close()
     await controller.evidence.close()
+    await controller.collector.close()
 
 
 async def _open_doors(controller: Controller, token: str) -> list[web.AppRunner]:

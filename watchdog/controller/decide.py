@@ -70,11 +70,13 @@ class Decider:
                 step_s=ladder.step_limit,
                 mount_s=ladder.mount_limit,
                 confirm_s=ladder.confirm_limit,
+                evidence_s=ladder.evidence_limit,
             ),
             command_deadline_s=3 * config.agent.interval + config.agent.probe_deadline,
             poll_s=min(2.0, config.slurm.poll_interval),
             paused=lambda: self._paused() is not None,
             on_record=self._on_record,
+            collect=controller.collector.rung,
         )
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from watchdog.model import (
     ActionRun,
     Command,
     CommandResult,
+    Decision,
     Rung,
     RungOutcome,
     RungRecord,
@@ -50,6 +51,8 @@ class Tools:
     poll_s: float
     paused: Callable[[], bool]
     on_record: Callable[[ActionRun, RungRecord], None]
+    collect: Callable[[Decision], Awaitable[Outcome]] | None = None
+    """Waits for the evidence of the decision's job, for a bounded time."""
 
 
 class Driver:
@@ -111,6 +114,8 @@ class Driver:
         decision = self.run.decision
         assert decision.fence is not None
         match move.rung:
+            case Rung.EVIDENCE if self._tools.collect is not None:
+                return await self._tools.collect(decision)
             case Rung.WRITE_KILL_SWITCH:
                 return await kill_switch.write(self._ask, decision, self._tools.command_deadline_s)
             case Rung.WAIT_CHECKPOINT:

@@ -39,7 +39,7 @@ class EvidenceDesk:
                 if isinstance(wanted, StacksWanted):
                     self._dump(wanted, now)
                 else:
-                    self._probe(wanted, now)
+                    self.probe(wanted, now)
 
     def _dump(self, wanted: StacksWanted, now: float) -> None:
         view = self._state.job_view(wanted.job_id, now)
@@ -76,7 +76,8 @@ class EvidenceDesk:
                 silent.append(node)
         self._state.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic())
 
-    def _probe(self, wanted: ProbeWanted, now: float) -> None:
+    def probe(self, wanted: ProbeWanted, now: float) -> None:
+        """Asks each of the nodes whether it reaches the mount, unless it was asked a moment ago."""
         for node in wanted.nodes:
             key = f"probe:{node}:{wanted.mount}"
             last_at = self._last.get(key, float("-inf"))

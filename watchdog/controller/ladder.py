@@ -63,6 +63,8 @@ class LadderLimits(Value, frozen=True, kw_only=True):
     step_s: float
     mount_s: float
     confirm_s: float
+    evidence_s: float = 0.0
+    """0: an action does not ask for evidence."""
 
 
 class World(Value, frozen=True, kw_only=True):
@@ -144,6 +146,8 @@ def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
         return _settle(lost, stage, run)
     if stage is Stage.GONE:
         return _leave(run, world, "Slurm does not know the job any more")
+    if stage is Stage.SAME_RUN and _wants_evidence(run, limits):
+        return Do(rung=Rung.EVIDENCE, attempt=_attempts(run, Rung.EVIDENCE) + 1)
     if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
         if run.decision.action is Action.GRACEFUL_RESTART:
             return _before_requeue_gracefully(run, stage, world, limits)
@@ -170,6 +174,15 @@ def _settle(lost: RungRecord, stage: Stage, run: ActionRun) -> Settle:
     else:
         outcome, detail = RungOutcome.UNKNOWN, "the answer was lost; Slurm shows that it was not done"
     return Settle(rung=lost.rung, attempt=lost.attempt, outcome=outcome, detail=detail)
+
+
+def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
+    """Before anything is done to the job, once; a second time only if the controller died over the first. An operator's restart
+    is of a job that nobody suspects, and an action that has begun is past it."""
+    tries = [record for record in run.records if record.rung is Rung.EVIDENCE]
+    if limits.evidence_s <= 0 or run.decision.asked_by is not None or len(tries) < len(run.records):
+        return False
+    return not tries or (len(tries) == 1 and tries[0].outcome is RungOutcome.UNKNOWN)
 
 
 def _before_requeue(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from watchdog import __version__, clock
+from watchdog.controller.collect import Collected, diagnosis_json, nodes_json
 from watchdog.controller.journal import JournalError
 from watchdog.controller.present import action_json, incident_json, status_json
+from watchdog.controller.run import ACTIVE_STATES
 from watchdog.model import Incident, IncidentState
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 SOCKET_MODE = 0o660
 """Root and the socket's group: whoever may use the commands is in that group."""
 MAX_BODY_BYTES = 64 * 1024
+LARGE_KINDS = frozenset({"node", "job"})
+"""Evidence that is fetched piece by piece."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 
@@ -97,6 +101,9 @@ def make_app(controller: Controller) -> web.Application:
     app.router.add_get("/v1/status", api.status)
     app.router.add_get("/v1/incidents", api.incidents)
     app.router.add_get("/v1/incidents/{id}", api.explain)
+    app.router.add_get("/v1/incidents/{id}/evidence/{number}", api.evidence)
+    app.router.add_post("/v1/diagnose", api.start_diagnosis)
+    app.router.add_get("/v1/diagnose/{id}", api.diagnosis)
     app.router.add_post("/v1/pause", api.pause)
     app.router.add_post("/v1/resume", api.resume)
     app.router.add_post("/v1/restart", api.restart)
@@ -151,13 +158,67 @@ class LocalApi:
             {
                 "incident": self._incident(incident),
                 "timeline": [{"at": at, "text": text} for at, text in journal.timeline(incident_id)],
-                "evidence": [
-                    {"at": at, "kind": kind, "document": document}
-                    for at, kind, document in journal.evidence(incident_id)
-                ],
+                "evidence": [self._evidence(incident_id, *row) for row in journal.evidence_list(incident_id)],
                 "actions": [action_json(run) for run in journal.actions(incident_id)],
             }
         )
+
+    def _evidence(self, incident_id: str, number: int, at: float, kind: str) -> dict[str, Any]:
+        """One piece; what a whole node said is fetched by its number, for there may be hundreds of megabytes of it."""
+        piece: dict[str, Any] = {"at": at, "kind": kind, "number": number}
+        if kind in LARGE_KINDS:
+            return piece
+        return piece | {
+            "document": json.loads(self._c.journal.evidence_document(incident_id, number) or b"null")
+        }
+
+    async def evidence(self, request: web.Request) -> web.Response:
+        """The document of one piece of evidence."""
+        incident, number = self._find(request.match_info["id"]), request.match_info["number"]
+        if not number.isascii() or not number.isdecimal() or len(number) > 18:
+            raise Refused(400, f"{number[:40]!r} is no number of a piece of evidence")
+        document = self._c.journal.evidence_document(incident.id, int(number))
+        if document is None:
+            raise Refused(404, f"incident {incident.id} has no piece of evidence {number}; it may be too old")
+        return web.Response(body=document, content_type="application/json")
+
+    async def start_diagnosis(self, request: web.Request) -> web.Response:
+        """Asks every node of a job for evidence, now; how far that is, and the diagnosis, are read by the answer's id."""
+        job_id = str((await self._body(request)).get("job_id", ""))
+        if not _JOB.fullmatch(job_id):
+            raise Refused(400, f"{job_id[:40]!r} is no job id")
+        now = clock.monotonic()
+        view = self._c.state.job_view(job_id, now)
+        if view is None or view.job.state not in ACTIVE_STATES:
+            state = "it is not watched" if view is None else f"it is {view.job.state}"
+            raise Refused(404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status")
+        uid, _ = peer_of(request)
+        if uid not in (0, os.geteuid(), view.job.uid):
+            raise Refused(
+                403,
+                f"job {job_id} belongs to {view.job.user}: only its owner and administrators may look into it",
+            )
+        return web.json_response(self._progress(self._c.collector.collect(view.job, now)))
+
+    async def diagnosis(self, request: web.Request) -> web.Response:
+        found = self._c.collector.known(request.match_info["id"])
+        if found is None:
+            raise Refused(404, "that diagnosis is not known any more: start it again")
+        uid, _ = peer_of(request)
+        if uid not in (0, os.geteuid(), found.job.uid):
+            raise Refused(403, f"job {found.job.job_id} belongs to {found.job.user}")
+        return web.json_response(self._progress(found))
+
+    def _progress(self, found: Collected) -> dict[str, Any]:
+        over = found.finished.is_set()
+        return {
+            "id": found.id,
+            "job_id": found.job.job_id,
+            "state": "done" if over else "collecting",
+            "age_s": clock.monotonic() - found.began if found.took_s is None else found.took_s,
+            "nodes": nodes_json(found),
+            "diagnosis": diagnosis_json(found) if over and found.diagnosis is not None else None,
+        }
 
     def _find(self, given: str) -> Incident:
         """The incident with this id, or the only one whose id begins so. Raises Refused."""

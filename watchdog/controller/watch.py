@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable
-from functools import partial
 
-import msgspec
 from msgspec.structs import replace
 
 from watchdog import clock
 from watchdog.config import Config
+from watchdog.controller.collect import Collector
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.decide import Decider
 from watchdog.controller.evidence import EvidenceDesk
@@ -69,6 +68,7 @@ class Controller:
             probe_deadline_s=config.agent.probe_deadline,
             interval_s=config.agent.interval,
         )
+        self.collector = Collector(self)
         self.controller_id = uuid.uuid4().hex
         self.started_at = clock.wall()
         self.started_mono = clock.monotonic()
@@ -176,6 +176,7 @@ class Controller:
             for change in self.judge.conclude(findings, now, clock.wall(), self.decider.acting()):
                 self._tell_change(change, now)
             self.decider.decide(now)
+            self.collector.prune(now)
             self.metrics.show(self.judge.view, self.judge.limits_s, self.judge.incidents)
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
@@ -215,16 +216,12 @@ class Controller:
             )
 
     def _keep_evidence(self, incident: Incident, now: float) -> None:
-        """Stacks, processes and last error lines, before anything is done: they die with the job."""
+        """What is known of its jobs at once, and what their nodes can tell, before anything is done: it dies with the job."""
         for job_id in incident.job_ids:
             view = self.state.job_view(job_id, now)
-            if view is None:
-                continue
-            self.write(
-                partial(
-                    self.journal.add_evidence, incident.id, clock.wall(), "job", msgspec.to_builtins(view)
-                )
-            )
+            if view is not None:
+                self.collector.keep_view(incident, view)
+        self.collector.on_fire(incident, now)
 
     def close_incident(self, incident: Incident, why: str) -> None:
         """Ends an incident because its action has ended, or was refused: that was announced as such."""

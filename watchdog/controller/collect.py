@@ -1,0 +1,452 @@
+"""Evidence from every rank of a suspect job: asked of all its nodes at once, kept with the incident, and judged.
+
+What a node answers is written into the journal as soon as it is there and then let go; in memory stay the stacks, of which a
+thousand ranks share most, until the vote is taken. A node that does not answer is a row with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from watchdog import clock
+from watchdog.controller.packed import pack
+from watchdog.detect.view import JobView, StackSnapshot
+from watchdog.diagnose.differences import RankFacts
+from watchdog.diagnose.filesystem import probes_wanted
+from watchdog.diagnose.verdict import Diagnosis, diagnose
+from watchdog.model import (
+    CollectEvidence,
+    Culprit,
+    Decision,
+    Frame,
+    Incident,
+    Kind,
+    LockWait,
+    NodeEvidence,
+    ProcessStack,
+    RankEvidence,
+    Role,
+    RungOutcome,
+    SlurmJob,
+    ThreadStack,
+)
+
+if TYPE_CHECKING:
+    from watchdog.controller.watch import Controller
+
+log = logging.getLogger(__name__)
+
+WANTING: Final = frozenset(
+    {
+        Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN, Kind.DEAD_RANK,
+        Kind.RANK_STOPPED, Kind.FILESYSTEM_STALL, Kind.FILESYSTEM_OUTAGE, Kind.GPU_FAULT, Kind.GPU_IDLE_RANK,
+        Kind.GPU_CLOCK_LOW, Kind.SLOW_JOB, Kind.SLOW_NODE, Kind.LOG_ERROR,
+    }
+)  # fmt: skip
+"""Incidents about ranks that are still there to be asked."""
+DUMPS: Final = 3
+AT_ONCE: Final = 4
+"""Jobs of which evidence is collected at the same time; the others wait."""
+AGAIN_S: Final = 300.0
+"""Evidence of the same run that is younger than this is not collected a second time for another incident."""
+SLACK_S: Final = 30.0
+"""For a node to fetch its command, to read everything but stacks, and to send the answer."""
+KEPT: Final = 16
+"""Collections that are remembered, without their stacks, for those who asked for them."""
+MAX_KEPT_BYTES: Final = 96 << 20
+"""Of one collection in the journal, packed; what comes beyond that is judged and not kept."""
+LARGE_BYTES: Final = 1 << 20
+"""A document of this size is compressed in a thread."""
+PRUNE_EVERY_S: Final = 3600.0
+
+
+@dataclass
+class NodeProgress:
+    """How far one node is: `state` is asked, answered or failed."""
+
+    state: str = "asked"
+    ranks: int = 0
+    undumped: int = 0
+    error: str | None = None
+
+
+@dataclass
+class Collected:
+    """One collection: its progress while it runs, its diagnosis when it is over."""
+
+    id: str
+    job: SlurmJob
+    began: float
+    """On the monotonic clock."""
+    began_at: float
+    """Date."""
+    nodes: dict[str, NodeProgress]
+    incident_id: str | None = None
+    """With which incident it is kept."""
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    diagnosis: Diagnosis | None = None
+    took_s: float | None = None
+    kept_bytes: int = 0
+    packed: list[str] = field(default_factory=list)
+    """What came before there was an incident to keep it with."""
+    rows: list[_Row] = field(default_factory=list)
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    shared: _Shared | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.job.job_id, self.job.restarts
+
+    def sentence(self) -> str:
+        """What came, in one line for a timeline."""
+        answered = [node for node in self.nodes.values() if node.state == "answered"]
+        ranks = sum(node.ranks for node in answered)
+        undumped = sum(node.undumped for node in answered)
+        text = f"evidence of {ranks} rank{'' if ranks == 1 else 's'} from {len(answered)} of {len(self.nodes)} nodes"
+        if undumped:
+            text += f", {undumped} of them could not be dumped"
+        failed = [f"{name}: {node.error}" for name, node in self.nodes.items() if node.state == "failed"]
+        return text + (f"; {'; '.join(failed[:3])}{' …' if len(failed) > 3 else ''}" if failed else "")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What stays of one process."""
+
+    node: str
+    evidence: RankEvidence
+    """Without what is only kept, and with frames that all share."""
+
+
+class _Shared:
+    """A thousand ranks stand in a few places: each frame, and each stack of frames, is kept once."""
+
+    def __init__(self) -> None:
+        self._frames: dict[Frame, Frame] = {}
+        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def of(self, rank: RankEvidence) -> RankEvidence:
+        dumps = tuple(replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps)
+        environment = tuple(self._pairs.setdefault(pair, pair) for pair in rank.environment)
+        return replace(
+            rank,
+            dumps=dumps,
+            environment=environment,
+            sockets=(),
+            threads=(),
+            status=(),
+            silent_files=(),
+            problems=(),
+        )
+
+    def _thread(self, thread: ThreadStack) -> ThreadStack:
+        frames = tuple(self._frames.setdefault(frame, frame) for frame in thread.frames)
+        return replace(thread, frames=self._stacks.setdefault(frames, frames))
+
+
+class Collector:
+    """Starts collections, and knows those that run. One event loop owns it."""
+
+    def __init__(self, controller: Controller):
+        self._c = controller
+        self._spread_s = controller.config.controller.evidence_spread
+        self._keep_s = controller.config.controller.evidence_keep
+        self._limit_s = controller.config.ladder.evidence_limit
+        self._interval_s = controller.config.agent.interval
+        self._running: dict[tuple[str, int], Collected] = {}
+        self._known: OrderedDict[str, Collected] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._pruned = float("-inf")
+
+    # ------------------------------------------------------------------------------------ who wants it
+
+    def on_fire(self, incident: Incident, now: float) -> None:
+        """An incident has begun to fire: its jobs' evidence is kept with it, unless another incident explains it."""
+        if incident.kind not in WANTING or incident.inhibited_by is not None:
+            return
+        for job_id in incident.jobs_now or incident.job_ids:
+            view = self._c.state.job_view(job_id, now)
+            if view is None or not any(rank.alive for rank in view.ranks):
+                continue
+            before = self._recent((view.job.job_id, view.job.restarts), now)
+            if before is not None:
+                self._c.note(incident, f"evidence of job {job_id} is kept with incident {before.incident_id}")
+            else:
+                self.collect(view.job, now, incident.id)
+
+    def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected:
+        """The collection of this run of this job: the one that runs, or a new one."""
+        found = self._running.get((job.job_id, job.restarts))
+        if found is None:
+            found = Collected(
+                id=uuid.uuid4().hex[:12], job=job, began=now, began_at=clock.wall(), incident_id=incident_id,
+                nodes={node: NodeProgress() for node in job.nodes}, shared=_Shared(),
+            )  # fmt: skip
+            self._running[found.key] = found
+            self._known[found.id] = found
+            while len(self._known) > KEPT:
+                self._known.popitem(last=False)
+            self._spawn(self._collect(found))
+        elif incident_id is not None and found.incident_id is None:
+            found.incident_id = incident_id
+            for packed in found.packed:
+                self._keep(found, "node", packed)
+            found.packed.clear()
+        return found
+
+    def known(self, collection_id: str) -> Collected | None:
+        """One that runs, or was over lately."""
+        return self._known.get(collection_id)
+
+    async def rung(self, decision: Decision) -> tuple[RungOutcome, str]:
+        """The first rung of an action: waits until the evidence is kept, never longer than its limit."""
+        now, fence = clock.monotonic(), decision.fence
+        job = self._c.state.jobs.get(fence.job_id) if fence is not None else None
+        if job is None or fence is None or job.restarts != fence.restarts:
+            return RungOutcome.SKIPPED, "the run that the decision is about is over"
+        before = self._recent((job.job_id, job.restarts), now)
+        if before is not None and before.finished.is_set():
+            return RungOutcome.DONE, f"{before.sentence()} (kept with incident {before.incident_id})"
+        found = self.collect(job, now, decision.incident_id)
+        try:
+            await asyncio.wait_for(found.finished.wait(), self._limit_s)
+        except TimeoutError:
+            return RungOutcome.FAILED, f"not complete within {self._limit_s:.0f} s: {found.sentence()}"
+        return RungOutcome.DONE, found.sentence()
+
+    def _recent(self, key: tuple[str, int], now: float) -> Collected | None:
+        for each in reversed(self._known.values()):
+            if each.key == key and each.incident_id is not None and now - each.began < AGAIN_S:
+                return each
+        return None
+
+    # ------------------------------------------------------------------------------------ collecting
+
+    async def _collect(self, found: Collected) -> None:
+        try:
+            async with self._slots:
+                self._want_probes(found)
+                await asyncio.gather(*(self._ask(found, node) for node in found.job.nodes))
+                self._conclude(found)
+        finally:
+            self._running.pop(found.key, None)
+            found.rows, found.packed, found.settings, found.shared = [], [], {}, None
+            found.took_s = clock.monotonic() - found.began
+            found.finished.set()
+
+    def _want_probes(self, found: Collected) -> None:
+        """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem."""
+        view = self._c.judge.view
+        for filesystem in view.filesystems:
+            if any(p.process.job_id == found.job.job_id for p in filesystem.blocked):
+                for wanted in probes_wanted(view, filesystem):
+                    self._c.evidence.probe(wanted, clock.monotonic())
+
+    async def _ask(self, found: Collected, node: str) -> None:
+        progress = found.nodes[node]
+        expires_s = self._spread_s + SLACK_S
+        command = CollectEvidence(
+            id=uuid.uuid4().hex, job_id=found.job.process_id, restarts=found.job.restarts, expires_s=expires_s,
+            dumps=DUMPS, apart_s=self._spread_s / (DUMPS - 1),
+        )  # fmt: skip
+        result = await self._c.desk.ask(node, command, expires_s + 3 * self._interval_s)
+        evidence = result.evidence
+        if evidence is None:
+            progress.state, progress.error = (
+                "failed",
+                result.error or "it sent no evidence: is its release older?",
+            )
+            return
+        await self._take(found, node, evidence)
+        ranks = [rank for rank in evidence.ranks if rank.role is Role.RANK]
+        progress.state, progress.ranks = "answered", len(ranks)
+        progress.undumped = sum(1 for rank in ranks if rank.error is not None)
+
+    async def _take(self, found: Collected, node: str, evidence: NodeEvidence) -> None:
+        """Writes what a node said, and keeps of it what the vote needs. A node speaks for itself only."""
+        if evidence.node != node:
+            evidence = replace(evidence, node=node)
+        packed = await asyncio.to_thread(_pack, evidence)
+        if found.incident_id is not None:
+            self._keep(found, "node", packed)
+        else:
+            found.packed.append(packed)
+        assert found.shared is not None
+        found.rows += [_Row(node, found.shared.of(rank)) for rank in evidence.ranks]
+        found.settings[node] = dict(evidence.settings)
+
+    def _keep(self, found: Collected, kind: str, packed: str) -> None:
+        incident_id = found.incident_id
+        found.kept_bytes += len(packed)
+        if incident_id is None or found.kept_bytes > MAX_KEPT_BYTES:
+            return
+        self._c.write(lambda: self._c.journal.add_packed_evidence(incident_id, clock.wall(), kind, packed))
+
+    # ------------------------------------------------------------------------------------ judging
+
+    def _conclude(self, found: Collected) -> None:
+        now = clock.monotonic()
+        view = self._c.state.job_view(found.job.job_id, now)
+        if view is None or view.job.restarts != found.job.restarts:
+            return
+        found.diagnosis = self._diagnose(found, view, now)
+        if found.incident_id is None:
+            return
+        document = {"job_id": found.job.job_id, **diagnosis_json(found)}
+        self._keep(found, "diagnosis", pack(msgspec.json.encode(document)))
+        note = f"{found.sentence()}. {found.diagnosis.summary}"
+        incident_id = found.incident_id
+        self._c.write(lambda: self._c.journal.note(incident_id, clock.wall(), note))
+
+    def _diagnose(self, found: Collected, view: JobView, now: float) -> Diagnosis:
+        ranks = [
+            row for row in found.rows if row.evidence.role is Role.RANK and row.evidence.rank is not None
+        ]
+        gpus = {(each.rank, each.pid): each.view.gpu for each in view.gpus}
+        facts = [
+            RankFacts(
+                rank=row.evidence.rank or 0,
+                node=row.node,
+                gpu=gpus.get((row.evidence.rank or 0, row.evidence.pid)),
+                environment=row.evidence.environment,
+            )
+            for row in ranks
+        ]
+        locks: dict[tuple[str, int], LockWait] = {
+            (row.node, row.evidence.pid): row.evidence.lock
+            for row in found.rows
+            if row.evidence.lock is not None
+        }
+        silent = {
+            name: node.error or "no answer" for name, node in found.nodes.items() if node.state == "failed"
+        }
+        return diagnose(
+            self._c.judge.view, view, _snapshots(found, now), facts, found.settings, locks, silent,
+            blocked_for_s=self._c.config.detectors.filesystem_stall.blocked_for,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------ keeping and forgetting
+
+    def keep_view(self, incident: Incident, view: JobView) -> None:
+        """What the controller itself knows of a job, with its incident."""
+        document = msgspec.json.encode(view)
+        at = clock.wall()
+        if len(document) < LARGE_BYTES:
+            packed = pack(document)
+            self._c.write(lambda: self._c.journal.add_packed_evidence(incident.id, at, "job", packed))
+        else:
+            self._spawn(self._keep_large(incident.id, at, document))
+
+    async def _keep_large(self, incident_id: str, at: float, document: bytes) -> None:
+        packed = await asyncio.to_thread(pack, document)
+        self._c.write(lambda: self._c.journal.add_packed_evidence(incident_id, at, "job", packed))
+
+    def prune(self, now: float) -> None:
+        """Once an hour: evidence beyond its time goes."""
+        if now - self._pruned < PRUNE_EVERY_S:
+            return
+        self._pruned = now
+        self._c.write(lambda: self._c.journal.forget_evidence(clock.wall() - self._keep_s))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("collecting evidence failed", exc_info=error)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _pack(evidence: NodeEvidence) -> str:
+    return pack(msgspec.json.encode(evidence))
+
+
+def _snapshots(found: Collected, now: float) -> list[StackSnapshot]:
+    """The dumps of all ranks, put together again, oldest first."""
+    dumps: list[list[ProcessStack]] = []
+    ages: list[float] = []
+    for row in found.rows:
+        rank, current = row.evidence, dict[int, ThreadStack]()
+        for at, dump in enumerate(rank.dumps):
+            if at == len(dumps):
+                dumps.append([])
+                ages.append(now - found.began - dump.after_s)
+            kept = {number: current[number] for number in dump.unchanged if number in current}
+            current = kept | {thread.thread_id: thread for thread in dump.threads}
+            dumps[at].append(
+                ProcessStack(
+                    node=row.node, pid=rank.pid, start_ticks=rank.start_ticks, job_id=found.job.job_id, role=rank.role,
+                    rank=rank.rank, local_rank=rank.local_rank, threads=tuple(current.values()), error=dump.error,
+                    state=dump.state, cpu_s=dump.cpu_s, main_cpu_s=dump.main_cpu_s,
+                )
+            )  # fmt: skip
+    silent = tuple(name for name, node in found.nodes.items() if node.state == "failed")
+    return [
+        StackSnapshot(age_s=max(0.0, age_s), stacks=tuple(stacks), silent_nodes=silent)
+        for age_s, stacks in zip(ages, dumps, strict=True)
+    ]
+
+
+def diagnosis_json(found: Collected) -> dict[str, Any]:
+    """What `group-stacks --json` has, and what only a live job has besides. Keys may be added, none is taken away."""
+    diagnosis = found.diagnosis
+    assert diagnosis is not None
+    return {
+        "ranks": diagnosis.ranks,
+        "missing": list(diagnosis.missing),
+        "groups": [
+            {"frames": list(g.frames), "ranks": list(g.ranks), "hosts": list(g.nodes), "place": g.place}
+            for g in diagnosis.groups
+        ],
+        "is_hang": diagnosis.is_hang,
+        "class": diagnosis.kind,
+        "culprits": [_culprit(each) for each in diagnosis.culprits],
+        "summary": diagnosis.summary,
+        "undumped": [_culprit(each) for each in diagnosis.undumped],
+        "differences": [msgspec.to_builtins(each) | {"line": each.line} for each in diagnosis.differences],
+        "filesystems": [
+            msgspec.to_builtins(each) | {"blocked": [_culprit(c) for c in each.blocked]}
+            for each in diagnosis.filesystems
+        ],
+        "nodes": nodes_json(found),
+        "taken_at": found.began_at,
+    }
+
+
+def _culprit(culprit: Culprit) -> dict[str, Any]:
+    return {
+        "rank": culprit.rank, "host": culprit.node, "pid": culprit.pid, "reason": culprit.reason, "path": culprit.path,
+        "mount": culprit.mount, "gpu_uuid": culprit.gpu_uuid,
+    }  # fmt: skip
+
+
+def nodes_json(found: Collected) -> list[dict[str, Any]]:
+    """How far each node is."""
+    return [
+        {
+            "node": name,
+            "state": node.state,
+            "ranks": node.ranks,
+            "undumped": node.undumped,
+            "error": node.error,
+        }
+        for name, node in found.nodes.items()
+    ]

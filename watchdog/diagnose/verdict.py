@@ -1,0 +1,319 @@
+"""One job at one moment: does it hang, who keeps the others waiting, what is different about them. Pure.
+
+What was seen last decides, in the order of how sure it is: a job that makes steps is well, whatever its stacks look like;
+a rank that is gone, stopped, or blocked on a filesystem is named before the vote of the stacks is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from watchdog.detect.filesystem_stall import FLUSH_CALLS, FLUSH_PATIENCE_S
+from watchdog.detect.view import ClusterView, FilesystemView, JobView, ProcessView, StackSnapshot
+from watchdog.diagnose.differences import Difference, RankFacts, compare
+from watchdog.diagnose.filesystem import Assessment, Scope, assess, blocked_call, describe
+from watchdog.diagnose.filesystem import culprits as blocked_culprits
+from watchdog.diagnose.stacks import Group, Vote, vote
+from watchdog.model import Culprit, LockWait, Role, Value
+
+BLOCKED_S: Final = 10.0
+"""In one call on one file: shorter waits belong to ordinary writing."""
+BLOCKED_FOR_S: Final = 60.0
+"""As `filesystem_stall.blocked_for` is shipped."""
+STEP_FACTOR: Final = 2.0
+"""A step may take so much longer than the slowest of the recent ones before its job counts as standing still here."""
+STEP_FLOOR_S: Final = 15.0
+MAX_NAMED: Final = 32
+
+
+class FilesystemVerdict(Value, frozen=True, kw_only=True):
+    """One filesystem on which processes of the job wait."""
+
+    mount: str
+    scope: str
+    """`outage`, `one_node`, `one_file`, `lock` or `unknown`."""
+    summary: str
+    blocked: tuple[Culprit, ...] = ()
+    answering: tuple[str, ...] = ()
+    unanswering: tuple[str, ...] = ()
+
+
+class Diagnosis(Value, frozen=True, kw_only=True):
+    """What is to be said about one job."""
+
+    job_id: str
+    is_hang: bool | None
+    """None: nothing can be said."""
+    kind: str
+    """Name of what is wrong, as detectors have it; `progressing`, `busy` or `unknown` otherwise."""
+    summary: str
+    culprits: tuple[Culprit, ...] = ()
+    ranks: int = 0
+    groups: tuple[Group, ...] = ()
+    undumped: tuple[Culprit, ...] = ()
+    """Ranks without a stack, each with the reason."""
+    missing: tuple[int, ...] = ()
+    """Ranks of which nothing came at all."""
+    differences: tuple[Difference, ...] = ()
+    filesystems: tuple[FilesystemVerdict, ...] = ()
+
+
+def diagnose(
+    view: ClusterView,
+    job: JobView,
+    snapshots: Sequence[StackSnapshot],
+    facts: Sequence[RankFacts] = (),
+    settings: Mapping[str, Mapping[str, str]] | None = None,
+    locks: Mapping[tuple[str, int], LockWait] | None = None,
+    silent: Mapping[str, str] | None = None,
+    *,
+    blocked_for_s: float = BLOCKED_FOR_S,
+) -> Diagnosis:
+    """The diagnosis of `job`, of which `snapshots` were just taken, oldest first.
+
+    `facts` and `settings` (node -> name -> value) are compared; `locks` (node, pid) are file locks that processes wait for;
+    `silent` are the nodes that gave no evidence, with the reason. Who is blocked on a filesystem for less than `blocked_for_s`
+    is shown and not accused.
+    """
+    ranks = job.ranks
+    living = [rank for rank in ranks if rank.alive]
+    voted = vote(snapshots, ranks) if snapshots else Vote()
+    filesystems = _filesystems(view, job, locks or {})
+    base = Diagnosis(
+        job_id=job.job.job_id,
+        is_hang=None,
+        kind="unknown",
+        summary="",
+        ranks=len(ranks),
+        groups=voted.groups,
+        undumped=(*voted.undumped, *_missing(living, voted, silent or {})),
+        missing=voted.missing,
+        filesystems=filesystems,
+    )
+    named = _judge(job, base, voted, living, blocked_for_s)
+    numbers = [culprit.rank for culprit in named.culprits if culprit.rank is not None]
+    return replace(named, differences=compare(facts, settings or {}, numbers))
+
+
+def _judge(
+    job: JobView, base: Diagnosis, voted: Vote, living: Sequence[ProcessView], blocked_for_s: float
+) -> Diagnosis:
+    job_id, place = job.job.job_id, _after(job)
+    if not job.ranks:
+        return replace(base, summary=f"No ranks of job {job_id} are known: who belongs to it cannot be said.")
+    dead = [rank for rank in job.ranks if not rank.alive]
+    if dead and living:
+        return replace(
+            base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
+            summary=f"Job {job_id} lost {_who(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",
+        )  # fmt: skip
+    steady = _makes_steps(job)
+    if steady is not None:
+        return replace(
+            base, is_hang=False, kind="progressing", summary=f"Job {job_id} makes progress: {steady}."
+        )
+    stopped = [rank for rank in living if rank.process.state in ("T", "t")]
+    if stopped:
+        why = "is stopped (by a signal or a debugger)"
+        return replace(
+            base, is_hang=True, kind="rank_stopped", culprits=_named(stopped, why),
+            summary=f"Job {job_id} stands still{place}: {_who(_named(stopped, why))} {why}.",
+        )  # fmt: skip
+    stuck = [each for each in base.filesystems if _convicts(each, job, blocked_for_s)]
+    if stuck:
+        first = stuck[0]
+        kind = "filesystem_outage" if first.scope == Scope.OUTAGE else "filesystem_stall"
+        return replace(
+            base,
+            is_hang=True,
+            kind=kind,
+            culprits=first.blocked,
+            summary=f"Job {job_id} stands still{place}: {first.summary}.",
+        )
+    return _by_vote(job_id, place, base, voted)
+
+
+def _by_vote(job_id: str, place: str, base: Diagnosis, voted: Vote) -> Diagnosis:
+    if not voted.groups:
+        return replace(
+            base, summary=f"Job {job_id}{place}: no stack of any rank could be had, so nothing can be said."
+        )
+    if voted.missing:
+        few = ", ".join(map(str, voted.missing[:6]))
+        return replace(
+            base, summary=f"Job {job_id}{place}: the stacks of rank {few} are missing, so nobody is named."
+        )
+    if voted.moving is None:
+        return replace(
+            base,
+            summary=f"Job {job_id}{place}: the dumps do not tell whether its ranks move, so nobody is named.",
+        )
+    if voted.moving:
+        return replace(
+            base, is_hang=False, kind="busy", summary=f"Job {job_id}{place}: its ranks still move or compute."
+        )
+    waiting = _count(voted.waiting, "rank waits", "ranks wait")
+    if voted.checkpointing:
+        return replace(
+            base, is_hang=False, kind="busy", culprits=(),
+            summary=f"Job {job_id}{place}: a checkpoint or a transfer is under way, which may take its time; {waiting}.",
+        )  # fmt: skip
+    culprits = (*voted.outside, *voted.undumped)
+    if culprits and voted.waiting:
+        first = culprits[0]
+        more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+        return replace(
+            base, is_hang=True, kind="collective_hang", culprits=culprits[:MAX_NAMED],
+            summary=f"Job {job_id} hangs{place}: {describe(first)}{more} {first.reason}; {waiting} for {'them' if more else 'it'}.",
+        )  # fmt: skip
+    if voted.waiting:
+        rest = f" and {voted.elsewhere} not" if voted.elsewhere else " and none is outside it"
+        return replace(
+            base, is_hang=True, kind="collective_hang",
+            summary=f"Job {job_id} hangs{place}: {waiting} in a collective{rest}, so nobody is named.",
+        )  # fmt: skip
+    return replace(
+        base,
+        kind="stalled_progress",
+        summary=f"Job {job_id}{place}: nothing moves, and no rank waits in a collective.",
+    )
+
+
+def _after(job: JobView) -> str:
+    if job.progress is None:
+        return " before its first step"
+    return f" after {job.progress.place}, {job.progress.age_s:.0f} s ago"
+
+
+def _makes_steps(job: JobView) -> str | None:
+    """Why the job counts as making steps; None if it does not, or if it never made one."""
+    progress = job.progress
+    if progress is None or progress.steps_seen < 2:
+        return None
+    usual_s = max([progress.step_s or 0.0, *progress.intervals_s], default=0.0)
+    if progress.age_s > max(STEP_FLOOR_S, STEP_FACTOR * usual_s):
+        return None
+    return f"{progress.place} {progress.age_s:.0f} s ago" + (
+        f", a step takes {progress.step_s:.3g} s" if progress.step_s else ""
+    )
+
+
+def _named(ranks: Sequence[ProcessView], reason: str) -> tuple[Culprit, ...]:
+    return tuple(
+        Culprit(node=r.node, rank=r.process.rank, pid=r.process.pid, reason=reason) for r in ranks[:MAX_NAMED]
+    )
+
+
+def _who(culprits: Sequence[Culprit]) -> str:
+    return describe(culprits[0]) + (f" and {len(culprits) - 1} more" if len(culprits) > 1 else "")
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _missing(living: Sequence[ProcessView], voted: Vote, silent: Mapping[str, str]) -> list[Culprit]:
+    """The ranks of which nothing came, with the reason that their node gave."""
+    return [
+        Culprit(
+            node=rank.node,
+            rank=rank.process.rank,
+            pid=rank.process.pid,
+            reason=silent.get(rank.node, "its dump did not come in time"),
+        )
+        for rank in living
+        if rank.process.rank in voted.missing or rank.node in silent
+    ]
+
+
+# ---------------------------------------------------------------------------------------- filesystems
+
+
+def _filesystems(
+    view: ClusterView, job: JobView, locks: Mapping[tuple[str, int], LockWait]
+) -> tuple[FilesystemVerdict, ...]:
+    mine = [fs for fs in view.filesystems if any(p.process.job_id == job.job.job_id for p in fs.blocked)]
+    found = [each for fs in mine if (each := _one(fs)) is not None]
+    return (*found, *_locks(job, locks))
+
+
+def _one(filesystem: FilesystemView) -> FilesystemVerdict | None:
+    named = blocked_culprits(filesystem, BLOCKED_S)
+    if not named:
+        return None
+    state = assess(filesystem, BLOCKED_S)
+    first = named[0]
+    call = next(
+        blocked_call(p) for p in filesystem.blocked if (p.node, p.process.pid) == (first.node, first.pid)
+    )
+    more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+    where = first.path or filesystem.mount
+    return FilesystemVerdict(
+        mount=filesystem.mount,
+        scope=state.scope,
+        summary=f"{describe(first)}{more} in {call.syscall or 'a system call'} on {where} for {call.seconds:.0f} s; "
+        f"{scope_sentence(filesystem.mount, state)}",
+        blocked=named[:MAX_NAMED],
+        answering=state.answering,
+        unanswering=state.unanswering,
+    )
+
+
+def scope_sentence(mount: str, state: Assessment) -> str:
+    """Whose fault it is, in words."""
+    answering, unanswering = ", ".join(state.answering[:4]), ", ".join(state.unanswering[:4])
+    match state.scope:
+        case Scope.OUTAGE:
+            return f"{mount} fails on several nodes{f' ({unanswering})' if unanswering else ''}: its server or the network, no node's fault"
+        case Scope.ONE_NODE:
+            return f"{mount} answers elsewhere{f' ({answering})' if answering else ''}: it is this node"
+        case Scope.ONE_FILE:
+            return (
+                f"{mount} answers on that very node: it is this one file, a lock or its part of the storage"
+            )
+        case _:
+            return f"no other node has said yet whether it reaches {mount}"
+
+
+def _convicts(filesystem: FilesystemVerdict, job: JobView, blocked_for_s: float) -> bool:
+    """Whether a rank has been blocked for too long. Who flushes a file that answers gets the time that a large one takes; who
+    waits for a lock is waiting for somebody else, whom the vote of the stacks finds."""
+    pids = {(culprit.node, culprit.pid) for culprit in filesystem.blocked}
+    calls = [
+        p.process.blocked
+        for p in job.ranks
+        if (p.node, p.process.pid) in pids
+        and p.process.blocked is not None
+        and p.process.blocked.seconds >= blocked_for_s
+    ]
+    if filesystem.scope in (Scope.OUTAGE, Scope.ONE_NODE):
+        return bool(calls)
+    return any(call.syscall not in FLUSH_CALLS or call.seconds >= FLUSH_PATIENCE_S for call in calls)
+
+
+def _locks(job: JobView, locks: Mapping[tuple[str, int], LockWait]) -> list[FilesystemVerdict]:
+    found = []
+    for process in job.processes:
+        lock = locks.get((process.node, process.process.pid))
+        if lock is None or process.process.role is Role.HELPER:
+            continue
+        holder = (
+            f"held by {lock.holder or 'a process'} (pid {lock.holder_pid})"
+            if lock.holder_pid
+            else "held on another node"
+        )
+        who = Culprit(
+            node=process.node,
+            rank=process.process.rank,
+            pid=process.process.pid,
+            reason=f"waits for a file lock ({lock.kind} on {lock.file}), {holder}",
+        )
+        found.append(
+            FilesystemVerdict(
+                mount=lock.file, scope="lock", summary=f"{describe(who)} {who.reason}", blocked=(who,)
+            )
+        )
+    return found

@@ -46,6 +46,7 @@ QUICK = {
         "agent_silent_after": "6s",
         "resolve_after": "2s",
         "warm_up": "3s",
+        "evidence_spread": "3s",
     },
     "slurm": {"poll_interval": "1s", "deadline": "8s"},
     "detectors": {

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from watchdog.controller.progress_clock import (
     MAX_CLOCKS,
+    WEAK,
     Clock,
     Counter,
     apply_step,
@@ -141,3 +146,129 @@ def test_a_log_with_ever_new_bars_holds_no_memory() -> None:
     at = feed(clocks, [event(step) for step in range(50)])
     feed(clocks, [event(1, "tqdm", total) for total in range(1000, 3000)], at, 0.01)
     assert len(clocks) <= MAX_CLOCKS
+
+
+# ---------------------------------------------------------------------------- what one line alone may say
+
+
+@pytest.mark.parametrize("pattern", sorted(WEAK))
+def test_one_line_of_a_form_that_anybody_may_write_is_no_progress_and_a_second_one_that_counts_on_is(
+    pattern: str,
+) -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(3, pattern, 3)])
+    assert read_progress(clocks, None, float("-inf"), at) is None
+    at = feed(clocks, [event(3, pattern, 3)], at)
+    assert read_progress(clocks, None, float("-inf"), at) is None
+    feed(clocks, [event(4, pattern, 4)], at)
+    assert progress(clocks, at).step == 4
+
+
+def test_one_line_of_a_framework_s_own_form_is_enough() -> None:
+    clocks: Clocks = {}
+    feed(clocks, [event(700, "megatron", 1000)])
+    assert (progress(clocks, 0.0).step, progress(clocks, 0.0).total_steps) == (700, 1000)
+
+
+@pytest.mark.parametrize("pattern", ["step_of", "tqdm"])
+def test_the_last_of_three_steps_of_a_set_up_does_not_end_a_training(pattern: str) -> None:
+    """`Step 3/3: …`, and hours of a log that nobody can read: nothing says that the training is over."""
+    clocks: Clocks = {}
+    feed(clocks, [event(step, pattern, 3) for step in (1, 2, 3)])
+    assert progress(clocks, 30.0).total_steps is None
+    clocks = {}
+    feed(clocks, [event(step, pattern, 100) for step in (20, 40, 60, 80, 100)])
+    assert progress(clocks, 50.0).total_steps == 100
+
+
+def test_a_line_alone_beside_a_counter_that_is_known_takes_nothing_away() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(step, "megatron", 1000) for step in range(1, 9)])
+    feed(clocks, [event(3, "step", None)], at)
+    assert progress(clocks, at).step == 8
+
+
+# ---------------------------------------------------------------------------- two programs, one log
+
+
+def interleaved(turns: int, each: int = 1, first: int = 500, second: int = 30) -> list[Event]:
+    """Two programs that take turns with `each` lines."""
+    found = []
+    for turn in range(turns):
+        found += [event(first + turn * each + n) for n in range(each)]
+        found += [event(second + turn * each + n) for n in range(each)]
+    return found
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_two_programs_that_count_in_one_log_are_seen(each: int) -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, interleaved(8, each))
+    assert progress(clocks, at).shared
+
+
+def test_when_one_of_them_has_gone_the_log_belongs_to_the_other_again() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, interleaved(8))
+    at = feed(clocks, [event(600 + n) for n in range(25)], at)
+    assert not progress(clocks, at).shared
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # Epochs without a total, also of uneven length; evaluations that count in the same words; a program that starts again.
+        [n for length in (10, 11, 9, 12, 10, 11, 10, 9) for n in range(length)],
+        [n for turn in range(10) for n in (*range(turn * 5, turn * 5 + 5), *range(1, 4))],
+        [*range(500), *range(400, 900), *range(800, 1200)],
+        # The best step so far, or the last checkpoint, beside each step.
+        [n for step in range(100, 160) for n in (step, 90)],
+        [n for step in range(100, 160) for n in (step, step // 20 * 20 - 20)],
+    ],
+)  # fmt: skip
+def test_a_single_program_is_not_taken_for_two(steps: list[int]) -> None:
+    clocks: Clocks = {}
+    at = 0.0
+    for step in steps:
+        at = feed(clocks, [event(step)], at)
+        found = read_progress(clocks, None, float("-inf"), at)
+        assert found is None or not found.shared
+
+
+# ---------------------------------------------------------------------------- whatever is logged
+
+COUNTS = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from([0.0, 1.0, 10.0, 900.0]), st.sampled_from(["step", "tqdm", "megatron"]),
+              st.sampled_from([None, 20, 40])),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(COUNTS)
+def test_whatever_is_logged_ages_and_intervals_make_sense(
+    lines: list[tuple[int, float, str, int | None]],
+) -> None:
+    clocks: Clocks = {}
+    at = 0.0
+    for step, pause_s, pattern, total in lines:
+        at += pause_s
+        apply_step(clocks, event(step, pattern, total), at, troubled_at=float("-inf"))
+        found = read_progress(clocks, None, float("-inf"), at)
+        if found is not None:
+            assert 0.0 <= found.age_s <= at
+            assert found.steps_seen <= len(lines)
+            assert all(0 < interval_s <= at for interval_s in found.intervals_s)
+            assert found.step in {each[0] for each in lines}
+
+
+@given(COUNTS)
+def test_the_same_count_told_again_is_no_progress(lines: list[tuple[int, float, str, int | None]]) -> None:
+    clocks: Clocks = {}
+    for step, _, pattern, total in lines:
+        apply_step(clocks, event(step, pattern, total), 5.0, troubled_at=float("-inf"))
+    before = {key: clock.count for key, clock in clocks.items()}
+    for source, pattern in before:
+        name, _, total = pattern.partition("/")
+        again = event(int(before[source, pattern]), name, int(total) if total.isdigit() else None)
+        assert not apply_step(clocks, again, 50.0, troubled_at=float("-inf"))
+    assert {key: clock.rose_at for key, clock in clocks.items()} == dict.fromkeys(before, 5.0)

@@ -2,6 +2,9 @@
 
 A run has one clock a counter, which is one pattern in one file. Any that rises proves that the loop turns; one gives the
 step, see main_clock(). A counter that counts no steps (epochs, tokens, what was learnt) never gives it while there is a better one.
+
+A line of a form that anybody may write ("step 3") is believed when a second one counts on. Two programs that count in one file in
+the same words hide each other: whoever goes on shows as progress. That is seen, and said (`Progress.shared`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from watchdog.detect.view import LossPoint, Progress, StepTime
+from watchdog.knowledge.progress_patterns import PATTERNS
 from watchdog.model import Event
 
 KEPT_INTERVALS = 50
@@ -34,8 +38,16 @@ Counter = tuple[str, str]
 BARS = ("tqdm",)
 """Patterns by which several things are counted in turn: each total is a counter of its own."""
 
+WEAK = frozenset(row.name for row in PATTERNS if row.counted)
+"""Patterns that prose matches as well: one line alone may be an accident."""
+TRUSTED_AFTER = 5
+"""Counts of a weak pattern, or of a bar, after which what it says is the total is believed: "step 3/3" may be of a set-up."""
+
 MAX_CLOCKS = 64
 """Of one run; of more, the one that rose longest ago goes."""
+
+SHARED_AFTER, ALONE_AFTER = 5, 20
+"""Two programs write one log once the two counts have taken turns so often; one has it alone again after so many of its counts."""
 
 LEFT_AFTER, LEFT_AFTER_S = 10, 600.0
 """A counter that stood for so many of its slowest intervals, and so long, while another rose is one that was left."""
@@ -58,6 +70,12 @@ class Clock:
     begun_anew: int = 0
     lower: float | None = None
     """A lower count that was read after the highest one: a new epoch if it goes on rising."""
+    other: float | None = None
+    """The newest count of what may be another program that writes the same log."""
+    turns: int = 0
+    """How often that one has counted on, between two counts of this one."""
+    alone: int = 0
+    """Counts of this one since."""
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     rises: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     """(when, step): the last of those that were read at once."""
@@ -105,7 +123,16 @@ def apply_step(
         clock.step = max(clock.step, event.step or 0)
         return True
     if number > clock.count:
+        if clock.other is not None and clock.count < clock.other < number:
+            clock.turns, clock.other, clock.alone = clock.turns + 1, clock.count, 0
+            if clock.turns >= SHARED_AFTER:
+                # It is the other program's turn: how far apart the two are says nothing about steps.
+                clock.count, clock.rose_at, clock.lower, clock.step = number, at, None, event.step or 0
+                return True
         _rise(clock, event, number, at, troubled_at, phase)
+        clock.alone += 1
+        if clock.alone > ALONE_AFTER:
+            clock.turns, clock.other = 0, None
         return True
     if number == clock.count:
         if event.step is not None and (not clock.losses or clock.losses[-1].step != event.step):
@@ -116,8 +143,13 @@ def apply_step(
         _rise(clock, event, number, at, troubled_at, phase)
         return True
     if clock.lower is not None and number > clock.lower:
-        clocks[key] = _begun_anew(clock, event, number, at)
+        new = clocks[key] = _begun_anew(clock, event, number, at)
+        new.other, new.turns = clock.count, clock.turns
         return True
+    if clock.lower is None:
+        # A second program goes on where it was; an evaluation inside the training begins anew.
+        goes_on = clock.other is not None and number > clock.other
+        clock.turns, clock.other, clock.alone = clock.turns + 1 if goes_on else 0, number, 0
     clock.lower = number
     return False
 
@@ -229,12 +261,15 @@ def _rank(clock: Clock, newest: float) -> tuple[bool, bool, bool, int, float]:
 def read_progress(
     clocks: dict[Counter, Clock], phase: tuple[str, float] | None, grace_from: float, now: float
 ) -> Progress | None:
-    """What the clocks say at `now`, None if nothing was ever counted. No age reaches back behind `grace_from`; `phase` is its
+    """What the clocks say at `now`, None if nothing was ever counted, or once only in words that anybody may write. No age reaches back behind `grace_from`; `phase` is its
     name and when it began."""
     main = main_clock(clocks)
     if main is None:
         return None
-    source = next(source for (source, _), clock in clocks.items() if clock is main)
+    source, pattern = next(key for key, clock in clocks.items() if clock is main)
+    if pattern in WEAK and all(p in WEAK and clock.seen < 2 for (_, p), clock in clocks.items()):
+        return None
+    guessed = pattern in WEAK or pattern.partition("/")[0] in BARS
     newest = max(clock.rose_at for clock in clocks.values() if clock.seen > 1 or clock is main)
     rises = [clock.rose_at for clock in clocks.values() if clock.seen > 1]
     return Progress(
@@ -246,7 +281,8 @@ def read_progress(
         intervals_s=tuple(main.intervals_s),
         step_s=main.step_s,
         stride=max(1, main.stride),
-        total_steps=main.total_steps,
+        total_steps=main.total_steps if main.seen >= TRUSTED_AFTER or not guessed else None,
+        shared=any(clock.turns >= SHARED_AFTER for clock in clocks.values()),
         first_step=main.first_step if main.is_step else None,
         begun_anew=main.begun_anew,
         phase=phase[0] if phase else None,

@@ -52,6 +52,10 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
     limit = progress_limit(job, hang)
     age_s = progress.age_s
     finding = replace(finding, lasted_s=age_s)
+    if age_s < limit.seconds and progress.shared:
+        return replace(
+            finding, summary=f"two programs count in {progress.source}: whether each goes on does not show"
+        )
     if age_s < limit.seconds:
         return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes progress")
     if collective_hang.judge(job, now, hang).truth is Truth.BAD:

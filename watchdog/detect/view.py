@@ -80,6 +80,8 @@ class Progress(Value, frozen=True, kw_only=True):
     phase: str | None = None
     phase_age_s: float = 0.0
     source: str = ""
+    shared: bool = False
+    """Two programs count in one log, in the same words: if one of them stands still, the other one hides it."""
 
     @property
     def known_step(self) -> int | None:

@@ -2,8 +2,9 @@
 
 A process that is said to be dead (Z, X) is dead. One that is merely not listed any more is gone only if the trace looks as if it
 listed everybody: REGULAR times in a row each rank of the job (RELIABLE times since one came back that had not been listed), and
-then MISSED times not this one. In every other case it stays as it was said last: a trace with gaps makes nobody dead. Where the agent's own report says how many processes there are
-(recordings do), and so many were listed, the rest is gone.
+then MISSED times not this one, or twice as often where the regular listings were fewer than WHOLE. In every other case it stays as
+it was said last: a trace with gaps makes nobody dead. Where the agent's own report says how many processes there are (recordings
+do), and so many were listed, the rest is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from watchdog.trace.records import Proc, Tally
 
 REGULAR = 3
 RELIABLE = 20
-MISSED = 2
+MISSED = 3
+WHOLE = 8
+"""A trace that lacks one line in ten looks regular for three listings now and then, and hardly ever for so many."""
 SLACK = 1.5
 """A process that was listed every ten seconds is missed after fifteen."""
 TICKS_PER_S = 100
@@ -145,6 +148,8 @@ class Processes:
         if each.process.rank is None:
             return True
         ranks = [k for other, k in self.known.items() if other[0] == key[0] and k.process.rank is not None]
+        if each.missed < 2 * MISSED and any(k.in_row < WHOLE for k in ranks):
+            return False
         doubtful = self._since_gap is not None and self._since_gap < RELIABLE
         if doubtful or any(k.in_row < REGULAR for k in ranks):
             return False  # not everybody is listed every time

@@ -206,8 +206,10 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern("samples", "samples", r"\b(?:consumed|processed|seen|total|trained)[ _]samples\s*[:=]\s*(?P<count>\d[\d,_]*)\b(?!\.\d|/s)|\bsamples[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<count_b>\d[\d,_]*)\b", re.IGNORECASE),
 )  # fmt: skip
 
-# "Step 2: load the model": behind the number two words or more, and nothing that was measured.
-PROSE = re.compile(r"[^A-Za-z\d]*[A-Za-z]+[^A-Za-z\d]+[A-Za-z][^\d]*")
+# "Step 2: load the model": behind the number two words or more, and nothing that was measured ("loss=nan" was).
+PROSE = re.compile(
+    r"(?!.*[=:]\s*[-+]?(?:nan|inf)(?:inity)?\b)[^A-Za-z\d]*[A-Za-z]+[^A-Za-z\d]+[A-Za-z][^\d]*", re.IGNORECASE
+)
 # A bar of tqdm whose description, or whose unit, says that it is of something else than training.
 OTHER_BAR = re.compile(
     r"\b(?!(?:pre-?)?training|fine-?tuning|learning|running\b)[a-z]+ing\b[^|]*\d+%\|"

@@ -241,3 +241,13 @@ def test_a_line_kept_as_evidence_is_short_and_has_no_control_characters() -> Non
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_parser(line: str) -> None:
     parse_line(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["step=251 loss=nan", "step=251 loss=inf", "step: 251, loss: NaN", "step 251 loss=-inf"]
+)
+def test_a_loss_that_is_no_number_makes_no_prose_of_a_step(line: str) -> None:
+    fact = parse_line(line)
+    assert fact is not None
+    assert fact.step == 251
+    assert fact.loss is not None and not math.isfinite(fact.loss)

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from watchdog import __version__
+from watchdog.controller.policy import GUARDS
 from watchdog.detect.view import ClusterView
-from watchdog.model import Incident, IncidentState, Kind
+from watchdog.model import Action, Incident, IncidentState, Kind, Verdict
 
 
 class ControllerMetrics:
@@ -73,6 +75,23 @@ class ControllerMetrics:
         self.detector_failures = Counter(
             f"{prefix}detector_failures_total", "Detectors that raised", ["kind"], registry=registry
         )
+
+        build = Gauge(f"{prefix}build_info", "1, with the version", ["version"], registry=registry)
+        build.labels(__version__).set(1)
+        self._show_zeros()
+
+    def _show_zeros(self) -> None:
+        """Series whose first event matters exist before it: a counter that begins with 1 has no increase that an
+        alert could see."""
+        for action in (Action.REQUEUE, Action.GRACEFUL_RESTART):
+            for outcome in ("ok", "failed"):
+                self.actions.labels(action, outcome)
+            for guard, _ in GUARDS:
+                self.decisions.labels(action, Verdict.SUPPRESSED, guard)
+            self.decisions.labels(action, Verdict.OBSERVED, "mode")
+        for kind in Kind:
+            self.incidents_total.labels(kind)
+            self.detector_failures.labels(kind)
 
     def show(self, view: ClusterView, limits_s: dict[str, float], open_incidents: Iterable[Incident]) -> None:
         """Sets every gauge from one view; series of jobs that are gone go as well."""

@@ -19,7 +19,7 @@ from watchdog.agent.app import FUNCTIONS
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.evidence import cores, flight_recorder, last_lines, node_settings
 from watchdog.agent.evidence.collection import Collection, Sources
-from watchdog.agent.evidence.environment import MASK, choose, mask_line, parse_settings
+from watchdog.agent.evidence.environment import choose, parse_settings
 from watchdog.agent.evidence.join import bounded, join_dumps
 from watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
 from watchdog.agent.evidence.sockets import parse_tcp
@@ -27,6 +27,7 @@ from watchdog.agent.jobs import Known
 from watchdog.agent.mounts import read_mounts
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import read_stat
+from watchdog.masking import MASK, mask_line
 from watchdog.model import (
     CollectEvidence,
     Frame,
@@ -193,7 +194,7 @@ def test_where_a_rank_writes_its_flight_recorder_dump() -> None:
 
 def test_the_end_of_a_log_is_shown_as_a_terminal_would() -> None:
     data = b"half a line\nstep 1\r\nbar 10%\rbar 20%\nerror: \xff token=verysecret\n\n"
-    assert last_lines.clean_end(data, whole=False) == ["step 1", "bar 20%", f"error: � {MASK}"]
+    assert last_lines.clean_end(data, whole=False) == ["step 1", "bar 20%", f"error: \ufffd {MASK}"]
 
 
 def test_records_of_the_kernel_are_kept_unless_they_are_mere_information() -> None:

@@ -6,10 +6,10 @@ address or by mistake, so values that look like one are masked.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Final
+
+from watchdog.masking import masked_value
 
 PREFIXES: Final = (
     "NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "CUDA_", "NVIDIA_", "OMP_", "KMP_", "MKL_", "GLOO_", "UCX_", "FI_", "OMPI_MCA_",
@@ -28,22 +28,6 @@ NAMES: Final = frozenset(
 )
 MAX_VARIABLES: Final = 96
 MAX_VALUE: Final = 300
-MASK: Final = "(masked)"
-
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKENS?|SECRETS?|PASS(?:WORD|WD|PHRASE)?|KEYS?|CREDENTIALS?|AUTH|COOKIES?|SESSION|DSN|WEBHOOK|APIKEY)(?:_|$)"
-)
-_SECRET_VALUE = re.compile(
-    r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@"  # user:password in an address
-    r"|(?i:bearer|basic)\s+[\w.~+/-]{8,}"
-    r"|-----BEGIN"
-    r"|\beyJ[\w-]{8,}\.[\w-]+"  # a JSON web token
-    r"|\b(?:hf_|sk-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|wandb_)[\w-]{8,}"  # tokens that say what they are
-    r"|(?i:(?:token|secret|password|passwd|api_?key|signature)=)[^\s&]{4,}"
-)
-_RANDOM = re.compile(r"[A-Za-z0-9+_=-]{32,}")
-_UUID = re.compile(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-"""Names GPUs and runs, and opens nothing."""
 
 
 def is_wanted(name: str) -> bool:
@@ -51,37 +35,10 @@ def is_wanted(name: str) -> bool:
     return name in NAMES or name.startswith(PREFIXES)
 
 
-def masked(name: str, value: str) -> str:
-    """`value`, or the mask if the variable's name or the value itself looks like a secret."""
-    if _SECRET_NAME.search(name.upper()) and not value.isdecimal() and value.lower() not in ("true", "false"):
-        return MASK
-    return MASK if looks_secret(value) else value
-
-
-def looks_secret(text: str) -> bool:
-    """Whether `text` holds an address with a password, a token of a known form, or a long random word."""
-    return bool(_SECRET_VALUE.search(text)) or any(_is_random(word) for word in _RANDOM.findall(text))
-
-
-def _is_random(word: str) -> bool:
-    """A long word of letters and digits in no order, as keys are: it changes between kinds of letters all the time."""
-    if _UUID.fullmatch(word):
-        return False
-    kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" if c.islower() else "-" for c in word]
-    changes = sum(1 for one, two in pairwise(kinds) if one != two)
-    return "d" in kinds and ("l" in kinds or "u" in kinds) and changes >= len(word) / 3
-
-
-def mask_line(text: str) -> str:
-    """A line of a log with whatever looks like a secret in it masked."""
-    text = _SECRET_VALUE.sub(MASK, text)
-    return _RANDOM.sub(lambda found: MASK if _is_random(found[0]) else found[0], text)
-
-
 def choose(environ: Mapping[str, str]) -> dict[str, str]:
     """What of a whole environment is kept: wanted, masked, bounded, in the order of names."""
     kept = sorted((name, value) for name, value in environ.items() if is_wanted(name))[:MAX_VARIABLES]
-    return {name: masked(name, value)[:MAX_VALUE] for name, value in kept}
+    return {name: masked_value(name, value)[:MAX_VALUE] for name, value in kept}
 
 
 def parse_settings(data: bytes) -> dict[str, str]:

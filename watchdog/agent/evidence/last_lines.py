@@ -6,8 +6,8 @@ import errno
 import os
 from typing import Any, Final
 
-from watchdog.agent.evidence.environment import mask_line
 from watchdog.agent.kmsg import BUFFER_BYTES
+from watchdog.masking import mask_line
 
 LOG_BYTES: Final = 64 * 1024
 """Of the end of each file."""

@@ -124,6 +124,8 @@ class Evidence(Answer, frozen=True, kw_only=True):
     kind: str
     document: Any = None
     """Text, or any JSON."""
+    number: int | None = None
+    """By which a document is fetched that is too large to come with the rest."""
 
 
 class Rung(Answer, frozen=True, kw_only=True):
@@ -171,3 +173,70 @@ class Accepted(Answer, frozen=True, kw_only=True):
     verdict: str
     by: str = ""
     reason: str = ""
+
+
+class NodeRow(Answer, frozen=True, kw_only=True):
+    """How far one node is with its evidence."""
+
+    node: str
+    state: str = ""
+    """asked, answered, failed."""
+    ranks: int = 0
+    undumped: int = 0
+    error: str | None = None
+
+
+class Group(Answer, frozen=True, kw_only=True):
+    """Ranks that stand in the same frames."""
+
+    frames: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    place: str = ""
+
+
+class Suspect(Answer, frozen=True, kw_only=True):
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    reason: str | None = None
+    path: str | None = None
+    mount: str | None = None
+
+
+class Difference(Answer, frozen=True, kw_only=True):
+    line: str = ""
+
+
+class FilesystemVerdict(Answer, frozen=True, kw_only=True):
+    mount: str = ""
+    scope: str = ""
+    summary: str = ""
+
+
+class Diagnosis(Answer, frozen=True, kw_only=True):
+    """What is to be said about one job."""
+
+    summary: str = ""
+    is_hang: bool | None = None
+    kind: str = msgspec.field(default="unknown", name="class")
+    ranks: int = 0
+    missing: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+    culprits: tuple[Suspect, ...] = ()
+    undumped: tuple[Suspect, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    filesystems: tuple[FilesystemVerdict, ...] = ()
+    hints: tuple[str, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
+
+
+class DiagnosisProgress(Answer, frozen=True, kw_only=True):
+    """A diagnosis under way, or over."""
+
+    id: str
+    job_id: str = ""
+    state: str = "collecting"
+    age_s: float = 0.0
+    nodes: tuple[NodeRow, ...] = ()
+    diagnosis: Diagnosis | None = None

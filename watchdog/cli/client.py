@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from watchdog.cli.answers import Accepted, Explanation, Incident, Paused, Status
+from watchdog.cli.answers import Accepted, DiagnosisProgress, Explanation, Incident, Paused, Status
 
 T = TypeVar("T")
 
@@ -84,6 +84,20 @@ class Client:
     def incident(self, incident_id: str) -> tuple[Explanation, Any]:
         """One incident with its timeline, evidence and actions."""
         return self._ask("GET", f"/v1/incidents/{quote(incident_id, safe='')}", Explanation)
+
+    def evidence(self, incident_id: str, number: int) -> Any:
+        """The document of one piece of an incident's evidence."""
+        return self._ask(
+            "GET", f"/v1/incidents/{quote(incident_id, safe='')}/evidence/{number}", dict[str, Any]
+        )[1]
+
+    def start_diagnosis(self, job_id: str) -> tuple[DiagnosisProgress, Any]:
+        """Has evidence collected from every rank of a job, now."""
+        return self._ask("POST", "/v1/diagnose", DiagnosisProgress, {"job_id": job_id})
+
+    def diagnosis(self, diagnosis_id: str) -> tuple[DiagnosisProgress, Any]:
+        """How far that is, and the diagnosis when it is over."""
+        return self._ask("GET", f"/v1/diagnose/{quote(diagnosis_id, safe='')}", DiagnosisProgress)
 
     def pause(self, reason: str) -> tuple[Paused, Any]:
         """No action anywhere from now on."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
+import msgspec
 
 from watchdog import clock
-from watchdog.cli.answers import ActionRun, Evidence, Explanation, Rung
+from watchdog.cli.answers import ActionRun, Diagnosis, Evidence, Explanation, Rung
+from watchdog.cli.bundle import check_name, write_bundle
+from watchdog.cli.diagnosis_text import print_diagnosis
 from watchdog.cli.incidents import STYLES, who
 from watchdog.cli.options import failures_told, open_client, operator_options, print_json
 from watchdog.cli.text import clean_lines, count, duration, moment, sentence, table
@@ -19,22 +23,56 @@ LINES_OF_EVIDENCE: Final = 40
 
 @click.command(short_help="One incident: who, since when, why, what was done.")
 @click.argument("incident_id", metavar="INCIDENT")
+@click.option(
+    "--bundle",
+    "bundle_file",
+    metavar="F.tar.zst",
+    help="Write everything that is kept of it into one file (.tar.zst or .tar.gz).",
+)
 @operator_options
-def explain(incident_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+def explain(
+    incident_id: str, bundle_file: str | None, socket_path: str | None, config_file: str | None, as_json: bool
+) -> None:
     """One incident: who is named, the timeline, the evidence, every decision with its reason, every rung.
+
+    A bundle holds the stacks of every rank as text, the state of each in the kernel, sockets, the ends of logs and of the
+    kernel's log; what looks like a secret is masked.
 
     \b
     Examples:
       slurm-watchdog incidents            lists the ids
       slurm-watchdog explain 7f3a         the first characters of an id are enough
+      slurm-watchdog explain 7f3a --bundle incident.tar.zst
     """
     client = open_client(socket_path, config_file)
     with failures_told(as_json):
+        if bundle_file is not None:
+            check_name(bundle_file)
         found, document = client.incident(incident_id)
+
+        def fetch(number: int) -> Any:
+            return client.evidence(found.incident.id, number)
+
+        if bundle_file is not None:
+            files = write_bundle(bundle_file, document, fetch)
+            if as_json:
+                print_json({"incident": found.incident.id, "bundle": bundle_file, "files": files})
+            else:
+                sentence(f"{bundle_file}: incident {found.incident.id} in {count(files, 'file')}.")
+            return
+        if as_json:
+            _fetch_all(document, fetch)
     if as_json:
         print_json(document)
     else:
         _print(found, clock.wall())
+
+
+def _fetch_all(document: Any, fetch: Callable[[int], Any]) -> None:
+    """For programs everything is in one document, also what came by its number only."""
+    for piece in document["evidence"]:
+        if "document" not in piece and piece.get("number") is not None:
+            piece["document"] = fetch(piece["number"])
 
 
 def _print(found: Explanation, now: float) -> None:
@@ -71,8 +109,16 @@ def _print(found: Explanation, now: float) -> None:
         _heading("Facts")
     for fact in incident.evidence:
         sentence(f"- {_as_text(fact)}")
+    large = [each for each in found.evidence if each.document is None]
     for each in found.evidence:
-        _print_evidence(each)
+        if each.document is not None:
+            _print_evidence(each)
+    if large:
+        _heading("Evidence")
+        sentence(
+            f"{count(len(large), 'document')} of nodes and jobs (stacks, sockets, last lines): "
+            f"slurm-watchdog explain {incident.id} --bundle F.tar.zst"
+        )
     _heading("Decisions")
     for decision in incident.decisions:
         what = "no action" if decision.action == "none" else f"{decision.action} {decision.verdict}"
@@ -90,6 +136,12 @@ def _heading(text: str) -> None:
 
 def _print_evidence(each: Evidence) -> None:
     _heading(f"Evidence: {each.kind}, {moment(each.at)}")
+    if each.kind == "diagnosis":
+        try:
+            print_diagnosis(msgspec.convert(each.document, Diagnosis))
+        except msgspec.ValidationError as error:
+            sentence(f"It is not what this release expects: {error}")
+        return
     lines = clean_lines(_as_text(each.document))
     if not isinstance(each.document, str) and len(lines) > LINES_OF_EVIDENCE:
         sentence(

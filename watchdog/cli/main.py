@@ -8,6 +8,7 @@ from watchdog import __version__
 from watchdog.cli.agent import agent
 from watchdog.cli.check_config import check_config
 from watchdog.cli.controller import controller
+from watchdog.cli.diagnose import diagnose
 from watchdog.cli.explain import explain
 from watchdog.cli.incidents import incidents
 from watchdog.cli.pause import pause
@@ -30,10 +31,23 @@ def main() -> None:
     Examples:
       slurm-watchdog status
       slurm-watchdog explain 7f3a
+      slurm-watchdog diagnose 4711         who keeps the others waiting, now
       slurm-watchdog pause "moving the storage"
       slurm-watchdog agent --once          what the agent sees on this node
     """
 
 
-for _command in (status, incidents, explain, pause, resume, restart, check_config, replay, agent, controller):
+for _command in (
+    status,
+    diagnose,
+    incidents,
+    explain,
+    pause,
+    resume,
+    restart,
+    check_config,
+    replay,
+    agent,
+    controller,
+):
     main.add_command(_command)

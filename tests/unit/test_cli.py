@@ -145,7 +145,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 
 def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
     assert set(COMMANDS) == {
-        "agent", "controller", "check-config", "status", "incidents", "explain", "pause", "resume", "restart", "replay",
+        "agent", "controller", "check-config", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay",
     }  # fmt: skip
 
 
@@ -423,6 +423,95 @@ def test_hostile_log_lines_in_evidence_are_harmless(controller: FakeController) 
     result = run("explain", "7f3a", socket=controller.path)
     assert result.exit_code == 0, result.output
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u202e]", result.stdout)
+
+
+def diagnosis(**changes: Any) -> dict[str, Any]:
+    return {
+        "ranks": 8, "missing": [], "is_hang": True, "class": "collective_hang", "summary": "Job 4711 hangs: rank 3 …",
+        "groups": [{"frames": ["all_reduce (d.py)", "train (t.py)"], "ranks": [0, 1, 2, 4, 5, 6, 7], "hosts": ["n1", "n2"],
+                    "place": "collective"}],
+        "culprits": [{"rank": 3, "host": "n2", "pid": 99, "reason": "data loader, in wait (queue.py:171)"}],
+        "undumped": [{"rank": 5, "host": "n3", "pid": 7, "reason": "py-spy: Permission denied"}],
+        "differences": [{"line": "rank 3 on n2: NCCL_SOCKET_IFNAME is eth1, that of the 7 others eth0"}],
+        "filesystems": [], "nodes": [], **changes,
+    }  # fmt: skip
+
+
+def progress(state: str, document: Any = None, **changes: Any) -> dict[str, Any]:
+    nodes = [{"node": "n1", "state": "answered", "ranks": 4}, {"node": "n2", "state": "asked"}]
+    return {
+        "id": "d1",
+        "job_id": "4711",
+        "state": state,
+        "age_s": 3.0,
+        "nodes": nodes,
+        "diagnosis": document,
+        **changes,
+    }
+
+
+def test_explain_as_json_fetches_what_is_too_large_to_come_with_the_rest(controller: FakeController) -> None:
+    piece = {"at": 1.0, "kind": "node", "number": 5}
+    controller.answers["GET", "/v1/incidents/7f3a"] = explanation(evidence=[piece])
+    controller.answers["GET", "/v1/incidents/7f3a/evidence/5"] = {"node": "n1", "ranks": []}
+    result = run("explain", "7f3a", "--json", socket=controller.path)
+    assert json.loads(result.stdout)["evidence"] == [{**piece, "document": {"node": "n1", "ranks": []}}]
+
+
+def test_explain_shows_the_diagnosis_that_was_kept(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents/7f3a"] = explanation(
+        evidence=[{"at": 1.0, "kind": "diagnosis", "number": 1, "document": diagnosis()}]
+    )
+    result = run("explain", "7f3a", socket=controller.path)
+    assert "NCCL_SOCKET_IFNAME is eth1" in result.stdout
+    assert "0-2,4-7" in result.stdout
+
+
+def test_a_diagnosis_names_the_culprit_and_is_something_found(controller: FakeController) -> None:
+    controller.answers["POST", "/v1/diagnose"] = progress("collecting")
+    controller.answers["GET", "/v1/diagnose/d1"] = progress("done", diagnosis())
+    result = run("diagnose", "4711", socket=controller.path)
+    assert result.exit_code == 1, result.output
+    for part in (
+        "n1: 4 ranks",
+        "rank 3 (pid 99 on n2)",
+        "all_reduce",
+        "rank 5 (pid 7 on n3): py-spy: Permission denied",
+    ):
+        assert part in result.stdout
+    document = json.loads(run("diagnose", "4711", "--json", socket=controller.path).stdout)
+    assert (document["job_id"], document["class"], document["culprits"][0]["pid"]) == (
+        "4711",
+        "collective_hang",
+        99,
+    )
+
+
+@pytest.mark.parametrize(("is_hang", "code"), [(False, 0), (True, 1), (None, 3)])
+def test_the_code_of_a_diagnosis_says_whether_anybody_is_stuck(
+    controller: FakeController, is_hang: bool | None, code: int
+) -> None:
+    controller.answers["POST", "/v1/diagnose"] = progress("collecting")
+    controller.answers["GET", "/v1/diagnose/d1"] = progress("done", diagnosis(is_hang=is_hang))
+    assert run("diagnose", "4711", "--json", socket=controller.path).exit_code == code
+
+
+def test_a_job_that_is_not_known_is_unknown_and_not_well(controller: FakeController, tmp_path: Path) -> None:
+    controller.answers["POST", "/v1/diagnose"] = (
+        404,
+        {"error": "job 9 has no ranks to be asked: it is not watched."},
+    )
+    result = run("diagnose", "9", socket=controller.path)
+    assert (result.exit_code, "is not watched" in result.stderr) == (3, True)
+    assert run("diagnose", "9", socket=tmp_path / "none").exit_code == 3
+    assert run("diagnose", "nine", socket=controller.path).exit_code == 2
+
+
+def test_a_job_that_ended_meanwhile_has_no_diagnosis(controller: FakeController) -> None:
+    controller.answers["POST", "/v1/diagnose"] = progress("collecting")
+    controller.answers["GET", "/v1/diagnose/d1"] = progress("done")
+    result = run("diagnose", "4711", socket=controller.path)
+    assert (result.exit_code, "has ended" in result.stderr) == (3, True)
 
 
 # ------------------------------------------------------------------------------- pause, resume, restart

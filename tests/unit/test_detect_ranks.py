@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.builders import cluster, job, progress, seen, slurm_job
+from tests.unit.builders import BARRIER, LOADER, SAVE, cluster, job, progress, seen, slurm_job, still
 from watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
 from watchdog.detect.view import GpuView, JobView, RankGpu, StepTime
 from watchdog.detector_config import CollectiveHang, DeadRank, GpuIdleRank, RankStopped
@@ -183,3 +183,28 @@ def test_a_gpu_that_idles_for_very_long_is_told_even_if_the_job_makes_steps() ->
     view = standing({5: 1000.0}, progress=progress(2.0), step_times=steps)
     assert idle(view).truth is Truth.BAD
     assert idle(replace(view, step_times=steps[:2])).truth is not Truth.BAD
+
+
+@pytest.mark.parametrize(
+    "phase", ["starting", "finishing", "evaluating", "checkpointing", "a phase of tomorrow"]
+)
+def test_an_idle_gpu_says_nothing_in_a_phase_that_is_not_training(phase: str) -> None:
+    """One rank gathers the results, builds an index, or writes the last model, while the others wait in a barrier."""
+    steps = tuple(StepTime(step=n, seconds=10.0, at=NOW - 40 + 10 * n, logged=True) for n in range(4))
+    for age_s in (2.0, 100.0, 5000.0):
+        view = standing({0: 1000.0}, progress=progress(age_s, phase=phase), step_times=steps)
+        assert idle(view).truth is Truth.UNKNOWN
+
+
+UPLOAD = ("read (ssl.py)", "urlopen (urllib3/connectionpool.py)", "push (hub.py)", "train (t.py)")
+
+
+@pytest.mark.parametrize("doing", [SAVE, UPLOAD])
+def test_an_idle_gpu_whose_rank_saves_or_uploads_as_the_stacks_show_is_not_told_before_a_checkpoint_s_time(
+    doing: Any,
+) -> None:
+    stacks = still(doing, *[BARRIER] * 7)
+    assert idle(standing({0: 90.0}, snapshots=stacks)).truth is Truth.UNKNOWN
+    late = standing({0: 5000.0}, snapshots=stacks, progress=progress(4000.0))
+    assert idle(late).truth is Truth.BAD
+    assert idle(standing({0: 90.0}, snapshots=still(LOADER, *[BARRIER] * 7))).truth is Truth.BAD

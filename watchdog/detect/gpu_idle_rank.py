@@ -1,7 +1,8 @@
 """`gpu_idle_rank`: the GPU of one rank does nothing while those of its peers are busy, for long.
 
 A checkpoint that rank 0 writes while the others wait in a barrier looks the same (a GPU that spins in a collective shows 100 %), so
-nothing is said while the log or the disk shows a checkpoint or an evaluation, nor while the process itself computes or moves data.
+nothing is said while the log or the disk shows a checkpoint, an evaluation, or any other phase that is not training, while the
+stacks show that somebody saves, loads or talks to a server, nor while the process itself computes or moves data.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.activity import FEW, Doing, activities, is_on_storage
-from watchdog.detect.limits import LimitSettings, progress_limit
+from watchdog.detect.limits import LimitSettings, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView, RankGpu
+from watchdog.diagnose.stacks import vote
+from watchdog.knowledge.frames import Place
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
 LEAST_STEPS = 3
 """Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may have idled in a checkpoint."""
+TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
 
 
 class Settings(Protocol):
@@ -57,15 +61,16 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
         return replace(
             finding, truth=Truth.UNKNOWN, summary=f"job {job_id} has not begun, or a node of it is silent"
         )
-    if progress.phase in ("checkpointing", "evaluating") or any(
-        each.writing for each in job.checkpoints_on_disk
-    ):
-        return replace(finding, truth=Truth.UNKNOWN, summary=f"job {job_id} evaluates or saves")
+    if progress.phase is not None or any(each.writing for each in job.checkpoints_on_disk):
+        doing = progress.phase or "writing a checkpoint"
+        return replace(finding, truth=Truth.UNKNOWN, summary=f"job {job_id} is {doing}")
     stands = progress.age_s >= max(settings.idle_for, progress_limit(job, hang).seconds)
     idle_for_s = settings.idle_for if stands else settings.idle_for_while_steps
     idle = idle_ranks(job, now, idle_for_s)
     if not stands:
         idle = [each for each in idle if _steps_since(job, each.view.idle_since or now) >= LEAST_STEPS]
+    if idle and _transfers(job) and progress.age_s < with_a_step(job, hang.checkpoint_floor):
+        return replace(finding, truth=Truth.UNKNOWN, summary=f"the stacks of job {job_id} show a transfer")
     waiting = _waiting(job, now, idle_for_s) if idle else frozenset()
     quiet = [each for each in idle if each.rank in waiting]
     if not quiet:
@@ -85,6 +90,12 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
 
 def _steps_since(job: JobView, at: float) -> int:
     return sum(1 for each in job.step_times if each.at > at)
+
+
+def _transfers(job: JobView) -> bool:
+    """Whether the newest stacks show a rank that saves, loads, or talks to a server, which may take no time of its process."""
+    voted = vote(job.snapshots, job.ranks)
+    return voted.checkpointing or any(group.place in TRANSFERS for group in voted.groups)
 
 
 def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | None]:

@@ -17,7 +17,8 @@ from tests.unit.builders import (
     stack,
     still,
 )
-from watchdog.diagnose.stacks import locate, place_of, vote
+from watchdog.diagnose.stack_places import locate, place_of
+from watchdog.diagnose.stacks import vote
 from watchdog.knowledge.frames import Place
 
 EVALUATE = (
@@ -101,7 +102,7 @@ def test_with_ddp_the_ranks_wait_in_the_backward_pass_and_the_culprit_is_rank_2(
         ("_engine_run_backward", "torch/autograd/graph.py", Place.BACKWARD),
         ("synchronize", "torch/cuda/__init__.py", Place.DEVICE),
         ("send", "requests/adapters.py", Place.NETWORK),
-        ("wait", "subprocess.py", Place.OTHER),
+        ("wait", "subprocess.py", Place.SUBPROCESS),
         ("reduce", "functools.py", Place.OTHER),
         ("_wait_for_tstate_lock", "threading.py", Place.LOCK),
         ("Pdb.interaction", "pdb.py", Place.DEBUGGER),

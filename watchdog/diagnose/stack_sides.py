@@ -1,0 +1,89 @@
+"""Who waits and who stands outside: the core of every vote on stacks, live or on dumps that somebody sends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from watchdog.diagnose.stack_places import WAITS_FOR_PEERS, RankPlace, frame_key, place_of
+from watchdog.knowledge.frames import Place
+
+_INNER_FRAMES = 12
+"""A collective is looked for this deep under library wrappers."""
+
+TOGETHER_RANKS = 3
+TOGETHER_SHARE = 0.7
+"""Ranks in unknown code wait together if at least so many, and this share of all, stand motionless and idle in the
+very same frames: three of four."""
+
+UNHURRIED = frozenset({Place.CHECKPOINT, Place.NETWORK})
+"""One rank may write or upload for half an hour while its stack stands still and the others wait in a barrier."""
+OF_THEIR_OWN = frozenset(Place) - WAITS_FOR_PEERS - {Place.OTHER, Place.BACKWARD, Place.DEVICE}
+"""Places that have nothing to do with peers: many ranks in the same one don't wait for the few that are not."""
+MAYBE_WAITING = frozenset({Place.BACKWARD, Place.DEVICE})
+"""Places where a rank may wait for its peers, or work. Rank by rank that cannot be told from the frames."""
+
+ProcessKey = tuple[str, int, int]
+"""(node, pid, start ticks)."""
+
+
+def sides(
+    dumped: Sequence[RankPlace], still: frozenset[ProcessKey]
+) -> tuple[list[RankPlace], list[RankPlace], bool]:
+    """(who waits, who stands outside, whether too many stand outside for anybody to be named).
+
+    `still` are the ranks that are known to stand where they stood, and not to compute.
+    """
+    waiting = [p for p in dumped if p.place in WAITS_FOR_PEERS]
+    maybe = [p for p in dumped if p.place in MAYBE_WAITING and p.key in still]
+    if waiting:
+        if len(dumped) > len(waiting) + len(maybe) or 3 * len(maybe) > len(waiting):
+            waiting = waiting + maybe
+    elif 2 * len(maybe) > len(dumped):
+        waiting = maybe
+    else:
+        waiting = _together(dumped, still)
+    those = {p.key for p in waiting}
+    outside = [p for p in dumped if p.key not in those] if waiting else []
+    return waiting, outside, len(outside) > len(waiting)
+
+
+def _together(dumped: Sequence[RankPlace], still: frozenset[ProcessKey]) -> list[RankPlace]:
+    """The large majority that stands motionless and idle in the very same frames, if a few others do not."""
+    by_frames: dict[tuple[str, ...], list[RankPlace]] = {}
+    for place in dumped:
+        by_frames.setdefault(frames_key(place), []).append(place)
+    most = max(by_frames.values(), key=len, default=[])
+    enough = len(most) >= TOGETHER_RANKS and TOGETHER_SHARE * len(dumped) <= len(most) < len(dumped)
+    if not enough or most[0].place in OF_THEIR_OWN:
+        return []
+    return most if all(place.key in still for place in most) else []
+
+
+def frames_key(place: RankPlace) -> tuple[str, ...]:
+    """The functions a rank stands in, without lines and what differs between machines."""
+    return tuple(frame_key(frame) for frame in place.frames)
+
+
+def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
+    """The only rank in another collective than all the others (at least three, unanimous): a mismatch.
+
+    The collective's own name counts: the same barrier is often called from two places.
+    """
+    if len(waiting) < 4 or len(waiting) != ranks or any(p.place is not Place.COLLECTIVE for p in waiting):
+        return None
+    counts = Counter(collective_of(p) for p in waiting)
+    (common, many), *rest = counts.most_common()
+    if len(rest) != 1 or rest[0][1] != 1 or many < 3:
+        return None
+    return next(p for p in waiting if collective_of(p) != common)
+
+
+def collective_of(place: RankPlace) -> str:
+    """The name of the collective: innermost, but not a library's `wrapper` around it."""
+    names = [
+        frame.function.rpartition(".")[2]
+        for frame in place.frames[:_INNER_FRAMES]
+        if place_of(frame.function, frame.file) in WAITS_FOR_PEERS
+    ]
+    return next((name for name in names if name not in ("wrapper", "log_wrapper")), "")

@@ -62,6 +62,9 @@ RULES: tuple[Rule, ...] = (
     Rule(("nfs_*", "lustre_*", "lnet_error", "gpfs_*", "ceph_*", "cifs_*", "beegfs_error", "weka_*", "afs_*", "iscsi_error", "nvme_fabric"),
          LOCAL_NETWORK, "node", 600.0),
     Rule(("rdma_error",), LOCAL_NETWORK, "node", 120.0),
+    Rule(("nic_firmware",), ("nic_dead",), "gpu", 120.0),
+    Rule(("xid_74",), ("sxid",), "node", 10.0),
+    Rule(("lustre_connection_lost", "lustre_evicted"), ("lustre_timeout",), "node", 300.0),
     Rule(("lustre_error", "lustre_operation_failed", "lustre_evicted", "lustre_timeout"), ("lustre_connection_lost",), "node", 900.0),
     Rule(("lustre_operation_failed", "lustre_error"), ("lustre_evicted",), "node", 900.0),
     Rule(("nfs_stale", "nfs_lock_lost", "nfs_rpc_error", "nfs_state_error"), ("nfs_server_silent",), "node", HOUR_S),
@@ -79,6 +82,7 @@ RULES: tuple[Rule, ...] = (
     # what a kernel says after it has broken
     Rule(("soft_lockup", "hard_lockup", "rcu_stall", "hung_task", "kernel_panic", "workqueue_lockup"), ("kernel_oops", "kernel_bug", "lustre_bug"), "node", 900.0),
     Rule(("kernel_panic",), ("hard_lockup", "soft_lockup", "hung_task", "rcu_stall", "machine_check", "hardware_error_fatal", "oom_deadlock", "machine_check_fatal"), "node", 60.0),
+    Rule(("machine_check_fatal",), ("machine_check",), "node", 10.0),
     Rule(("rcu_stall", "hung_task", "workqueue_lockup"), ("soft_lockup", "hard_lockup"), "node", 300.0),
     Rule(("oom_invoked",), ("oom_kill",), "node", 10.0, True),
     Rule(("segfault",), ("memory_failure", "filesystem_error", "disk_error"), "node", 10.0),

@@ -10,6 +10,7 @@ from watchdog.cli.check_config import check_config
 from watchdog.cli.controller import controller
 from watchdog.cli.diagnose import diagnose
 from watchdog.cli.explain import explain
+from watchdog.cli.group_stacks import group_stacks
 from watchdog.cli.incidents import incidents
 from watchdog.cli.pause import pause
 from watchdog.cli.replay import replay
@@ -32,6 +33,7 @@ def main() -> None:
       slurm-watchdog status
       slurm-watchdog explain 7f3a
       slurm-watchdog diagnose 4711         who keeps the others waiting, now
+      slurm-watchdog group-stacks stacks/  the same, from stacks that somebody sent
       slurm-watchdog pause "moving the storage"
       slurm-watchdog agent --once          what the agent sees on this node
     """
@@ -47,6 +49,7 @@ for _command in (
     restart,
     check_config,
     replay,
+    group_stacks,
     agent,
     controller,
 ):

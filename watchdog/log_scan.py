@@ -55,6 +55,8 @@ class Seen:
     """How many lines of which shape have been parsed so far: one for each file and look, so that a flood stays bounded."""
 
     parsed: dict[bytes, int] = field(default_factory=dict)
+    errors_in_full: int = IN_FULL
+    steps_in_full: int = STEPS_IN_FULL
 
     def add(self, shape: bytes, count: int) -> None:
         if len(shape) <= MAX_SHAPE_BYTES:
@@ -72,6 +74,8 @@ class Scan:
     """Lines that were not parsed, of a shape whose other lines gave facts."""
     parsed: int = 0
     """Lines that were given to parse_line."""
+    places: list[int] = field(default_factory=list)
+    """Of each fact the line of the block, counted from 0."""
 
 
 def letters(text: str | bytes) -> bytes:
@@ -110,8 +114,10 @@ def scan(block: bytes, seen: Seen | None = None, own: tuple[Pattern, ...] = ()) 
     """
     seen = Seen() if seen is None else seen
     found = Scan()
+    line = 0
     for piece in _pieces(block):
-        _scan_piece(piece, seen, found, own)
+        _scan_piece(piece, seen, found, own, line)
+        line += piece.count(b"\n")
     return found
 
 
@@ -126,7 +132,7 @@ def _pieces(block: bytes) -> Iterator[bytes]:
     yield block[start:] if start else block
 
 
-def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...]) -> None:
+def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...], line: int) -> None:
     plain = piece
     if b"\x1b" in piece:
         plain = _ESCAPES.sub(b"", piece)
@@ -137,9 +143,9 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...])
     titled: set[bytes] = set()
     lines = piece.split(b"\n") if loud or _TITLE in piece else []
     if _TITLE in piece:
-        for at, line in enumerate(lines):
-            if _TITLE in line:
-                shapes[at] = letters(line)
+        for at, each in enumerate(lines):
+            if _TITLE in each:
+                shapes[at] = letters(each)
                 titled.add(shapes[at])
     if not loud and not titled:
         return
@@ -147,7 +153,8 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...])
     facts: list[tuple[int, str, LogFact]] = []
     for shape, places in _groups(hits, shapes).items():
         first = shapes[places[0]]
-        in_full = IN_FULL if _rows(first, first in titled, own).signatures else STEPS_IN_FULL
+        errors = bool(_rows(first, first in titled, own).signatures)
+        in_full = seen.errors_in_full if errors else seen.steps_in_full
         chosen = _chosen(places, in_full - seen.parsed.get(shape, 0))
         seen.add(shape, len(chosen))
         found.parsed += len(chosen)
@@ -161,6 +168,7 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...])
             found.left_out += len(places) - len(chosen)
     facts.sort(key=lambda each: each[0])
     found.facts += [(text, fact) for _, text, fact in facts]
+    found.places += [line + at for at, _, _ in facts]
 
 
 def _loud(shapes: set[bytes]) -> set[bytes]:

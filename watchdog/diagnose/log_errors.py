@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from watchdog.detect.view import JobView, LoggedError, PastRun
-from watchdog.knowledge.log_signatures import CONSEQUENCES, FROM_OUTSIDE, HEADERS, WORDS
+from watchdog.knowledge.log_signatures import CONSEQUENCES, FELT, FROM_OUTSIDE, HEADERS, WORDS
 from watchdog.model import Culprit, Event, SlurmJob, Value
 from watchdog.progress import split_prefix
 
@@ -22,8 +22,6 @@ Seats = Mapping[int, tuple[str, int]]
 
 STEP_SLACK_S = 2.0
 """A step that is logged so soon after an error may have been made before it, by the ranks that had not noticed yet."""
-FELT = frozenset({"peer_lost", "nccl_error", "nccl_watchdog", "terminated", "interrupted"})
-"""Consequences that a rank itself says, as the last line of its traceback."""
 NAMED_BY_SLURM = frozenset({"task_exit", "segmentation_fault", "bus_error", "oom_kill"})
 """Rows that match srun's line about a task that ended."""
 FEW_SILENT = 0.25
@@ -137,7 +135,7 @@ def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
         return False
     place = next(place for place, e in enumerate(lines) if e is error)
     said = next((e for e in lines[place + 1 :] if e.rank == error.rank and e.pattern not in HEADERS), None)
-    return said is not None and said.pattern in FELT
+    return said is not None and said.pattern in FELT | {"interrupted"}
 
 
 def _placed(error: LoggedError, lines: Sequence[LoggedError]) -> LoggedError:

@@ -268,7 +268,19 @@ LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")
 PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("torchrun", re.compile(r"\[(?:default|[A-Za-z_]*worker)(?P<local>\d+)\]:\s?")),
     ("rank", re.compile(r"\[rank(?P<rank>\d+)\]:?\s?")),
-    ("host_rank", re.compile(r"\[(?P<host>[A-Za-z][\w.-]*):(?P<rank>\d+)\]:?\s?")),
+    ("host_rank", re.compile(r"\[(?P<host>[A-Za-z][\w.-]*):(?P<rank>0|[1-9]\d{0,4})\]:?\s?")),
     ("srun_label", re.compile(r"(?P<rank>\d{1,6}): ")),
     ("host", re.compile(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
 )
+
+FRAMEWORKS: dict[str, str] = {
+    "nemo2": "nemo", "nemo": "nemo", "megatron": "megatron", "deepspeed": "deepspeed", "deepspeed_throughput": "deepspeed",
+    "deepspeed_pipeline": "deepspeed", "lightning": "lightning", "lightning_rich": "lightning", "yolo": "yolo", "torchtune": "torchtune",
+    "torchtitan": "torchtitan", "verl": "verl", "modded_nanogpt": "nanogpt", "llm_c": "llm.c", "nanogpt": "nanogpt", "maxtext": "maxtext",
+    "composer": "composer", "composer_epoch": "composer", "composer_time": "composer", "fairseq": "fairseq", "num_updates": "fairseq",
+    "mmengine": "mmengine", "mmengine_iter": "mmengine", "detectron2": "detectron2", "timm": "timm", "swin": "swin", "espnet": "espnet",
+    "wenet": "wenet", "mlperf": "mlperf", "clu": "jax", "pax": "pax", "levanter": "levanter", "stable_baselines": "stable_baselines",
+    "hf_logged": "huggingface", "hf_epoch": "huggingface", "hf_trainer": "huggingface", "hf_trainer_epoch": "huggingface",
+    "dllogger": "dllogger", "dllogger_json": "dllogger",
+}  # fmt: skip
+"""Whose way of writing a row is, where it is one framework's; the others stand for themselves."""

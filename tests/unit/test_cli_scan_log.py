@@ -1,0 +1,182 @@
+"""`slurm-watchdog scan-log`: what people and programs get to see, what is read, and the exit codes."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from watchdog.cli.main import main
+
+STEPS = "".join(
+    f"[2024-05-01 10:{n // 60:02d}:{n % 60:02d}] step {n}/1000 | loss: {2 + 1 / (n + 1):.3f} |\n"
+    for n in range(0, 600, 5)
+)
+OOM = """[rank5]: Traceback (most recent call last):
+[rank5]:   File "/opt/t/train.py", line 7, in step
+[rank5]:     loss.backward()
+[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
+[rank1]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error
+"""
+KEYS = {"path", "framework", "progress", "phases", "throughput_changes", "errors", "verdict", "healthy"}
+
+
+def run(*words: str | Path, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(main, ["scan-log", *map(str, words)], input=stdin)
+
+
+def answer(*words: str | Path, stdin: bytes | None = None) -> list[dict[str, Any]]:
+    result = run("--json", *words, stdin=stdin)
+    assert result.exit_code in (0, 1), result.output
+    files: list[dict[str, Any]] = json.loads(result.stdout)["files"]
+    return files
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    path = tmp_path / "train.log"
+    path.write_text(STEPS + OOM)
+    return path
+
+
+def test_a_healthy_log_gives_no_verdict_and_code_0(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(STEPS)
+    result = run(path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "nothing wrong found" in result.stdout
+    (file,) = answer(path)
+    assert (file["verdict"], file["healthy"]) == (None, True)
+    assert file["progress"]["advancing"] is True
+
+
+def test_the_sentence_names_rank_class_and_line_before_anything_else(crashed: Path) -> None:
+    result = run(crashed)
+    assert result.exit_code == 1
+    first = result.stdout.splitlines()[0]
+    assert "A GPU ran out of memory: rank 5 failed first" in first
+    assert "line 124" in first
+
+
+def test_json_has_the_shape_that_scripts_depend_on(crashed: Path) -> None:
+    (file,) = answer(crashed)
+    assert set(file) >= KEYS
+    assert file["progress"] == {
+        "first_step": 0, "last_step": 595, "total_steps": 1000, "lines": 120, "last_line": 120, "advancing": False,
+        "step_seconds_median": 1.0,
+    }  # fmt: skip
+    verdict = file["verdict"]
+    assert (verdict["class"], verdict["rank"], verdict["host"], verdict["line"]) == ("cuda_oom", 5, None, 124)
+    assert [(error["line"], error["class"], error["role"], error["rank"]) for error in file["errors"]] == [
+        (124, "cuda_oom", "cause", 5),
+        (125, "peer_lost", "cascade", 1),
+    ]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gzip", "bzip2", "xz"])
+def test_packed_files_are_read(tmp_path: Path, crashed: Path, pack: Any) -> None:
+    path = tmp_path / "train.log.packed"
+    path.write_bytes(pack(crashed.read_bytes()))
+    assert answer(path)[0]["verdict"]["line"] == 124
+
+
+def test_a_packed_file_that_is_cut_short_gives_what_it_has(tmp_path: Path, crashed: Path) -> None:
+    path = tmp_path / "train.log.gz"
+    packed = gzip.compress(crashed.read_bytes())
+    path.write_bytes(packed[: len(packed) // 2])
+    assert answer(path)[0]["progress"]["lines"] > 10
+
+
+def test_standard_input_is_read(crashed: Path) -> None:
+    assert answer("-", stdin=crashed.read_bytes())[0]["verdict"]["rank"] == 5
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text.replace(b"\n", b"\r\n"),
+        lambda text: text.decode().encode("utf-16"),
+        lambda text: text.decode().encode("utf-16-le"),
+        lambda text: text.replace(b"loss", b"\0\0loss"),
+        lambda text: b"\x1b[32m" + text.replace(b"step", b"\x1b[1mstep\x1b[0m"),
+        lambda text: text.replace(
+            b"[rank5]: Trace", "caf\xe9 \xe0\n[rank5]: Trace".encode("latin-1")
+        ).replace(b"\n", b"", 1),
+        lambda text: b"> " + text.replace(b"\n", b"\n> "),
+    ],
+    ids=["crlf", "utf-16", "utf-16 without its mark", "zeros", "colours", "latin-1", "quoted"],
+)
+def test_encodings_and_ends_of_lines_change_nothing(tmp_path: Path, crashed: Path, spoil: Any) -> None:
+    path = tmp_path / "spoilt.log"
+    path.write_bytes(spoil(crashed.read_bytes()))
+    verdict = answer(path)[0]["verdict"]
+    assert (verdict["class"], verdict["rank"], verdict["line"]) == ("cuda_oom", 5, 124)
+
+
+def test_a_bar_that_is_redrawn_is_one_line_of_the_file(tmp_path: Path) -> None:
+    bar = "\r".join(f" {n}%|###       | {n}/100 [00:{n:02d}<01:00,  1.00s/it]" for n in range(50))
+    path = tmp_path / "bar.log"
+    path.write_text("start\n" + bar + "\n" + OOM)
+    (file,) = answer(path)
+    assert (file["progress"]["last_step"], file["progress"]["last_line"]) == (49, 2)
+    assert file["verdict"]["line"] == 6
+
+
+def test_prose_around_fences_is_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "notes.md"
+    path.write_text(
+        "We saw `CUDA error: unknown error` last week.\n\nOSError: [Errno 28] No space left on device was another day.\n\n"
+        f"```\n{OOM}```\n\nIt was the batch size.\n"
+    )
+    verdict = answer(path)[0]["verdict"]
+    assert (verdict["class"], verdict["rank"], verdict["line"]) == ("cuda_oom", 5, 9)
+
+
+def test_files_of_one_job_are_judged_together(tmp_path: Path) -> None:
+    for rank in range(4):
+        text = "ValueError: boom\n" if rank == 2 else "RuntimeError: Connection closed by peer [10.0.0.4]:1\n"
+        (tmp_path / f"rank_{rank}.log").write_text(
+            'Traceback (most recent call last):\n  File "x.py", line 1, in f\n' + text
+        )
+    files = answer(*(tmp_path / f"rank_{rank}.log" for rank in range(4)))
+    assert {(f["verdict"]["class"], f["verdict"]["rank"]) for f in files} == {("python_exception", 2)}
+    assert all(f["verdict"]["path"].endswith("rank_2.log") for f in files)
+
+
+def test_files_of_different_jobs_are_judged_each_by_itself(tmp_path: Path, crashed: Path) -> None:
+    good = tmp_path / "other.log"
+    good.write_text(STEPS)
+    assert [file["healthy"] for file in answer(crashed, good)] == [False, True]
+
+
+def test_elements_of_an_array_are_different_jobs(tmp_path: Path) -> None:
+    (tmp_path / "slurm-4711_1.out").write_text(STEPS)
+    (tmp_path / "slurm-4711_2.out").write_text(STEPS + OOM)
+    assert [f["healthy"] for f in answer(tmp_path / "slurm-4711_1.out", tmp_path / "slurm-4711_2.out")] == [
+        True,
+        False,
+    ]
+
+
+def test_silence_is_a_hang_only_if_enough_time_passed(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(STEPS)
+    assert answer(path)[0]["verdict"] is None
+    assert answer("--at", "2024-05-01 10:10:30", path)[0]["verdict"] is None
+    verdict = answer("--at", "2024-05-01 11:10:00", path)[0]["verdict"]
+    assert (verdict["class"], verdict["rank"], verdict["host"], verdict["line"]) == ("hang", None, None, 120)
+
+
+def test_what_cannot_be_read_is_said_and_gives_code_2(tmp_path: Path, crashed: Path) -> None:
+    result = run("--json", tmp_path / "absent.log", crashed)
+    assert result.exit_code == 2
+    assert "absent.log: No such file or directory" in result.stderr
+    assert len(json.loads(result.stdout)["files"]) == 1
+    assert run("--at", "soon", crashed).exit_code == 2
+    assert run(tmp_path).exit_code == 2

@@ -1,0 +1,226 @@
+"""What is kept of a log while it is read: its facts, and the lines around what matters. Pure, and bounded.
+
+A log of gigabytes is looked at in blocks (watchdog.log_scan). Of its lines those near an error are kept, the first and the
+last ones, and of its progress an even choice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from watchdog.diagnose.log_lines import Line, host_word, read_line
+from watchdog.diagnose.log_time import Clock, Stamp, stamp_of
+from watchdog.log_scan import MAX_LINE_BYTES, Seen, letters, scan
+from watchdog.model import EventKind
+from watchdog.progress import LogFact
+
+HEAD_LINES = 150
+TAIL_LINES = 250
+AROUND = 60
+"""Lines kept before and after each that looks like an error: a traceback of average depth."""
+MAX_KEPT = 60_000
+MAX_LATE = 20_000
+"""Of the kept lines so many are kept for what comes last, when the first ones have taken the others."""
+ERRORS_IN_FULL = 6_000
+STEPS_IN_FULL = 12_000
+MAX_FACTS = 120_000
+SETUP_BYTES = 64 * 1024**2
+"""So far from the beginning a log is searched for the size of the job."""
+HOST_SHARE = 0.1
+HOST_LINES = 3
+_SETUP = (b"orld", b"WORLD_SIZE", b"nranks", b"rocesses", b"nproc_per_node")
+_FENCE = re.compile(r"^\s*(?:> ?)*(?:```|~~~)")
+_TOLD_TO_END = re.compile(
+    r"CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION)|death signal|got signal: 15|Job step aborted"
+)
+_BATCH = re.compile(r"global batch size:\s*(\d+)|\bbatch_size[=:]\s*(\d+)")
+
+
+@dataclass
+class Fact:
+    """A fact of one line, with its place and time."""
+
+    line: int
+    stamp: Stamp | None
+    fact: LogFact
+    batch: int | None = None
+    text: str = ""
+    at: float | None = None
+    """On the clock of the log; set when all is read."""
+
+
+@dataclass
+class Digest:
+    """What is kept of one log."""
+
+    facts: list[Fact] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    """In the order of the file, with gaps."""
+    total_lines: int = 0
+    left_out: int = 0
+    segments: dict[int, int] | None = None
+    """Of a text with fenced excerpts: which excerpt each kept line stands in; lines of prose are not kept."""
+    last_stamp: Stamp | None = None
+    clock: str | None = None
+    """The sort of its times."""
+    begins: float | None = None
+    ends: float | None = None
+    new_shapes_after: int = 0
+    """Sorts of lines after the last progress that had not been seen before it."""
+
+
+class Collector:
+    """Takes blocks of whole lines; `digest()` gives what was kept."""
+
+    def __init__(self, markdown: bool = False) -> None:
+        self._seen = Seen(errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL)
+        self._raw: dict[int, str] = {}
+        self._tail: list[tuple[int, str]] = []
+        self._facts: list[Fact] = []
+        self._bytes = 0
+        self._left_out = 0
+        self._lines = 0
+        self._kept_until = 0
+        self._markdown = markdown
+        self._owed = 0
+
+    def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
+        """`numbers`: of each line of `data` its number in the file, where it is not simply counted on from `first_line`."""
+        found = scan(data, self._seen)
+        self._left_out += found.left_out
+        lines = data.split(b"\n")
+        if lines and not lines[-1]:
+            lines.pop()
+
+        def number(place: int) -> int:
+            return first_line + place if numbers is None else numbers[place]
+
+        for place, (text, fact) in zip(found.places, found.facts, strict=True):
+            self._note(number(place), text, fact)
+        wanted = self._wanted(
+            lines,
+            [
+                place
+                for place, (_, fact) in zip(found.places, found.facts, strict=True)
+                if fact.kind is EventKind.ERROR
+            ],
+        )
+        if self._bytes < SETUP_BYTES:
+            wanted |= _setup_lines(data)
+        self._keep(lines, sorted(wanted), number)
+        tail = range(max(0, len(lines) - TAIL_LINES), len(lines))
+        self._tail = (self._tail + [(number(place), _text(lines[place])) for place in tail])[-TAIL_LINES:]
+        self._bytes += len(data)
+        self._lines = max(self._lines, number(len(lines) - 1) if lines else 0)
+
+    def _note(self, number: int, text: str, fact: LogFact) -> None:
+        if fact.kind is EventKind.ERROR:
+            return
+        if len(self._facts) >= MAX_FACTS:
+            self._facts = self._facts[::2]
+        batch = _BATCH.search(text) if "batch" in text else None
+        size = int(next(value for value in batch.groups() if value)) if batch else None
+        self._facts.append(Fact(number, stamp_of(text.lstrip()), fact, size, text[:300]))
+
+    def _wanted(self, lines: list[bytes], errors: list[int]) -> set[int]:
+        wanted: set[int] = set(range(min(len(lines), max(0, HEAD_LINES - self._lines))))
+        wanted.update(range(min(self._owed, len(lines))))
+        self._owed = 0
+        for place in errors:
+            wanted.update(range(max(0, place - AROUND), min(len(lines), place + AROUND + 1)))
+            self._owed = max(self._owed, place + AROUND + 1 - len(lines))
+        if self._markdown:
+            wanted.update(range(len(lines)))
+        return wanted
+
+    def _keep(self, lines: list[bytes], places: list[int], number: Callable[[int], int]) -> None:
+        for place in places:
+            if len(self._raw) >= MAX_KEPT:
+                late = list(self._raw)[MAX_KEPT - MAX_LATE : MAX_KEPT - MAX_LATE // 2]
+                for each in late:
+                    del self._raw[each]
+            at = number(place)
+            text = _text(lines[place])
+            # Redraws of a bar are lines of one number; the last says most.
+            self._raw[at] = text if at not in self._raw or len(text.strip()) > 0 else self._raw[at]
+
+    def digest(self) -> Digest:
+        raw = dict(self._raw)
+        for number, text in self._tail:
+            raw.setdefault(number, text)
+        ordered = sorted(raw.items())
+        segments = _fenced(ordered) if self._markdown else None
+        if segments is not None:
+            ordered = [(number, text) for number, text in ordered if number in segments]
+            self._facts = [fact for fact in self._facts if fact.line in segments]
+        hosts = _hosts([text for _, text in ordered])
+        quoted = sum(text.startswith(">") for _, text in ordered) > 0.3 * max(1, len(ordered))
+        lines = [read_line(number, text, hosts, quoted) for number, text in ordered]
+        digest = Digest(self._facts, lines, self._lines, self._left_out, segments)
+        _put_on_clock(digest)
+        return digest
+
+
+def _text(line: bytes) -> str:
+    return line[:MAX_LINE_BYTES].decode("utf-8", "replace")
+
+
+def _setup_lines(data: bytes) -> set[int]:
+    """The lines that may tell how many ranks there are; few, for such words stand in few lines."""
+    places: set[int] = set()
+    for needle in _SETUP:
+        at, tries = data.find(needle), 0
+        while at >= 0 and tries < 20:
+            places.add(data.count(b"\n", 0, at))
+            at, tries = data.find(needle, at + 200), tries + 1
+    return places
+
+
+def _fenced(lines: list[tuple[int, str]]) -> dict[int, int] | None:
+    """Of a text with fences the lines between them, by excerpt; None if there are none, or if one stays open."""
+    segments: dict[int, int] = {}
+    current, number_of = None, 0
+    for number, text in lines:
+        if _FENCE.match(text):
+            current = None if current is not None else number_of
+            number_of += current is None
+            continue
+        if current is not None:
+            segments[number] = current
+    return segments if len(segments) >= 1 and number_of >= 1 else None
+
+
+def _hosts(texts: list[str]) -> frozenset[str]:
+    """Words before a colon at the beginning of so many lines that they must be hosts (`pdsh`, `clush`)."""
+    counted = Counter(word for text in texts if (word := host_word(text)) is not None)
+    total = sum(counted.values())
+    if total < max(HOST_LINES, HOST_SHARE * len(texts)):
+        return frozenset()
+    return frozenset(word for word, times in counted.items() if times >= HOST_LINES)
+
+
+def _put_on_clock(digest: Digest) -> None:
+    """Times of facts and of the last line, on one clock."""
+    clock = Clock()
+    stamps: list[tuple[int, Stamp, Fact | None]] = [
+        (fact.line, fact.stamp, fact) for fact in digest.facts if fact.stamp is not None
+    ]
+    ended = next((line.number for line in digest.lines if _TOLD_TO_END.search(line.raw)), None)
+    stamps += [(line.number, line.stamp, None) for line in digest.lines if line.stamp is not None]
+    for number, stamp, fact in sorted(stamps, key=lambda each: each[0]):
+        at = clock.place(stamp)
+        if fact is not None:
+            fact.at = at
+        if at is None or (ended is not None and number >= ended):
+            continue  # whoever ended the run may have another clock, and its silence then is no hang
+        digest.begins = at if digest.begins is None else min(digest.begins, at)
+        digest.ends = at if digest.ends is None else max(digest.ends, at)
+    digest.clock = clock.sort
+
+
+def shape(text: str) -> bytes:
+    """Two lines with the same letters are of one sort."""
+    return letters(text)

@@ -1,0 +1,227 @@
+"""One line of a log taken apart: when, who, how serious, and what it says without all that. Pure.
+
+Launchers, log collectors and loggers each put something in front, in any order: a time, a host, a rank, a level, a file and
+line. They are taken off one by one. A local rank is no rank, a worker's number is no rank, and of a number in front of a host's
+name only the whole log tells which it is (see watchdog.diagnose.log_ranks).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from watchdog.diagnose.log_time import Stamp, stamp_of
+from watchdog.knowledge.log_signatures import SIGNATURES
+from watchdog.model import Value
+from watchdog.progress import Rows, parse_line
+
+MAX_CHARS = 2000
+"""Characters of a line that are looked at."""
+_HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
+
+# What names somebody. `number` is a rank, a local rank or a task: the launcher decides.
+_WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("rank", re.compile(r"\[rank[ _:]?(?P<rank>\d+)\]:?", re.IGNORECASE)),
+    ("local", re.compile(r"\[(?:default|[A-Za-z_]*worker|trainer|local_?rank[ :]?)(?P<local>\d+)\]:?", re.IGNORECASE)),
+    ("mpi", re.compile(r"\[\d+,(?P<rank>\d+)\]\s?<\w+>:")),
+    ("ompi", re.compile(rf"\[(?P<host>{_HOST}):0\d+\]")),
+    ("host_number", re.compile(rf"\[(?P<host>{_HOST}):(?P<number>0|[1-9]\d{{0,4}})\]:?")),
+    ("ray", re.compile(r"\((?P<actor>[A-Za-z_]\w*(?:\([^)]*\))?)(?: \w+=\S+?)*,? pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\)(?= |$)")),
+    ("raylet", re.compile(r"\(raylet(?:, ip=(?P<host>[\w.:-]+))?\)(?= )")),
+    ("task", re.compile(r"(?P<number>\d{1,5}): ")),
+    ("nccl", re.compile(rf"(?P<host>{_HOST}):(?P<pid>\d+):\d+ \[(?P<gpu>\d+)\]")),
+    ("word", re.compile(r"[\[(<]?\b(?:global[_ ]?)?rank\s?[=:]?\s?(?P<rank>\d{1,5})(?:/\d+)?(?:[\])>]:?|:| \||,| -|(?=\s))", re.IGNORECASE)),
+    ("letter", re.compile(r"\[R(?P<rank>\d{1,5})\]:?")),
+)  # fmt: skip
+_GROUP_RANK = re.compile(r"\[(?:PG [^\]]*? ?)?Rank (?P<group_rank>\d+)\]:?\s?")
+"""In the words of ProcessGroupNCCL: a rank within its group, which may not be everybody."""
+_HOST_WORD = re.compile(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
+_NOT_HOSTS = re.compile(
+    r"(?:step|epoch|rank|iter\w*|gpu|cuda|layer|worker|device|proc|process|task|stage|phase|level|test|train|line|batch|fold|try|attempt|"
+    r"stderr|stdout|error|info|warning|debug|fatal|note|file|torch|nccl|srun|slurmstepd|python\w*|http|https|utf|sm|fp|bf|int|float|tpu|npu|node_rank)[-_.]?\d*",
+    re.IGNORECASE,
+)
+_LEVEL = re.compile(
+    r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|ERR)\b(?:[\])>|:*\s-]+|$)",
+)
+_GLOG = re.compile(r"\[?(?P<letter>[IWEFD])\d{3,4} [\d:.]+(?: +\d+)? (?:(?P<file>[\w./<>-]+:\d+)\])?\s?")
+_TORCH_OLD = re.compile(r"\[(?P<letter>[IWEF]) (?P<file>[\w./-]+:\d+)\] ?")
+_STAMP = re.compile(
+    r"[\[(<]?(?:\d{4}[-/.]\d\d[-/.]\d\d[T _,-]{1,2}\d\d:\d\d:\d\d(?:[.,:]\d+)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d\b))?|\d\d/\d\d/\d{4}[ ,T-]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?: [AP]M)?"
+    r"|\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d+)?|\d\d:\d\d:\d\d(?:[.,]\d+)?(?![:\d<])|1[5-9]\d{8}(?:\.\d+)?\b)[\])>]?[:,]?(?:\s*[|-](?=\s))?\s?"
+)
+_PLACE = re.compile(
+    r"(?:\[[\w./<>-]+:\d+(?::[\w<>.]+)?\]|[\w./<>-]+\.(?:py|cc|cpp|cu|h):\d+(?::[\w<>.]+)?\]?|\[(?:pid|PID|tid)?[ =:]?\d{3,8}\]|[\w.<>]+:[\w<>]+:\d+)\s?(?:[-|>:]+\s)?"
+)
+_NEMO = re.compile(r"\[NeMo (?P<letter>[IWEDF]) [\d: -]+(?: nemo_logging:\d+)?[^\]]*\]\s?")
+_HF = re.compile(r"\[(?P<level>INFO|WARNING|ERROR|DEBUG)\|[\w./-]+:\d+\]\s?")
+_QUOTE = re.compile(r"(?:> ?)+(?!>)")
+_STREAM = re.compile(r"(?:\[?(?:stderr|stdout)\]?|err|out)\s?[:|]\s?", re.IGNORECASE)
+_LETTERS = {"I": "info", "D": "info", "W": "warning", "E": "error", "F": "error"}
+_LEVELS = {
+    "TRACE": "info", "DEBUG": "info", "INFO": "info", "NOTICE": "info", "WARN": "warning", "WARNING": "warning",
+}  # fmt: skip
+_JSON_WORDS = re.compile(
+    r'"(?:message|msg|event|text|error|exc_info|exception|log)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
+)
+_JSON_RANK = re.compile(r'"(?:global_)?rank"\s*:\s*"?(?P<rank>\d{1,5})\b')
+_JSON_HOST = re.compile(r'"(?:host|hostname|node|node_name)"\s*:\s*"(?P<host>[\w.-]+)"')
+_JSON_LEVEL = re.compile(r'"(?:level|levelname|severity)"\s*:\s*"(?P<level>[A-Za-z]+)"')
+_ERRORS_ONLY = Rows(SIGNATURES, (), (), False)
+
+
+class Who(Value, frozen=True):
+    """Whom a line's beginning names. Two lines of the same `Who` were most often written by the same process."""
+
+    rank: int | None = None
+    local: int | None = None
+    number: int | None = None
+    """A number of the launcher that is a rank, a local rank or a task's number."""
+    host: str | None = None
+    pid: str | None = None
+
+    @property
+    def named(self) -> bool:
+        return self != NOBODY
+
+
+NOBODY = Who()
+
+
+class Line(Value, frozen=True):
+    """A line of a log; `text` still has its own indentation."""
+
+    number: int
+    text: str
+    who: Who = NOBODY
+    stamp: Stamp | None = None
+    level: str | None = None
+    """`info`, `warning`, `error`; None where the line has none."""
+    group_rank: int | None = None
+    raw: str = ""
+
+    @property
+    def indent(self) -> int:
+        return len(self.text) - len(self.text.lstrip())
+
+
+def plain(raw: str) -> str:
+    """Without colours and control characters, at most MAX_CHARS characters; tabs stay."""
+    text = raw[:MAX_CHARS]
+    if not text.isprintable():
+        text = _CONTROL.sub(" ", _ESCAPES.sub("", text))
+    return text.rstrip()
+
+
+def read_line(number: int, raw: str, hosts: frozenset[str] = frozenset(), quoted: bool = False) -> Line:
+    """Takes a line apart. `hosts` are words before a colon that are known to be hosts; `quoted`: `> ` may stand in front."""
+    text = plain(raw)
+    whole = text
+    if quoted:
+        match = _QUOTE.match(text)
+        text = text[match.end() :] if match else text
+    stamp = stamp_of(text)
+    found: dict[str, Any] = {}
+    level: str | None = None
+    if text.startswith("{") and '"' in text:
+        return _from_json(number, text, stamp, whole)
+    for _ in range(9):
+        rest, level = _strip(text, found, level, hosts)
+        if rest is None:
+            break
+        text = rest
+    who = Who(
+        rank=_int(found.get("rank")),
+        local=_int(found.get("local")),
+        number=_int(found.get("number")),
+        host=found.get("host"),
+        pid=found.get("pid"),
+    )
+    return Line(number, text, who, stamp, level, _int(found.get("group_rank")), whole)
+
+
+def _strip(
+    text: str, found: dict[str, Any], level: str | None, hosts: frozenset[str]
+) -> tuple[str | None, str | None]:
+    """The text without the first thing in front of it, which goes to `found`; None if there is nothing."""
+    bare = text.lstrip() if found or level else text
+    for regex in (_STAMP, _GLOG, _TORCH_OLD, _NEMO, _HF):
+        match = regex.match(bare)
+        if match and match.end():
+            letter = match.groupdict().get("letter")
+            word = match.groupdict().get("level")
+            level = (
+                _LETTERS.get(letter, level) if letter else _LEVELS.get(word or "", "error") if word else level
+            )
+            found.setdefault("_", True)
+            return bare[match.end() :], level
+    match = _GROUP_RANK.match(bare)
+    if match and "group_rank" not in found:
+        found["group_rank"] = match["group_rank"]
+        return bare[match.end() :], level
+    for name, regex in _WHO:
+        match = regex.match(bare)
+        if match is None or (name == "task" and ("number" in found or "rank" in found)):
+            continue
+        for key, value in match.groupdict().items():
+            if value is not None and key != "gpu" and (key != "pid" or name == "ray"):
+                found[key] = value
+        # One blank belongs to the prefix; the others are the program's indentation.
+        rest = bare[match.end() :]
+        keeps = name in ("rank", "local", "mpi", "host_number", "ray")
+        return (
+            rest[1:] if rest.startswith(" ") and name not in ("local", "host_number") else rest
+        ) if keeps else rest, level
+    match = _HOST_WORD.match(bare)
+    if match and "host" not in found and (match["host"] in hosts or _looks_like_host(match["host"])):
+        found["host"] = match["host"]
+        return bare[match.end() :], level
+    for regex in (_LEVEL, _PLACE, _STREAM):
+        match = regex.match(bare)
+        if match and match.end():
+            word = match.groupdict().get("level")
+            if word:
+                if level is not None:
+                    continue
+                level = _LEVELS.get(word, "error")
+            found.setdefault("_", True)
+            return bare[match.end() :], level
+    return None, level
+
+
+def _looks_like_host(word: str) -> bool:
+    """Whether a word before a colon is a host beyond doubt: a name with a dash or a dot, and a number at its end."""
+    return bool(
+        re.fullmatch(r"[a-z][\w.]*-[\w.-]*\d|\d{1,3}(?:\.\d{1,3}){3}", word)
+    ) and not _NOT_HOSTS.fullmatch(word)
+
+
+def host_word(raw: str) -> str | None:
+    """The word before a colon at a line's beginning that may be a host, for whoever counts how often each comes."""
+    match = _HOST_WORD.match(raw)
+    if match is None:
+        return None
+    word = match["host"]
+    return word if any(c.isdigit() for c in word) and not _NOT_HOSTS.fullmatch(word) else None
+
+
+def _from_json(number: int, text: str, stamp: Stamp | None, whole: str) -> Line:
+    words = _JSON_WORDS.search(text)
+    rank, host, level = _JSON_RANK.search(text), _JSON_HOST.search(text), _JSON_LEVEL.search(text)
+    who = Who(rank=int(rank["rank"]) if rank else None, host=host["host"] if host else None)
+    said = words["text"].replace('\\"', '"').replace("\\n", " ⏎ ") if words else text
+    return Line(
+        number, said, who, stamp, _LEVELS.get(level["level"].upper(), "error") if level else None, None, whole
+    )
+
+
+def _int(text: Any) -> int | None:
+    return int(text) if text is not None else None
+
+
+def classify(text: str) -> str | None:
+    """The row of watchdog.knowledge.log_signatures that a text matches; None if none does, or if it is said to be harmless."""
+    fact = parse_line(text, _ERRORS_ONLY)
+    return fact.pattern if fact is not None else None

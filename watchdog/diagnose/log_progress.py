@@ -1,0 +1,363 @@
+"""Progress, phases, speed and silence of a run, from what is kept of its log. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isfinite
+from statistics import median
+from typing import Protocol
+
+from watchdog.detect.series import BASELINE, CONFIRMED, segments
+from watchdog.diagnose.log_digest import Digest, Fact, shape
+from watchdog.knowledge.progress_patterns import FRAMEWORKS
+from watchdog.model import EventKind, Value
+
+SKIPPED = 3
+"""First steps of a run, which compile, warm caches and fill pipelines."""
+LEAST_SPLIT = 5
+"""Values on either side of a change in a series that is too short for watchdog.detect.series."""
+RECENT = 20
+"""Intervals that a limit is learnt from."""
+BUSY_SHAPES = 25
+"""Sorts of lines that were not seen before: a log that says so much new is no silent one."""
+AVERAGED = frozenset({"tqdm", "nemo", "levanter"})
+"""Their rates are averages over the past: a change shows late and smeared, so the times of the lines are compared instead."""
+CLOCK_STEP_S = 1.0
+"""Most logs write whole seconds: shorter steps cannot be compared by them."""
+
+
+class Limits(Protocol):
+    """Durations in seconds; the settings of the detector `stalled_progress`."""
+
+    @property
+    def floor(self) -> float: ...
+    @property
+    def factor(self) -> float: ...
+    @property
+    def startup_grace(self) -> float: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def evaluation_floor(self) -> float: ...
+    @property
+    def checkpoint_floor(self) -> float: ...
+
+
+class Progress(Value, frozen=True, kw_only=True):
+    framework: str | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    total_steps: int | None = None
+    lines: int = 0
+    last_line: int | None = None
+    advancing: bool = False
+    step_seconds_median: float | None = None
+    rises: tuple[tuple[int, float | None], ...] = ()
+    """(line, time) of each line whose count was higher than the one before."""
+    finished: bool = False
+    """The log says that training is done, or its last step is the last of all."""
+    finished_line: int | None = None
+
+
+class Change(Value, frozen=True, kw_only=True):
+    step: int | None
+    before_s: float
+    after_s: float
+    percent: float
+
+
+class Silence(Value, frozen=True, kw_only=True):
+    silent_s: float
+    limit_s: float
+    reason: str
+    line: int
+    phase: str | None
+
+
+class NoNumber(Value, frozen=True, kw_only=True):
+    """The loss is no number, up to the end."""
+
+    line: int
+    step: int | None
+    times: int
+
+
+def main_facts(digest: Digest) -> list[Fact]:
+    """The lines of the one counter that tells the run's progress: the most frequent one that counts steps."""
+    steps = [fact for fact in digest.facts if fact.fact.kind is EventKind.PROGRESS]
+    if not steps:
+        return []
+    counted = Counter((fact.fact.pattern, fact.fact.step is not None) for fact in steps)
+    rising: dict[tuple[str, bool], set[float]] = {}
+    for fact in steps:
+        key = (fact.fact.pattern, fact.fact.step is not None)
+        rising.setdefault(key, set()).add(_count(fact))
+    best = max(counted, key=lambda key: (len(rising[key]) > 1, key[1], len(rising[key]), counted[key]))
+    return [fact for fact in steps if (fact.fact.pattern, fact.fact.step is not None) == best]
+
+
+def _count(fact: Fact) -> float:
+    return float(fact.fact.step) if fact.fact.step is not None else fact.fact.count or 0.0
+
+
+def read_progress(digest: Digest) -> Progress:
+    """How far the run came."""
+    facts = main_facts(digest)
+    ends = [
+        fact for fact in digest.facts if fact.fact.kind is EventKind.PHASE and fact.fact.phase == "finishing"
+    ]
+    if not facts:
+        line = ends[-1].line if ends else None
+        return Progress(finished=bool(ends), finished_line=line)
+    rises, before = [], None
+    for fact in facts:
+        count = _count(fact)
+        # A count that goes back is a new epoch of the run; from there it rises again.
+        if before is None or count > before:
+            rises.append((fact.line, fact.at))
+        before = count
+    first, last = facts[0].fact, facts[-1].fact
+    total = next((f.fact.total_steps for f in reversed(facts) if f.fact.total_steps is not None), None)
+    # What is said before the last step may be the end of an earlier run in the same log.
+    said_end = bool(ends) and ends[-1].line >= facts[-1].line
+    reached = total is not None and last.step is not None and last.step >= total and _is_whole(last.pattern)
+    median_s = _median_step(facts)
+    return Progress(
+        framework=FRAMEWORKS.get(last.pattern, last.pattern),
+        first_step=first.step,
+        last_step=last.step,
+        total_steps=total,
+        lines=len(facts),
+        last_line=facts[-1].line,
+        advancing=len(rises) > 1,
+        step_seconds_median=None if median_s is None else round(median_s, 4),
+        rises=tuple(rises),
+        finished=said_end or reached,
+        finished_line=ends[-1].line if said_end else facts[-1].line if reached else None,
+    )
+
+
+def _is_whole(pattern: str) -> bool:
+    """Whether the total is the whole run's: a bar may be one of many."""
+    return pattern != "tqdm"
+
+
+def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+    """(line, seconds of one step) from the times of the lines."""
+    taken, before = [], None
+    for fact in facts:
+        if before is not None and fact.at is not None and before.at is not None:
+            steps = _count(fact) - _count(before)
+            seconds = fact.at - before.at
+            if steps >= 1 and seconds > 0:
+                taken.append((fact, seconds / steps))
+        if before is None or _count(fact) != _count(before):
+            before = fact
+    return taken
+
+
+def _logged(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+    pairs, seen = [], None
+    for fact in facts:
+        if fact.fact.step_s and isfinite(fact.fact.step_s) and fact.fact.step_s > 0 and _count(fact) != seen:
+            pairs.append((fact, fact.fact.step_s))
+            seen = _count(fact)
+    return pairs
+
+
+def step_times(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+    """(line, seconds of one step): as the lines say it or, where they don't or only as an average, from their times."""
+    logged, taken = _logged(facts), _steps_taken(facts)
+    averaged = bool(facts) and facts[0].fact.pattern in AVERAGED
+    if logged and not averaged:
+        return logged
+    if len(taken) >= max(LEAST_SPLIT, len(facts) // 2):
+        return taken
+    return logged
+
+
+def _median_step(facts: Sequence[Fact]) -> float | None:
+    times = step_times(facts)
+    return median(seconds for _, seconds in times) if times else None
+
+
+def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
+    """Where the time of a step changed by `shift` or more and stayed so; of one batch size each."""
+    facts = main_facts(digest)
+    if not facts or (facts[0].fact.pattern in AVERAGED and not _steps_taken(facts)):
+        return ()
+    times = _without_first(step_times(facts))
+    logged = any(fact.fact.step_s for fact, _ in times) and facts[0].fact.pattern not in AVERAGED
+    changes: list[Change] = []
+    for same in _of_one_batch(times):
+        values = [round(seconds, 6) for _, seconds in same]
+        if not logged and values and median(values) * _steps_between(same) < 10 * CLOCK_STEP_S:
+            continue  # the clock of the log is too coarse
+        if len(values) >= BASELINE + CONFIRMED:
+            found = segments(tuple(values), shift)
+            for before, after in pairwise(found):
+                changes.append(_change(same[after.begin][0], before.level, after.level))
+        else:
+            split = _short_split(values, shift)
+            if split is not None:
+                changes.append(_change(same[split][0], median(values[:split]), median(values[split:])))
+    return tuple(change for change in changes if abs(change.percent) >= 100 * shift * 0.8)
+
+
+def _steps_between(times: Sequence[tuple[Fact, float]]) -> float:
+    counts = [_count(fact) for fact, _ in times]
+    gaps = [b - a for a, b in pairwise(counts) if b > a]
+    return median(gaps) if gaps else 1.0
+
+
+def _without_first(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+    """Without the first steps of each run in the log."""
+    kept, run = [], 0
+    before: float | None = None
+    for fact, seconds in times:
+        count = _count(fact)
+        run = 0 if before is not None and count <= before else run + 1
+        if run >= (SKIPPED if len(times) >= BASELINE else 1):
+            kept.append((fact, seconds))
+        before = count
+    return kept
+
+
+def _of_one_batch(times: list[tuple[Fact, float]]) -> list[list[tuple[Fact, float]]]:
+    parts: list[list[tuple[Fact, float]]] = []
+    for pair in times:
+        if parts and parts[-1][-1][0].batch == pair[0].batch:
+            parts[-1].append(pair)
+        else:
+            parts.append([pair])
+    return parts
+
+
+def _short_split(values: list[float], shift: float) -> int | None:
+    """In a short series: the place from which all values lie beyond all before it, by `shift` and far beyond their scatter."""
+    for place in range(LEAST_SPLIT, len(values) - LEAST_SPLIT + 1):
+        before, after = values[:place], values[place:]
+        low, high = sorted((before, after), key=median)
+        apart = min(high) - max(low)
+        spread = max(max(low) - min(low), max(high) - min(high))
+        if median(high) >= median(low) * (1 + shift) and apart > spread:
+            return place
+    return None
+
+
+def _change(fact: Fact, before: float, after: float) -> Change:
+    return Change(
+        step=fact.fact.step,
+        before_s=round(before, 4),
+        after_s=round(after, 4),
+        percent=round(100 * (after / before - 1), 1) if before else 0.0,
+    )
+
+
+def read_phases(digest: Digest) -> list[dict[str, object]]:
+    """The phases that the log names, in order; repeated lines of one are one phase. Training is what lies between."""
+    phases: list[dict[str, object]] = []
+    for fact in digest.facts:
+        kind = fact.fact.kind
+        name = (
+            fact.fact.phase
+            if kind is EventKind.PHASE
+            else "training"
+            if kind is EventKind.PROGRESS
+            else "checkpoint_complete"
+        )
+        if name is None:
+            continue
+        if phases and phases[-1]["phase"] == name:
+            phases[-1]["last_line"] = fact.line
+            if fact.fact.step is not None:
+                phases[-1]["last_step"] = fact.fact.step
+            continue
+        step = fact.fact.step
+        phases.append(
+            {"phase": name, "line": fact.line, "last_line": fact.line, "step": step, "last_step": step}
+        )
+    return phases[:200]
+
+
+def read_silence(
+    digest: Digest, progress: Progress, seen_at: float | None, written_at: float | None, limits: Limits
+) -> Silence | None:
+    """A run that says nothing of progress any more, for longer than is normal; None if it cannot be told.
+
+    `seen_at`: when the log was looked at, on its own clock; None: its last line's time counts. `written_at`: the file's
+    modification time, which stands for a log whose lines have no times, and only together with `seen_at`.
+    """
+    if progress.finished:
+        return None
+    rises = {line for line, _ in progress.rises}
+    active = [
+        f for f in digest.facts if f.line in rises or f.fact.kind in (EventKind.PHASE, EventKind.CHECKPOINT)
+    ]
+    last = max(active, key=lambda fact: fact.line) if active else None
+    end = seen_at if seen_at is not None else digest.ends
+    since = last.at if last is not None else digest.begins
+    if since is None and seen_at is not None and written_at is not None:
+        since = written_at
+    if since is None or end is None:
+        return None
+    line = last.line if last is not None else 1
+    if _says_much_new(digest, line):
+        return None
+    phase = last.fact.phase if last is not None and last.fact.kind is EventKind.PHASE else None
+    limit_s, reason = _limit(digest, progress, phase, limits)
+    silent_s = end - since
+    if silent_s <= limit_s:
+        return None
+    return Silence(
+        silent_s=silent_s, limit_s=limit_s, reason=reason, line=progress.last_line or line, phase=phase
+    )
+
+
+def _limit(digest: Digest, progress: Progress, phase: str | None, limits: Limits) -> tuple[float, str]:
+    times = [at for _, at in progress.rises if at is not None]
+    intervals = [b - a for a, b in pairwise(times) if b > a][-RECENT:]
+    if len(progress.rises) < limits.warmup_steps or not (intervals or progress.step_seconds_median):
+        return max(limits.startup_grace, limits.floor), "start-up grace"
+    slowest_s = max(intervals) if intervals else _interval_by_steps(digest, progress)
+    learnt_s = limits.factor * slowest_s
+    floors = {
+        "evaluating": limits.evaluation_floor,
+        "checkpointing": limits.checkpoint_floor,
+        None: limits.floor,
+    }
+    widest_s = max(limits.startup_grace, limits.evaluation_floor, limits.checkpoint_floor)
+    floor_s = max(floors.get(phase, widest_s), limits.floor)
+    if phase is not None:
+        return max(floor_s + slowest_s, learnt_s), f"the log says {phase}"
+    if learnt_s > floor_s:
+        return learnt_s, f"{limits.factor:g} x the slowest recent interval of {slowest_s:.0f} s"
+    return floor_s, "the floor"
+
+
+def _interval_by_steps(digest: Digest, progress: Progress) -> float:
+    """Seconds between two lines of progress where they have no times: steps between them x seconds of a step."""
+    facts = main_facts(digest)
+    return (progress.step_seconds_median or 0.0) * _steps_between([(fact, 0.0) for fact in facts])
+
+
+def _says_much_new(digest: Digest, line: int) -> bool:
+    """Whether lines of many new sorts came after `line`: it does something, although we do not know what."""
+    before = {shape(each.text) for each in digest.lines if each.number <= line}
+    new = {shape(each.text) for each in digest.lines if each.number > line} - before
+    return len(new) >= BUSY_SHAPES
+
+
+def read_no_number(digest: Digest, times: int) -> NoNumber | None:
+    """The loss that is no number `times` in a row, up to the end of the log."""
+    facts = [fact for fact in main_facts(digest) if fact.fact.loss is not None]
+    bad = []
+    for fact in reversed(facts):
+        if fact.fact.loss is None or isfinite(fact.fact.loss):
+            break
+        bad.append(fact)
+    if len(bad) < times:
+        return None
+    return NoNumber(line=bad[-1].line, step=bad[-1].fact.step, times=len(bad))

@@ -1,0 +1,262 @@
+"""Who is meant by the numbers in a log: ranks, local ranks, tasks. Pure.
+
+A number counts as a rank only where nothing speaks against it. torchrun prints local ranks in front of lines and the truth in
+its table of failures; `srun --label` prints tasks, which are ranks only if no other launcher starts several in each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from watchdog.diagnose.log_lines import Line, Who
+from watchdog.diagnose.log_time import Stamp, stamp_of
+
+LIKELY_WORLD = 1 << 14
+"""Numbers from here on are no ranks where the log does not say how many there are."""
+MAX_WORLD = 1 << 20
+_LAUNCHER = re.compile(
+    r"torch[./]distributed[./](?:run|launch|elastic)|\btorchrun\b|ChildFailedError|torchelastic|accelerate[ ./](?:launch|commands)|deepspeed[./]launcher|\[launch\.py:|nproc_per_node|local_rank: \d+ \(pid|mp\.spawn"
+)
+_WORLD = re.compile(
+    r"\bworld[ _]?size\W{1,4}(?P<a>\d{1,7})\b|\bWORLD_SIZE\W{1,3}(?P<b>\d{1,7})\b|\bnranks (?P<c>\d{1,7})\b|\bnum_processes\W{1,4}(?P<d>\d{1,7})\b|"
+    r"GLOBAL_RANK: \d+, MEMBER: \d+/(?P<e>\d+)|distributed_backend=\w+ with (?P<g>\d+) processes|All distributed processes registered\. Starting with (?P<f>\d+) processes",
+    re.IGNORECASE,
+)  # fmt: skip
+_DYING = re.compile(
+    r"\s*(?:\*\*\* (?:Process received signal|End of error message)|Signal: |Signal code: |Failing at address|\[ ?\d+\] /)"
+)
+_WORLD_WORDS = ("orld", "WORLD", "nranks", "rocesses", "MEMBER")
+_FIELD = re.compile(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback|message)\s*: ?(?P<value>.*)$")
+_ENTRY = re.compile(r"^\s*\[\d+\]:\s*$")
+_ROOT = re.compile(r"Root Cause(?: \(first observed failure\))?:")
+_RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+_EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+_WORDS_OF_END = (
+    re.compile(
+        r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)"
+    ),
+    re.compile(r"\b[Gg]lobal rank (?P<rank>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code>-?\d+)"),
+    re.compile(r"\bRank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)"),
+    re.compile(r"=\s+RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>[\w.-]+)"),
+)
+_TASK = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): task (?P<task>\d+): (?P<what>.+)")
+_TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? [\d,-]+: (?P<what>.+)")
+_RETURNED = re.compile(r"exits with return code = (?P<code>-?\d+)")
+_OLD_EXIT = re.compile(
+    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"
+)
+
+
+@dataclass
+class Failure:
+    """A row of torchrun's table of failures."""
+
+    line: int
+    root: bool
+    host: str | None = None
+    rank: int | None = None
+    local: int | None = None
+    code: int | None = None
+    pid: str | None = None
+    stamp: Stamp | None = None
+    end: int = 0
+    """Its last line: between, its traceback may stand."""
+
+
+@dataclass
+class Task:
+    """Slurm's word of one task that ended, `srun: error: n2: task 5: Segmentation fault`."""
+
+    line: int
+    host: str
+    task: int
+    what: str
+
+
+@dataclass
+class Ranks:
+    """What a log says about its ranks."""
+
+    world: int | None = None
+    launcher: bool = False
+    tasks_are_ranks: bool = True
+    host_numbers_are_ranks: bool = True
+    failures: list[Failure] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    exits: list[tuple[int, int]] = field(default_factory=list)
+    """(line, exit code), from a launcher's own line of an error."""
+    seen: set[int] = field(default_factory=set)
+    """Ranks that said anything."""
+    rank_hosts: dict[int, str] = field(default_factory=dict)
+    pids: set[tuple[str | None, int]] = field(default_factory=set)
+    """(host, number) that mpirun puts in front of what a dying process says: its pid."""
+
+    def rank_of(self, who: Who) -> int | None:
+        """The global rank of who said a line; None if that is not certain."""
+        if who.rank is not None:
+            return who.rank
+        if who.number is not None and self._is_pid(who):
+            return None  # a process's number
+        if who.number is not None and who.host is None:
+            return who.number if self.tasks_are_ranks else None
+        if who.number is not None:
+            by_table = self._by_table(who.number, who.host)
+            if by_table is not None:
+                return by_table
+            return who.number if self.host_numbers_are_ranks else None
+        if who.local is not None:
+            return self._by_table(who.local, who.host)
+        return None
+
+    def _is_pid(self, who: Who) -> bool:
+        return (who.number or 0) >= (self.world or LIKELY_WORLD) or (who.host, who.number) in self.pids
+
+    def host_of(self, who: Who, rank: int | None) -> str | None:
+        """Where that was."""
+        if who.host is not None:
+            return who.host
+        if rank is not None:
+            for failure in self.failures:
+                if failure.rank == rank and failure.host:
+                    return failure.host
+            return self.rank_hosts.get(rank) or self._task_host(rank)
+        return None
+
+    def _task_host(self, rank: int) -> str | None:
+        if not self.tasks_are_ranks:
+            return None
+        return next((task.host for task in self.tasks if task.task == rank), None)
+
+    def _by_table(self, local: int, host: str | None) -> int | None:
+        """The rank of a local rank: only if torchrun's table has exactly one that it can be."""
+        rows = [f for f in self.failures if f.local == local and f.rank is not None]
+        if host is not None and any(_same_host(f.host, host) for f in rows):
+            rows = [f for f in rows if _same_host(f.host, host)]
+        ranks = {f.rank for f in rows}
+        return ranks.pop() if len(ranks) == 1 else None
+
+
+def _same_host(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and one.partition(".")[0] == other.partition(".")[0]
+
+
+def read_ranks(lines: Sequence[Line]) -> Ranks:
+    """What the lines (of one log or of several of the same job) say about ranks."""
+    ranks = Ranks()
+    on_hosts: dict[int, set[str]] = {}
+    worlds: list[int] = []
+    mixed = False
+    for line in lines:
+        who = line.who
+        ranks.launcher = ranks.launcher or _LAUNCHER.search(line.raw) is not None
+        worlds += _worlds(line.raw)
+        _read_ends(line, ranks)
+        if who.number is not None and _DYING.match(line.text):
+            ranks.pids.add((who.host, who.number))
+        if who.rank is not None:
+            ranks.seen.add(who.rank)
+            if who.host is not None:
+                ranks.rank_hosts.setdefault(who.rank, who.host)
+            mixed = mixed or (who.number is not None and who.number != who.rank)
+        elif who.number is not None and who.host is not None:
+            on_hosts.setdefault(who.number, set()).add(who.host)
+        mixed = mixed or (who.local is not None and who.number is not None)
+    ranks.failures = [*_read_tables(lines), *_read_words(lines)]
+    ranks.launcher = ranks.launcher or bool(ranks.failures)
+    ranks.tasks_are_ranks = not ranks.launcher and not mixed
+    ranks.host_numbers_are_ranks = all(len(each) == 1 for each in on_hosts.values())
+    if ranks.host_numbers_are_ranks:
+        ranks.seen |= set(on_hosts)
+    if ranks.tasks_are_ranks:
+        ranks.seen |= {
+            line.who.number for line in lines if line.who.number is not None and line.who.host is None
+        }
+    plausible = [world for world in worlds if 0 < world < MAX_WORLD]
+    if plausible:
+        ranks.world = max(plausible)
+    return ranks
+
+
+def _worlds(text: str) -> list[int]:
+    if not any(word in text for word in _WORLD_WORDS):
+        return []
+    match = _WORLD.search(text)
+    return [next(int(value) for value in match.groupdict().values() if value)] if match else []
+
+
+def _read_ends(line: Line, ranks: Ranks) -> None:
+    """What Slurm or a launcher says of a task that ended, in one line."""
+    if "srun: error" in line.text:
+        task = _TASK.search(line.text)
+        if task:
+            ranks.tasks.append(Task(line.number, task["host"], int(task["task"]), task["what"]))
+    if "exitcode" in line.text or "return code = " in line.text:
+        ended = _OLD_EXIT.search(line.text) or _RETURNED.search(line.text)
+        if ended:
+            ranks.exits.append((line.number, int(ended["code"])))
+
+
+def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
+    """The rows of torchrun's tables, of each node its own."""
+    open_rows: dict[Who, Failure] = {}
+    roots: dict[Who, bool] = {}
+    for line in lines:
+        text, key = line.text, line.who
+        if _ROOT.search(text):
+            roots[key] = True
+        elif text.strip() == "Failures:" or "FAILED" in text:
+            roots[key] = False
+        if _ENTRY.match(text):
+            if key in open_rows:
+                yield _closed(open_rows.pop(key), line.number)
+            open_rows[key] = Failure(line.number, roots.get(key, False))
+            continue
+        row = open_rows.get(key)
+        match = _FIELD.match(text) if row is not None else None
+        if row is None or match is None:
+            if row is not None and text.strip().startswith(("---", "===")):
+                yield _closed(open_rows.pop(key), line.number)
+            continue
+        _fill(row, match["key"], match["value"].strip(), line)
+    yield from open_rows.values()
+
+
+def _read_words(lines: Iterable[Line]) -> Iterable[Failure]:
+    """What other launchers say of a worker that ended, in one line."""
+    first = True
+    for line in lines:
+        if "signal" not in line.text.lower() and "exit" not in line.text and "RANK" not in line.text:
+            continue
+        for regex in _WORDS_OF_END:
+            match = regex.search(line.text)
+            if match is None:
+                continue
+            groups = match.groupdict()
+            code = int(groups["code"]) if groups.get("code") else -int(groups.get("signal") or 0) or None
+            yield Failure(
+                line.number, first, groups.get("host"), int(match["rank"]), None, code, groups.get("pid")
+            )
+            first = False
+            break
+
+
+def _fill(row: Failure, key: str, value: str, line: Line) -> None:
+    if key == "time":
+        row.stamp = stamp_of(value)
+    elif key == "host":
+        row.host = value or None
+    elif key == "rank":
+        match = _RANK_LOCAL.match(value)
+        if match:
+            row.rank, row.local = int(match["rank"]), int(match["local"])
+    elif key == "exitcode":
+        match = _EXIT.match(value)
+        if match:
+            row.code, row.pid, row.line = int(match["code"]), match["pid"], line.number
+
+
+def _closed(row: Failure, line: int) -> Failure:
+    row.end = line
+    return row

@@ -142,6 +142,8 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
         r".*torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives\w*|nn/functional)\.py",
     ),
     (Place.COLLECTIVE, r".*", r".*(deepspeed/comm/.*|horovod/.*|mpi4py/.*)"),
+    # Our own deploy/trainers: a rank waits here for one that does not come to the same step.
+    (Place.COLLECTIVE, r"_wait_for_all_ranks", r".*(plain_pytorch|hf_trainer|lightning_callback)\.py"),
     (Place.COLLECTIVE, _COLLECTIVES, r".*"),
     # Compilers before checkpoints: `load` and `save` stand in both.
     (

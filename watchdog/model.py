@@ -650,6 +650,8 @@ class JobWatch(Value, frozen=True, kw_only=True):
     """Files that hold the step of the newest complete checkpoint (Megatron's tracker)."""
     checkpoint_directories: tuple[str, ...] = ()
     """Where its checkpoints lie; looked at by its batch host only."""
+    progress_files: tuple[str, ...] = ()
+    """Files and directories that its loop writes to as it turns; looked at by its batch host only."""
     log_offsets: tuple[tuple[str, int], ...] = ()
     """(path, bytes): where this run's lines begin in files that earlier runs wrote; from 0 if a file is shorter."""
     progress_patterns: tuple[str, ...] = ()

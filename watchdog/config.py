@@ -202,6 +202,12 @@ class Jobs(Section):
         "(?P<total>[0-9]+) L=(?P<loss>[0-9.]+) t=(?P<step_seconds>[0-9.]+)s'. Groups: step (or tokens), total, loss, step_seconds. They "
         "see a line's first 300 characters; one that may take very long on some line is refused.",
     )
+    progress_files: list[str] = Field(
+        [],
+        description="Files that a trainer's loop itself writes to as it turns, for jobs whose log tells no step: a heartbeat file "
+        "('{workdir}/heartbeat'), a TensorBoard directory ('{workdir}/runs'), a checkpoint that grows. That one is changed counts "
+        "as progress. Never name a file that anything else may write, such as the log.",
+    )
     opt_out_comment: str = Field(
         "watchdog=off", description="A job with these words in its --comment is watched and never touched."
     )
@@ -224,6 +230,8 @@ class Jobs(Section):
             check_template(
                 template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_directories[{index}]", problems
             )
+        for index, template in enumerate(self.progress_files):
+            check_template(template, {"job_id", "user", "workdir"}, f"jobs.progress_files[{index}]", problems)
         if len(self.progress_patterns) > MAX_PATTERNS:
             problems.append(f"jobs.progress_patterns: more than {MAX_PATTERNS} patterns")
         for index, pattern in enumerate(self.progress_patterns):

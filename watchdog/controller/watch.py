@@ -121,6 +121,7 @@ class Controller:
             checkpoint_trackers=_filled(self.config.jobs.checkpoint_trackers, job) if is_host else (),
             checkpoint_directories=_filled(self.config.jobs.checkpoint_directories, job) if is_host else (),
             progress_patterns=tuple(self.config.jobs.progress_patterns),
+            progress_files=_filled(self.config.jobs.progress_files, job) if is_host else (),
             kill_switch=self.decider.kill_switch_path(job),
         )
 

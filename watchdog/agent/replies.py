@@ -66,6 +66,7 @@ def _bound_job(watch: JobWatch) -> JobWatch:
         log_offsets=watch.log_offsets[:MAX_LOGS],
         checkpoint_trackers=watch.checkpoint_trackers[:MAX_PLACES],
         checkpoint_directories=watch.checkpoint_directories[:MAX_PLACES],
+        progress_files=watch.progress_files[:MAX_PLACES],
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from watchdog import clock
 from watchdog.agent import checkpoint_files as files
-from watchdog.agent.checkpoint_files import DIRECTORY_FLAGS, MAX_FILES
+from watchdog.agent.checkpoint_files import DIRECTORY_FLAGS, MAX_FILES, MAX_PRINT_FILES
 from watchdog.agent.checkpoint_judging import (
     MAX_ENTRIES,
     WAS_COMPLETE,
@@ -47,10 +47,11 @@ def look(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     """One look at the directories and trackers of this child's mount.
 
     Given {"mount", "others": mount points below it, "budget_s", "directories": [[job, directory, before]…], "trackers":
-    [[job, path]…]}. `before` is None at the first look, then what the last one gave back. Returns {"directories": [{job,
+    [[job, path]…], "clocks": [[job, path]…]}. `before` is None at the first look, then what the last one gave back. Returns {"directories": [{job,
     directory, before, error, moved, and unless there is an error: layout, step, path, at_ns, age_s, size_bytes,
-    writing_step, writing, writing_bytes}…], "trackers": [{job, path, step, age_s}…]}. `moved` is where the directory
-    lies, if that is another mount; a tracker is left out while it says no step.
+    writing_step, writing, writing_bytes}…], "trackers": [{job, path, step, age_s}…], "clocks": [{job, path, moved, and if
+    there is something: at_ns, size_bytes}…]}. `moved` is where the directory lies, if that is another mount; a tracker is left out
+    while it says no step.
     """
     now, wall = clock.monotonic(), clock.wall()
     others = frozenset(args["others"])
@@ -74,7 +75,29 @@ def look(args: Any, state: dict[str, Any]) -> dict[str, Any]:
             row["error"] = describe(problem)
         rows.append(row)
     trackers = [found for job, path in args["trackers"] if (found := _read_given_tracker(job, path, wall))]
-    return {"directories": rows, "trackers": trackers}
+    this = Look(now, wall, now + args["budget_s"], None, others)
+    clocks = [_read_clock(job, path, args["mount"], this) for job, path in args.get("clocks", ())]
+    return {"directories": rows, "trackers": trackers, "clocks": clocks}
+
+
+def _read_clock(job: str, path: str, mount: str, this: Look) -> dict[str, Any]:
+    """When a file, or the newest in a directory, was last written to, and how many bytes they are."""
+    row: dict[str, Any] = {"job": job, "path": path, "moved": None}
+    try:
+        real, inside = files.resolve(path, mount, this.others)
+        if not inside:
+            return row | {"moved": real}
+        where = os.open(os.path.dirname(real), DIRECTORY_FLAGS)
+    except OSError:
+        return row  # not there yet, or not to be read
+    try:
+        candidate = Candidate("clock", (os.path.basename(real),), True)
+        found = files.take_print(candidate, where, MAX_PRINT_FILES, this.check_time)
+    except TooLongError:
+        return row
+    finally:
+        os.close(where)
+    return row | ({"at_ns": found.newest_ns, "size_bytes": found.size_bytes} if found.newest_ns else {})
 
 
 def _look_at(directory: str, this: Look, size: list[Any] | None) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The checkpoints of the jobs on this node: which is the newest complete one, and is one being written.
+"""The checkpoints of the jobs on this node: which is the newest complete one, and is one being written; and the files that jobs
+write to as their loop turns, where a site has named them: that one of these is changed is progress.
 
 The loop only knows names. The child that reads the logs of the same mount as the same user looks (see
 watchdog.agent.checkpoints), so a filesystem that hangs holds one child. Never waited for: what is asked in one call is
@@ -22,6 +23,10 @@ from watchdog.model import Checkpoint, Event, EventKind
 MAX_DIRECTORIES = 8
 """Of one job."""
 MAX_TRACKERS = 4
+MAX_CLOCKS = 4
+CLOCK_S = 30.0
+"""Files that are named for progress are looked at this often at least."""
+CLOCK_PATTERN = "file"
 MAX_PLACES = 64
 """Of the node: directories and trackers together."""
 SOON_S = 5.0
@@ -40,6 +45,7 @@ class _Place:
 
     path: str
     tracker: bool
+    clock: bool
     due: float
     row: Checkpoint
     at: float = 0.0
@@ -86,7 +92,9 @@ class CheckpointCollector:
             if job_id in hurry:
                 place.due = min(place.due, place.asked_at + SOON_S)
         self._ask(now, deadline_s)
-        rows = tuple(self._row(place, now) for place in self._places.values() if not place.tracker)
+        rows = tuple(
+            self._row(place, now) for place in self._places.values() if not place.tracker and not place.clock
+        )
         events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
         self._events = []
         return rows, events
@@ -99,18 +107,20 @@ class CheckpointCollector:
     # -- where -------------------------------------------------------------------------------------------------
 
     def _note_places(self, now: float, directories: Mapping[str, Iterable[str]]) -> None:
-        wanted: dict[Key, bool] = {}
+        wanted: dict[Key, str] = {}
         for job_id, paths in directories.items():
             for path in list(dict.fromkeys(paths))[:MAX_DIRECTORIES]:
-                wanted[job_id, path] = False
+                wanted[job_id, path] = "directory"
         for job_id, watch in self.logs.watch.items():
             for path in watch.checkpoint_trackers[:MAX_TRACKERS]:
-                wanted[job_id, path] = True
+                wanted[job_id, path] = "tracker"
+            for path in watch.progress_files[:MAX_CLOCKS]:
+                wanted.setdefault((job_id, path), "clock")
         wanted = {key: wanted[key] for key in list(wanted)[:MAX_PLACES] if key[1].startswith("/")}
-        for key, tracker in wanted.items():
+        for key, kind in wanted.items():
             if key not in self._places:
                 row = Checkpoint(job_id=key[0], directory=key[1], error="not read yet")
-                self._places[key] = _Place(key[1], tracker, now, row)
+                self._places[key] = _Place(key[1], kind == "tracker", kind == "clock", now, row)
         self._places = {key: place for key, place in self._places.items() if key in wanted}
         self._recent = {key: event for key, event in self._recent.items() if key in wanted}
 
@@ -135,9 +145,12 @@ class CheckpointCollector:
                 "directories": [
                     [job, self._places[job, named].path, self._places[job, named].before]
                     for job, named in keys
-                    if not self._places[job, named].tracker
+                    if not self._places[job, named].tracker and not self._places[job, named].clock
                 ],
                 "trackers": [[job, path] for job, path in keys if self._places[job, path].tracker],
+                "clocks": [
+                    [job, self._places[job, path].path] for job, path in keys if self._places[job, path].clock
+                ],
             }
             question = partial(self._take, child, now, tuple(keys))
             if (
@@ -153,7 +166,9 @@ class CheckpointCollector:
         self._asked.discard(child)
         for key in keys:
             if key in self._places:
-                self._places[key].asked_at, self._places[key].due = asked_at, asked_at + self.interval_s
+                place = self._places[key]
+                every_s = min(CLOCK_S, self.interval_s) if place.clock else self.interval_s
+                place.asked_at, place.due = asked_at, asked_at + every_s
         if answer.error is not None:
             for key in () if answer.timed_out else keys:
                 if key in self._places:
@@ -161,11 +176,16 @@ class CheckpointCollector:
             return  # one that hangs shows in every row, for as long as it does
         found = {(each["job"], each["directory"]): each for each in answer.value["directories"]}
         found |= {(each["job"], each["path"]): each for each in answer.value["trackers"]}
+        clocks = {(each["job"], each["path"]): each for each in answer.value.get("clocks", ())}
         for key in keys:
-            place = self._places.get(key)
-            row = found.get((key[0], place.path)) if place is not None else None
-            if place is not None and row is not None:
-                if place.tracker:
+            if key not in self._places:
+                continue
+            place = self._places[key]
+            row = (clocks if place.clock else found).get((key[0], place.path))
+            if row is not None:
+                if place.clock:
+                    self._take_clock(key, place, asked_at, row)
+                elif place.tracker:
                     self._take_tracker(key, place, asked_at, row)
                 else:
                     self._take_directory(key, place, asked_at, row)
@@ -213,6 +233,24 @@ class CheckpointCollector:
         if place.told != (found["step"],):
             place.told = (found["step"],)
             self._tell(key, at, key[1], found["step"], found["age_s"], "tracker")
+
+    def _take_clock(self, key: Key, place: _Place, at: float, found: dict[str, Any]) -> None:
+        """A file that was changed since the look before. At the first look nobody knows when: it tells where the count stands."""
+        if found["moved"] is not None:
+            self._move(place, at, found["moved"])
+            return
+        place.path, place.moves = key[1], 0
+        first, place.looked_at = place.looked_at is None, at
+        told = (found.get("at_ns"), found.get("size_bytes"))
+        if told[0] is None or told == place.told:
+            return
+        place.told = told
+        event = Event(
+            kind=EventKind.PROGRESS, job_id=key[0], source=key[1], age_s=0.0, count=found["at_ns"] / 1e9, pattern=CLOCK_PATTERN,
+            backlog=first,
+        )  # fmt: skip
+        self._events.append((at, event))
+        del self._events[: -4 * MAX_PLACES]
 
     def _move(self, place: _Place, at: float, path: str) -> None:
         """The directory is named through a link to another mount: its child is asked, at once."""

@@ -296,7 +296,9 @@ def _recovery_action(rest: str) -> tuple[FaultSeverity, bool]:
     action = rest.rpartition(" to ")[2]
     if "(none)" in action:
         return FaultSeverity.INFO, False
-    if "reset required" in action or "reboot required" in action:
+    if "drain" not in action and (
+        "reset" in action or "reboot" in action
+    ):  # `GPU Reset Required`, `OS Reboot`
         return FaultSeverity.CRITICAL, True
     return FaultSeverity.WARNING, False
 

@@ -291,3 +291,17 @@ def test_garbage_is_nothing(tmp_path: Path) -> None:
     )
     assert scan_kernel([str(file)], as_json=True) in (0, 1)
     assert words_of("{" * 60_000) is None
+
+
+def test_the_sentence_tells_the_gravest_thing_and_not_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "dmesg"
+    file.write_text(
+        "[ 1.0] sshd[304]: segfault at 0 ip 0000000000000000 sp 00007ffe8ceaabb8 error 14 in sshd[55d80c773000+d0000]\n"
+        f"[ 200.0] {STUCK}\n[ 200.1]  cxiWaitEventWait+0x1ab/0x2b0 [mmfslinux]\n"
+    )
+    assert scan_kernel([str(file)], as_json=False) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "hung_task of python 4242, waiting for gpfs" in first
+    assert "nothing in it alone excludes a node" in first

@@ -155,11 +155,7 @@ def summary(verdict: Verdict) -> str:
         return f"{count(verdict.messages, 'line')} of the kernel, no fault in them."
     broken = [line for line in lines if line.may_exclude_node]
     causes = [line for line in lines if line.role == "cause"]
-    first = next((line for line in (*broken, *causes, *lines)), lines[0])
-    for line in broken:
-        if line.role == "cause":
-            first = line
-            break
+    first = min(lines, key=_weight)
     others = len({_identity(line) for line in causes} - {_identity(first)})
     follow = sum(line.role == "consequence" for line in lines)
     parts = [f"{_what(first)} (line {first.number})"]
@@ -169,6 +165,16 @@ def summary(verdict: Verdict) -> str:
     if follow:
         parts.append(f"{count(follow, 'line follows', 'lines follow')} from something else")
     return "; ".join(parts) + "."
+
+
+_SEVERITIES = ("critical", "error", "warning", "info")
+
+
+def _weight(line: Judged) -> tuple[bool, int, bool, int]:
+    """What is to be read first: what breaks a node, then what is severe, causes before consequences, the earliest."""
+    is_cause = line.role == "cause"
+    severity = _SEVERITIES.index(line.fact.severity.value)
+    return (not (line.may_exclude_node and is_cause), severity, not is_cause, line.number)
 
 
 def _what(line: Judged) -> str:
@@ -181,7 +187,8 @@ def _what(line: Judged) -> str:
         return (
             f"{row.text} (Xid {row.number}, {of}){where}" if of else f"{row.text} (Xid {row.number}){where}"
         )
-    return f"{line.class_name}{f' of {of}' if of else ''}{where}"
+    waits = f", waiting for {line.waits_for}" if line.waits_for else ""
+    return f"{line.class_name}{f' of {of}' if of else ''}{waits}{where}"
 
 
 def _identity(line: Judged) -> tuple[Any, ...]:
@@ -189,17 +196,14 @@ def _identity(line: Judged) -> tuple[Any, ...]:
 
 
 def fold(lines: Sequence[Judged]) -> list[tuple[Judged, int]]:
-    """The first line of each kind, thing and role with how often it came; the broken first, then causes, then the rest."""
+    """The first line of each kind, thing and role with how often it came; what weighs most first."""
     first: dict[tuple[Any, ...], Judged] = {}
     times: dict[tuple[Any, ...], int] = {}
     for line in lines:
         key = _identity(line)
         first.setdefault(key, line)
         times[key] = times.get(key, 0) + 1
-    order = {"cause": 0, "consequence": 1, "news": 2}
-    kept = sorted(
-        first.items(), key=lambda item: (order[item[1].role], not item[1].may_exclude_node, item[1].number)
-    )
+    kept = sorted(first.items(), key=lambda item: (item[1].role == "news", _weight(item[1])))
     return [(line, times[key]) for key, line in kept]
 
 

@@ -184,6 +184,8 @@ class AgentMetrics:
         )
         lines += self._family("gpu_orphans", "gauge", "Processes that hold it and belong to no job that runs here.", GPU,
                               [(labels, held[gpu.uuid]) for gpu, labels in gpus])  # fmt: skip
+        lines += self._family("gpu_job", "gauge", "1 for the job and the rank whose processes hold it.", (*GPU, "job_id", "rank"),
+                              _gpu_jobs(report))  # fmt: skip
         for gpu, labels in gpus:
             self._gpu_of.update({gpu.uuid: labels, gpu.pci_bus_id or gpu.uuid: labels})
         return lines + self._family(
@@ -230,6 +232,23 @@ class AgentMetrics:
         kept = list(rows)
         self._left_out += max(0, len(kept) - MAX_ROWS)
         return family(PREFIX + name, kind, text, labels, kept[:MAX_ROWS])
+
+
+def _gpu_jobs(report: Report) -> list[Row]:
+    """One row a GPU, job and rank: what joins the series of GPUs with those of jobs."""
+    of_pid = {process.pid: process for process in report.processes}
+    found = {
+        (
+            gpu.uuid,
+            str(gpu.index),
+            job_label(process.job_id),
+            "" if process.rank is None else str(process.rank),
+        )
+        for gpu in report.gpus
+        for pid in gpu.pids or ()
+        if (process := of_pid.get(pid)) is not None
+    }
+    return [(labels, 1.0) for labels in sorted(found)]
 
 
 def job_label(job_id: str) -> str:

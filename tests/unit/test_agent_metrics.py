@@ -246,3 +246,25 @@ def test_a_strange_client_holds_the_next_one_up_for_two_seconds_at_most(served: 
 
 def test_a_port_that_is_taken_is_a_warning_and_no_end(served: int) -> None:
     assert AgentMetrics().serve("127.0.0.1", served) is None
+
+
+def test_the_gpus_of_a_job_can_be_joined_with_its_series() -> None:
+    metrics = AgentMetrics()
+    rank = Process(pid=41, start_ticks=1, job_id="7", role=Role.RANK, rank=3, comm="python", state="R", uid=0)
+    worker = Process(
+        pid=42, start_ticks=1, job_id="7", role=Role.WORKER, rank=3, comm="python", state="R", uid=0
+    )
+    card = Gpu(uuid="GPU-a", index=0, pids=(41, 42, 99))
+    report = Report(
+        node="n1",
+        boot_id="b",
+        agent_id="a",
+        sequence=1,
+        processes=(rank, worker),
+        gpus=(card, Gpu(uuid="GPU-b", index=1)),
+    )
+    metrics.update(report, Isolated(), 0)
+    rows = [
+        line for line in metrics.render().decode().splitlines() if line.startswith("slurm_watchdog_gpu_job{")
+    ]
+    assert rows == ['slurm_watchdog_gpu_job{gpu_uuid="GPU-a",gpu="0",job_id="7",rank="3"} 1']

@@ -121,7 +121,7 @@ _PREFIXES = ((_LABEL, _read_label), (_BRACKETS, _read_brackets), (_RAY, _read_ra
 
 _TOKEN = re.compile(
     r"""(?ix)
-    (?P<local> local[_ -]?rank[_ :=\#-]*(?P<local_value>\d{1,4}) | \bgpu[_ :=\#-]*(?P<gpu>\d{1,3})\b )
+    (?P<local> local[_ -]?rank[_ :=\#-]*(?P<local_value>\d{1,4}) | \bgpu[_ :=\#-]*(?P<gpu>\d)\b )
   | (?P<node_rank> node[_-]rank[_ :=\#-]*(?P<node_rank_value>\d{1,5}) )
   | (?P<rank> \b(?:global[_ -]?|world[_ -]?)?rank[_ :=\#-]*(?P<rank_value>\d{1,6})(?:\s*(?:/|of)\s*(?P<world>\d{1,6}))? )
   | (?P<pid> \bpid[_ :=\#-]*(?P<pid_value>\d{1,8}) )
@@ -207,12 +207,18 @@ def said_by_file(path: str, pids: tuple[int, ...] = ()) -> Said:
 def _by_name(name: str, pids: tuple[int, ...]) -> Said:
     if name.endswith((".md", ".markdown", ".rst")):
         return Said()
+    address = re.match(r"(?:.*[_-])?(\d{1,3}(?:\.\d{1,3}){3})(?!\d)", name)
+    if address is not None:
+        return Said(host=address[1])
     stem = re.sub(
         r"(\.(gz|txt|out|log|json|jsonl|err|dump|stacks?|trace|pyspy|spy|bt|gdb|tmp))+$", "", name, flags=re.I
     )
     said = Said()
     for field, pattern in (
-        ("local_rank", r"(?<![a-z])(?:local[_-]?rank|lrank|gpu|cuda)[_-]?(\d{1,4})(?!\d)"),
+        (
+            "local_rank",
+            r"(?<![a-z])(?:local[_-]?rank[_-]?|lrank[_-]?|(?:gpu|cuda)[_-]?(?=\d(?:[_.-]|$)))(\d{1,4})(?!\d)",
+        ),
         ("node_rank", r"(?<![a-z])node[_-]?rank[_-]?(\d{1,5})(?!\d)"),
         ("rank", r"(?<![a-z])(?:global[_-]?|g)?rank[_-]?(\d{1,6})(?!\d)"),
         ("pid", r"(?<![a-z])pid[_-]?(\d{1,8})(?!\d)"),
@@ -229,7 +235,7 @@ def _by_name(name: str, pids: tuple[int, ...]) -> Said:
     words = rf"(?:{_WORDS_OF_FILES})"
     stem = re.sub(rf"^(?:{words}(?:[-_.]+|$))+", "", stem.strip("-_. "), flags=re.I)
     stem = re.sub(rf"(?:(?:^|[-_.]+){words})+$", "", stem, flags=re.I).strip("-_. ")
-    number = re.fullmatch(rf"(?:{words}|worker|task|w|p)?[-_]?(\d{{1,5}})", stem, re.I)
+    number = re.fullmatch(rf"(?:(?!node|host){words}|worker|task|w|p)?[-_]?(\d{{1,5}})", stem, re.I)
     if number is not None:
         return replace(said, label=int(number[1])) if said.rank is None else said
     if re.fullmatch(_HOSTLIKE, stem) and re.search(r"\d", stem):

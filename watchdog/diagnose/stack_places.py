@@ -28,13 +28,15 @@ WAITS_FOR_PEERS = frozenset({Place.COLLECTIVE, Place.P2P, Place.RENDEZVOUS})
 
 _ERRANDS = {
     **dict.fromkeys(
-        (Place.LOCK, Place.SLEEP, Place.SUBPROCESS),
+        (Place.LOCK, Place.QUEUE, Place.SLEEP, Place.SUBPROCESS),
         frozenset(
             {Place.DATALOADER, Place.CHECKPOINT, Place.COMPILATION, Place.NETWORK, Place.TEARDOWN, Place.RENDEZVOUS,
              Place.REMOTE, Place.PREPARATION, Place.DEBUGGER, Place.COLLECTIVE}
         ),
     ),
-    Place.FILESYSTEM: frozenset({Place.CHECKPOINT, Place.COMPILATION, Place.IMPORT, Place.PREPARATION}),
+    Place.FILESYSTEM: frozenset(
+        {Place.CHECKPOINT, Place.COMPILATION, Place.IMPORT, Place.PREPARATION, Place.DEBUGGER, Place.NETWORK}
+    ),
     Place.NETWORK: frozenset({Place.DEBUGGER}),
 }  # fmt: skip
 """A place that is a means, and the callers that are its end: a lock below a data loader is a data loader."""
@@ -52,7 +54,7 @@ _TELLING_NATIVE = frozenset(
 )
 """What a native frame says even below a wait of its own: NCCL sleeps while it waits for its peers."""
 
-_SAYS_LITTLE = frozenset({Place.OTHER, Place.BACKWARD, Place.LOCK})
+_SAYS_LITTLE = frozenset({Place.OTHER, Place.BACKWARD, Place.LOCK, Place.QUEUE})
 """Places of Python frames that native frames may correct."""
 
 
@@ -70,6 +72,8 @@ class RankPlace(Value, frozen=True, kw_only=True):
     """(node, pid, start ticks)."""
     contexts: frozenset[str] = frozenset()
     """`evaluation`, `startup`: what the rank is about as a whole."""
+    holds_gil: bool = False
+    """Whether this very thread held the interpreter's lock."""
     gil_held_by: str | None = None
     """Another thread of the process that holds the interpreter's lock, and its innermost frame."""
     raw: tuple[Frame, ...] = ()
@@ -87,7 +91,8 @@ def place_of(function: str, file: str) -> Place:
 
 
 @lru_cache(maxsize=8192)
-def _native_place_of(function: str) -> Place:
+def native_place_of(function: str) -> Place:
+    """Which known place a frame of compiled code means."""
     name = re.sub(r"@.*|\(.*", "", function)
     return next((place for place, pattern in NATIVE if re.fullmatch(pattern, name)), Place.OTHER)
 
@@ -173,6 +178,7 @@ def locate(stack: ProcessStack) -> RankPlace:
         frames=frames,
         key=key,
         contexts=contexts_of(thread.frames),
+        holds_gil=thread.owns_gil,
         gil_held_by=_gil_holder(stack, thread),
         raw=thread.frames,
     )
@@ -215,7 +221,7 @@ def _known(places: Sequence[Place]) -> Iterator[Place]:
 
 
 def _native(frames: Sequence[Frame], otherwise: Place) -> Place:
-    places = [_native_place_of(frame.function) for frame in frames]
+    places = [native_place_of(frame.function) for frame in frames]
     telling = next((place for place in places if place in _TELLING_NATIVE), None)
     if telling is not None:
         return telling

@@ -179,6 +179,8 @@ def _numbered(processes: list[list[Dump]], world: int) -> tuple[list[list[Dump]]
             and not taken & set(known)
             and (not world or all(r < world for r in known))
         )
+        if source is _rank_by_label:  # dump1, dump2 may be anything; 0 to n-1 are ranks
+            sound = sound and len(known) > 1 and 0 in known and max(known) < 2 * len(known)
         if sound and (source is _rank_by_command or len(known) == len(without) == len(processes)):
             for each, rank in zip(without, ranks, strict=True):
                 _set_rank(each, rank)

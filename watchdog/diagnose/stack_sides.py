@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from watchdog.diagnose.stack_places import WAITS_FOR_PEERS, RankPlace, frame_key, place_of
+from watchdog.diagnose.stack_places import (
+    WAITS_FOR_PEERS,
+    RankPlace,
+    frame_key,
+    is_native,
+    native_place_of,
+    place_of,
+)
 from watchdog.knowledge.frames import Place
 
 _INNER_FRAMES = 12
 """A collective is looked for this deep under library wrappers."""
+
+_NATIVE_FRAMES = 40
 
 TOGETHER_RANKS = 3
 TOGETHER_SHARE = 0.7
@@ -86,4 +95,9 @@ def collective_of(place: RankPlace) -> str:
         for frame in place.frames[:_INNER_FRAMES]
         if place_of(frame.function, frame.file) in WAITS_FOR_PEERS
     ]
-    return next((name for name in names if name not in ("wrapper", "log_wrapper")), "")
+    names = [name for name in names if name not in ("wrapper", "log_wrapper")] or [
+        frame.function
+        for frame in place.raw[:_NATIVE_FRAMES]
+        if is_native(frame.file) and native_place_of(frame.function) in WAITS_FOR_PEERS
+    ][-1:]
+    return names[0] if names else ""

@@ -50,6 +50,10 @@ _REASON = re.compile(r"\s*(?:Reason|Caused by):\s*(.+)")
 _SPY_CALL = re.compile(
     r".*(?:py-spy|pystack)\b.*\b(?:dump|remote)\b(?:.*?(?:--pid|-p|remote)[ =](\d{2,8})\b)?.*$|.*gdb .*-p ?(\d+).*$"
 )
+_RANK_SPEAKS = re.compile(
+    r"(?i)\W*(?:global )?rank[ _:=#-]*(\d{1,6})\W+(?:\(gdb\)|Timeout \(|Fatal Python|Attaching|\$|sudo|py-spy|gdb|pystack|thread apply|kill|"
+    r"dumping|stack trace).*"
+)
 
 
 class Dump(Value, frozen=True, kw_only=True):
@@ -321,7 +325,8 @@ class _Reader:
             stream.error = stream.error or error[1].strip()[:300]
             return
         self._end_thread(stream)
-        header = parse_header(line)
+        spoken = _RANK_SPEAKS.match(line)
+        header = parse_header(line) if spoken is None else Said(rank=int(spoken[1]))
         if header is not None:
             self._end_process(stream)
             stream.asked = None

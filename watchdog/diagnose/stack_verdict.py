@@ -8,6 +8,7 @@ themselves prove it: a debugger's prompt, a teardown, everybody in a collective 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
@@ -44,8 +45,10 @@ STARTUP_S: Final = 3600.0
 FEW: Final = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they share a node, any number that is a minority."""
 
-_ENDLESS = frozenset({Place.DATALOADER, Place.LOCK, Place.FILESYSTEM, Place.DEBUGGER, Place.TEARDOWN})
-_LONG = frozenset({Place.COMPILATION, Place.PREPARATION, Place.IMPORT, Place.TOKENIZER, Place.RENDEZVOUS})
+_ENDLESS = frozenset(
+    {Place.DATALOADER, Place.LOCK, Place.QUEUE, Place.FILESYSTEM, Place.DEBUGGER, Place.TEARDOWN}
+)
+_LONG = frozenset({Place.COMPILATION, Place.PREPARATION, Place.IMPORT, Place.RENDEZVOUS})
 
 
 class Given(Value, frozen=True, kw_only=True):
@@ -192,6 +195,14 @@ def _rule(case: _Case) -> _Ruling:
         return _nothing_dumped(case)
     ruling = _with_a_prompt(case) or (_with_waiting(case) if case.waiting else _without_waiting(case))
     is_hang, cls, _, _ = ruling
+    evaluating = sum("evaluation" in p.contexts for p in case.places)
+    if (
+        not is_hang
+        and cls in ("working", "device_wait", "backward", "collective")
+        and 2 * evaluating > len(case.places)
+    ):
+        cls = "evaluation"
+        ruling = (False, cls, ruling[2], ruling[3])
     if case.recent:
         since, base = case.given.since_last_step_s, case.base_s
         return (
@@ -314,6 +325,12 @@ def _nobody_outside(case: _Case) -> _Ruling:
         )
         return True, "collective_mismatch", (odd,), sentence
     sentence = f"Nobody is odd: {_where_all_are(case, lower=True)}"
+    lost = _lost(case) if collective and not starting else None
+    if lost is not None:
+        sentence = (
+            f"{whom(lost, True)} is suspect: {lost.reason.removeprefix('suspect: ')}, {_waiters(case)}."
+        )
+        return True, "missing_rank", (lost,), sentence
     if case.missing and collective and not starting:
         sentence = (
             f"Rank {fold(case.missing)} {'is' if len(case.missing) == 1 else 'are'} missing from the dumps, {_waiters(case)}. "
@@ -326,6 +343,22 @@ def _nobody_outside(case: _Case) -> _Ruling:
         bool(case.repeated) and collective and not starting and case.given.since_last_step_s is None
     )
     return hang, cls, (), sentence
+
+
+def _lost(case: _Case) -> Culprit | None:
+    """The only rank of which there is no dump: its number is missing, or one node has one dump less than all the others."""
+    if len(case.missing) == 1:
+        return Culprit(rank=case.missing[0], reason="suspect: there is no dump of it")
+    numbered = any(each.rank is not None for each in case.cast.ranks)
+    if numbered or case.undumped or case.cast.world != len(case.cast.ranks) + 1:
+        return None
+    counts = Counter(each.host for each in case.cast.ranks)
+    fewest, most = min(counts.values()), max(counts.values())
+    short = [host for host, number in counts.items() if number == fewest]
+    if len(counts) < 3 or "" in counts or len(short) != 1 or most != fewest + 1:
+        return None
+    reason = f"suspect: there is no dump of it, {fewest} from that node and {most} from every other"
+    return Culprit(node=short[0], reason=reason)
 
 
 def _without_waiting(case: _Case) -> _Ruling:
@@ -455,6 +488,8 @@ def _culprit(p: RankPlace | Culprit, found: Cast) -> Culprit:
     if isinstance(p, Culprit):
         return p
     reason = f"{place_words(p.place)}, in {call_of(p.frames[0])}" if p.frames else place_words(p.place)
+    if p.holds_gil and p.place is Place.OTHER:
+        reason += "; it holds the interpreter's lock"
     if p.gil_held_by and p.place not in WAITS_FOR_PEERS:
         reason += f"; the interpreter's lock is held by {p.gil_held_by}"
     reason += children_of(p, found)
@@ -464,7 +499,7 @@ def _culprit(p: RankPlace | Culprit, found: Cast) -> Culprit:
 
 
 def _class_of(named: Sequence[RankPlace]) -> str:
-    if all(p.place in (Place.OTHER, Place.LOCK) and p.gil_held_by for p in named):
+    if all(p.place in (Place.OTHER, Place.LOCK) and (p.gil_held_by or p.holds_gil) for p in named):
         return CLASSES[Place.GIL]
     return class_word(p.place for p in named)
 

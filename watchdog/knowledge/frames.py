@@ -23,6 +23,7 @@ class Place(StrEnum):
     TEARDOWN = "tears its process group down"
     DEBUGGER = "sits at a debugger prompt"
     LOCK = "waits for a lock"
+    QUEUE = "waits for a queue"
     BACKWARD = "is in the backward pass"
     """DistributedDataParallel reduces gradients in there: a rank that waits for its peers shows no collective."""
     DEVICE = "waits for its GPU"
@@ -52,6 +53,7 @@ CLASSES: Final[dict[Place, str]] = {
     Place.TEARDOWN: "teardown",
     Place.DEBUGGER: "debugger",
     Place.LOCK: "lock",
+    Place.QUEUE: "queue",
     Place.BACKWARD: "backward",
     Place.DEVICE: "device_wait",
     Place.NETWORK: "network",
@@ -128,7 +130,7 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
         r"streaming/base/.*|lightning/.*/fetchers|mosaic\w*/.*/dataloader|ffcv/.*|tensorflow/python/data/.*|grain/.*)"
         r"(\.py)?",
     ),
-    (Place.DATALOADER, r"_?(get_)?next_(micro_?)?batch|_?fetch_(next_)?batch|_?load_next_batch", r".*"),
+    (Place.DATALOADER, r"_?get_(micro_?)?batch(_pipe|_on_this_tp_rank)?|_?(get_)?next_(micro_?)?batch|_?fetch_(next_)?batch|_?load_next_batch", r".*"),
     (
         Place.P2P,
         r".*",
@@ -196,6 +198,7 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
     (Place.DEVICE, r"mark_step|wait_device_ops", r".*torch_xla/.*\.py"),
     (Place.DEVICE, r"(_?to_)?item|tolist|_local_scalar_dense|cuda_synchronize|device_synchronize|synchronize_device", r".*"),
     (Place.REMOTE, r"get|wait|get_objects|_get|fetch_and_deserialize", r".*ray/_private/(worker|client_mode_hook|auto_init_hook)\.py"),
+    (Place.TOKENIZER, r"\w*_?(de)?tokeni[sz]e\w*|batch_encode_plus|encode_batch|encode_plus", r".*"),
     (Place.TOKENIZER, r".*", r".*(transformers/tokenization_\w+|tokenizers/.*|sentencepiece/.*|tiktoken/.*)\.py"),
     (
         Place.PREPARATION,
@@ -244,6 +247,11 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
     ),
     (Place.FILESYSTEM, r"memmap|__new__|open_memmap|fromfile|load|save|savez|_savez|read_array|write_array", r".*numpy/(core/memmap|_core/memmap|lib/(npyio|format|_npyio_impl|_format_impl))\.py"),
     (Place.FILESYSTEM, r".*", r".*(PIL/(Image|ImageFile|JpegImagePlugin)|h5py/.*|pyarrow/(parquet|dataset|fs|feather)\S*|zarr/.*|lmdb/.*|tifffile/.*|netCDF4/.*|pandas/io/.*|soundfile|tensorboard/summary/writer/.*|tensorboard/compat/.*|filelock/.*)(\.py)?"),
+    (
+        Place.FILESYSTEM,
+        r"read|write|writelines|readlines?|readinto|fsync|flush|pread|pwrite|open|truncate",
+        r"(?!.*(socket|ssl|pipe|connection|queue|stream|zmq|asyncio|tornado|selectors|subprocess|serial)).*",
+    ),
     (Place.COLLECTING, r"(_?gc_collect|collect_garbage|_?run_gc|gc_step|maybe_gc|_?gc_\w+|garbage_collect\w*)", r".*"),
     (
         Place.SUBPROCESS,
@@ -258,6 +266,7 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
         r".*importlib.*",
     ),
     (Place.SLEEP, r"_?(time_)?sleep\w*|nap|back_?off\w*|_?retry_sleep|sleep_for_retry", r".*"),
+    (Place.QUEUE, r"get|put|join|_?recv(_bytes)?|_?poll|wait|select", r".*(^|/)(queue|queues|connection|selectors)\.py"),
     (Place.LOCK, r"acquire|__enter__|wait|_wait_for_tstate_lock|join|_acquire_restore|wait_for", r".*threading\.py"),
     (Place.LOCK, r"acquire|lock|_acquire|wait_for_lock|acquire_lock|__enter__", r".*(file_?lock|portalocker|fasteners|multiprocessing/synchronize|synchronize|lock\w*)\.py"),
     (Place.LOCK, r"_?(acquire|take|grab|wait_for)_?\w*(lock|mutex)\w*", r".*"),

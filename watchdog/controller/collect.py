@@ -22,7 +22,7 @@ from watchdog.controller.packed import pack
 from watchdog.detect.view import JobView, StackSnapshot
 from watchdog.diagnose.differences import RankFacts
 from watchdog.diagnose.filesystem import probes_wanted
-from watchdog.diagnose.verdict import Diagnosis, diagnose
+from watchdog.diagnose.verdict import Diagnosis, Gathered, diagnose
 from watchdog.model import (
     CollectEvidence,
     Culprit,
@@ -66,6 +66,8 @@ MAX_KEPT_BYTES: Final = 96 << 20
 """Of one collection in the journal, packed; what comes beyond that is judged and not kept."""
 LARGE_BYTES: Final = 1 << 20
 """A document of this size is compressed in a thread."""
+SILENCE_EVERY_S: Final = 2.0
+"""Between two looks whether a node that is waited for still reports."""
 PRUNE_EVERY_S: Final = 3600.0
 
 
@@ -237,7 +239,7 @@ class Collector:
         try:
             async with self._slots:
                 self._want_probes(found)
-                await asyncio.gather(*(self._ask(found, node) for node in found.job.nodes))
+                await self._ask_all(found)
                 self._conclude(found)
         finally:
             self._running.pop(found.key, None)
@@ -252,6 +254,25 @@ class Collector:
             if any(p.process.job_id == found.job.job_id for p in filesystem.blocked):
                 for wanted in probes_wanted(view, filesystem):
                     self._c.evidence.probe(wanted, clock.monotonic())
+
+    async def _ask_all(self, found: Collected) -> None:
+        """Asks every node that reports; one that falls silent meanwhile is not waited for."""
+        tasks = {node: asyncio.create_task(self._ask(found, node)) for node in found.job.nodes}
+        try:
+            while pending := {node for node, task in tasks.items() if not task.done()}:
+                reporting = frozenset(self._c.state.reporting_nodes(clock.monotonic()))
+                for node in pending - reporting:
+                    tasks[node].cancel()
+                    progress = found.nodes[node]
+                    progress.state, progress.error = "failed", f"the agent on {node} does not report"
+                await asyncio.wait([tasks[node] for node in pending], timeout=SILENCE_EVERY_S)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
 
     async def _ask(self, found: Collected, node: str) -> None:
         progress = found.nodes[node]
@@ -331,10 +352,20 @@ class Collector:
         silent = {
             name: node.error or "no answer" for name, node in found.nodes.items() if node.state == "failed"
         }
+        gathered = Gathered(
+            snapshots=tuple(_snapshots(found, now)),
+            facts=tuple(facts),
+            settings=found.settings,
+            locks=locks,
+            silent=silent,
+        )
         return diagnose(
-            self._c.judge.view, view, _snapshots(found, now), facts, found.settings, locks, silent,
+            self._c.judge.view,
+            view,
+            gathered,
             blocked_for_s=self._c.config.detectors.filesystem_stall.blocked_for,
-        )  # fmt: skip
+            limit_s=self._c.judge.limits_s.get(found.job.job_id),
+        )
 
     # ------------------------------------------------------------------------------------ keeping and forgetting
 

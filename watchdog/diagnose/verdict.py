@@ -61,27 +61,38 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     filesystems: tuple[FilesystemVerdict, ...] = ()
 
 
+class Gathered(Value, frozen=True, kw_only=True):
+    """What was collected of one job."""
+
+    snapshots: tuple[StackSnapshot, ...] = ()
+    """Oldest first."""
+    facts: tuple[RankFacts, ...] = ()
+    """Of each rank, for comparing them."""
+    settings: Mapping[str, Mapping[str, str]] = {}
+    """Node -> name -> value."""
+    locks: Mapping[tuple[str, int], LockWait] = {}
+    """(node, pid) -> the file lock that the process waits for."""
+    silent: Mapping[str, str] = {}
+    """Nodes that gave no evidence, with the reason."""
+
+
 def diagnose(
     view: ClusterView,
     job: JobView,
-    snapshots: Sequence[StackSnapshot],
-    facts: Sequence[RankFacts] = (),
-    settings: Mapping[str, Mapping[str, str]] | None = None,
-    locks: Mapping[tuple[str, int], LockWait] | None = None,
-    silent: Mapping[str, str] | None = None,
+    gathered: Gathered,
     *,
     blocked_for_s: float = BLOCKED_FOR_S,
+    limit_s: float | None = None,
 ) -> Diagnosis:
-    """The diagnosis of `job`, of which `snapshots` were just taken, oldest first.
+    """The diagnosis of `job` from what was just gathered of it and from what `view` says of filesystems.
 
-    `facts` and `settings` (node -> name -> value) are compared; `locks` (node, pid) are file locks that processes wait for;
-    `silent` are the nodes that gave no evidence, with the reason. Who is blocked on a filesystem for less than `blocked_for_s`
-    is shown and not accused.
+    Who is blocked on a filesystem for less than `blocked_for_s` is shown and not accused. `limit_s` is the age of the last step
+    at which detectors would call it a hang; None: not known.
     """
     ranks = job.ranks
     living = [rank for rank in ranks if rank.alive]
-    voted = vote(snapshots, ranks) if snapshots else Vote()
-    filesystems = _filesystems(view, job, locks or {})
+    voted = vote(gathered.snapshots, ranks) if gathered.snapshots else Vote()
+    filesystems = _filesystems(view, job, gathered.locks)
     base = Diagnosis(
         job_id=job.job.job_id,
         is_hang=None,
@@ -89,17 +100,22 @@ def diagnose(
         summary="",
         ranks=len(ranks),
         groups=voted.groups,
-        undumped=(*voted.undumped, *_missing(living, voted, silent or {})),
+        undumped=(*voted.undumped, *_missing(living, voted, gathered.silent)),
         missing=voted.missing,
         filesystems=filesystems,
     )
-    named = _judge(job, base, voted, living, blocked_for_s)
+    named = _judge(job, base, voted, living, blocked_for_s, limit_s)
     numbers = [culprit.rank for culprit in named.culprits if culprit.rank is not None]
-    return replace(named, differences=compare(facts, settings or {}, numbers))
+    return replace(named, differences=compare(gathered.facts, gathered.settings, numbers))
 
 
 def _judge(
-    job: JobView, base: Diagnosis, voted: Vote, living: Sequence[ProcessView], blocked_for_s: float
+    job: JobView,
+    base: Diagnosis,
+    voted: Vote,
+    living: Sequence[ProcessView],
+    blocked_for_s: float,
+    limit_s: float | None,
 ) -> Diagnosis:
     job_id, place = job.job.job_id, _after(job)
     if not job.ranks:
@@ -110,7 +126,7 @@ def _judge(
             base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
             summary=f"Job {job_id} lost {_who(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",
         )  # fmt: skip
-    steady = _makes_steps(job)
+    steady = _makes_steps(job, limit_s)
     if steady is not None:
         return replace(
             base, is_hang=False, kind="progressing", summary=f"Job {job_id} makes progress: {steady}."
@@ -188,13 +204,19 @@ def _after(job: JobView) -> str:
     return f" after {job.progress.place}, {job.progress.age_s:.0f} s ago"
 
 
-def _makes_steps(job: JobView) -> str | None:
-    """Why the job counts as making steps; None if it does not, or if it never made one."""
+def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
+    """Why the job counts as making steps, or as busy with what its log says; None if it does not, or never made one.
+
+    `limit_s` is what the detectors allow it: where the log says that it evaluates or saves, that counts.
+    """
     progress = job.progress
     if progress is None or progress.steps_seen < 2:
         return None
+    if progress.phase is not None and limit_s is not None and progress.age_s < limit_s:
+        return f"its log says {progress.phase}, {progress.place} was {progress.age_s:.0f} s ago, and it may take {limit_s:.0f} s"
     usual_s = max([progress.step_s or 0.0, *progress.intervals_s], default=0.0)
-    if progress.age_s > max(STEP_FLOOR_S, STEP_FACTOR * usual_s):
+    patience_s = max(STEP_FLOOR_S, STEP_FACTOR * usual_s)
+    if progress.age_s > (patience_s if limit_s is None else min(patience_s, limit_s)):
         return None
     return f"{progress.place} {progress.age_s:.0f} s ago" + (
         f", a step takes {progress.step_s:.3g} s" if progress.step_s else ""

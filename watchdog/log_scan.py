@@ -18,7 +18,7 @@ import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
@@ -35,6 +35,8 @@ STEPS_IN_FULL = 32
 """So many if they can only be steps or phases."""
 EVENLY = 8
 """Of the further lines of one shape so many are parsed, an even choice with the last, in each piece."""
+SAMPLE_PIECES = 8
+"""With `Seen.only_last`, of so many pieces in which nothing is new one is parsed, and the last one of each block."""
 MAX_SHAPES = 512
 """Shapes that are remembered from piece to piece; then counting begins anew. A shape is as long as its line."""
 MAX_SHAPE_BYTES = 512
@@ -57,11 +59,18 @@ class Seen:
     parsed: dict[bytes, int] = field(default_factory=dict)
     errors_in_full: int = IN_FULL
     steps_in_full: int = STEPS_IN_FULL
+    only_last: bool = False
+    """Of further lines only the last of each shape is parsed in each piece, and the others are not counted: quicker."""
+    done: set[bytes] = field(default_factory=set)
+    """With `only_last`: shapes that have had their share."""
+    quiet: set[bytes] = field(default_factory=set)
+    """With `only_last`: shapes without any needle."""
 
     def add(self, shape: bytes, count: int) -> None:
         if len(shape) <= MAX_SHAPE_BYTES:
             if len(self.parsed) >= MAX_SHAPES and shape not in self.parsed:
                 self.parsed.clear()
+                self.done.clear()
             self.parsed[shape] = self.parsed.get(shape, 0) + count
 
 
@@ -76,6 +85,8 @@ class Scan:
     """Lines that were given to parse_line."""
     places: list[int] = field(default_factory=list)
     """Of each fact the line of the block, counted from 0."""
+    lines: int = 0
+    """How many line feeds the block has."""
 
 
 def letters(text: str | bytes) -> bytes:
@@ -114,10 +125,9 @@ def scan(block: bytes, seen: Seen | None = None, own: tuple[Pattern, ...] = ()) 
     """
     seen = Seen() if seen is None else seen
     found = Scan()
-    line = 0
-    for piece in _pieces(block):
-        _scan_piece(piece, seen, found, own, line)
-        line += piece.count(b"\n")
+    pieces = list(_pieces(block))
+    for number, piece in enumerate(pieces, 1):
+        _scan_piece(piece, seen, found, own, number % SAMPLE_PIECES == 0 or number == len(pieces))
     return found
 
 
@@ -132,14 +142,18 @@ def _pieces(block: bytes) -> Iterator[bytes]:
     yield block[start:] if start else block
 
 
-def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...], line: int) -> None:
+def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...], sample: bool) -> None:
     plain = piece
     if b"\x1b" in piece:
         plain = _ESCAPES.sub(b"", piece)
     if not plain.isascii():
         plain = plain.replace(_KELVIN, b"k")
     shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
-    loud = set(shapes) if own else _loud(set(shapes))
+    line = found.lines
+    found.lines += len(shapes) - 1
+    loud = set(shapes) if own else _loud_ones(set(shapes), seen)
+    if seen.only_last and not sample and loud <= seen.done and _TITLE not in piece:
+        return
     titled: set[bytes] = set()
     lines = piece.split(b"\n") if loud or _TITLE in piece else []
     if _TITLE in piece:
@@ -149,14 +163,25 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...],
                 titled.add(shapes[at])
     if not loud and not titled:
         return
-    hits = [at for at, shape in enumerate(shapes) if shape in loud or shape in titled]
+    if seen.only_last and loud <= seen.done and not titled:
+        last = dict(zip(shapes, range(len(shapes)), strict=True))
+        hits = sorted(last[shape] for shape in loud)
+    else:
+        hits = [at for at, shape in enumerate(shapes) if shape in loud or shape in titled]
     facts: list[tuple[int, str, LogFact]] = []
     for shape, places in _groups(hits, shapes).items():
         first = shapes[places[0]]
         errors = bool(_rows(first, first in titled, own).signatures)
         in_full = seen.errors_in_full if errors else seen.steps_in_full
-        chosen = _chosen(places, in_full - seen.parsed.get(shape, 0))
+        chosen = _chosen(places, in_full - seen.parsed.get(shape, 0), 1 if seen.only_last else EVENLY)
         seen.add(shape, len(chosen))
+        if (
+            seen.only_last
+            and shape in seen.parsed
+            and seen.parsed[shape] >= in_full
+            and len(seen.done) < MAX_SHAPES
+        ):
+            seen.done.update({shapes[at] for at in places if len(shapes[at]) <= MAX_SHAPE_BYTES})
         found.parsed += len(chosen)
         before = len(facts)
         for at in chosen:
@@ -169,6 +194,19 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...],
     facts.sort(key=lambda each: each[0])
     found.facts += [(text, fact) for _, text, fact in facts]
     found.places += [line + at for at, _, _ in facts]
+
+
+def _loud_ones(shapes: set[bytes], seen: Seen) -> set[bytes]:
+    """The shapes that hold a needle; with `only_last` those that are known to hold none are not looked at again."""
+    if not seen.only_last:
+        return _loud(shapes)
+    new = shapes - seen.quiet - seen.done
+    loud = _loud(new) if new else new
+    if len(seen.quiet) >= MAX_SHAPES:
+        seen.quiet.clear()
+    room = MAX_SHAPES - len(seen.quiet)
+    seen.quiet.update(islice((each for each in new - loud if len(each) <= MAX_SHAPE_BYTES), room))
+    return loud | (shapes & seen.done)
 
 
 def _loud(shapes: set[bytes]) -> set[bytes]:
@@ -233,10 +271,10 @@ def _groups(hits: list[int], shapes: list[bytes]) -> dict[bytes, list[int]]:
     return coarse
 
 
-def _chosen(places: list[int], in_full: int) -> list[int]:
+def _chosen(places: list[int], in_full: int, evenly: int = EVENLY) -> list[int]:
     """Which lines of one shape are parsed: the first ones, and of the others an even choice with the last."""
     in_full = max(0, in_full)
-    if len(places) <= in_full + EVENLY:
+    if len(places) <= in_full + evenly:
         return places
     others = places[in_full:]
-    return places[:in_full] + [others[(place + 1) * len(others) // EVENLY - 1] for place in range(EVENLY)]
+    return places[:in_full] + [others[(place + 1) * len(others) // evenly - 1] for place in range(evenly)]

@@ -25,7 +25,7 @@ MAX_KEPT = 60_000
 MAX_LATE = 20_000
 """Of the kept lines so many are kept for what comes last, when the first ones have taken the others."""
 ERRORS_IN_FULL = 6_000
-STEPS_IN_FULL = 12_000
+STEPS_IN_FULL = 6_000
 MAX_FACTS = 120_000
 SETUP_BYTES = 64 * 1024**2
 """So far from the beginning a log is searched for the size of the job."""
@@ -76,7 +76,7 @@ class Collector:
     """Takes blocks of whole lines; `digest()` gives what was kept."""
 
     def __init__(self, markdown: bool = False) -> None:
-        self._seen = Seen(errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL)
+        self._seen = Seen(errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL, only_last=True)
         self._raw: dict[int, str] = {}
         self._tail: list[tuple[int, str]] = []
         self._facts: list[Fact] = []
@@ -91,49 +91,45 @@ class Collector:
         """`numbers`: of each line of `data` its number in the file, where it is not simply counted on from `first_line`."""
         found = scan(data, self._seen)
         self._left_out += found.left_out
-        lines = data.split(b"\n")
-        if lines and not lines[-1]:
-            lines.pop()
 
         def number(place: int) -> int:
             return first_line + place if numbers is None else numbers[place]
 
+        errors = []
         for place, (text, fact) in zip(found.places, found.facts, strict=True):
-            self._note(number(place), text, fact)
-        wanted = self._wanted(
-            lines,
-            [
-                place
-                for place, (_, fact) in zip(found.places, found.facts, strict=True)
-                if fact.kind is EventKind.ERROR
-            ],
-        )
+            if fact.kind is EventKind.ERROR:
+                errors.append(place)
+            else:
+                self._note(number(place), text, fact)
+        count = found.lines + (not data.endswith(b"\n"))
+        wanted = self._wanted(count, errors)
         if self._bytes < SETUP_BYTES:
             wanted |= _setup_lines(data)
-        self._keep(lines, sorted(wanted), number)
-        tail = range(max(0, len(lines) - TAIL_LINES), len(lines))
-        self._tail = (self._tail + [(number(place), _text(lines[place])) for place in tail])[-TAIL_LINES:]
+        if wanted:
+            self._keep(data.split(b"\n"), sorted(wanted), number)
+        end = len(data) - data.endswith(b"\n")
+        last = data[:end].rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:]
+        texts = [(number(count - len(last) + at), _text(line)) for at, line in enumerate(last)]
+        self._tail = (self._tail + texts)[-TAIL_LINES:]
         self._bytes += len(data)
-        self._lines = max(self._lines, number(len(lines) - 1) if lines else 0)
+        self._lines = number(count - 1)
 
     def _note(self, number: int, text: str, fact: LogFact) -> None:
-        if fact.kind is EventKind.ERROR:
-            return
         if len(self._facts) >= MAX_FACTS:
             self._facts = self._facts[::2]
         batch = _BATCH.search(text) if "batch" in text else None
         size = int(next(value for value in batch.groups() if value)) if batch else None
         self._facts.append(Fact(number, stamp_of(text.lstrip()), fact, size, text[:300]))
 
-    def _wanted(self, lines: list[bytes], errors: list[int]) -> set[int]:
-        wanted: set[int] = set(range(min(len(lines), max(0, HEAD_LINES - self._lines))))
-        wanted.update(range(min(self._owed, len(lines))))
-        self._owed = 0
+    def _wanted(self, count: int, errors: list[int]) -> set[int]:
+        wanted: set[int] = set(range(min(count, max(0, HEAD_LINES - self._lines))))
+        wanted.update(range(min(self._owed, count)))
+        self._owed = max(0, self._owed - count)
         for place in errors:
-            wanted.update(range(max(0, place - AROUND), min(len(lines), place + AROUND + 1)))
-            self._owed = max(self._owed, place + AROUND + 1 - len(lines))
+            wanted.update(range(max(0, place - AROUND), min(count, place + AROUND + 1)))
+            self._owed = max(self._owed, place + AROUND + 1 - count)
         if self._markdown:
-            wanted.update(range(len(lines)))
+            wanted.update(range(count))
         return wanted
 
     def _keep(self, lines: list[bytes], places: list[int], number: Callable[[int], int]) -> None:

@@ -207,6 +207,7 @@ def _update(
 def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
     """Who is named, with the rank and the pid that the same GPU or process had when it was named first: a rank that died of its GPU
     is not known any more once its job runs again."""
+    ranked: dict[tuple[str | None, str | None], Culprit]
     ranked = {(each.node, each.gpu_uuid): each for each in before if each.gpu_uuid and each.rank is not None}
     found = []
     for each in named:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from watchdog import __version__, clock
 from watchdog.config import Config
 from watchdog.config_types import split_address
 from watchdog.controller import local_api
+from watchdog.controller.http_server import Server
 from watchdog.controller.ingest import Door, read_token
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.metrics import ControllerMetrics
@@ -25,6 +27,13 @@ from watchdog.runner import sd_notify
 from watchdog.slurm.command_line import CommandLineSlurm
 
 log = logging.getLogger(__name__)
+
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: after a restart all agents come within seconds. The kernel takes somaxconn, if less."""
+COLLECT_AFTER = (50_000, 20, 50)
+"""Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run walks over all that is known
+of the cluster, and holds everything up meanwhile. What we keep has no cycles; what a request leaves is young when it is collected."""
 
 
 def run_controller(config: Config, *, once: bool = False, record: str | None = None) -> int:
@@ -62,6 +71,8 @@ def journal_url(config: Config) -> str:
 async def _serve(
     config: Config, journal: Journal, token: str, recorder: Recorder | None, *, once: bool
 ) -> int:
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
     metrics = ControllerMetrics()
     slurm = CommandLineSlurm(
         bin_directory=config.slurm.bin_directory,
@@ -87,7 +98,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runners: list[web.AppRunner] = []
+    runners: list[Server | web.AppRunner] = []
     try:
         runners = await _open_doors(controller, token)
     except OSError as error:
@@ -121,7 +132,7 @@ async def live(controller: Controller, notifier: Notifier, stop: asyncio.Event) 
     await controller.collector.close()
 
 
-async def _open_doors(controller: Controller, token: str) -> list[web.AppRunner]:
+async def _open_doors(controller: Controller, token: str) -> list[Server | web.AppRunner]:
     """The port for agents and Prometheus, and the local socket for the commands. Raises OSError."""
     config = controller.config
     door = Door(
@@ -131,10 +142,9 @@ async def _open_doors(controller: Controller, token: str) -> list[web.AppRunner]
         metrics=controller.metrics,
         healthy=controller.healthy,
     )
-    agents = web.AppRunner(door.app(), access_log=None, keepalive_timeout=120)
-    await agents.setup()
+    agents = door.server()
     host, port = split_address(config.controller.listen, [], "controller.listen")
-    await web.TCPSite(agents, host, port).start()
+    await agents.start(host, port, BACKLOG)
     local = web.AppRunner(local_api.make_app(controller), access_log=None)
     await local.setup()
     await local_api.open_socket(local, config.controller.socket)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from pathlib import Path
 
-from aiohttp import ClientError, web
+import msgspec
 
+from watchdog.controller.http_server import Answer, Request, Server
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.model import Reply, Report
 from watchdog.wire import MAX_BYTES, WireError, decode_report, encode_reply
 
-log = logging.getLogger(__name__)
-
+PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
+NOBODY: frozenset[str] = frozenset()
 BODY_DEADLINE_S = 20.0
 """A report has to arrive whole within this time: a slow sender holds no connection open."""
 
@@ -41,74 +42,102 @@ class Door:
         self._healthy = healthy
         self._resolved: dict[str, frozenset[str]] = {}
 
-    def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BYTES)
-        app.router.add_post("/v1/report", self._report)
-        app.router.add_get("/metrics", self._show_metrics)
-        app.router.add_get("/healthz", self._health)
-        return app
+    def server(self) -> Server:
+        """What listens on the port."""
+        return Server(self.answer, self.admit, self._refuse, MAX_BYTES, BODY_DEADLINE_S)
 
-    async def _report(self, request: web.Request) -> web.Response:
-        if self._token and not self._token_fits(request.headers.get("Authorization", "")):
+    def admit(self, path: str, authorization: str) -> Answer | None:
+        """Who may not report need not send its report."""
+        if path == "/v1/report" and self._token and not self._token_fits(authorization):
             return self._refuse("unauthorized", 401, "the token is missing or wrong; see security.token_file")
+        return None
+
+    def answer(self, request: Request) -> Answer | Awaitable[Answer]:
+        """One request; at once, but where the address of a name has to be asked for first."""
+        if request.path == "/v1/report" and request.method == "POST":
+            return self._report(request)
+        if request.method == "GET" and request.path == "/metrics":
+            return Answer(self._metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
+        if request.method == "GET" and request.path == "/healthz":
+            good, sentence = self._healthy()
+            return Answer(
+                msgspec.json.encode({"healthy": good, "detail": sentence}), status=200 if good else 503
+            )
+        if request.path in PATHS:
+            return _say(405, f"{request.path} takes {PATHS[request.path]}")
+        return _say(404, "there are /v1/report, /metrics and /healthz")
+
+    def _report(self, request: Request) -> Answer | Awaitable[Answer]:
+        refusal = self.admit(request.path, request.authorization)
+        if refusal is not None:
+            return refusal
         try:
-            body = await asyncio.wait_for(request.read(), BODY_DEADLINE_S)
-            report = decode_report(body)
+            report = decode_report(request.body)
         except WireError as error:
             return self._refuse("garbage", 400, str(error))
-        except web.HTTPRequestEntityTooLarge:
-            return self._refuse("too_large", 413, f"a report may have {MAX_BYTES} bytes")
-        except (ConnectionError, ClientError):
-            return self._refuse("cut_off", 400, "the connection broke before the report had arrived")
-        except TimeoutError:
-            return self._refuse("too_slow", 408, f"a report has to arrive within {BODY_DEADLINE_S:.0f} s")
-        problem = await self._wrong_node(report.node, request.remote)
+        problem = self._wrong_node(report.node, request.remote)
+        return self._ask_and_take(report, request.remote) if problem is None else self._take(report, problem)
+
+    async def _ask_and_take(self, report: Report, remote: str) -> Answer:
+        await self._resolve(report.node)
+        return self._take(report, self._wrong_node(report.node, remote) or "")
+
+    def _take(self, report: Report, problem: str) -> Answer:
         if problem:
             return self._refuse("wrong_node", 403, problem)
-        return web.Response(body=encode_reply(self._accept(report)), content_type="application/json")
+        return Answer(encode_reply(self._accept(report)))
 
     def _token_fits(self, header: str) -> bool:
         scheme, _, given = header.partition(" ")
         return scheme == "Bearer" and hmac.compare_digest(given.strip().encode(), self._token)
 
-    async def _wrong_node(self, node: str, remote: str | None) -> str:
-        """Why this address may not speak for this node; empty if it may. A node speaks only for itself."""
-        if self._address_of is None or remote is None:
-            return ""
-        if ipaddress.ip_address(remote).is_loopback:
+    def _wrong_node(self, node: str, remote: str) -> str | None:
+        """Why this address may not speak for this node; empty if it may, None if the address of a name is not known yet. A node
+        speaks only for itself."""
+        if self._address_of is None or not remote or is_loopback(remote):
             return ""
         address = self._address_of(node)
         if address is None:
             return f"Slurm knows no node {node!r}"
-        if remote not in await self._addresses(address):
-            return f"{remote} is not the address that Slurm has for {node}"
+        if remote != address and remote not in self._resolved.get(address, NOBODY):
+            known = address in self._resolved or is_address(address)
+            return f"{remote} is not the address that Slurm has for {node}" if known else None
         return ""
 
-    async def _addresses(self, name: str) -> frozenset[str]:
+    async def _resolve(self, node: str) -> None:
+        """Asks for the addresses of a node's name, within a deadline; what is found is kept."""
+        name = self._address_of(node) if self._address_of is not None else None
+        if name is None:
+            return
         try:
-            return frozenset({str(ipaddress.ip_address(name))})
-        except ValueError:
-            pass
-        if name not in self._resolved:
-            try:
-                found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            except OSError:
-                return frozenset()
-            self._resolved[name] = frozenset(str(entry[4][0]) for entry in found)
-        return self._resolved[name]
+            asked = asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            found = await asyncio.wait_for(asked, BODY_DEADLINE_S)
+        except (OSError, TimeoutError):
+            return
+        self._resolved[name] = frozenset(str(entry[4][0]) for entry in found)
 
-    def _refuse(self, outcome: str, status: int, sentence: str) -> web.Response:
+    def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
         self._metrics.reports.labels(outcome).inc()
-        return web.json_response({"error": sentence}, status=status)
+        return _say(status, sentence)
 
-    async def _show_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(
-            body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        )
 
-    async def _health(self, _: web.Request) -> web.Response:
-        good, sentence = self._healthy()
-        return web.json_response({"healthy": good, "detail": sentence}, status=200 if good else 503)
+def _say(status: int, sentence: str) -> Answer:
+    return Answer(msgspec.json.encode({"error": sentence}), status=status)
+
+
+@lru_cache(maxsize=65536)
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+@lru_cache(maxsize=65536)
+def is_address(text: str) -> bool:
+    """Whether it is an address, not a name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def read_token(file: str) -> str:

@@ -236,9 +236,19 @@ def _person(each: Culprit) -> dict[str, Any]:
     return {"rank": each.rank, "host": each.node, "pid": each.pid, "reason": each.reason}
 
 
-def _hints(verdict: Verdict) -> list[str]:
-    """What this usually is, from the knowledge of the house."""
-    return []
+def _hints(verdict: Verdict) -> list[dict[str, str]]:
+    """What this usually is and what to try next, from the knowledge of the house. May be wrong for the case: it is said so."""
+    from watchdog.knowledge.hints import hints_for
+
+    if not verdict.is_hang:
+        return []
+    text = "\n".join(
+        [verdict.summary, *(frame for group in verdict.groups[:GROUPS_SHOWN] for frame in group.frames)]
+    )
+    return [
+        {"usually": hint.usually, "try_next": hint.try_next, "documented": hint.documented}
+        for hint in hints_for(verdict.cls, text)
+    ]
 
 
 def _print(verdict: Verdict) -> None:
@@ -264,12 +274,18 @@ def _print(verdict: Verdict) -> None:
             + ", ".join(f"{n} x {what}" for what, n in verdict.others)
             + "."
         )
-    following = [*verdict.todo, *_hints(verdict)]
-    if following:
+    if verdict.todo:
         sentence("")
         sentence("What to do next", "bold")
-    for each in following:
+    for each in verdict.todo:
         sentence(f"- {each}")
+    hints = _hints(verdict)
+    if hints:
+        sentence("")
+        sentence("What it usually is (it may be something else here)", "bold")
+    for hint in hints:
+        where = f" ({hint['documented']})" if hint["documented"] else ""
+        sentence(f"- {hint['usually']} Try: {hint['try_next']}{where}")
 
 
 def _people(heading: str, people: Sequence[Culprit]) -> None:

@@ -29,7 +29,7 @@ from watchdog.diagnose.stack_words import (
     whom,
 )
 from watchdog.knowledge.frames import CLASSES, MOMENTARY, Place
-from watchdog.model import Culprit, Value
+from watchdog.model import Culprit, Frame, Value
 
 FLOOR_S: Final = 60.0
 TYPICAL_STEPS: Final = 3.0
@@ -49,6 +49,9 @@ _ENDLESS = frozenset(
     {Place.DATALOADER, Place.LOCK, Place.QUEUE, Place.FILESYSTEM, Place.DEBUGGER, Place.TEARDOWN}
 )
 _LONG = frozenset({Place.COMPILATION, Place.PREPARATION, Place.IMPORT, Place.RENDEZVOUS})
+
+
+_DEBUGGER_FILES: Final = re.compile(r"\b(pdb|bdb|cmd|ipdb|IPython|debugpy|pydev\w*)\b")
 
 
 class Given(Value, frozen=True, kw_only=True):
@@ -264,6 +267,8 @@ def _convicts(case: _Case, p: RankPlace) -> bool:
 def _proves(case: _Case, p: RankPlace) -> bool:
     """One snapshot, no clock: everybody else waits in a collective, and this place does not end by itself."""
     outside = case.outside
+    if len(case.missing) > len(case.waiting):
+        return False
     if any(each.place not in WAITS_FOR_PEERS or each.place is Place.RENDEZVOUS for each in case.waiting):
         return False
     together = len({each.node for each in outside}) == 1 and len({each.node for each in case.places}) > 1
@@ -487,7 +492,7 @@ def _todo(case: _Case, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[str,
 def _culprit(p: RankPlace | Culprit, found: Cast) -> Culprit:
     if isinstance(p, Culprit):
         return p
-    reason = f"{place_words(p.place)}, in {call_of(p.frames[0])}" if p.frames else place_words(p.place)
+    reason = f"{place_words(p.place)}, in {call_of(_telling(p))}" if p.frames else place_words(p.place)
     if p.holds_gil and p.place is Place.OTHER:
         reason += "; it holds the interpreter's lock"
     if p.gil_held_by and p.place not in WAITS_FOR_PEERS:
@@ -496,6 +501,15 @@ def _culprit(p: RankPlace | Culprit, found: Cast) -> Culprit:
     return Culprit(
         node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None, reason=reason
     )
+
+
+def _telling(p: RankPlace) -> Frame:
+    """The frame to show: the innermost of its own; at a debugger's prompt the one that is being debugged."""
+    if p.place is Place.DEBUGGER:
+        ends = [i for i, f in enumerate(p.frames) if place_of(f.function, f.file) is Place.DEBUGGER]
+        beyond = (f for f in p.frames[ends[-1] + 1 :] if not _DEBUGGER_FILES.search(f.file)) if ends else ()
+        return next(iter(beyond), p.frames[0])
+    return p.frames[0]
 
 
 def _class_of(named: Sequence[RankPlace]) -> str:

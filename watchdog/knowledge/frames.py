@@ -20,7 +20,7 @@ class Place(StrEnum):
     RENDEZVOUS = "waits for the other ranks to join"
     DATALOADER = "waits for its data loader"
     CHECKPOINT = "writes or reads a checkpoint"
-    TEARDOWN = "tears its process group down"
+    TEARDOWN = "is shutting down"
     DEBUGGER = "sits at a debugger prompt"
     LOCK = "waits for a lock"
     QUEUE = "waits for a queue"

@@ -1,0 +1,404 @@
+"""The verdict on stacks that somebody sent: what is a hang, who is named, and above all who is not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from watchdog.cli.main import main
+from watchdog.diagnose.stack_text import Dump, parse_stacks
+from watchdog.diagnose.stack_verdict import Given, Verdict, judge
+
+# fmt: off
+C10D = "torch/distributed/distributed_c10d.py"
+TAIL = ("train_step (megatron/training.py:540)", "train (megatron/training.py:732)", "<module> (pretrain.py:9)")
+REDUCE = (f"all_reduce ({C10D}:2806)", "wrapper (torch/distributed/c10d_logger.py:83)", *TAIL)
+BARRIER = (f"barrier ({C10D}:4000)", "wrapper (torch/distributed/c10d_logger.py:83)", *TAIL)
+BROADCAST = (f"broadcast ({C10D}:1191)", *TAIL)
+RECV = (f"recv ({C10D}:1002)", "recv_forward (megatron/p2p_communication.py:80)", *TAIL)
+LOADER = ("wait (threading.py:306)", "get (queue.py:179)", "_try_get_data (torch/utils/data/dataloader.py:1011)", *TAIL)
+FORWARD = ("forward (torch/nn/modules/linear.py:114)", "forward (model.py:20)", *TAIL)
+SAVE = ("_save (torch/serialization.py:850)", "save (torch/serialization.py:619)", "save_checkpoint (megatron/checkpointing.py:300)", *TAIL)
+STAT = ("stat (pathlib.py:1100)", "exists (pathlib.py:1200)", "find_shard (data.py:3)", *TAIL)
+LOCK = ("wait (threading.py:320)", "wait_for_slot (pool.py:7)", *TAIL)
+LOG = ("flush (logging/__init__.py:1084)", "emit (logging/__init__.py:1100)", "info (logging/__init__.py:1489)", *TAIL)
+PDB = ("readline (codecs.py:322)", "cmdloop (cmd.py:126)", "interaction (pdb.py:445)", "user_line (pdb.py:340)", "trace_dispatch (bdb.py:90)", *TAIL)
+DESTROY = (f"destroy_process_group ({C10D}:1600)", "main (pretrain.py:80)", "<module> (pretrain.py:9)")
+COMPILE = ("compile_fx_inner (torch/_inductor/compile_fx.py:500)", "_call_user_compiler (torch/_dynamo/output_graph.py:1200)", *TAIL)
+INIT = (f"_store_based_barrier ({C10D}:400)", f"init_process_group ({C10D}:900)", "main (pretrain.py:4)", "<module> (pretrain.py:9)")
+IMPORT = ("get_data (<frozen importlib._bootstrap_external>:1073)", "_find_and_load (<frozen importlib._bootstrap>:1178)", "<module> (pretrain.py:2)")
+UPLOAD = ("send (ssl.py:1200)", "send (http/client.py:1000)", "urlopen (urllib3/connectionpool.py:700)", "put_object (store.py:9)", *TAIL)
+EVALUATE = ("forward (model.py:20)", "evaluate (megatron/training.py:890)", "train (megatron/training.py:732)", "<module> (pretrain.py:9)")
+BACKWARD = ("_engine_run_backward (torch/autograd/graph.py:744)", "backward (torch/_tensor.py:522)", *TAIL)
+DEVICE = ("synchronize (torch/cuda/__init__.py:892)", *TAIL)
+# fmt: on
+
+
+def text_of(rank: int, frames: Sequence[str], *, pid: int | None = None, host: str = "") -> str:
+    pid = 40000 + rank if pid is None else pid
+    name = f"=== rank {rank} {host}".rstrip() + " ===\n"
+    return (
+        f'{name}Process {pid}: python -u pretrain.py\nPython v3.10.12 (/x)\n\nThread {pid} (idle): "MainThread"\n'
+        + "".join(f"    {frame}\n" for frame in frames)
+    )
+
+
+def dumps_of(places: Sequence[Sequence[str] | None], hosts: Mapping[int, str] | None = None) -> list[Dump]:
+    """A dump for each place; None is a rank without one."""
+    text = "".join(
+        text_of(r, frames, host=(hosts or {}).get(r, ""))
+        for r, frames in enumerate(places)
+        if frames is not None
+    )
+    return parse_stacks(text)
+
+
+def verdict(*places: Sequence[str] | None, since: float | None = None, step: float | None = None, ranks: int | None = None) -> Verdict:  # fmt: skip
+    return judge(dumps_of(places), Given(ranks=ranks, since_last_step_s=since, typical_step_s=step))
+
+
+def said(found: Verdict) -> tuple[bool, str, list[int | None]]:
+    return found.is_hang, found.cls, [each.rank for each in found.culprits]
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("odd", "cls"),
+    [(LOADER, "dataloader"), (STAT, "filesystem"), (LOCK, "lock"), (PDB, "debugger"), (DESTROY, "teardown")],
+)
+def test_all_wait_in_a_collective_but_one_in_a_place_that_does_not_end_one_snapshot_proves_it(
+    odd: Sequence[str], cls: str
+) -> None:
+    assert said(verdict(REDUCE, REDUCE, odd, REDUCE, REDUCE)) == (True, cls, [2])
+
+
+@pytest.mark.parametrize("odd", [FORWARD, SAVE, UPLOAD, LOG, COMPILE, EVALUATE, DEVICE, BACKWARD])
+def test_what_ends_by_itself_convicts_nobody_without_a_clock(odd: Sequence[str]) -> None:
+    found = verdict(BARRIER, BARRIER, odd, BARRIER, BARRIER)
+    assert (found.is_hang, found.culprits) == (False, ())
+    assert [each.rank for each in found.odd] == [2]
+
+
+@pytest.mark.parametrize(
+    ("odd", "since", "is_hang"),
+    [
+        (FORWARD, 30, False), (FORWARD, 301, True), (LOADER, 59, False), (PDB, 59, False), (LOG, 400, True),
+        (SAVE, 1200, False), (SAVE, 2 * HOUR, True), (UPLOAD, 1200, False), (UPLOAD, 2 * HOUR, True), (COMPILE, 1900, False),
+        (COMPILE, 2 * HOUR, True), (EVALUATE, 700, False), (EVALUATE, 2 * HOUR, True), (IMPORT, 1900, False),
+    ],
+)  # fmt: skip
+def test_the_time_since_the_last_step_decides_and_some_places_have_more_of_it(
+    odd: Sequence[str], since: float, is_hang: bool
+) -> None:
+    found = verdict(odd, BARRIER, BARRIER, BARRIER, since=since, step=100.0 if since != 59 else 5.0)
+    assert (found.is_hang, [each.rank for each in found.culprits]) == (is_hang, [0] if is_hang else [])
+
+
+def test_the_stuck_ones_may_be_the_majority() -> None:
+    places = (LOADER, REDUCE, LOADER, LOADER, LOADER, REDUCE, LOADER, LOADER)
+    assert said(verdict(*places, since=HOUR, step=3)) == (True, "dataloader", [0, 2, 3, 4, 6, 7])
+    assert said(verdict(*places)) == (False, "dataloader", [])
+    mixed = (LOADER, REDUCE, FORWARD, SAVE, FORWARD, REDUCE, FORWARD, LOADER)
+    assert verdict(*mixed, since=HOUR, step=3).culprits == ()
+
+
+def test_all_in_the_same_collective_names_nobody() -> None:
+    assert said(verdict(REDUCE, REDUCE, REDUCE, REDUCE, since=HOUR, step=3)) == (True, "collective", [])
+    assert said(verdict(REDUCE, REDUCE, REDUCE, REDUCE)) == (False, "collective", [])
+
+
+def test_one_rank_in_another_collective_is_a_mismatch_but_groups_of_ranks_are_not() -> None:
+    assert said(verdict(REDUCE, REDUCE, BROADCAST, REDUCE, since=HOUR, step=3)) == (
+        True,
+        "collective_mismatch",
+        [2],
+    )
+    assert verdict(REDUCE, REDUCE, BROADCAST, BROADCAST, since=HOUR, step=3).culprits == ()
+    assert verdict(RECV, REDUCE, REDUCE, REDUCE, since=HOUR, step=3).culprits == ()
+
+
+def test_stages_of_a_pipeline_that_wait_for_each_other_are_not_odd() -> None:
+    assert verdict(RECV, RECV, REDUCE, REDUCE, RECV, RECV, REDUCE, REDUCE).odd == ()
+
+
+def test_a_rank_that_alone_could_not_be_dumped_is_suspect_while_all_others_wait() -> None:
+    failed = "=== rank 2 ===\nProcess 9: python\nError: Failed to suspend process\nReason: EPERM: Operation not permitted\n"
+    others = "".join(text_of(rank, BARRIER) for rank in (0, 1, 3))
+    found = judge(parse_stacks(others + failed))
+    assert said(found) == (True, "undumpable", [2])
+    assert "suspect" in found.culprits[0].reason
+    two = judge(parse_stacks(others + failed + failed.replace("rank 2", "rank 4").replace("9", "8")))
+    assert two.culprits == ()
+    working = judge(parse_stacks(failed + "".join(text_of(rank, FORWARD) for rank in (0, 1, 3))))
+    assert (working.is_hang, working.culprits) == (False, ())
+
+
+def test_a_rank_that_alone_is_missing_is_suspect_and_several_are_only_told() -> None:
+    assert said(verdict(REDUCE, None, REDUCE, REDUCE, ranks=4)) == (True, "missing_rank", [1])
+    several = verdict(REDUCE, None, REDUCE, REDUCE, None, ranks=5)
+    assert (several.missing, several.culprits) == ((1, 4), ())
+
+
+def test_the_node_with_one_dump_less_than_the_others_is_suspect() -> None:
+    text = "".join(
+        f"=== node{node} ===\n" + "".join(text_of(0, BARRIER, pid=node * 1000 + i).partition("\n")[2] for i in range(2 if node == 4 else 3))
+        for node in range(2, 6)
+    )  # fmt: skip
+    found = judge(parse_stacks(text), Given(ranks=12))
+    assert [(each.node, each.rank) for each in found.culprits] == [("node4", None)]
+
+
+def test_start_up_is_no_hang_and_the_missing_are_named_as_missing() -> None:
+    found = verdict(INIT, INIT, IMPORT, None, ranks=4)
+    assert (found.is_hang, found.culprits, found.missing) == (False, (), (3,))
+    assert said(verdict(INIT, INIT, None, INIT, ranks=4)) == (False, "rendezvous", [])
+    assert said(verdict(COMPILE, COMPILE, COMPILE, COMPILE, since=1200, step=1)) == (False, "compilation", [])
+    assert said(verdict(EVALUATE, EVALUATE, REDUCE, EVALUATE)) == (False, "evaluation", [])
+
+
+def test_ranks_that_train_are_well() -> None:
+    for places in (
+        (FORWARD, BACKWARD, REDUCE, FORWARD),
+        (FORWARD,) * 4,
+        (BACKWARD,) * 4,
+        (FORWARD, LOADER, SAVE, REDUCE),
+    ):
+        found = verdict(*places)
+        assert (found.is_hang, found.culprits) == (False, ())
+
+
+def test_teardown_of_all_names_nobody_and_of_one_that_one() -> None:
+    assert said(verdict(DESTROY, DESTROY, DESTROY, DESTROY)) == (True, "teardown", [])
+    assert said(verdict(DESTROY, DESTROY, LOCK, DESTROY)) == (True, "teardown", [2])
+
+
+def test_with_ddp_the_others_wait_in_the_backward_pass_which_only_time_can_tell() -> None:
+    assert said(verdict(BACKWARD, BACKWARD, LOADER, BACKWARD, since=HOUR, step=2)) == (
+        True,
+        "dataloader",
+        [2],
+    )
+    assert verdict(BACKWARD, BACKWARD, LOADER, BACKWARD).culprits == ()
+    assert said(verdict(DEVICE, DEVICE, LOADER, DEVICE, since=HOUR, step=2)) == (True, "dataloader", [2])
+
+
+def test_the_thread_that_runs_the_backward_pass_tells_where_its_rank_waits() -> None:
+    gather = f"Thread 4079 (active)\n    all_gather_into_tensor ({C10D}:2709)\n    backward (torch/autograd/function.py:289)\n"
+    text = "".join(text_of(rank, BACKWARD) + gather for rank in range(3)) + text_of(3, LOADER)
+    assert said(judge(parse_stacks(text))) == (True, "dataloader", [3])
+
+
+def test_two_dumps_that_are_alike_prove_it_and_two_that_differ_disprove_it() -> None:
+    first = "".join(text_of(rank, FORWARD if rank == 2 else REDUCE) for rank in range(4))
+    moved = "".join(text_of(rank, BACKWARD if rank == 2 else REDUCE) for rank in range(4))
+    assert said(judge(parse_stacks(first + first))) == (True, "working", [2])
+    found = judge(parse_stacks(first + moved))
+    assert (found.is_hang, found.culprits) == (False, ())
+    assert judge(parse_stacks(first + first)).ranks == 4
+
+
+def test_workers_and_launchers_are_left_out_and_one_that_hangs_is_told_with_its_rank() -> None:
+    launcher = 'Process 1: torchrun train.py\nThread 1 (idle): "MainThread"\n    _monitor_workers (torch/distributed/elastic/agent/server/local_elastic_agent.py:3)\n'
+    worker = 'Process 50000: python -u pretrain.py\nParent Process 40002: python\nThread 50000 (idle): "MainThread"\n    read (lustre_reader.py:8)\n    _worker_loop (torch/utils/data/_utils/worker.py:300)\n'
+    text = "".join(text_of(r, LOADER if r == 2 else REDUCE) for r in range(4)) + worker + launcher
+    found = judge(parse_stacks(text))
+    assert (said(found), found.ranks) == ((True, "dataloader", [2]), 4)
+    assert dict(found.others) == {"a data loader's worker": 1, "a launcher": 1}
+    assert "its worker 50000 is in a call to a file system" in found.culprits[0].reason
+
+
+def test_who_holds_the_interpreters_lock_is_told() -> None:
+    holder = 'Thread 77 (active+gil): "feeder"\n    pack (native_pack.py:3)\n'
+    idle = (f"step ({'model.py'}:3)", *TAIL)
+    text = "".join(text_of(r, REDUCE) for r in range(3)) + text_of(3, idle) + holder
+    found = judge(parse_stacks(text), Given(since_last_step_s=HOUR))
+    assert said(found) == (True, "gil", [3])
+    assert "thread feeder, in pack" in found.culprits[0].reason
+
+
+PLACES = (REDUCE, BARRIER, RECV, LOADER, FORWARD, SAVE, LOCK, PDB, DESTROY, COMPILE, INIT, UPLOAD, BACKWARD, DEVICE, STAT)  # fmt: skip
+SINCE = st.sampled_from([None, 1.0, 400.0, HOUR, 9 * HOUR])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(PLACES), min_size=1, max_size=9), SINCE, st.randoms())
+def test_the_order_in_which_stacks_are_given_changes_nothing(
+    places: list[Sequence[str]], since: float | None, rng: random.Random
+) -> None:
+    dumps = dumps_of(places)
+    mixed = list(dumps)
+    rng.shuffle(mixed)
+    options = Given(since_last_step_s=since, typical_step_s=5.0)
+    assert judge(dumps, options) == judge(mixed, options)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([REDUCE, BARRIER, RECV]), st.lists(st.sampled_from(PLACES), max_size=3), SINCE)
+def test_one_more_rank_in_the_place_of_the_majority_never_adds_a_culprit(
+    common: Sequence[str], others: list[Sequence[str]], since: float | None
+) -> None:
+    places = [common] * 5 + others
+    options = Given(since_last_step_s=since, typical_step_s=5.0)
+    before = {each.rank for each in judge(dumps_of(places), options).culprits}
+    after = {each.rank for each in judge(dumps_of([*places, common]), options).culprits}
+    assert after <= before
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(PLACES), min_size=1, max_size=9))
+def test_a_moment_after_a_step_nothing_is_a_hang(places: list[Sequence[str]]) -> None:
+    found = verdict(*places, since=2.0, step=30.0)
+    assert (found.is_hang, found.culprits) == (False, ())
+
+
+EVALUATION = """# 3 May: stuck at evaluation
+
+Node 11:
+
+3 in:
+
+```
+Thread 1001 (active): "MainThread"
+Thread 1002 (active): "MainThread"
+Thread 1003 (active): "MainThread"
+    broadcast (torch/distributed/distributed_c10d.py:1180)
+    _bcast_pipe_scalar (deepspeed/runtime/pipe/engine.py:530)
+    eval_batch (deepspeed/runtime/pipe/engine.py:440)
+    <module> (pretrain.py:249)
+```
+
+1 in:
+
+```
+Thread 1004 (idle): "MainThread"
+    wait (threading.py:306)
+    get (queue.py:179)
+    _try_get_data (torch/utils/data/dataloader.py:1000)
+    _next_batch (deepspeed/runtime/pipe/engine.py:620)
+    eval_batch (deepspeed/runtime/pipe/engine.py:440)
+    <module> (pretrain.py:249)
+```
+
+Node 12
+
+4 in:
+```
+Thread 2001 (active): "MainThread"
+Thread 2002 (active): "MainThread"
+Thread 2003 (active): "MainThread"
+Thread 2004 (active): "MainThread"
+    recv (torch/distributed/distributed_c10d.py:1000)
+    recv (deepspeed/runtime/pipe/p2p.py:80)
+    <module> (pretrain.py:249)
+```
+so the last one of the first node (train.py:3) is the odd one
+"""
+
+FROZEN = """All that answered stood here, e.g.:
+```
+Thread 3004 (active): "MainThread"
+    barrier (torch/distributed/distributed_c10d.py:2700)
+    wait_for_everyone (accelerate/utils/other.py:80)
+```
+so I went there
+```
+ssh gpu-06
+pgrep -P $(pgrep -o accelerate) | xargs -I {} py-spy dump --pid {} > trace-gpu-06-2.out
+Error: Failed to suspend process
+Reason: EPERM: Operation not permitted
+```
+| 0  N/A  N/A  3000  C  python  22374MiB |
+```
+py-spy dump --pid 3000
+Process 3000: ...
+Error: Failed to suspend process
+Reason: EPERM: Operation not permitted
+```
+"""
+
+
+def test_a_report_in_prose_with_groups_by_node() -> None:
+    found = judge(parse_stacks(EVALUATION))
+    assert [(each.node, each.pid) for each in found.culprits] == [("Node 11", 1004)]
+    assert (found.is_hang, found.cls, found.ranks) == (True, "dataloader", 8)
+    assert sorted(len(group.members) for group in found.groups) == [1, 3, 4]
+
+
+def test_a_report_in_prose_where_one_process_could_not_be_dumped() -> None:
+    found = judge(parse_stacks(FROZEN))
+    assert [(each.node, each.pid) for each in found.culprits] == [("gpu-06", 3000)]
+    assert (found.is_hang, found.cls) == (True, "undumpable")
+
+
+# ------------------------------------------------------------------------------------- the command
+
+
+def run(*arguments: str, stdin: str | None = None) -> tuple[int, Any]:
+    result = CliRunner().invoke(main, ["group-stacks", *arguments, "--json"], input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, json.loads(result.stdout) if result.stdout.startswith("{") else result.output
+
+
+def test_a_folder_with_a_file_for_each_rank_some_packed(tmp_path: Path) -> None:
+    for rank in range(4):
+        text = text_of(rank, LOADER if rank == 3 else REDUCE).partition("\n")[2].encode()
+        if rank == 1:
+            (tmp_path / "rank_1.txt.gz").write_bytes(gzip.compress(text)[:-4])
+        else:
+            (tmp_path / f"rank_{rank}.txt").write_bytes(text)
+    code, found = run(str(tmp_path), "--ranks", "4")
+    assert (code, found["is_hang"], [c["rank"] for c in found["culprits"]]) == (1, True, [3])
+    assert sorted(tuple(group["ranks"]) for group in found["groups"]) == [(0, 1, 2), (3,)]
+    assert set(found) >= {"ranks", "missing", "groups", "is_hang", "class", "culprits", "summary"}
+
+
+def test_a_file_of_a_rank_without_a_stack_is_a_rank_that_could_not_be_dumped(tmp_path: Path) -> None:
+    for rank in range(4):
+        text = "" if rank == 2 else text_of(rank, BARRIER).partition("\n")[2]
+        (tmp_path / f"rank_{rank}.txt").write_text(text)
+    code, found = run(str(tmp_path))
+    assert (code, found["class"], [c["rank"] for c in found["culprits"]]) == (1, "undumpable", [2])
+    assert found["undumped"][0]["reason"] == "its file is empty"
+
+
+def test_files_of_nodes_with_equal_pids_are_different_ranks(tmp_path: Path) -> None:
+    for node in ("n1", "n2"):
+        text = "".join(text_of(0, REDUCE, pid=pid).partition("\n")[2] for pid in (10, 11))
+        (tmp_path / f"trace-{node}.out").write_text(text)
+    _, found = run(str(tmp_path))
+    assert (found["ranks"], found["groups"][0]["hosts"]) == (4, ["n1", "n2"])
+
+
+def test_codes_of_the_command(tmp_path: Path) -> None:
+    well = "".join(text_of(rank, FORWARD) for rank in range(4))
+    assert run("-", stdin=well)[0] == 0
+    assert run("-", stdin="no stack at all\n")[0] == 2
+    assert run(str(tmp_path / "not-there"))[0] == 2
+
+
+def test_a_person_reads_one_sentence_then_groups_then_what_to_do() -> None:
+    text = "".join(text_of(r, LOADER if r == 2 else REDUCE, host="n1") for r in range(8))
+    output = CliRunner().invoke(main, ["group-stacks", "-"], input=text).output
+    lines = output.splitlines()
+    assert lines[0].startswith("Rank 2 (pid 40002 on n1) waits for its data loader, in _try_get_data")
+    assert lines[0].endswith("and 7 ranks wait in all_reduce.")
+    assert "0-1,3-7" in output
+    assert "What to do next" in output
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300))
+def test_any_bytes_in_a_file_crash_nothing(data: bytes) -> None:
+    result = CliRunner().invoke(main, ["group-stacks", "-"], input=data)
+    assert isinstance(result.exception, SystemExit)

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from watchdog import clock
-from watchdog.cli.answers import ActionRun, Diagnosis, Evidence, Explanation, Rung
+from watchdog.cli.answers import ActionRun, Diagnosis, Evidence, Explanation, Incident, Rung
 from watchdog.cli.bundle import check_name, write_bundle
 from watchdog.cli.diagnosis_text import print_diagnosis
 from watchdog.cli.incidents import STYLES, who
@@ -109,6 +109,7 @@ def _print(found: Explanation, now: float) -> None:
         _heading("Facts")
     for fact in incident.evidence:
         sentence(f"- {_as_text(fact)}")
+    _print_hints(incident)
     large = [each for each in found.evidence if each.document is None]
     for each in found.evidence:
         if each.document is not None:
@@ -127,6 +128,18 @@ def _print(found: Explanation, now: float) -> None:
         sentence("None yet.")
     for action in found.actions:
         _print_action(action)
+
+
+def _print_hints(incident: Incident) -> None:
+    """What it usually is and what to try: advice beside what was found, and said to be no more."""
+    from watchdog.diagnose.incident_hints import incident_hints
+
+    hints = incident_hints(incident.kind, incident.summary, [_as_text(fact) for fact in incident.evidence])
+    if hints:
+        _heading("Usually (advice, not what was found)")
+    for hint in hints:
+        see = f" See: {hint.documented}." if hint.documented else ""
+        sentence(f"- {hint.usually} Try: {hint.try_next}{see}")
 
 
 def _heading(text: str) -> None:

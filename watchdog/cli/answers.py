@@ -214,6 +214,14 @@ class FilesystemVerdict(Answer, frozen=True, kw_only=True):
     summary: str = ""
 
 
+class Hint(Answer, frozen=True, kw_only=True):
+    """What a fault of this class usually is, and what to try."""
+
+    usually: str = ""
+    try_next: str = ""
+    documented: str = ""
+
+
 class Diagnosis(Answer, frozen=True, kw_only=True):
     """What is to be said about one job."""
 
@@ -227,7 +235,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True):
     undumped: tuple[Suspect, ...] = ()
     differences: tuple[Difference, ...] = ()
     filesystems: tuple[FilesystemVerdict, ...] = ()
-    hints: tuple[str, ...] = ()
+    hints: tuple[Hint, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
 
 

@@ -1,0 +1,333 @@
+"""Simulated agents: the real command desk of the agent, the real spool and wire, and a network that loses, delays and repeats.
+
+Only the eyes and hands are simulated: what is seen comes from the cluster, and what a disposable child would do is done to its files.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from tests.accuracy import looks
+from tests.accuracy.feed import Reader, report_of
+from tests.accuracy.training import Node
+from tests.simulation.cluster import Cluster, SimJob
+from watchdog.agent.commands import KILL_SWITCH_BASE, Commands, Refused
+from watchdog.agent.probe import Answer
+from watchdog.agent.replies import parse_reply
+from watchdog.agent.sender import ANSWER_S, Spool, backoff_s
+from watchdog.model import (
+    CollectEvidence,
+    CommandResult,
+    Event,
+    EventKind,
+    JobWatch,
+    MountProbe,
+    NodeEvidence,
+    ProbeMount,
+    ProcessStack,
+    RankEvidence,
+    Role,
+    StackDump,
+)
+from watchdog.wire import encode_report
+
+RECENT = 30
+"""Events of a job that an agent tells again to a controller that is new to it."""
+
+
+@dataclass
+class Network:
+    """Shares of messages, each way; `cut` are nodes that nothing comes from or goes to."""
+
+    lost: float = 0.0
+    late: float = 0.0
+    twice: float = 0.0
+    cut: frozenset[str] = frozenset()
+
+
+class _Children:
+    """In the place of agent.probe.Probes: answers a moment later, from the cluster."""
+
+    def __init__(self, agent: Agent):
+        self._agent = agent
+        self._count = 0
+
+    def hung_since(self, key: str, now: float) -> float | None:
+        return None
+
+    def settle(self, seconds: float, requests: Iterable[int]) -> None:
+        pass
+
+    def ask(
+        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None], uid: int = -1
+    ) -> int | None:  # fmt: skip
+        self._count += 1
+        number, agent = self._count, self._agent
+        life = agent.life
+
+        def done() -> None:
+            if agent.life == life:  # a child dies with its agent
+                value, error = agent.do(function, args)
+                then(Answer(number, key, value=value, error=error, timed_out=False, seconds=0.0))
+                agent.push()
+
+        agent.cluster.timeline.after(0.02 + agent.rng.random() * 0.5, done)
+        return number
+
+
+class _Logs:
+    """The part of JobLogs that the command desk looks at."""
+
+    become_owner = True
+    mounts = ()
+
+    def __init__(self) -> None:
+        self.watch: dict[str, JobWatch] = {}
+
+    def key_of(self, path: str, uid: int) -> str:
+        return "files"
+
+
+class _Mounts:
+    """In the place of the mount collector: a probe finds what the cluster says."""
+
+    def __init__(self, agent: Agent):
+        self._agent = agent
+
+    def command(
+        self, command: ProbeMount, now: float, deadline_s: float, uid: int, device: str | None,
+        then: Callable[[CommandResult], None], fs_type: str | None = None,
+    ) -> bool:  # fmt: skip
+        agent = self._agent
+        life = agent.life
+        mount = next((m for m in agent.cluster.mounts if m.path == command.mount), None)
+        stuck = mount is not None and agent.node.name in mount.stuck
+
+        def done() -> None:
+            if agent.life == life:
+                probe: MountProbe | None = None
+                if mount is not None:
+                    probe = agent.cluster.probe(agent.node, mount, agent.cluster.timeline.now, wrote=True)
+                then(CommandResult(command_id=command.id, ok=True, probe=probe))
+                agent.push()
+
+        agent.cluster.timeline.after(10.0 if stuck else 0.2, done)
+        return True
+
+
+class _Commands(Commands):
+    """The agent's own, but for what it collects of a suspect job: its ranks' stacks stand for all of it."""
+
+    agent: Agent
+
+    def _start_collection(self, command: CollectEvidence, now: float) -> bool:
+        mine = [process for process in self.processes if process.job_id == command.job_id]
+        if not mine:
+            raise Refused(f"no process of job {command.job_id} is on {self.node}")
+        self._check_restarts(command.job_id, command.restarts)
+        agent, life = self.agent, self.agent.life
+
+        def done() -> None:
+            if agent.life == life:
+                evidence = agent.evidence(command.job_id, {process.pid for process in mine})
+                self._answer(CommandResult(command_id=command.id, ok=True, evidence=evidence))
+                agent.push()
+
+        agent.cluster.timeline.after(agent.rng.uniform(1, 20), done)
+        return True
+
+
+class Agent:
+    """The agent of one node, life after life."""
+
+    def __init__(
+        self,
+        node: Node,
+        cluster: Cluster,
+        network: Network,
+        rng: random.Random,
+        interval_s: float,
+        post: Callable[[str, bytes, Callable[[bytes | None], None]], bool],
+    ):
+        """`post(node, body, answer)` hands a report over to the controller; False: nobody listens there."""
+        self.node, self.cluster, self.network, self.rng = node, cluster, network, rng
+        self.interval_s, self._post = interval_s, post
+        self.life = 0
+        self.alive = False
+        self.reader = Reader()
+        self.start(rng.random() * interval_s)
+
+    # ------------------------------------------------------------------------------------ lives
+
+    def start(self, after_s: float) -> None:
+        def begin() -> None:
+            if self.alive or self.node.name in self.cluster.down:
+                return
+            self.life += 1
+            self.alive = True
+            self.node.agent, self.node.sequence = self.life, 0
+            self.began = self.cluster.timeline.now
+            self.spool = Spool(8 << 20, 600.0)
+            self.logs = _Logs()
+            children: Any = _Children(self)
+            logs: Any = self.logs
+            mounts: Any = _Mounts(self)
+            self.commands = _Commands(children, logs, self.node.name, 10.0, lambda job_id: {}, mounts)
+            self.commands.agent = self
+            self.recent: dict[str, deque[tuple[float, Event]]] = {}
+            self.controller_id = ""
+            self.again: list[tuple[float, Event]] = []
+            self._in_flight = False
+            self._failures = 0
+            self._tick(self.life)
+
+        self.cluster.timeline.after(after_s, begin)
+
+    def kill(self) -> None:
+        """With everything that it remembered, its spool and its commands included."""
+        self.alive = False
+        self.life += 1
+
+    # ------------------------------------------------------------------------------------ reports
+
+    def _tick(self, life: int) -> None:
+        if life != self.life:
+            return
+        self.report()
+        self.cluster.timeline.after(
+            self.interval_s * (0.99 + 0.02 * self.rng.random()), lambda: self._tick(life)
+        )
+
+    def push(self) -> None:
+        """A result goes out at once, with a fresh report."""
+        if self.alive and self.commands.has_results:
+            self.report()
+
+    def report(self) -> None:
+        now = self.cluster.timeline.now
+        self.cluster.catch_up()
+        said = self.cluster.report(self.node)
+        self.commands.processes = tuple(said.processes)
+        self.commands.advance(now)
+        report = report_of(said, self.reader)
+        events = tuple(self._seen(event, now) for event in report.events)
+        again, self.again = self.again, []
+        events = (*(replace(event, age_s=event.age_s + now - at) for at, event in again), *events)
+        report = replace(
+            report, agent_id=f"{self.node.name}-{self.life}", interval_s=self.interval_s, events=events,
+            results=self.commands.take_results(),
+        )  # fmt: skip
+        self.spool.put(report.sequence, encode_report(report), now)
+        self._send(self.life)
+
+    def _seen(self, event: Event, now: float) -> Event:
+        if now - event.age_s < self.began:
+            return replace(event, backlog=True)
+        if event.kind in (EventKind.PROGRESS, EventKind.CHECKPOINT):
+            self.recent.setdefault(event.job_id, deque(maxlen=RECENT)).append((now, event))
+        return event
+
+    # ------------------------------------------------------------------------------------ the network
+
+    def _send(self, life: int) -> None:
+        if life != self.life or self._in_flight:
+            return
+        first = self.spool.first()
+        if first is None:
+            return
+        timeline, rng, network = self.cluster.timeline, self.rng, self.network
+        body, sequence = first.aged(timeline.now), first.sequence
+        self._in_flight = True
+        answered = [False]
+
+        def answer(reply: bytes | None) -> None:
+            """`None`: refused, or nobody answered in time."""
+            if life != self.life or answered[0]:
+                return
+            answered[0], self._in_flight = True, False
+            if reply is None:
+                self._failures += 1
+                timeline.after(backoff_s(self._failures, rng.random()), lambda: self._send(life))
+                return
+            self._failures = 0
+            self.spool.done(sequence)
+            self._take(reply)
+            self._send(life)
+
+        def back(reply: bytes) -> None:
+            if self.node.name not in network.cut and rng.random() >= network.lost:
+                timeline.after(0.002, lambda: answer(reply))
+
+        def arrive() -> None:
+            if self.node.name not in network.cut and not self._post(self.node.name, body, back):
+                timeline.after(0.01, lambda: answer(None))
+
+        timeline.after(ANSWER_S, lambda: answer(None))
+        if rng.random() >= network.lost:
+            delay_s = rng.uniform(1, 40) if rng.random() < network.late else 0.001 + rng.random() * 0.02
+            timeline.after(delay_s, arrive)
+            if rng.random() < network.twice:
+                timeline.after(delay_s + rng.uniform(0, 20), arrive)
+
+    def _take(self, body: bytes) -> None:
+        reply, now = parse_reply(body), self.cluster.timeline.now
+        self.logs.watch = {watch.job_id: watch for watch in reply.watch}
+        if reply.controller_id != self.controller_id:
+            self.controller_id = reply.controller_id
+            self.again = [each for recent in self.recent.values() for each in recent]
+            self.again.sort(key=lambda each: each[0] - each[1].age_s)
+        self.commands.watch_jobs(reply.watch, now)
+        self.commands.accept(reply.commands, now)
+        self.push()
+
+    # ------------------------------------------------------------------------------------ hands
+
+    def do(self, function: str, args: Any) -> tuple[Any, str | None]:
+        """What a child does: (value, error)."""
+        if function == "write_kill_switch":
+            return None, self.cluster.write_switch(self.node.name, args["path"], args["content"])
+        if function == "remove_kill_switch":
+            return None, self.cluster.remove_switch(self.node.name, args["path"], args["content"])
+        if function == "dump_stacks":
+            mine = {each["pid"] for each in args["processes"]}
+            return [msgspec.to_builtins(each) for each in self._stacks(mine)], None
+        if function in ("prepare_directory", "remove_directory"):
+            assert args["base"] == KILL_SWITCH_BASE
+            return None, None
+        return None, f"no such function: {function}"
+
+    def evidence(self, job_id: str, pids: set[int]) -> NodeEvidence:
+        ranks = tuple(
+            RankEvidence(
+                pid=each.pid, start_ticks=each.start_ticks, role=each.role, rank=each.rank, local_rank=each.local_rank,
+                dumps=(StackDump(after_s=0.0, threads=each.threads, cpu_s=each.cpu_s, main_cpu_s=each.main_cpu_s),),
+                state=each.state, error=each.error,
+            )
+            for each in self._stacks(pids)
+        )  # fmt: skip
+        return NodeEvidence(node=self.node.name, job_id=job_id, ranks=ranks)
+
+    def _stacks(self, pids: set[int]) -> Iterable[ProcessStack]:
+        t = self.cluster.timeline.now
+        self.cluster.catch_up()
+        for job in self.cluster.jobs:
+            for rank in job.ranks:
+                if rank.node != self.node.name or rank.pid not in pids or rank.gone or rank.zombie:
+                    continue
+                assert isinstance(job, SimJob)
+                job.count(rank, t)
+                look = rank.look
+                frames = self.rng.choice(look.frames) if look.frames else ()
+                threads = () if look.undumpable or not frames else looks.threads_of(frames, rank.pid)
+                yield ProcessStack(
+                    node=rank.node, pid=rank.pid, start_ticks=rank.start_ticks, job_id=job.job_id, role=Role.RANK,
+                    rank=rank.number, local_rank=rank.local, threads=threads, error=look.undumpable, state=look.state,
+                    cpu_s=rank.cpu_s, main_cpu_s=rank.cpu_s,
+                )  # fmt: skip

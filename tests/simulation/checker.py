@@ -1,0 +1,365 @@
+"""The history checker: reads the journal and the record of what really happened, and says what must never have been.
+
+It asks nobody who decided anything. Each invariant is one function from a `History` to sentences; no sentence, no violation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tests.simulation.cluster import OVER, Deed, Fault
+from tests.simulation.recipe import Recipe
+from tests.simulation.sim import Circumstances, Simulation
+from watchdog.config import Config
+from watchdog.controller.journal import Journal
+from watchdog.model import ActionRun, Decision, Incident, Kind, Rung, RungOutcome
+
+HEALED_S = 100.0
+"""A fault that went away so short a time ago may still be acted on: reports are up to 40 s on their way, a request to Slurm up to 50 s."""
+CLEAR_S = 2400.0
+"""A fault that lasted so long while nothing hindered the view has to be in the journal: the start-up grace, the widest floor of a phase
+that the log may have told of, and some."""
+ACCUSES = frozenset(
+    {
+        Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.FILESYSTEM_STALL, Kind.FILESYSTEM_OUTAGE, Kind.RANK_STOPPED,
+        Kind.DEAD_RANK, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN,
+    }
+)  # fmt: skip
+"""Kinds that say of a run that it stands, or that something in it is dead."""
+
+
+@dataclass
+class History:
+    """What was written, and what was."""
+
+    recipe: Recipe
+    config: Config
+    deeds: list[Deed]
+    faults: list[Fault]
+    circumstances: dict[str, Circumstances]
+    complaints: list[str]
+    decisions: dict[str, Decision]
+    actions: list[ActionRun]
+    incidents: dict[str, Incident]
+    evidence_at: dict[str, float] = field(default_factory=dict)
+    """Incident -> when its first evidence was written."""
+
+    def ours(self, what: str) -> Iterator[Deed]:
+        return (deed for deed in self.deeds if deed.by == "us" and deed.what == what)
+
+    def intents(self, decision_id: str, rung: Rung) -> list[float]:
+        """When the rung's intents were written."""
+        return [
+            deed.t for deed in self.ours(f"journal intent {rung}") if deed.detail.split()[0] == decision_id
+        ]
+
+
+def history_of(sim: Simulation) -> History:
+    """Opens the journal of a run that is over, as a controller would."""
+    journal = Journal(sim.url)
+    try:
+        decisions = {each.id: each for each in journal.decisions()}
+        incidents = {each.id: each for each in journal.incidents(limit=100_000)}
+        ids = {each.incident_id for each in decisions.values()}
+        actions = [run for incident_id in sorted(ids) for run in journal.actions(incident_id)]
+    finally:
+        journal.close()
+    history = History(
+        sim.recipe, sim.config, sim.cluster.truth.deeds, sim.cluster.truth.faults, sim.circumstances, sim.complaints,
+        decisions, actions, incidents,
+    )  # fmt: skip
+    for deed in history.ours("journal evidence"):
+        history.evidence_at.setdefault(deed.detail, deed.t)
+    return history
+
+
+def check(history: History) -> list[str]:
+    """Every violation, as `invariant: what, when`."""
+    return [f"{name}: {sentence}" for name, rule in INVARIANTS.items() for sentence in rule(history)]
+
+
+# ---------------------------------------------------------------------------------------- the invariants
+
+
+def nothing_is_lost(h: History) -> Iterator[str]:
+    """Each decision to act has an end, each rung an outcome, and what was written is still there."""
+    for run in h.actions:
+        if run.end is None:
+            yield f"decision {run.decision.id} ({run.decision.action} of {run.decision.fence}) has no end"
+        elif not run.end.detail:
+            yield f"decision {run.decision.id} ended without a word"
+        for record in run.records:
+            if record.outcome is None:
+                yield f"{record.rung} {record.attempt} of {run.decision.id} has no outcome"
+    for deed in h.ours("journal decision"):
+        if deed.detail not in h.decisions:
+            yield f"decision {deed.detail} was written at {deed.t:.0f} and is not in the journal"
+    kept = {(run.decision.id, str(r.rung), r.attempt): r for run in h.actions for r in run.records}
+    for deed in h.deeds:
+        if deed.by == "us" and deed.what.startswith("journal intent "):
+            decision_id, attempt = deed.detail.split()
+            if (decision_id, deed.what.split()[2], int(attempt)) not in kept:
+                yield f"{deed.what} of {deed.detail} was written at {deed.t:.0f} and is not in the journal"
+
+
+def every_requeue_is_of_its_run_and_once(h: History) -> Iterator[str]:
+    """No run is requeued by us but the one of a decision whose intent was written before, and none twice."""
+    used: Counter[str] = Counter()
+    for deed in h.ours("requeue"):
+        mine = [
+            run.decision
+            for run in h.actions
+            if run.decision.fence is not None
+            and (run.decision.fence.job_id, run.decision.fence.restarts) == (deed.job_id, deed.restarts)
+            and run.decision.fence.start_at == deed.start_at
+            and any(t <= deed.t for t in h.intents(run.decision.id, Rung.REQUEUE_HOLD))
+        ]
+        if not mine:
+            yield f"run {deed.job_id}.{deed.restarts} was requeued at {deed.t:.0f}, and no written intent was about it"
+        used.update(decision.id for decision in mine[:1])
+    for decision_id, count in used.items():
+        if count > 1:
+            yield f"decision {decision_id} was carried out {count} times"
+
+
+def what_is_over_stays_over(h: History) -> Iterator[str]:
+    """A job that has finished, or that somebody has cancelled, is not run again by us: but one that left for our kill switch."""
+    for deed in h.ours("requeue"):
+        state = deed.detail.split()[0]
+        if state not in OVER and state != "COMPLETING":
+            continue
+        left = [
+            d for d in h.deeds
+            if d.what == "left for its kill switch" and (d.job_id, d.restarts) == (deed.job_id, deed.restarts)
+        ]  # fmt: skip
+        if state == "CANCELLED" or not left:
+            yield f"job {deed.job_id} was {state} when it was requeued at {deed.t:.0f}"
+
+
+def nobody_else_s_hold_is_lifted(h: History) -> Iterator[str]:
+    """We release what we hold. Who held it can't be told from outside unless our release was written as done."""
+    done_at = {
+        run.decision.fence.job_id: (run.decision, deed.t)
+        for run in h.actions
+        if run.decision.fence is not None
+        for deed in h.ours(f"journal outcome {Rung.RELEASE} {RungOutcome.DONE}")
+        if deed.detail.split()[0] == run.decision.id
+    }
+    for deed in h.ours("release"):
+        decision, written_at = done_at.get(deed.job_id, (None, float("inf")))
+        if deed.detail.startswith("person") and decision is not None and decision.fence is not None:
+            sent = [t for t in h.intents(decision.id, Rung.RELEASE) if t > written_at]
+            if decision.fence.restarts == deed.restarts - 1 and sent:
+                yield f"a person's hold of job {deed.job_id} was lifted at {deed.t:.0f}"
+
+
+def guards_hold(h: History) -> Iterator[str]:
+    """Nothing is decided while paused, blind, just started, or when a fifth of the nodes is silent; nothing at all by an observer."""
+    warm_up_s = h.config.controller.warm_up
+    patience_s = 3 * h.config.slurm.poll_interval + h.config.slurm.deadline
+    for run in h.actions:
+        decision, was = run.decision, h.circumstances.get(run.decision.id)
+        if was is None:
+            yield f"decision {decision.id} is in the journal and was never written by the journal's own hand"
+            continue
+        what = f"{decision.action} of {decision.fence.job_id if decision.fence else '?'} at {was.at:.0f}"
+        if was.paused:
+            yield f"{what} was allowed while paused"
+        if was.at - max(was.started, was.seeing_from) < warm_up_s:
+            yield f"{what} was allowed {was.at - max(was.started, was.seeing_from):.0f} s after the controller began to look"
+        if was.slurm_age_s > patience_s:
+            yield f"{what} was allowed while Slurm had not answered for {was.slurm_age_s:.0f} s"
+        if not decision.asked_by and was.nodes_silent > 0.2 * max(1, was.nodes_known):
+            yield f"{what} was allowed while {was.nodes_silent} of {was.nodes_known} nodes were silent"
+        if h.recipe.mode != "act" and not decision.asked_by:
+            yield f"{what} was allowed in mode {h.recipe.mode}"
+    yield from _nothing_while_paused(h)
+
+
+def _nothing_while_paused(h: History) -> Iterator[str]:
+    paused = False
+    begun: set[str] = set()
+    for deed in h.deeds:
+        if deed.by == "person" and deed.what in ("pause", "resume"):
+            paused = deed.what == "pause"
+        if deed.by != "us" or not deed.what.startswith("journal intent "):
+            continue
+        rung, decision_id = deed.what.split()[2], deed.detail.split()[0]
+        fresh_switch = rung == Rung.WRITE_KILL_SWITCH and decision_id not in begun
+        begun.add(decision_id)
+        if paused and (rung in (Rung.REQUEUE_HOLD, Rung.RELEASE) or fresh_switch):
+            yield f"{rung} of {decision_id} was begun at {deed.t:.0f} while paused"
+
+
+def budgets_hold(h: History) -> Iterator[str]:
+    """On the cluster within its window, on one job within a week, and between two actions on one job."""
+    policy = h.config.policy
+    found = (
+        run.decision for run in h.actions if run.decision.id in h.circumstances and not run.decision.asked_by
+    )
+    allowed = sorted(((h.circumstances[each.id].at, each) for each in found), key=lambda each: each[0])
+    for index, (at, decision) in enumerate(allowed):
+        was = h.circumstances[decision.id]
+        if was.clock_moved_at > float("-inf") and was.started > was.clock_moved_at:
+            continue  # a controller that was started since knows no other clock than the moved one
+        before = [t for t, _ in allowed[:index] if at - t < policy.budget_window]
+        if len(before) >= policy.budget:
+            yield f"{len(before) + 1} actions within {policy.budget_window:.0f} s at {at:.0f}, the budget is {policy.budget}"
+        same = [t for t, d in allowed[:index] if _job(d) == _job(decision)]
+        if len(same) >= policy.attempts:
+            yield f"{len(same) + 1} actions on job {_job(decision)} at {at:.0f}"
+        if same and at - same[-1] < policy.cooldown - 1.0:
+            yield f"job {_job(decision)} was acted on again after {at - same[-1]:.0f} s at {at:.0f}"
+
+
+def _job(decision: Decision) -> str:
+    return decision.fence.job_id if decision.fence is not None else "?"
+
+
+def no_healthy_job_is_acted_on(h: History) -> Iterator[str]:
+    """Every action that nobody asked for is about a run with a fault, and that fault is there when the run is requeued."""
+    for run in h.actions:
+        decision, was = run.decision, h.circumstances.get(run.decision.id)
+        if decision.asked_by or was is None or decision.fence is None:
+            continue
+        key = (decision.fence.job_id, decision.fence.restarts)
+        faults = [f for f in h.faults if (f.job_id, f.restarts) == key]
+        if not any(f.began <= was.at and (f.ended is None or f.ended >= was.at - HEALED_S) for f in faults):
+            yield f"{decision.action} of the healthy run {key} was allowed at {was.at:.0f} by {decision.by}"
+        for deed in h.ours("requeue"):
+            if (deed.job_id, deed.restarts) == key and not any(
+                f.began <= deed.t and (f.ended is None or f.ended >= deed.t - HEALED_S) for f in faults
+            ):
+                yield f"run {key} was requeued at {deed.t:.0f} although it was well again"
+
+
+def no_healthy_run_is_accused(h: History) -> Iterator[str]:
+    """Nothing that fires says of a run that it stands when it does not."""
+    for incident in h.incidents.values():
+        if incident.kind not in ACCUSES or incident.fired_at is None:
+            continue
+        for job_id, restarts in incident.runs:
+            if not any((f.job_id, f.restarts) == (job_id, restarts) for f in h.faults):
+                yield f"{incident.kind} fired about {job_id}.{restarts}, which had no fault: {incident.summary}"
+
+
+def every_lasting_fault_is_found(h: History) -> Iterator[str]:
+    """One that lasted while nothing hindered the view is in an incident about its run."""
+    for fault in h.faults:
+        ended = h.recipe.until_s if fault.ended is None else fault.ended
+        if _clear_s(h, fault, ended) < CLEAR_S:
+            continue
+        if not any((fault.job_id, fault.restarts) in incident.runs for incident in h.incidents.values()):
+            yield f"{fault.kind} of {fault.job_id}.{fault.restarts} from {fault.began:.0f} to {ended:.0f} was not found"
+
+
+def _clear_s(h: History, fault: Fault, ended: float) -> float:
+    """The longest time within the fault in which nothing went wrong with the eyes."""
+    if not fault.told:
+        return 0.0  # before its first step nobody knows how long a run may take to begin
+    hindrances = (
+        "controller ",
+        "cut",
+        "mended",
+        "agent of",
+        "slurmctld",
+        "journal full",
+        "journal has",
+        "clock",
+    )
+    times = [
+        d.t
+        for d in h.deeds
+        if d.by == "fault" and d.what.startswith(hindrances) and fault.began < d.t < ended
+    ]
+    if h.recipe.until_s - h.recipe.calm_s > fault.began:
+        times.append(min(ended, h.recipe.until_s - h.recipe.calm_s))
+    edges = [fault.began, *sorted(times), ended]
+    return max(b - a for a, b in pairwise(edges))
+
+
+def no_switch_outlives_its_run(h: History) -> Iterator[str]:
+    """No run ends for the kill switch of another; no job is released under one; none is left at the end."""
+    by_run = {
+        run.decision.id: (run.decision.fence.job_id, run.decision.fence.restarts)
+        for run in h.actions
+        if run.decision.fence is not None
+    }
+    for deed in h.deeds:
+        if deed.what == "heard":
+            wrote = json.loads(deed.detail)["decision"]
+            if by_run.get(wrote) != (deed.job_id, deed.restarts):
+                yield f"run {deed.job_id}.{deed.restarts} heard the switch of {by_run.get(wrote)} at {deed.t:.0f}"
+        if deed.by == "us" and deed.what == "release" and "switch is out" in deed.detail:
+            yield f"job {deed.job_id} was released at {deed.t:.0f} under a kill switch"
+        if deed.what == "switch left":
+            yield f"a kill switch was left: {deed.detail}"
+
+
+def evidence_comes_first(h: History) -> Iterator[str]:
+    """Before anything is done about an incident, what was known of its jobs is in the journal."""
+    for run in h.actions:
+        if run.decision.asked_by or not run.records:
+            continue
+        deeds = {record.rung for record in run.records} - {Rung.EVIDENCE}
+        first = min((t for rung in deeds for t in h.intents(run.decision.id, rung)), default=float("inf"))
+        if first < h.evidence_at.get(run.decision.incident_id, float("inf")):
+            yield f"{run.decision.action} {run.decision.id} began at {first:.0f} without evidence"
+
+
+def exclusions_are_kept(h: History) -> Iterator[str]:
+    """Slurm replaces the whole list: what was on it before stays on it."""
+    before: dict[str, set[str]] = {}
+    for deed in h.deeds:
+        if deed.what == "exclude":
+            now = set(deed.detail.split(",")) if deed.detail else set()
+            if not before.get(deed.job_id, set()) <= now:
+                yield f"exclusions of job {deed.job_id} were dropped at {deed.t:.0f}"
+            before[deed.job_id] = now
+
+
+def a_matter_is_not_dropped(h: History) -> Iterator[str]:
+    """An action that failed while its run stands as before is not the last word about it, if there is time for another one."""
+    policy, end = h.config.policy, h.recipe.until_s
+    for run in h.actions:
+        fence, ended = (
+            run.decision.fence,
+            next((d.t for d in h.ours("journal end") if d.detail == run.decision.id), None),
+        )
+        if run.end is None or run.end.ok or fence is None or run.decision.asked_by or ended is None:
+            continue
+        standing = any(
+            (f.job_id, f.restarts) == (fence.job_id, fence.restarts) and f.ended is None and f.began <= ended for f in h.faults
+        )  # fmt: skip
+        if (
+            not standing
+            or end - max(ended, end - h.recipe.calm_s) < policy.cooldown + policy.budget_window / 2
+        ):
+            continue
+        later = [
+            d for d in h.decisions.values()
+            if d.incident_id == run.decision.incident_id and d.id != run.decision.id
+            and d.decided_at >= run.end.ended_at - 1.0
+        ]  # fmt: skip
+        if not later:
+            yield f"{run.decision.action} of {fence.job_id}.{fence.restarts} failed at {ended:.0f} ({run.end.detail}) and nothing was decided since"
+
+
+def nothing_raised(h: History) -> Iterator[str]:
+    """No tick, poll or detector failed."""
+    yield from h.complaints
+
+
+Invariant = Callable[[History], Iterator[str]]
+INVARIANTS: dict[str, Invariant] = {
+    each.__name__: each
+    for each in (
+        nothing_is_lost, every_requeue_is_of_its_run_and_once, what_is_over_stays_over, nobody_else_s_hold_is_lifted, guards_hold,
+        budgets_hold, no_healthy_job_is_acted_on, no_healthy_run_is_accused, every_lasting_fault_is_found,
+        no_switch_outlives_its_run, evidence_comes_first, exclusions_are_kept, a_matter_is_not_dropped, nothing_raised,
+    )
+}  # fmt: skip

@@ -1,0 +1,146 @@
+"""The real controller, life after life, on simulated time: its real journal in a file, its real loop of coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from tests.simulation.slurm import SimSlurm
+from tests.simulation.timeline import Killed, SimLoop
+from watchdog.controller.app import live
+from watchdog.controller.journal import Journal, JournalError
+from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.watch import Controller
+from watchdog.model import ActionEnd, Decision, Rung, RungOutcome
+from watchdog.notify.queue import Notifier
+from watchdog.wire import decode_report, encode_reply
+
+if TYPE_CHECKING:
+    from tests.simulation.sim import Simulation
+
+
+class NoPeople:
+    """Messages arrive nowhere."""
+
+    async def send(self, message: dict[str, Any]) -> None:
+        return None
+
+
+class SimJournal(Journal):
+    """The real journal; the controller may die before or after each write, and its disk may be full."""
+
+    def __init__(self, url: str, life: Life):
+        self._life = life
+        super().__init__(url)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        if self._life.dead:
+            raise Killed
+        if self._life.sim.journal_full:
+            raise JournalError("The journal has no room: its disk is full.")
+        with super()._transaction() as sql:
+            yield sql
+
+    def _write(self, stage: str, work: Callable[[], None], detail: str) -> None:
+        self._life.may_die(f"before {stage}")
+        work()
+        self._life.sim.cluster.deed("us", f"journal {stage}", detail=detail)
+        self._life.may_die(f"after {stage}")
+
+    def add_packed_evidence(self, incident_id: str, at: float, kind: str, packed: str) -> None:
+        self._write(
+            "evidence", lambda: super(SimJournal, self).add_packed_evidence(incident_id, at, kind, packed), incident_id
+        )  # fmt: skip
+
+    def add_decision(self, decision: Decision) -> None:
+        self._write("decision", lambda: super(SimJournal, self).add_decision(decision), decision.id)
+        self._life.sim.note_decision(decision)
+
+    def rung_intent(self, decision_id: str, rung: Rung, attempt: int, at: float, detail: str = "") -> None:
+        self._write(
+            f"intent {rung}", lambda: super(SimJournal, self).rung_intent(decision_id, rung, attempt, at, detail),
+            f"{decision_id} {attempt}",
+        )  # fmt: skip
+
+    def rung_outcome(
+        self, decision_id: str, rung: Rung, attempt: int, outcome: RungOutcome, at: float, detail: str
+    ) -> None:
+        self._write(
+            f"outcome {rung} {outcome}",
+            lambda: super(SimJournal, self).rung_outcome(decision_id, rung, attempt, outcome, at, detail),
+            f"{decision_id} {attempt}",
+        )
+
+    def end_action(self, decision_id: str, end: ActionEnd) -> None:
+        self._write("end", lambda: super(SimJournal, self).end_action(decision_id, end), decision_id)
+
+
+class Life:
+    """One process of the controller, from its start to its end."""
+
+    def __init__(self, sim: Simulation):
+        self.sim = sim
+        self.dead = False
+        self.started = self.seeing_from = sim.timeline.now
+        self.rng = random.Random(f"life {sim.recipe.seed} {sim.lives}")
+        self.loop = SimLoop(sim.timeline)
+        self.slurm = SimSlurm(sim.cluster, self.rng, sim.recipe.weather)
+        self.controller: Controller | None = None
+        self.journal: SimJournal | None = None
+        self.heard: dict[str, float] = {}
+        """Node -> when its last report was taken over."""
+
+    def may_die(self, stage: str) -> None:
+        if self.dead or self.sim.dies_at(stage):
+            self.sim.cluster.deed("fault", f"controller dies {stage}")
+            raise Killed
+
+    def run(self) -> None:
+        """Until it is killed, or cannot start."""
+        try:
+            self.loop.run_until_complete(self._main())
+        except Killed:
+            pass
+        finally:
+            self.dead = True
+            self.loop.bury()
+            if self.journal is not None:
+                self.journal.close()
+
+    async def _main(self) -> None:
+        try:
+            self.journal = SimJournal(self.sim.url, self)
+        except JournalError:
+            return  # exit code 2; systemd starts it again
+        notifier = Notifier(self.journal, NoPeople(), "simulated", min_gap_s=0.0, poll_s=30.0)
+        try:
+            self.controller = Controller(
+                self.sim.config, journal=self.journal, slurm=self.slurm, notifier=notifier, metrics=ControllerMetrics()
+            )  # fmt: skip
+        except JournalError:
+            return
+        await live(self.controller, notifier, asyncio.Event())
+
+    def receive(self, node: str, body: bytes, answer: Callable[[bytes], None]) -> None:
+        """A report has arrived; it is read when the controller comes to it."""
+
+        def handle() -> None:
+            if self.controller is not None:
+                report = decode_report(body)
+                reply = self.controller.accept(report)
+                self.heard[node] = self.sim.timeline.now
+                answer(encode_reply(reply))
+
+        if not self.dead:
+            self.loop.call_soon(handle)
+
+    def freeze(self, seconds: float) -> None:
+        self.loop.freeze(seconds)
+        if seconds > max(5.0, 5.0 * self.sim.recipe.tick_s):
+            self.seeing_from = self.sim.timeline.now + seconds

@@ -1,0 +1,159 @@
+"""Slurm as the controller meets it: each request is answered, lost, done although lost, done late, or refused.
+
+What a request does happens on the timeline, whether or not whoever sent it still lives: an scontrol outlives a controller that is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from tests.simulation.cluster import OVER, Cluster, SimJob
+from watchdog.model import SlurmJob, SlurmView
+from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Weather:
+    """How likely each fate of a request is; what is left of 1 is an answer in time."""
+
+    lost: float = 0.0
+    done_and_lost: float = 0.0
+    done_late: float = 0.0
+    refused: float = 0.0
+    away: bool = False
+    """slurmctld does not answer anybody."""
+    script: list[str] | None = None
+    """Fates of the next requests that change something, in order."""
+
+    def fate(self, rng: random.Random, *, changes: bool) -> str:
+        if self.away:
+            return "lost"
+        if changes and self.script:
+            return self.script.pop(0)
+        chance = rng.random()
+        for name, share in (
+            ("lost", self.lost),
+            ("done and lost", self.done_and_lost),
+            ("done late", self.done_late),
+            ("refused", self.refused if changes else 0.0),
+        ):
+            if chance < share:
+                return name
+            chance -= share
+        return "ok"
+
+
+class SimSlurm:
+    """The client of one life of the controller. Implements watchdog.slurm.client.SlurmClient."""
+
+    def __init__(self, cluster: Cluster, rng: random.Random, weather: Weather):
+        self._cluster, self._rng, self._weather = cluster, rng, weather
+        self.answered_at = float("-inf")
+
+    async def _request(self, name: str, effect: Callable[[], object], *, changes: bool) -> object:
+        """Raises what the client of a real Slurm raises."""
+        timeline, rng = self._cluster.timeline, self._rng
+        fate = self._weather.fate(rng, changes=changes)
+        latency_s = min(rng.expovariate(1 / 0.3), 15.0) + 0.01
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        if changes:
+            self._cluster.deed("us", f"request {name}", detail=fate)
+
+        def happen() -> None:
+            try:
+                result, error = effect(), None
+            except SlurmRefused as refusal:
+                result, error = None, refusal
+            if fate == "ok":
+                timeline.after(latency_s / 2, lambda: settle(result, error))
+
+        def settle(result: object, error: Exception | None) -> None:
+            if not future.done() and not future.get_loop().is_closed():
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+
+        if fate == "refused":
+            timeline.after(latency_s, lambda: settle(None, SlurmRefused("Access/permission denied")))
+        elif fate in ("ok", "done and lost"):
+            timeline.after(latency_s / 2, happen)
+        elif fate == "done late" and changes:
+            timeline.after(DEADLINE_S + rng.uniform(0, 30), happen)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await future
+        except TimeoutError:
+            raise SlurmUnavailable(f"no answer within {DEADLINE_S:g} s ({name})") from None
+
+    def _job(self, job_id: str) -> SimJob:
+        job = self._cluster.sim_jobs.get(job_id)
+        if job is None or job_id in self._cluster.forgotten:
+            raise SlurmRefused("Invalid job id specified")
+        self._cluster.catch_up()
+        return job
+
+    # ------------------------------------------------------------------------------------ the protocol
+
+    async def read_view(self) -> SlurmView:
+        view = await self._request("read_view", self._cluster.listing, changes=False)
+        assert isinstance(view, SlurmView)
+        self.answered_at = self._cluster.timeline.now
+        return view
+
+    async def read_job(self, job_id: str) -> SlurmJob | None:
+        def look() -> SlurmJob | None:
+            self._cluster.catch_up()
+            job = self._cluster.sim_jobs.get(job_id)
+            if job is None or job_id in self._cluster.forgotten:
+                return None
+            return replace(self._cluster.listed(job), excluded_nodes=job.excluded)
+
+        found = await self._request("read_job", look, changes=False)
+        assert found is None or isinstance(found, SlurmJob)
+        return found
+
+    async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
+        def requeue() -> None:
+            job = self._job(job_id)
+            if job.state == "PENDING" or (job.state == "COMPLETING" and job.next_state == "PENDING"):
+                job.held_by = job.held_by or "us"  # Slurm holds it, and requeues nothing
+                return
+            if only_unfinished and (job.state in OVER or job.state == "COMPLETING"):
+                raise SlurmRefused(f"the job is {job.state}: it was left alone")
+            self._cluster.requeue(job, "us", held=True)
+
+        await self._request(f"requeue_hold {job_id}", requeue, changes=True)
+
+    async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
+        def exclude() -> None:
+            job = self._job(job_id)
+            if job.state not in ("PENDING", "COMPLETING"):
+                raise SlurmRefused("Requested operation is presently disabled: job is not pending")
+            self._cluster.deed("us", "exclude", job, ",".join(nodes))
+            job.excluded = tuple(nodes)
+
+        await self._request(f"exclude {job_id}", exclude, changes=True)
+
+    async def release(self, job_id: str) -> None:
+        def release() -> None:
+            job = self._job(job_id)
+            if job.held_by is not None:
+                out = any(path == self._cluster.path_of(job) for _, path in self._cluster.switches)
+                self._cluster.deed("us", "release", job, f"{job.held_by}{', switch is out' if out else ''}")
+                job.held_by = None
+
+        await self._request(f"release {job_id}", release, changes=True)
+
+    async def hold(self, job_id: str) -> None:
+        raise AssertionError("no action holds a job by itself")
+
+    async def cancel(self, job_id: str) -> None:
+        raise AssertionError("no action cancels a job")

@@ -1,0 +1,187 @@
+"""The real controller on bad days that never were: the whole thing is `python -m tests.simulation --seeds 0-1000`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.simulation.__main__ import run_one
+from tests.simulation.checker import History, check, history_of
+from tests.simulation.cluster import Cluster, Fault, SimJob
+from tests.simulation.controller import SimJournal
+from tests.simulation.crash_points import TROUBLE_AT_S, crash_point, quiet_recipe, trouble
+from tests.simulation.recipe import SHARED_SWITCH, recipe_of
+from tests.simulation.sim import Simulation, simulation
+from tests.simulation.slurm import SimSlurm
+from watchdog.actuate import kill_switch, restart
+from watchdog.controller.watch import Controller
+from watchdog.model import Fence, RungOutcome
+
+SHARED_NUMBER = next(n for n in range(20) if quiet_recipe(n).kill_switch == SHARED_SWITCH)
+"""A crash point whose kill switch lies where the next run looks for it, too."""
+SEEDS: dict[tuple[str, int], str] = {}
+"""Runs that once found a defect: (option, number) -> which."""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_on_a_bad_day_nothing_is_lost_done_twice_or_done_to_a_healthy_job(seed: int) -> None:
+    with simulation(replace(recipe_of(seed), hours=2.0, calm_s=2000.0)) as sim:
+        sim.run()
+        assert check(history_of(sim)) == []
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_wherever_the_controller_dies_the_action_is_done_once_or_ended_in_writing(number: int) -> None:
+    recipe, script = crash_point(number)
+    with simulation(recipe, script) as sim:
+        sim.run()
+        history = history_of(sim)
+        assert check(history) == []
+        assert history.actions, "nothing was decided"
+
+
+@pytest.mark.parametrize(("option", "number"), SEEDS)
+def test_a_defect_that_the_simulator_found_stays_mended(option: str, number: int) -> None:
+    assert run_one(option, number).violations == ()
+
+
+def test_a_seed_is_a_run_whatever_order_the_interpreter_gives_its_sets() -> None:
+    code = "from tests.simulation.__main__ import run_one; print(run_one('crash-points', 7).digest)"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": number}, capture_output=True, text=True, check=True
+        ).stdout
+        for number in ("1", "2")
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
+# ---------------------------------------------------------------------------------------- the checker can fail
+
+
+def violated(history: History) -> set[str]:
+    return {each.partition(":")[0] for each in check(history)}
+
+
+def story(*, graceful: bool, number: int = 0) -> tuple[Simulation, History]:
+    with simulation(quiet_recipe(number), lambda sim: trouble(sim, graceful=graceful)) as sim:
+        sim.run()
+        return sim, history_of(sim)
+
+
+@pytest.mark.parametrize("graceful", [False, True])
+def test_the_two_stories_end_well_when_nothing_goes_wrong(graceful: bool) -> None:
+    _, history = story(graceful=graceful)
+    assert check(history) == []
+    assert [run.end is not None and run.end.ok for run in history.actions] == [True]
+
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_intents(patch: pytest.MonkeyPatch) -> None:
+    """Acts first, and writes afterwards."""
+    intent = SimJournal.rung_intent
+    outcome = SimJournal.rung_outcome
+    kept: list[tuple[Any, ...]] = []
+
+    def keep(journal: SimJournal, *args: Any) -> None:
+        kept.append(args)
+
+    def both(journal: SimJournal, *args: Any) -> None:
+        intent(journal, *kept.pop())
+        outcome(journal, *args)
+
+    patch.setattr(SimJournal, "rung_intent", keep)
+    patch.setattr(SimJournal, "rung_outcome", both)
+
+
+def no_fence(patch: pytest.MonkeyPatch) -> None:
+    """A repeated request hits whatever runs under the job's number now."""
+
+    async def unfenced(client: SimSlurm, fence: Fence, *, only_unfinished: bool) -> tuple[RungOutcome, str]:
+        for _ in range(2):
+            await client.requeue_hold(fence.job_id, only_unfinished=only_unfinished)
+            await client.release(fence.job_id)
+            await asyncio.sleep(120)
+        return RungOutcome.DONE, "twice, to be sure"
+
+    patch.setattr(restart, "requeue_hold", unfenced)
+
+
+def no_removal(patch: pytest.MonkeyPatch) -> None:
+    """Says that the kill switch is gone."""
+
+    async def forgotten(*_: object) -> tuple[RungOutcome, str]:
+        return RungOutcome.DONE, "removed"
+
+    patch.setattr(kill_switch, "remove", forgotten)
+
+
+def no_end(patch: pytest.MonkeyPatch) -> None:
+    """An action is over, and nobody writes it down."""
+    patch.setattr(SimJournal, "end_action", lambda *_: None)
+
+
+def no_evidence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimJournal, "add_packed_evidence", lambda *_: None)
+
+
+def no_warm_up(patch: pytest.MonkeyPatch) -> None:
+    """A guard that does not look: it acts in the first seconds of a controller's life."""
+    patch.setattr(Controller, "blind", lambda *_: None)
+
+
+def healthy(patch: pytest.MonkeyPatch) -> None:
+    """What is acted on has no fault in truth."""
+    begin = Cluster.begin_fault
+
+    def forgotten(cluster: Cluster, job: SimJob, kind: str) -> Fault | None:
+        fault = begin(cluster, job, kind)
+        cluster.truth.faults.clear()
+        return fault
+
+    patch.setattr(Cluster, "begin_fault", forgotten)
+
+
+@pytest.mark.parametrize(
+    ("how", "graceful", "number", "shout"),
+    [
+        (no_intents, False, 0, "every_requeue_is_of_its_run_and_once"),
+        (no_fence, False, 0, "every_requeue_is_of_its_run_and_once"),
+        (no_removal, True, SHARED_NUMBER, "no_switch_outlives_its_run"),
+        (no_end, False, 0, "nothing_is_lost"),
+        (no_evidence, False, 0, "evidence_comes_first"),
+        (healthy, False, 0, "no_healthy_job_is_acted_on"),
+    ],
+)
+def test_the_checker_shouts_at_a_product_that_is_broken_on_purpose(
+    monkeypatch: pytest.MonkeyPatch, how: Break, graceful: bool, number: int, shout: str
+) -> None:
+    how(monkeypatch)
+    _, history = story(graceful=graceful, number=number)
+    assert shout in violated(history)
+
+
+def test_the_checker_shouts_at_a_controller_that_acts_before_it_has_looked_around(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The controller dies while the job hangs, and acts as soon as it is back."""
+    no_warm_up(monkeypatch)
+    monkeypatch.setattr(SimJournal, "paused", lambda *_: None)
+
+    def script(sim: Simulation) -> None:
+        trouble(sim, graceful=False)
+        sim.timeline.at(60.0, sim.pause)
+        sim.timeline.at(TROUBLE_AT_S + 55.0, sim.kill)
+
+    with simulation(quiet_recipe(0), script) as sim:
+        sim.run()
+        assert "guards_hold" in violated(history_of(sim))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.builders import process
 from watchdog.agent.post import BadAnswer, Connection, parse_head, parse_size
 from watchdog.agent.sender import Sender, Spool, backoff_s, encode
 from watchdog.model import DumpStacks, LogFile, Reply, Report
@@ -464,3 +465,101 @@ def test_what_is_no_status_line_is_refused(head: bytes) -> None:
 def test_what_is_no_length_is_refused(text: bytes, base: int) -> None:
     with pytest.raises(BadAnswer):
         parse_size(text, base)
+
+
+# ---------------------------------------------------------------------------------------- reports of changes
+
+
+def moved(sequence: int) -> Report:
+    return replace(report(sequence), processes=(process(0), process(1, cpu_s=float(sequence))))
+
+
+def one_by_one(sender: Sender, controller: Controller, sequences: range) -> None:
+    """Each report is taken before the next one is made, as between ticks."""
+    for sequence in sequences:
+        told = len(controller.reports)
+        sender.put(moved(sequence))
+        wait_for_reports(controller, told + 1)
+        end = time.monotonic() + 10
+        while sender.spool_bytes and time.monotonic() < end:
+            time.sleep(0.005)
+
+
+def kinds(controller: Controller) -> list[str]:
+    return [
+        f"{each.sequence} {'full' if each.changes is None else f'since {each.changes.since}'}"
+        for each in controller.reports
+    ]
+
+
+def test_a_controller_that_understands_changes_gets_them_once_it_has_a_full_report(
+    controller: Controller,
+) -> None:
+    controller.reply = Reply(takes_changes=True)
+    sender = Sender(controller.url, Spool(10**6, 60))
+    sender.start()
+    one_by_one(sender, controller, range(1, 4))
+    sender.stop()
+    assert kinds(controller) == ["1 full", "2 since 1", "3 since 2"]
+    assert [len(each.processes) for each in controller.reports] == [2, 0, 0]
+
+
+def test_an_older_controller_gets_full_reports_for_ever(controller: Controller) -> None:
+    controller.reply = Reply()
+    sender = Sender(controller.url, Spool(10**6, 60))
+    sender.start()
+    one_by_one(sender, controller, range(1, 4))
+    sender.stop()
+    assert kinds(controller) == ["1 full", "2 full", "3 full"]
+
+
+def test_a_controller_that_lacks_the_report_before_is_told_the_same_in_full_at_once(
+    controller: Controller,
+) -> None:
+    controller.reply = Reply(takes_changes=True)
+    sender = Sender(controller.url, Spool(10**6, 60))
+    sender.start()
+    one_by_one(sender, controller, range(1, 3))
+    controller.reply = Reply(takes_changes=True, want_full=True)
+    sender.put(moved(3))
+    wait_for_reports(controller, 4)
+    controller.reply = Reply(takes_changes=True)
+    one_by_one(sender, controller, range(4, 6))
+    sender.stop()
+    assert kinds(controller)[:4] == ["1 full", "2 since 1", "3 since 2", "3 full"]
+    assert controller.reports[3] == moved(3)
+    assert kinds(controller)[-1] == "5 since 4"
+
+
+def test_after_an_error_the_next_attempt_and_the_next_report_are_full(controller: Controller) -> None:
+    controller.reply = Reply(takes_changes=True)
+    sender = Sender(controller.url, Spool(10**6, 60))
+    sender.start()
+    one_by_one(sender, controller, range(1, 2))
+    controller.status = [503, 200]
+    one_by_one(sender, controller, range(2, 4))
+    sender.stop()
+    assert kinds(controller) == ["1 full", "2 full", "3 since 2"]
+
+
+def test_reports_that_wait_are_full_whoever_takes_them(controller: Controller) -> None:
+    controller.reply = Reply(takes_changes=True)
+    sender = Sender(controller.url, Spool(10**6, 60))
+    for sequence in (1, 2, 3):
+        sender.put(moved(sequence))
+    sender.start()
+    wait_for_reports(controller, 3)
+    sender.stop()
+    assert kinds(controller) == ["1 full", "2 full", "3 full"]
+
+
+def test_every_so_often_a_report_is_full_for_no_reason(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("watchdog.agent.sender.FULL_EVERY", 2)
+    controller.reply = Reply(takes_changes=True)
+    sender = Sender(controller.url, Spool(10**6, 60))
+    sender.start()
+    one_by_one(sender, controller, range(1, 6))
+    sender.stop()
+    assert kinds(controller) == ["1 full", "2 since 1", "3 since 2", "4 full", "5 since 4"]

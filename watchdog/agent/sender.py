@@ -1,6 +1,9 @@
 """Sends reports from a thread of its own, keeps them while the controller is away, and hands its replies to the loop.
 
 A report is encoded once, and waits as bytes: the objects would take many times what the bound says.
+
+A controller that has the report before this one is told only what has changed since. Any doubt (an error, an answer that did not come,
+a report that still waits, a controller that lacks it) makes the next one full, and a full one goes out every ten minutes in any case.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from watchdog import clock
 from watchdog.agent.post import Connection, Response
 from watchdog.agent.replies import MAX_REPLY_BYTES, parse_reply
 from watchdog.model import Reply, Report
+from watchdog.report_changes import changes_between, without_news
 from watchdog.wire import WireError, encode_report
 
 log = logging.getLogger(__name__)
@@ -33,6 +37,8 @@ BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 5.0)
 MAX_RETRY_AFTER_S = 60.0
 """A controller may ask for patience, but not for so much that reports grow too old to be judged."""
 TRY_AGAIN_LATER = frozenset({408, 425, 429})
+FULL_EVERY = 120
+"""Reports between two full ones: ten minutes at 5 s."""
 NOTEWORTHY_AGE_S = 0.05
 """Below this a report is as old as it was made."""
 
@@ -44,11 +50,14 @@ class Waiting:
     made_at: float
     sequence: int
     body: bytes
+    small: bytes = b""
+    """The same as changes since the report before, for the first attempt; empty where there is none."""
 
-    def aged(self, now: float) -> bytes:
+    def aged(self, now: float, *, small: bool = False) -> bytes:
         """The body with the report's age. `age_s` is 0 in a new report, so it is not in the text yet."""
         age_s = now - self.made_at
-        return self.body if age_s < NOTEWORTHY_AGE_S else b'{"age_s":%.3f,' % age_s + self.body[1:]
+        body = self.small if small and self.small else self.body
+        return body if age_s < NOTEWORTHY_AGE_S else b'{"age_s":%.3f,' % age_s + body[1:]
 
 
 @dataclass
@@ -61,9 +70,9 @@ class Spool:
     size: int = 0
     _items: deque[Waiting] = field(default_factory=deque)
 
-    def put(self, sequence: int, body: bytes, now: float) -> None:
-        """Adds an encoded report that was made at `now`."""
-        self._items.append(Waiting(now, sequence, body))
+    def put(self, sequence: int, body: bytes, now: float, small: bytes = b"") -> None:
+        """Adds an encoded report that was made at `now`; `small` is the same as changes, and goes with the first attempt only."""
+        self._items.append(Waiting(now, sequence, body, small))
         self.size += len(body)
         while len(self._items) > 1 and self.size > self.max_bytes:
             self._drop_oldest()
@@ -154,6 +163,11 @@ class Sender:
         self._stopping = threading.Event()
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._last: tuple[bytes, Reply] = (b"", Reply())
+        self._base: Report | None = None
+        """The report that was handed over last."""
+        self._since_full = 0
+        self._agreed = -1
+        """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it understands no changes."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._connection = connection or Connection(url, MAX_REPLY_BYTES)
         self._problem = ""
@@ -174,12 +188,25 @@ class Sender:
         """Hands a report over; never waits. Raises WireError if it is too large to send."""
         body = encode(report)
         with self._lock:
+            agreed = self._agreed if not len(self._spool) else -1
+        small = self._changes(report, agreed)
+        with self._lock:
             dropped = self._spool.dropped
-            self._spool.put(report.sequence, body, self._now())
+            self._spool.put(report.sequence, body, self._now(), small)
             dropped = self._spool.dropped - dropped
         for _ in range(dropped):
             self._count("expired")
         self._wake.put(None)
+
+    def _changes(self, report: Report, agreed: int) -> bytes:
+        """The report as changes since the one before, if the controller has that one; else nothing."""
+        base, self._base = self._base, without_news(report)
+        if base is None or base.sequence != agreed or self._since_full >= FULL_EVERY:
+            self._since_full = 0
+            return b""
+        small = changes_between(base, report)
+        self._since_full = 0 if small is None else self._since_full + 1
+        return b"" if small is None else encode(small)
 
     def fileno(self) -> int:
         return self._read_fd
@@ -227,7 +254,7 @@ class Sender:
     # -- in the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        failures = 0
+        failures, refused = 0, -1
         while True:
             with self._lock:
                 waiting = self._spool.first()
@@ -237,11 +264,17 @@ class Sender:
                 self._wake.get()
                 continue
             try:
-                reply, news = self._send(waiting)
+                reply, news = self._send(waiting, small=failures == 0 and refused != waiting.sequence)
+                if reply.want_full and refused != waiting.sequence:
+                    refused = waiting.sequence  # it is told again at once, and in full
+                    self._agree(-1)
+                    continue
             except Rejected as error:
+                self._agree(-1)
                 self._count("rejected")
                 self._say(f"a report was dropped: {error}")
             except (OSError, ValueError, WireError) as error:
+                self._agree(-1)
                 self._count("failed")
                 self._say(f"the controller at {self._controller} can't be reached: {error}")
                 self._connection.close()
@@ -255,6 +288,7 @@ class Sender:
                     self._spool.expire(self._now())
                 continue
             else:
+                self._agree(waiting.sequence if reply.takes_changes else -1)
                 self._count("sent")
                 if self._problem:
                     log.info("the controller at %s answers again", self._controller)
@@ -265,6 +299,10 @@ class Sender:
             failures = 0
             with self._lock:
                 self._spool.done(waiting.sequence)
+
+    def _agree(self, sequence: int) -> None:
+        with self._lock:
+            self._agreed = sequence
 
     def _notify(self) -> None:
         try:
@@ -277,9 +315,9 @@ class Sender:
             log.warning("%s", problem)
         self._problem = problem
 
-    def _send(self, waiting: Waiting) -> tuple[Reply, bool]:
+    def _send(self, waiting: Waiting, *, small: bool) -> tuple[Reply, bool]:
         """One request: the reply, and whether it says anything new. Raises Rejected for good, anything else to be tried again."""
-        body = waiting.aged(self._now())
+        body = waiting.aged(self._now(), small=small)
         response = self._connection.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
         if response.status == 200:
             if response.body == self._last[0] and not self._last[1].commands:

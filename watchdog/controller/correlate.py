@@ -122,7 +122,8 @@ def correlate(
             after.append(_open(finding, moment, new_id()))
     suspected = [f for f in findings if f.truth is not Truth.OK]
     bad = {subject for subject, finding in by_subject.items() if finding.truth is Truth.BAD}
-    inhibited = [_inhibit(incident, after, suspected) for incident in after]
+    causes = _by_what_they_explain(after)
+    inhibited = [_inhibit(incident, causes.get(incident.kind, ()), suspected) for incident in after]
     return [
         _fire(incident, settings, moment) if (incident.kind, incident.subject) in bad else incident
         for incident in inhibited
@@ -232,15 +233,18 @@ def _resolve(incident: Incident, moment: Moment, why: str) -> Incident | None:
     return replace(incident, state=IncidentState.RESOLVED, resolved_at=moment.wall, resolution=why)
 
 
-def _inhibit(incident: Incident, incidents: Sequence[Incident], suspected: Sequence[Finding]) -> Incident:
-    """Notes the incident that explains this one; a mere suspicion keeps a pending one from firing."""
+def _by_what_they_explain(incidents: Sequence[Incident]) -> dict[Kind, list[Incident]]:
+    """Kind -> the incidents that may explain one of that kind. Of thousands that came at once most explain nothing."""
+    present = {incident.kind for incident in incidents}
+    standing = [incident for incident in incidents if incident.state is not IncidentState.RESOLVED]
+    return {kind: [other for other in standing if other.kind in CAUSES.get(kind, ())] for kind in present}
+
+
+def _inhibit(incident: Incident, causes: Sequence[Incident], suspected: Sequence[Finding]) -> Incident:
+    """Notes the one of `causes` that explains this incident; a mere suspicion keeps a pending one from firing."""
     kinds = CAUSES.get(incident.kind, ())
-    for other in incidents:
-        if (
-            other.kind in kinds
-            and other.state is not IncidentState.RESOLVED
-            and _same_matter(incident, other)
-        ):
+    for other in causes:
+        if _same_matter(incident, other):
             return replace(incident, inhibited_by=other.id)
     for finding in suspected:
         if (

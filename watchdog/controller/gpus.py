@@ -12,7 +12,7 @@ KEPT_S = 3600.0
 """A process that is gone from its GPU is remembered so long: a dead rank has a GPU to be named, too."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Seat:
     start_ticks: int
     uuids: tuple[str, ...]
@@ -39,7 +39,11 @@ class GpuPids:
                 if pid in started and gpu.uuid:
                     uuids[pid] = (*uuids.get(pid, ()), gpu.uuid)
         for pid, named in uuids.items():
-            seats[pid] = _Seat(started[pid], named, made_at)
+            seat = seats.get(pid)
+            if seat is not None and seat.uuids == named:
+                seat.seen_at = made_at
+            else:
+                seats[pid] = _Seat(started[pid], named, made_at)
         self._seats[report.node] = seats
 
     def uuid_of(self, node: str | None, pid: int | None) -> str | None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from watchdog.config import Config
 from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
 from watchdog.controller.run import ACTIVE_STATES
@@ -26,6 +28,17 @@ STANDING: frozenset[Kind] = frozenset(
 )  # fmt: skip
 """While such an incident is open, a step that takes long teaches nothing about the job. A job with a bad card or a loss that is no
 number makes its steps as ever, and its limits are learnt from them."""
+
+
+JOB_BY_JOB: frozenset[Kind] = frozenset(
+    {
+        Kind.LINGERING_JOB, Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.WEDGED_TEARDOWN, Kind.DEAD_RANK, Kind.RANK_STOPPED,
+        Kind.GPU_IDLE_RANK, Kind.GPU_CLOCK_LOW, Kind.SLOW_JOB, Kind.SLOW_NODE, Kind.LOSS_SPIKE, Kind.LOSS_NAN,
+        Kind.CHECKPOINT_OVERDUE,
+    }
+)  # fmt: skip
+"""Detectors of which each finding is about one running job, and of no job that is not in the view. On a large cluster they are not
+asked about every job in every tick: see watchdog.controller.turns."""
 
 
 class Change(Value, frozen=True, kw_only=True):
@@ -53,6 +66,8 @@ class Judge:
         """Open ones."""
         self._new_id = new_id
         self._on_failure = on_failure
+        self._said: dict[Kind, dict[str, list[Finding]]] = {}
+        """What detectors that judge job by job said of each when it was looked at last."""
         self.view = ClusterView(now=0.0)
         """What the newest judgement was about."""
         self.limits_s: dict[str, float] = {}
@@ -65,16 +80,23 @@ class Judge:
 
     def look(self, now: float) -> list[Finding]:
         """What every detector says of the present state. One that fails is told of, the others go on."""
-        self.view = self.state.view(now)
+        asked = frozenset(incident.subject for incident in self.incidents)
+        self.view, looked_at = self.state.next_view(now, asked)
+        newest = replace(self.view, jobs=tuple(job for job in self.view.jobs if job.job.job_id in looked_at))
         settings = self.config.detectors.collective_hang
-        self.limits_s = {job.job.job_id: progress_limit(job, settings).seconds for job in self.view.jobs}
+        there = {job.job.job_id for job in self.view.jobs}
+        self.limits_s = {job_id: limit for job_id, limit in self.limits_s.items() if job_id in there}
+        self.limits_s |= {job.job.job_id: progress_limit(job, settings).seconds for job in newest.jobs}
         findings: list[Finding] = []
         fresh = self._slurm_is_fresh()
         for kind, detect in DETECTORS:
             if self.config.mode_of(kind) == "off" or not (fresh or kind in WITHOUT_SLURM):
                 continue
             try:
-                found = detect(self.view, self.config.detectors)
+                if kind in JOB_BY_JOB:
+                    found = self._join(kind, detect(newest, self.config.detectors), looked_at, there)
+                else:
+                    found = detect(self.view, self.config.detectors)
                 findings.extend(self.state.gpus.name(finding) for finding in found)
             except NoData as error:
                 log.debug("%s cannot judge: %s", kind, error)
@@ -82,6 +104,20 @@ class Judge:
                 log.exception("detector %s failed", kind)
                 self._on_failure(kind)
         return findings
+
+    def _join(
+        self, kind: Kind, found: Sequence[Finding], looked_at: frozenset[str], there: set[str]
+    ) -> list[Finding]:
+        """What was just found, and of the jobs whose turn it is not, what was said when it was."""
+        kept = {
+            job_id: known
+            for job_id, known in self._said.get(kind, {}).items()
+            if job_id in there and job_id not in looked_at
+        }
+        for finding in found:
+            kept.setdefault(finding.job_ids[0], []).append(finding)
+        self._said[kind] = kept
+        return [finding for known in kept.values() for finding in known]
 
     def conclude(
         self, findings: Sequence[Finding], now: float, wall: float, acting: frozenset[str] = frozenset()

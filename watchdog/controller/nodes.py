@@ -5,11 +5,13 @@ A node's view is made when its report comes, and handed out as it is until the n
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from watchdog.detect.nodes import is_quiet
 from watchdog.detect.view import GpuView, NodeView, Rise, SeenEvent, SeenMount
 from watchdog.model import Checkpoint, Gpu, NodeEvent, Report
 
@@ -35,7 +37,7 @@ SAME_XID_S = 60.0
 """NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Averages:
     """Of one figure under load: over about a minute, and over about two hours."""
 
@@ -72,7 +74,7 @@ def _power() -> _Averages:
     return _Averages(USUAL_LOOKS["power"], keeps_high=True)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Past:
     """What is remembered of one GPU."""
 
@@ -90,7 +92,7 @@ class _Past:
     rising: dict[str, Rise] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Node:
     boot_id: str = ""
     gpus: dict[str, _Past] = field(default_factory=dict)
@@ -109,6 +111,8 @@ class Nodes:
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
         self._views: dict[str, NodeView] = {}
+        self._names: list[str] = []
+        """Of all views, sorted."""
 
     def apply(self, report: Report, made_at: float) -> None:
         """Takes over one report that was made at `made_at` on the caller's clock."""
@@ -125,10 +129,13 @@ class Nodes:
             del node.mounts[mount]
         node.checkpoints = {(each.job_id, each.directory): each for each in report.checkpoints}
         holding = {(each.pid, each.start_ticks) for each in report.gpu_holders}
-        node.held.update(dict.fromkeys(sorted(holding), made_at))
-        recent = [key for key, at in node.held.items() if made_at - at <= KEPT_HOLDER_S][-MAX_HOLDERS:]
-        node.held = {key: node.held[key] for key in recent}
-        self._views[report.node] = NodeView(
+        if holding or node.held:
+            node.held.update(dict.fromkeys(sorted(holding), made_at))
+            recent = [key for key, at in node.held.items() if made_at - at <= KEPT_HOLDER_S][-MAX_HOLDERS:]
+            node.held = {key: node.held[key] for key in recent}
+        if report.node not in self._views:
+            insort(self._names, report.node)
+        view = NodeView(
             name=report.node,
             reported_at=made_at,
             gpus=tuple(_look(node, report.node, gpu, made_at) for gpu in report.gpus),
@@ -139,10 +146,11 @@ class Nodes:
             hung_probes=report.hung_probes,
             problems=report.problems,
         )
+        self._views[report.node] = replace(view, quiet=True) if is_quiet(view) else view
 
     def views(self) -> tuple[NodeView, ...]:
         """All nodes, by name."""
-        return tuple(self._views[name] for name in sorted(self._views))
+        return tuple(map(self._views.__getitem__, self._names))
 
     def view(self, name: str) -> NodeView | None:
         return self._views.get(name)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from watchdog.controller.progress_clock import Clock, Counter, read_progress
 from watchdog.controller.run_errors import KEPT_ERRORS, RunErrors
-from watchdog.detect.view import LoggedError, PastRun
+from watchdog.detect.view import JobView, LoggedError, PastRun, ProcessView
 from watchdog.diagnose.log_errors import locate
 from watchdog.model import Event, Process, ProcessStack, Role, SlurmJob
 
@@ -39,7 +39,7 @@ MOMENT_S = 15.0
 """A call on a file that is over so soon: the process moves data. A longer one may be stuck."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Rates:
     """How busy one process is, from counters that only rise."""
 
@@ -73,7 +73,7 @@ def _waits_for_a_moment(process: Process) -> bool:
     return process.state == "D" and (process.state_age_s or 0.0) < MOMENT_S
 
 
-@dataclass
+@dataclass(slots=True)
 class Run:
     """One run of one job."""
 
@@ -87,6 +87,14 @@ class Run:
     rates: dict[ProcessKey, Rates] = field(default_factory=dict)
     on_node: dict[str, set[ProcessKey]] = field(default_factory=dict)
     """Node -> the keys of `processes` that are there."""
+    order: tuple[ProcessKey, ...] = ()
+    """The keys of `processes`, sorted; empty: to be sorted anew."""
+    blocked: set[ProcessKey] = field(default_factory=set)
+    """Those of whom a thread waits in one call."""
+    looked: tuple[float, JobView] | None = None
+    """When a tick last looked at it, and what it saw."""
+    restless: bool = True
+    """Something that may be told has happened since."""
     left_over: frozenset[ProcessKey] = frozenset()
     """Processes of the run before that are still ending."""
     step_id: str | None = None
@@ -125,6 +133,31 @@ class Run:
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
     )
+
+
+def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
+    """All processes but ranks of side steps, in the order of their keys."""
+    step_id, processes, rates = training_step(run.processes), run.processes, run.rates
+    if not run.order:
+        run.order = tuple(sorted(processes))
+    found = []
+    for key in run.order:
+        process, seen_at, gone_at = processes[key]
+        if process.role is Role.RANK and process.step_id != step_id:
+            continue
+        rate = rates.get(key)
+        found.append(
+            ProcessView(
+                node=key[0],
+                process=process,
+                seen_age_s=now - seen_at,
+                gone_s=None if gone_at is None else now - gone_at,
+                cpu_ratio=None if rate is None else rate.cpu_ratio,
+                io_bytes_s=None if rate is None else rate.io_bytes_s,
+                storage_age_s=None if rate is None or rate.storage_at is None else now - rate.storage_at,
+            )
+        )
+    return tuple(found)
 
 
 def started_at(job: SlurmJob, now: float, wall: float | None) -> float:

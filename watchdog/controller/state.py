@@ -6,7 +6,7 @@ of one job, (job id, restart count): a restart drops all of it, so that nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -27,10 +27,11 @@ from watchdog.controller.run import (
     follow_training,
     new_run,
     note_last_words,
+    process_views,
     reveal,
     started_at,
-    training_step,
 )
+from watchdog.controller.turns import Turn, choose
 from watchdog.detect.nodes import away_on_purpose
 from watchdog.detect.view import (
     Checkpoint,
@@ -48,12 +49,14 @@ from watchdog.model import (
     EventKind,
     Fence,
     MountProbe,
+    Process,
     ProcessStack,
     Report,
     Role,
     SlurmJob,
     SlurmView,
 )
+from watchdog.report_changes import make_whole, without_news
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
@@ -63,12 +66,14 @@ KEPT_GONE_S = 3600.0
 """A process that is gone is remembered this long, so that its death can be told."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Node:
     boot_id: str
     agent_id: str
     sequence: int
     reported_at: float
+    whole: Report | None = None
+    """The newest report in full, for those of changes that build on it; events and other news are not kept."""
 
 
 class ClusterState:
@@ -92,6 +97,10 @@ class ClusterState:
         """Job -> restart count, of actions that an earlier controller left open: how such a job ended counts, too."""
         self._on_node: dict[str, set[str]] = {}
         """Node -> what its processes call the jobs that have it."""
+        self._runs_on: dict[str, list[Run]] | None = None
+        """Node -> runs of the jobs that have it, or had it lately; None: to be worked out anew."""
+        self._names: tuple[str, ...] = ()
+        """Of all nodes that have reported, sorted."""
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
         self._jobs_seen_on: dict[str, set[str]] = {}
@@ -112,6 +121,7 @@ class ClusterState:
         self.node_addresses = {node.name: node.address for node in view.nodes}
         self._note_slurm_nodes(view, now)
         self._on_node = {}
+        self._runs_on = None
         for job in view.jobs:
             for name in job.nodes if job.state in HOLDS_NODES else ():
                 self._on_node.setdefault(name, set()).add(job.process_id)
@@ -134,6 +144,7 @@ class ClusterState:
 
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""
+        self._runs_on = None
         self.jobs[job.job_id] = job
         self._job_ids[job.process_id] = job.job_id
         if self._partitions and job.partition not in self._partitions:
@@ -167,8 +178,19 @@ class ClusterState:
                 run.valid_from = max(run.valid_from, started_at(job, now, wall))
             run.job, run.inactive_since = job, None
 
+    def complete(self, report: Report) -> Report | None:
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here."""
+        if report.changes is None:
+            return report
+        node = self._nodes.get(report.node)
+        if node is None or node.agent_id != report.agent_id or node.whole is None:
+            return None
+        if report.sequence <= node.sequence:
+            return replace(report, changes=None)  # told before: what is in it will not be looked at
+        return make_whole(node.whole, report)
+
     def apply_report(self, report: Report, now: float) -> str:
-        """Takes over one report. Returns what became of it: `accepted`, `duplicate` or `expired`.
+        """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`.
 
         A report older than its lifetime proves that the node is there and says nothing about now.
         """
@@ -176,11 +198,14 @@ class ClusterState:
         if node is not None and node.agent_id == report.agent_id and report.sequence <= node.sequence:
             return "duplicate"
         made_at = now - max(0.0, report.age_s)
+        if node is None:
+            self._names = ()
         self._nodes[report.node] = _Node(
-            boot_id=report.boot_id,
-            agent_id=report.agent_id,
+            boot_id=report.boot_id if node is None or node.boot_id != report.boot_id else node.boot_id,
+            agent_id=report.agent_id if node is None or node.agent_id != report.agent_id else node.agent_id,
             sequence=report.sequence,
             reported_at=max(made_at, node.reported_at) if node else made_at,
+            whole=without_news(report),
         )
         if report.age_s > self._report_lifetime_s:
             return "expired"
@@ -207,24 +232,21 @@ class ClusterState:
 
     def _apply_processes(self, report: Report, made_at: float) -> None:
         present: dict[str, set[ProcessKey]] = {}
+        name, run, run_of = report.node, None, None
         for process in report.processes:
-            run = self._run(process.job_id)
-            key = (report.node, process.pid, process.start_ticks)
+            if process.job_id != run_of:
+                run, run_of = self._run(process.job_id), process.job_id
+            key = (name, process.pid, process.start_ticks)
             if run is None or key in run.left_over:
                 continue
-            present.setdefault(run.job.job_id, set()).add(key)
-            if process.job_id != run.job.job_id:
-                process = replace(process, job_id=run.job.job_id)
-            if run.job.state in ACTIVE_STATES:
-                dead_at = run.processes[key][2] if key in run.processes else None
-                dead_at = (made_at if dead_at is None else dead_at) if process.state in ("Z", "X") else None
-                run.processes[key] = (process, made_at, dead_at)
-                run.on_node.setdefault(report.node, set()).add(key)
-                rates = run.rates.get(key)
-                if rates is None:
-                    rates = run.rates[key] = Rates(made_at, process.cpu_s, process.io_bytes)
-                rates.update(process, made_at)
-                self.filesystems.note_blocked(report.node, report.boot_id, process, made_at)
+            job = run.job
+            present.setdefault(job.job_id, set()).add(key)
+            if process.job_id != job.job_id:
+                process = replace(process, job_id=job.job_id)
+            if job.state in ACTIVE_STATES:
+                self._note_process(run, key, process, made_at)
+                if process.blocked is not None:
+                    self.filesystems.note_blocked(name, report.boot_id, process, made_at)
         before = self._jobs_seen_on.get(report.node, set())
         for job_id in sorted(before | present.keys()):
             run = self._runs.get(job_id)
@@ -232,11 +254,14 @@ class ClusterState:
             if run is None:
                 continue
             mine = run.on_node.setdefault(report.node, set())
-            for key in mine - seen:
+            for key in () if len(mine) == len(seen) else mine - seen:
+                run.restless = True
                 process, seen_at, gone_at = run.processes[key]
                 gone_since = made_at if gone_at is None else gone_at
                 if made_at - gone_since > KEPT_GONE_S:
                     del run.processes[key]
+                    run.order = ()
+                    run.blocked.discard(key)
                     run.rates.pop(key, None)
                     mine.discard(key)
                 else:
@@ -249,11 +274,35 @@ class ClusterState:
             if job_id in self._runs and self._runs[job_id].on_node.get(report.node)
         }
 
+    def _note_process(self, run: Run, key: ProcessKey, process: Process, made_at: float) -> None:
+        """One process as its node sees it now."""
+        before = run.processes.get(key)
+        if before is None:
+            run.on_node.setdefault(key[0], set()).add(key)
+            run.order = ()
+            run.restless = True
+        dead_at = None
+        if process.state in ("Z", "X"):
+            dead_at = made_at if before is None or before[2] is None else before[2]
+        run.processes[key] = (process, made_at, dead_at)
+        if process.state not in ("R", "S") and (before is None or before[0].state != process.state):
+            run.restless = True
+        if process.blocked is not None:
+            run.blocked.add(key)
+            run.restless = True
+        elif run.blocked:
+            run.blocked.discard(key)
+        rates = run.rates.get(key)
+        if rates is None:
+            rates = run.rates[key] = Rates(made_at, process.cpu_s, process.io_bytes)
+        rates.update(process, made_at)
+
     def _apply_event(self, node: str, event: Event, made_at: float) -> None:
         run = self._run(event.job_id)
         at = made_at - max(0.0, event.age_s)
         if run is None:
             return
+        run.restless = True
         if at < run.valid_from or not run.started:
             if event.kind is EventKind.ERROR and not event.backlog:
                 note_last_words(run, node, at, event)
@@ -301,6 +350,7 @@ class ClusterState:
         run = self._runs.get(job_id)
         if run is not None and run.job.restarts == restarts:
             run.snapshots.append((now, stacks, silent))
+            run.restless = True
 
     def grant_grace(self, now: float, job_ids: Iterable[str] | None = None) -> None:
         """Starts the clocks of these jobs (all by default) anew: a cause has gone, or the controller slept."""
@@ -308,6 +358,7 @@ class ClusterState:
             if job_id in self._runs:
                 run = self._runs[job_id]
                 run.grace_from = now
+                run.restless = True
                 run.snapshots.clear()
 
     def note_trouble(self, job_ids: Iterable[str], now: float) -> None:
@@ -318,6 +369,7 @@ class ClusterState:
                 if now - run.troubled_at > TROUBLE_BREAK_S:
                     run.troubled_from = now
                 run.troubled_at = now
+                run.restless = True
 
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
@@ -329,21 +381,34 @@ class ClusterState:
     # ------------------------------------------------------------------------------------ reading
 
     def reporting_nodes(self, now: float) -> tuple[str, ...]:
-        return tuple(sorted(n for n, s in self._nodes.items() if now - s.reported_at <= self._silent_after_s))
+        """By name."""
+        nodes, since = self._nodes, now - self._silent_after_s
+        return tuple(name for name in self.known_nodes() if nodes[name].reported_at >= since)
+
+    def _reports(self, node: str, now: float) -> bool:
+        known = self._nodes.get(node)
+        return known is not None and now - known.reported_at <= self._silent_after_s
 
     def address_of(self, node: str) -> str | None:
         """The address that Slurm has for a node; None for a node that it does not know."""
         return self.node_addresses.get(node)
 
     def known_nodes(self) -> tuple[str, ...]:
-        return tuple(sorted(self._nodes))
+        if not self._names:
+            self._names = tuple(sorted(self._nodes))
+        return self._names
 
     def jobs_on(self, node: str, now: float) -> list[tuple[SlurmJob, dict[str, int]]]:
         """The jobs that run on a node, or ended there lately, with the offsets at which their logs begin."""
+        if self._runs_on is None:
+            self._runs_on = {}
+            for run in self._runs.values():
+                for name in run.job.nodes:
+                    self._runs_on.setdefault(name, []).append(run)
         return [
             (run.job, run.log_starts)
-            for run in self._runs.values()
-            if node in run.job.nodes and (run.inactive_since is None or now - run.inactive_since < READ_ON_S)
+            for run in self._runs_on.get(node, ())
+            if run.inactive_since is None or now - run.inactive_since < READ_ON_S
         ]
 
     def running_on(self, node: str, now: float, max_age_s: float) -> tuple[str, ...] | None:
@@ -353,58 +418,74 @@ class ClusterState:
         return tuple(sorted(self._on_node.get(node, ())))
 
     def view(self, now: float) -> ClusterView:
-        """Everything that detectors need, frozen."""
+        """Everything that detectors need, frozen, as it is at this moment."""
+        return self._view(now, {job_id: self._job_view(run, now) for job_id, run in self._active()})
+
+    def next_view(self, now: float, asked: frozenset[str]) -> tuple[ClusterView, frozenset[str]]:
+        """The same, and the jobs that were looked at for it: the others, where there are too many, are as they were some
+        seconds ago. `asked` are the subjects of the open incidents."""
+        jobs = dict(self._active())
+        turns = (
+            Turn(
+                job_id=job_id,
+                size=max(1, len(run.processes)),
+                restless=run.restless,
+                looked_at=float("-inf") if run.looked is None else run.looked[0],
+            )
+            for job_id, run in jobs.items()
+        )
+        chosen = choose(turns)
+        views, looked_at = {}, set()
+        for job_id, run in jobs.items():
+            if run.looked is None or job_id in chosen:
+                run.looked, run.restless = (now, self._job_view(run, now)), False
+                looked_at.add(job_id)
+            views[job_id] = run.looked[1]
+        return replace(self._view(now, views), asked=asked), frozenset(looked_at)
+
+    def _active(self) -> list[tuple[str, Run]]:
+        return [(job_id, run) for job_id, run in sorted(self._runs.items()) if run.job.state in ACTIVE_STATES]
+
+    def _view(self, now: float, jobs: Mapping[str, JobView]) -> ClusterView:
         reporting = self.reporting_nodes(now)
+        here = frozenset(reporting)
         self._watched_from = now if self._watched_from is None else self._watched_from
         return ClusterView(
             now=now,
             watched_s=now - self._watched_from,
-            jobs=tuple(
-                self._job_view(run, now, reporting)
-                for _, run in sorted(self._runs.items())
-                if run.job.state in ACTIVE_STATES
-            ),
+            jobs=tuple(jobs.values()),
             filesystems=tuple(self.filesystems.views(self._blocked(now), now)),
             reporting_nodes=reporting,
-            silent_nodes=tuple(sorted(set(self._nodes) - set(reporting))),
+            silent_nodes=tuple(name for name in self.known_nodes() if name not in here),
             nodes=self.nodes.views(),
             slurm_nodes=self._slurm_nodes,
             ended=tuple(self._ended(now)),
             waiting=tuple(
-                self._job_view(run, now, reporting)
+                self._job_view(run, now)
                 for _, run in sorted(self._runs.items())
                 if (run.past or run.started)
                 and run.job.state in GOES_ON
                 and run.job.state not in ACTIVE_STATES
             ),
-            slurm_age_s=None if self.slurm_at is None else now - self.slurm_at,
+            slurm_age_s=self.slurm_age_s(now),
         )
+
+    def slurm_age_s(self, now: float) -> float | None:
+        """Since Slurm's newest listing; None if there was none."""
+        return None if self.slurm_at is None else now - self.slurm_at
 
     def job_view(self, job_id: str, now: float) -> JobView | None:
         """One job alone, also while it is pending between two runs."""
         run = self._runs.get(job_id)
-        return None if run is None else self._job_view(run, now, self.reporting_nodes(now))
+        return None if run is None else self._job_view(run, now)
 
-    def _job_view(self, run: Run, now: float, reporting: tuple[str, ...]) -> JobView:
-        step_id = training_step(run.processes)
+    def _job_view(self, run: Run, now: float) -> JobView:
         clock = main_clock(run.clocks)
         step_times, losses = ((), ()) if clock is None else clock.series()
         return JobView(
             job=run.job,
             run_age_s=now - max(run.began_at, run.grace_from),
-            processes=tuple(
-                ProcessView(
-                    node=key[0],
-                    process=process,
-                    seen_age_s=now - seen_at,
-                    gone_s=None if gone_at is None else now - gone_at,
-                    cpu_ratio=run.rates[key].cpu_ratio if key in run.rates else None,
-                    io_bytes_s=run.rates[key].io_bytes_s if key in run.rates else None,
-                    storage_age_s=_age_s(run.rates[key].storage_at, now) if key in run.rates else None,
-                )
-                for key, (process, seen_at, gone_at) in sorted(run.processes.items())
-                if process.role is not Role.RANK or process.step_id == step_id
-            ),
+            processes=process_views(run, now),
             progress=read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now),
             checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1])
             if run.checkpoint
@@ -417,7 +498,7 @@ class ClusterState:
                 ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines
             ),
             error_ranks=run.errors.said_by(),
-            silent_nodes=tuple(node for node in run.job.nodes if node not in reporting),
+            silent_nodes=tuple(node for node in run.job.nodes if not self._reports(node, now)),
             gpus=self._rank_gpus(run),
             step_times=step_times,
             losses=losses,
@@ -472,7 +553,8 @@ class ClusterState:
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:
         """Every process that waits on a mount, with the boot id of its node."""
         for run in self._runs.values():
-            for (name, _, _), (process, seen_at, gone_at) in run.processes.items():
+            for key in sorted(run.blocked):
+                name, (process, seen_at, gone_at) = key[0], run.processes[key]
                 node = self._nodes.get(name)
                 waits = process.blocked is not None and process.blocked.mount is not None
                 if gone_at is None and waits and node is not None:
@@ -481,10 +563,6 @@ class ClusterState:
     def remember_action(self, fence: Fence) -> None:
         """This run may have ended because of an action, while nobody listened: agents tell the recent past again."""
         self._acted_on[fence.job_id] = fence.restarts
-
-
-def _age_s(at: float | None, now: float) -> float | None:
-    return None if at is None else now - at
 
 
 def _trains(run: Run, key: ProcessKey) -> bool:

@@ -93,6 +93,11 @@ class Controller:
     def accept(self, report: Report) -> Reply:
         """Takes over a report that has passed the door, and answers it."""
         now = clock.monotonic()
+        whole = self.state.complete(report)
+        if whole is None:
+            self.metrics.reports.labels("incomplete").inc()
+            return Reply(takes_changes=True, want_full=True)
+        report = whole
         outcome = self.state.apply_report(report, now)
         self.metrics.reports.labels(outcome).inc()
         if self.recorder is not None and outcome == "accepted":
@@ -107,6 +112,7 @@ class Controller:
             # Told only once the jobs are known: what agents then tell again has somebody to belong to.
             running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
+            takes_changes=True,
         )
 
     def _watch(self, job: SlurmJob, starts: dict[str, int], node: str) -> JobWatch:
@@ -148,7 +154,7 @@ class Controller:
         """Why this controller must not act now; None if it sees well."""
         if self.journal_error is not None:
             return f"the journal cannot be written: {self.journal_error}"
-        age_s = self.state.view(now).slurm_age_s
+        age_s = self.state.slurm_age_s(now)
         if age_s is None or age_s > self.judge.slurm_patience_s:
             return (
                 f"Slurm has not answered for {age_s:.0f} s"

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from watchdog.detect.nodes import away_on_purpose, expected_away, is_down, jobs_by_node, share_silent
+from watchdog.detect.nodes import (
+    away_on_purpose,
+    expected_away,
+    is_asked,
+    is_down,
+    jobs_by_node,
+    share_silent,
+)
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
 
 def detect(view: ClusterView) -> list[Finding]:
-    """One finding for each node that has ever reported. It is silent after the controller's `agent_silent_after`."""
+    """One finding for each node that has ever reported, or is asked about or silent. It is silent after the controller's `agent_silent_after`."""
     states = {node.name: node for node in view.slurm_nodes}
-    silent, jobs = set(view.silent_nodes), jobs_by_node(view)
+    silent = set(view.silent_nodes)
+    nodes = [node for node in view.nodes if node.name in silent or is_asked(view, node.name)]
+    jobs, share = (jobs_by_node(view), share_silent(view)) if nodes else ({}, (0, 0))
     return [
-        _judge(view, node, node.name in silent, states.get(node.name), jobs.get(node.name, ()))
-        for node in view.nodes
+        _judge(view, node, node.name in silent, states.get(node.name), jobs.get(node.name, ()), share)
+        for node in nodes
     ]
 
 
@@ -22,7 +31,12 @@ BOOT_S = 600.0
 
 
 def _judge(
-    view: ClusterView, node: NodeView, silent: bool, slurm: SlurmNodeView | None, job_ids: tuple[str, ...]
+    view: ClusterView,
+    node: NodeView,
+    silent: bool,
+    slurm: SlurmNodeView | None,
+    job_ids: tuple[str, ...],
+    share: tuple[int, int],
 ) -> Finding:
     age_s = view.now - node.reported_at
     state = None if slurm is None else slurm.state
@@ -52,7 +66,7 @@ def _judge(
         culprits=(Culprit(node=node.name, reason=f"no report for {age_s:.0f} s"),)
         if truth is Truth.BAD
         else (),
-        facts=(f"on {node.name}: systemctl status slurm-watchdog-agent", expected_away(share_silent(view)))
+        facts=(f"on {node.name}: systemctl status slurm-watchdog-agent", expected_away(share))
         if truth is Truth.BAD
         else (),
         lasted_s=age_s if silent else 0.0,

@@ -66,10 +66,11 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     for each that a probe can write to."""
     places: dict[str, _Place] = {}
     silent = set(view.silent_nodes)
-    for node in view.nodes:
+    nodes = view.nodes if _is_mentioned(view) else ()
+    for node in nodes:
         if node.name not in silent:
             _from_probes(view, node, places)
-    for node in view.nodes:
+    for node in nodes:
         if node.name not in silent:
             _from_kernel(view, node, places, settings.recent)
     for job in view.jobs:
@@ -80,6 +81,17 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
             last = JobView(job=ended.job, run_age_s=0.0)
             _from_log(view, last, ended.run.errors, places, settings.recent)
     return [_finding(view, key, place) for key, place in places.items()]
+
+
+def _is_mentioned(view: ClusterView) -> bool:
+    """Whether anybody may have said that something is full, or is asked whether it still is: then all nodes are listened to."""
+    if view.asked is None or any(subject.startswith("full:") for subject in view.asked):
+        return True
+    return (
+        any(node.events or node.mounts for node in view.nodes if not node.quiet)
+        or any(e.event.pattern in STORAGE_FULL for job in view.jobs for e in job.errors)
+        or any(e.pattern in STORAGE_FULL for ended in view.ended if ended.run for e in ended.run.errors)
+    )
 
 
 # ---------------------------------------------------------------------------------------- the witnesses

@@ -54,14 +54,15 @@ def judge(view: ClusterView, filesystem: FilesystemView, kind: Kind, blocked_for
         lasted_s=state.blocked_s,
         mounts=(filesystem.mount,),
     )
-    unheard = sorted({p.node for p in filesystem.blocked} - set(view.reporting_nodes))
+    reporting = set(view.reporting_nodes)
+    unheard = sorted({p.node for p in filesystem.blocked} - reporting)
     if unheard:
         return _say(
             finding,
             Truth.UNKNOWN,
             f"no report from {', '.join(unheard)}, where {filesystem.mount} was in trouble",
         )
-    silent = [node for node in filesystem.known_nodes if node not in view.reporting_nodes]
+    silent = [node for node in filesystem.known_nodes if node not in reporting]
     if state.blocked_s < blocked_for_s:
         if state.unanswering or silent:
             missing = ", ".join([*state.unanswering, *silent])

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.nodes import away_on_purpose
+from watchdog.detect.nodes import away_on_purpose, nodes_to_judge
 from watchdog.detect.view import ClusterView, GpuView, JobView, NodeView, ProcessView, SeenEvent
 from watchdog.knowledge.xids import describe_xid
 from watchdog.model import Culprit, FaultSeverity, Finding, Kind, Severity, Truth
@@ -37,7 +37,7 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     silent = set(view.silent_nodes)
     states = {node.name: node.state for node in view.slurm_nodes}
     findings = []
-    for node in view.nodes:
+    for node in nodes_to_judge(view):
         if node.name in silent or away_on_purpose(states.get(node.name)) or not (node.gpus or node.events):
             continue  # somebody who resets a GPU on a drained node wants to hear nothing of it
         findings.append(_judge_driver(node, settings.driver_silent_for))
@@ -228,6 +228,7 @@ def _ranks_on(view: ClusterView, node: str, uuid: str, pids: set[int]) -> Ranks:
     return [
         (job, rank)
         for job in view.jobs
+        if node in job.job.nodes
         for rank in job.ranks
         if rank.node == node
         and (

@@ -190,10 +190,11 @@ KERNEL_BEFORE_S, KERNEL_AFTER_S = 120.0, 30.0
 
 def _kernel_words(view: ClusterView, nodes: tuple[str, ...], at: float) -> tuple[str, ...]:
     """What the kernels of the job's nodes said about that time. It may be about another job there, so it names nobody."""
+    here = frozenset(nodes)
     return tuple(
         f"the kernel of {node.name}: {seen.event.line[:200]}"
         for node in view.nodes
-        if node.name in nodes
+        if node.events and node.name in here
         for seen in node.events
         if seen.event.name in KERNEL_WORDS and at - KERNEL_BEFORE_S <= seen.at <= at + KERNEL_AFTER_S
     )[:4]

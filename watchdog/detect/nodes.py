@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from watchdog.detect.view import ClusterView
+from functools import lru_cache
+
+from watchdog.detect.view import ClusterView, GpuView, NodeView
 
 DOWN_WORDS = frozenset({"DOWN", "FAIL", "ERROR", "NOT_RESPONDING"})
 """States in which Slurm itself has lost a node (slurm.conf(5), sinfo(1): node state codes)."""
@@ -18,6 +20,7 @@ SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!":
 """What sinfo appends to a state."""
 
 
+@lru_cache(maxsize=1024)
 def state_words(state: str | None) -> frozenset[str]:
     """`IDLE*+DRAIN` or `idle+drain+not_responding` as a set of words in capitals; empty where Slurm says nothing."""
     words = set()
@@ -30,6 +33,11 @@ def state_words(state: str | None) -> frozenset[str]:
     return frozenset(words - {""})
 
 
+def is_asked(view: ClusterView, node: str) -> bool:
+    """Whether it has to be said of a node that it is well."""
+    return view.asked is None or f"node:{node}" in view.asked
+
+
 def is_down(state: str | None) -> bool:
     """Whether Slurm has lost the node."""
     return bool(state_words(state) & DOWN_WORDS)
@@ -40,20 +48,59 @@ def away_on_purpose(state: str | None) -> bool:
     return bool(state_words(state) & PURPOSE_WORDS)
 
 
+def is_quiet(node: NodeView) -> bool:
+    """Whether nothing in it speaks of anything but health: no line of the kernel, no error, no holder, no counter that tells.
+
+    Of ten thousand nodes nearly all are so. A detector may pass over them: it would find them well. What is compared among the GPUs
+    of a job (clocks, power, heat) is no matter of quiet.
+    """
+    if node.events or node.holders or node.released or node.hung_probes or node.problems:
+        return False
+    if any(seen.probe.error is not None or not seen.probe.responding for seen in node.mounts):
+        return False
+    return all(_is_quiet_gpu(view) for view in node.gpus)
+
+
+def _is_quiet_gpu(view: GpuView) -> bool:
+    gpu = view.gpu
+    return not (
+        gpu.error
+        or view.ecc_uncorrected_rose_at is not None
+        or gpu.remap_failed
+        or gpu.remap_pending
+        or gpu.retired_pages_pending
+        or gpu.pcie_link_width != gpu.pcie_link_width_max
+    )
+
+
+def nodes_to_judge(view: ClusterView) -> tuple[NodeView, ...]:
+    """Nodes that have something to tell, or about which, or about a GPU or process of which, an incident is open."""
+    if view.asked is None:
+        return view.nodes
+    asked = {
+        subject.partition(":")[2].partition("/")[0]
+        for subject in view.asked
+        if subject.startswith(("node:", "gpu:", "process:"))
+    }
+    return tuple(node for node in view.nodes if not node.quiet or node.name in asked)
+
+
 def jobs_by_node(view: ClusterView) -> dict[str, tuple[str, ...]]:
     """Node -> the jobs that Slurm runs there."""
     found: dict[str, tuple[str, ...]] = {}
     for job in view.jobs:
+        job_id = job.job.job_id
         for name in job.job.nodes:
-            found[name] = (*found.get(name, ()), job.job.job_id)
+            found[name] = (*found[name], job_id) if name in found else (job_id,)
     return found
 
 
 def share_silent(view: ClusterView) -> tuple[int, int]:
     """(silent nodes, nodes that have ever reported), without those that Slurm has as taken away."""
     states = {node.name: node.state for node in view.slurm_nodes}
-    here = [node.name for node in view.nodes if not away_on_purpose(states.get(node.name, "?"))]
     silent = set(view.silent_nodes)
+    away = {name for name, state in states.items() if away_on_purpose(state)}
+    here = [node.name for node in view.nodes if node.name not in away]
     return sum(1 for name in here if name in silent), len(here)
 
 

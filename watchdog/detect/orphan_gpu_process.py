@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from watchdog.detect.nodes import nodes_to_judge
 from watchdog.detect.view import ClusterView, NodeView
 from watchdog.model import Culprit, Finding, GpuHolder, Kind, Severity, Truth
 
@@ -10,7 +11,7 @@ def detect(view: ClusterView) -> list[Finding]:
     """One finding for each such process of a node that reports. A holder of whom nobody knows whether its job runs is unknown."""
     silent = set(view.silent_nodes)
     findings = []
-    for node in view.nodes:
+    for node in nodes_to_judge(view):
         if node.name not in silent:
             findings += [_judge(node, holder) for holder in node.holders]
             findings += [_gone(node, pid, start_ticks) for pid, start_ticks in node.released]

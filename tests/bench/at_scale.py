@@ -1,0 +1,442 @@
+"""The controller as it is deployed, with thousands of agents that report to it: what it costs, how soon it knows and decides."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import resource
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.bench import fleet_slurm
+from tests.bench.figures import Figures, quantile, say
+from tests.bench.fleet_reports import Shape
+from tests.bench.peers import free_port
+
+MIB = 1024**2
+MAX_CPU_PERCENT = 100.0
+MAX_RSS_MB = 800.0
+MAX_DECISION_S = 1.0
+MAX_METRICS_MS = 100.0
+MAX_SERIES = 20_000
+MAX_STATUS_MS = 1000.0
+MAX_STALL_MS = 1000.0
+"""What the project promises of its controller with 10,000 agents at an interval of 5 s."""
+PROBE_EVERY_S = 0.02
+START_S = 60.0
+SETTLE_S = 90.0
+"""Time for all agents to have been taken the first time, or after a restart."""
+QUIET_AFTER_RESTART_S = 50.0
+"""An agent counts as silent after 45 s: so long nobody may have been accused."""
+MAIN = "import sys; from watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How large, how long."""
+
+    nodes: int = 10_000
+    jobs: int = 200
+    workers: int = 0
+    interval_s: float = 5.0
+    seconds: float = 120.0
+    warm_up_s: float = 30.0
+    faults: int = 60
+    """Nodes of which a GPU falls off the bus, one after the other, over the time of the measurement."""
+    always_full: bool = False
+    restart: bool = True
+    outage: bool = True
+    quiet_s: float = QUIET_AFTER_RESTART_S
+    nice: int = -15
+    """Of controller and fleet, where we may: what else this machine does shall not be measured."""
+
+
+@dataclass
+class Service:
+    """The controller's process."""
+
+    config: Path
+    port: int
+    directory: Path
+    nice: int
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers. Raises TimeoutError."""
+        log = open(self.directory / "controller.log", "ab")  # noqa: SIM115  (its end of it is closed with it)
+        command = [sys.executable, "-c", MAIN, "controller", "--config", str(self.config)]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+        self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environ, start_new_session=True)
+        log.close()
+        prefer(self.process.pid, self.nice)
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                break
+            try:
+                self.get("/healthz", 5.0)
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise TimeoutError("the controller does not answer: " + self.tail())
+
+    def get(self, path: str, seconds: float) -> bytes:
+        """The body of an answer. Raises OSError."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read()
+        except http.client.HTTPException as error:
+            raise OSError(str(error)) from error
+        finally:
+            connection.close()
+
+    def tail(self) -> str:
+        return (self.directory / "controller.log").read_text(errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(30)
+
+    def cpu_s(self) -> float:
+        """Time of the process and of those it has waited for: Slurm's commands are its doing."""
+        assert self.process is not None
+        words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_bytes(self) -> int:
+        assert self.process is not None
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise ValueError("no VmRSS")
+
+
+def _raise_limit() -> None:
+    """Of descriptors, for us and all that we start, as the unit's LimitNOFILE does for the controller."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def prefer(pid: int, nice: int) -> None:
+    """Gives a process, the leader of a session, precedence; without root it goes without. Where the kernel groups processes by
+    session (sched_autogroup), it is the session's precedence that counts."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        group = Path(f"/proc/{pid}/autogroup")
+        if group.exists():
+            group.write_text(str(nice))
+    except PermissionError:
+        say(
+            "this user may prefer no process: what else runs here takes its share, and wall times are longer for it"
+        )
+
+
+class FleetProcess:
+    """The agents, in a process of their own."""
+
+    def __init__(self, options: Options, port: int):
+        words = ["-m", "tests.bench.fleet", "--port", str(port), "--nodes", str(options.nodes), "--jobs", str(options.jobs),
+                 "--workers", str(options.workers), "--interval", str(options.interval_s)]  # fmt: skip
+        if options.always_full:
+            words.append("--always-full")
+        self._process = subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2], start_new_session=True,
+        )  # fmt: skip
+        prefer(self._process.pid, options.nice)
+        self._lock = threading.Lock()
+
+    def ask(self, what: str, **more: Any) -> dict[str, Any]:
+        """One command and its answer. Raises EOFError if the process has ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps({"do": what, **more}).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line:
+            raise EOFError("the fleet has ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def wait_for_all(self, nodes: int, seconds: float) -> float:
+        """Seconds until all agents were answered once. Raises TimeoutError."""
+        began = time.monotonic()
+        while (count := self.ask("count"))["known"] < nodes:
+            if time.monotonic() - began > seconds:
+                raise TimeoutError(f"of {nodes} agents only {count['known']} were taken: {count}")
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+
+@dataclass
+class Prober:
+    """Asks for a trifle again and again: however long that takes beyond nothing, so long the event loop did something else."""
+
+    port: int
+    waits_s: list[float] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        sock: socket.socket | None = None
+        while not self._stop.wait(PROBE_EVERY_S):
+            try:
+                if sock is None:
+                    sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                began = time.monotonic()
+                sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: controller\r\n\r\n")
+                if not sock.recv(65536):
+                    raise OSError("closed")
+                self.waits_s.append(time.monotonic() - began)
+            except OSError:
+                if sock is not None:
+                    sock.close()
+                sock = None
+        if sock is not None:
+            sock.close()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._stop.clear()
+        thread = threading.Thread(target=self.run, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join(40)
+
+
+@dataclass
+class Scene:
+    """A controller, its fleet, and where its things are."""
+
+    options: Options
+    shape: Shape
+    service: Service
+    fleet: FleetProcess
+    directory: Path
+
+    def journal(self, query: str) -> list[tuple[Any, ...]]:
+        with sqlite3.connect(f"file:{self.directory}/state/journal.sqlite?mode=ro", uri=True) as base:
+            return base.execute(query).fetchall()
+
+    def incidents(self) -> list[dict[str, Any]]:
+        return [json.loads(row[0]) for row in self.journal("SELECT document FROM incidents")]
+
+
+@contextmanager
+def scene(options: Options) -> Iterator[Scene]:
+    """Everything up and running, and taken down again."""
+    shape = Shape(options.nodes, options.jobs, options.workers)
+    with tempfile.TemporaryDirectory(prefix="slurm-watchdog-scale.") as name:
+        directory = Path(name)
+        port = free_port()
+        (directory / "state").mkdir()
+        config = directory / "config.yaml"
+        config.write_text(
+            f"mode: observe\ncontroller:\n  listen: 127.0.0.1:{port}\n  socket: {directory}/controller.sock\n"
+            f"  state_directory: {directory}/state\n"
+            f"slurm:\n  bin_directory: {fleet_slurm.install(directory, shape)}\n"
+            f"agent:\n  interval: {round(options.interval_s * 1000)}ms\n"
+        )
+        service = Service(config, port, directory, options.nice)
+        try:
+            service.start()
+            fleet = FleetProcess(options, port)
+            try:
+                yield Scene(options, shape, service, fleet, directory)
+            finally:
+                fleet.close()
+        finally:
+            service.kill()
+
+
+def run(figures: Figures, options: Options) -> None:
+    """All figures, one after the other."""
+    _raise_limit()
+    say(f"{options.nodes} agents, {options.jobs} jobs, an interval of {options.interval_s:g} s")
+    with scene(options) as here:
+        settled_s = here.fleet.wait_for_all(options.nodes, SETTLE_S)
+        say(f"all agents were taken within {settled_s:.1f} s of their start")
+        time.sleep(options.warm_up_s)
+        faulty = _measure_load(figures, here)
+        _measure_questions(figures, here)
+        allowed = {here.shape.name(index) for index in faulty}
+        if options.restart:
+            _measure_restart(figures, here)
+        false = [i for i in here.incidents() if not _expected(i, allowed)]
+        figures.add("controller.false_incidents", len(false), "1", at_most=0)
+        for incident in false[:10]:
+            say(f"false: {incident['kind']} {incident['subject']}: {incident.get('summary')}")
+        if options.outage:
+            _measure_outage(figures, here)
+
+
+def _expected(incident: dict[str, Any], nodes: set[str]) -> bool:
+    """Whether it is the consequence of a fault that was injected."""
+    named = {culprit.get("node") for culprit in incident.get("culprits", ())}
+    return incident["kind"] == "gpu_fault" and bool(named) and named <= nodes
+
+
+def _measure_load(figures: Figures, here: Scene) -> list[int]:
+    """The daily load, with a GPU that falls off the bus every now and then. Returns the nodes where one did."""
+    options, service, fleet = here.options, here.service, here.fleet
+    step = max(1, options.nodes // max(1, options.faults))
+    faulty = [(7 + n * step) % options.nodes for n in range(options.faults)]
+    injected: dict[str, float] = {}
+    prober = Prober(service.port)
+    fleet.ask("tally")
+    cpu_s, began = service.cpu_s(), time.monotonic()
+    rss = [service.rss_bytes()]
+    with prober.running():
+        for number, index in enumerate(faulty):
+            time.sleep(max(0.0, began + number * options.seconds / (options.faults + 1) - time.monotonic()))
+            fleet.ask("fault", nodes=[index])
+            injected[here.shape.name(index)] = time.time()
+            rss.append(service.rss_bytes())
+        time.sleep(max(0.0, began + options.seconds - time.monotonic()))
+    seconds = time.monotonic() - began
+    cpu_s = service.cpu_s() - cpu_s
+    rss.append(service.rss_bytes())
+    tally = fleet.ask("tally")
+    say(
+        f"fleet: { ({k: v for k, v in tally.items() if k != 'trips_s'}) }; load average {os.getloadavg()[0]:.1f}"
+    )
+    figures.add("controller.agents", tally["connected"], "1", at_least=options.nodes)
+    figures.add(
+        "controller.reports_per_s",
+        tally["taken"] / seconds,
+        "1/s",
+        at_least=0.98 * options.nodes / options.interval_s,
+    )
+    figures.add("controller.report_bytes", tally["bytes_out"] / max(1, tally["sent"]), "B")
+    figures.add("controller.full_reports_percent", 100 * tally["full"] / max(1, tally["sent"]), "%")
+    figures.add("controller.cpu_percent_of_core", 100 * cpu_s / seconds, "%", at_most=MAX_CPU_PERCENT)
+    figures.add("controller.cpu_us_per_report", 1e6 * cpu_s / max(1, tally["taken"]), "us")
+    figures.add("controller.rss_mb", max(rss) / 1e6, "MB", at_most=MAX_RSS_MB)
+    figures.add("controller.rss_growth_mb", (rss[-1] - rss[0]) / 1e6, "MB")
+    trips_ms = [1000 * each for each in tally["trips_s"]]
+    figures.add("controller.receive_to_state_p50_ms", quantile(trips_ms, 0.5), "ms")
+    figures.add("controller.receive_to_state_p99_ms", quantile(trips_ms, 0.99), "ms")
+    stalls_ms = [1000 * each for each in prober.waits_s]
+    figures.add("controller.event_loop_stall_p99_ms", quantile(stalls_ms, 0.99), "ms")
+    figures.add("controller.event_loop_stall_max_ms", max(stalls_ms), "ms", at_most=MAX_STALL_MS)
+    _add_decisions(figures, here, injected)
+    return faulty
+
+
+def _add_decisions(figures: Figures, here: Scene, injected: dict[str, float]) -> None:
+    """From the moment when the fleet sent the report to the decision in the journal. The fleet sends a fault with the node's next
+    report, so the report's own moment is what the kernel's line is dated by: `opened_at`, to which the controller gave its arrival."""
+    decided = {
+        row[0]: row[1]
+        for row in here.journal("SELECT incident_id, MIN(decided_at) FROM decisions GROUP BY incident_id")
+    }
+    waits_s, found = [], set()
+    for incident in here.incidents():
+        nodes = {culprit.get("node") for culprit in incident.get("culprits", ())}
+        hit = nodes & injected.keys()
+        if incident["kind"] == "gpu_fault" and hit and incident["id"] in decided:
+            found |= hit
+            waits_s.append(max(0.0, decided[incident["id"]] - incident["opened_at"]))
+    if not injected:
+        return
+    figures.add("controller.faults_decided_ratio", len(found) / len(injected), "1", at_least=1.0)
+    if waits_s:
+        figures.add("controller.receive_to_decision_p50_s", quantile(waits_s, 0.5), "s")
+        figures.add(
+            "controller.receive_to_decision_p99_s", quantile(waits_s, 0.99), "s", at_most=MAX_DECISION_S
+        )
+
+
+def _measure_questions(figures: Figures, here: Scene) -> None:
+    """What Prometheus and people ask, while the load goes on."""
+    times_ms, body = [], b""
+    for _ in range(20):
+        began = time.monotonic()
+        body = here.service.get("/metrics", 30.0)
+        times_ms.append(1000 * (time.monotonic() - began))
+        time.sleep(0.1)
+    series = [line for line in body.decode().splitlines() if line and not line.startswith("#")]
+    figures.add("controller.metrics_ms", quantile(times_ms, 0.5), "ms", at_most=MAX_METRICS_MS)
+    figures.add("controller.metrics_max_ms", max(times_ms), "ms")
+    figures.add("controller.metrics_series", len(series), "1", at_most=MAX_SERIES)
+    status_ms = []
+    for _ in range(3):
+        began = time.monotonic()
+        command = [
+            sys.executable,
+            "-c",
+            MAIN,
+            "status",
+            "--socket",
+            str(here.directory / "controller.sock"),
+            "--json",
+        ]
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=60, check=False)
+        status_ms.append(1000 * (time.monotonic() - began))
+    figures.add("controller.status_ms", quantile(status_ms, 0.5), "ms", at_most=MAX_STATUS_MS)
+
+
+def _measure_restart(figures: Figures, here: Scene) -> None:
+    """Killed and started again under load: how soon every agent is back, and nobody is accused."""
+    here.service.kill()
+    killed = time.monotonic()
+    time.sleep(2.0)
+    here.fleet.ask("forget")
+    here.fleet.ask("tally")
+    began = time.monotonic()
+    prober = Prober(here.service.port)
+    here.service.start()
+    answered_s = time.monotonic() - began
+    with prober.running():
+        here.fleet.wait_for_all(here.options.nodes, SETTLE_S)
+        figures.add("controller.restart_recovery_s", time.monotonic() - began, "s")
+        figures.add("controller.restart_answers_s", answered_s, "s")
+        time.sleep(here.options.quiet_s)
+    figures.add("controller.restart_stall_max_ms", 1000 * max(prober.waits_s), "ms", at_most=MAX_STALL_MS)
+    text = here.service.get("/metrics", 30.0).decode()
+    reporting = next(
+        float(line.split()[-1]) for line in text.splitlines() if 'nodes{state="reporting"}' in line
+    )
+    figures.add("controller.restart_nodes_reporting", reporting, "1", at_least=here.options.nodes)
+    say(f"down for {began - killed:.1f} s; fleet: {here.fleet.ask('count')}")
+
+
+def _measure_outage(figures: Figures, here: Scene) -> None:
+    """Half of all nodes at once fall silent: one incident says so, and the loop goes on."""
+    before = {incident["id"] for incident in here.incidents() if incident["state"] == "firing"}
+    prober = Prober(here.service.port)
+    with prober.running():
+        here.fleet.ask("silence", nodes=list(range(here.options.nodes // 2)))
+        time.sleep(60.0)
+    new = [i for i in here.incidents() if i["id"] not in before and i["state"] == "firing"]
+    alone = [i for i in new if not i.get("inhibited_by")]
+    say(f"outage: {[(i['kind'], i['subject']) for i in alone][:10]}, {len(new)} in the journal")
+    figures.add("controller.outage_incidents", len(alone), "1", at_most=1)
+    figures.add("controller.outage_stall_max_ms", 1000 * max(prober.waits_s), "ms", at_most=MAX_STALL_MS)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Asks it to end, and waits."""
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)

@@ -69,7 +69,12 @@ def test_a_healthy_job_is_not_disturbed_and_the_rank_in_its_data_loader_is_named
     began = time.monotonic()
     code, found = diagnose(watchdog, job)
     assert time.monotonic() - began < 60
-    assert (code, found["is_hang"], found["class"]) == (1, True, "collective_hang"), found
+    assert (code, found["is_hang"], found["kind"], found["class"]) == (
+        1,
+        True,
+        "collective_hang",
+        "dataloader",
+    ), found
     (culprit,) = found["culprits"]
     assert (culprit["rank"], culprit["host"]) == (3, "n2")
     assert culprit["pid"] > 0

@@ -84,6 +84,13 @@ def test_a_rank_that_is_gone_comes_before_the_stacks_of_the_others() -> None:
     assert "3 ranks live on" in found.summary
 
 
+def test_a_job_that_made_steps_since_a_rank_was_lost_goes_on_without_it() -> None:
+    view = job(
+        processes=ranks(gone_s=20.0), progress=progress(4.0, steps_seen=50, step_s=2.0, intervals_s=(2.0,))
+    )
+    assert said(view).kind == "progressing"
+
+
 def test_a_stopped_rank_is_named_as_such() -> None:
     found = said(job(processes=ranks(state="T"), progress=LATE))
     assert (found.kind, [c.rank for c in found.culprits]) == ("rank_stopped", [3])

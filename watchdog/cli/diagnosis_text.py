@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from watchdog.cli.answers import Diagnosis, Suspect
+from watchdog.cli.answers import Diagnosis, Hint, Suspect
 from watchdog.cli.text import fold_nodes, sentence, table
 
 FRAMES: Final = 4
@@ -44,7 +44,11 @@ def print_diagnosis(found: Diagnosis) -> None:
     _list(
         "Could not be dumped", [f"{who(each)}: {each.reason or 'no reason given'}" for each in found.undumped]
     )
-    _list("Hints", list(found.hints))
+    _list("Hints: what it usually is", [_advice(each) for each in found.hints])
+
+
+def _advice(hint: Hint) -> str:
+    return f"{hint.usually} Try: {hint.try_next}" + (f" ({hint.documented})" if hint.documented else "")
 
 
 def heading(text: str) -> None:

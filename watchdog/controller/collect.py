@@ -448,7 +448,10 @@ def diagnosis_json(found: Collected) -> dict[str, Any]:
             for g in diagnosis.groups
         ],
         "is_hang": diagnosis.is_hang,
-        "class": diagnosis.kind,
+        "class": diagnosis.stack_class
+        if diagnosis.kind == Kind.COLLECTIVE_HANG and diagnosis.stack_class
+        else diagnosis.kind,
+        "kind": diagnosis.kind,
         "culprits": [_culprit(each) for each in diagnosis.culprits],
         "summary": diagnosis.summary,
         "undumped": [_culprit(each) for each in diagnosis.undumped],
@@ -457,6 +460,7 @@ def diagnosis_json(found: Collected) -> dict[str, Any]:
             msgspec.to_builtins(each) | {"blocked": [_culprit(c) for c in each.blocked]}
             for each in diagnosis.filesystems
         ],
+        "hints": [msgspec.to_builtins(each) for each in diagnosis.hints],
         "nodes": nodes_json(found),
         "taken_at": found.began_at,
     }

@@ -16,7 +16,9 @@ from watchdog.detect.view import ClusterView, FilesystemView, JobView, ProcessVi
 from watchdog.diagnose.differences import Difference, RankFacts, compare
 from watchdog.diagnose.filesystem import Assessment, Scope, assess, blocked_call, describe
 from watchdog.diagnose.filesystem import culprits as blocked_culprits
+from watchdog.diagnose.stack_words import class_word
 from watchdog.diagnose.stacks import Group, Vote, vote
+from watchdog.knowledge.hints import MAX_HINTS, Hint, hints_for
 from watchdog.model import Culprit, LockWait, Role, Value
 
 BLOCKED_S: Final = 10.0
@@ -59,6 +61,10 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     """Ranks of which nothing came at all."""
     differences: tuple[Difference, ...] = ()
     filesystems: tuple[FilesystemVerdict, ...] = ()
+    stack_class: str = ""
+    """What those who keep the others waiting do, in the words of `group-stacks`: dataloader, lock, filesystem."""
+    hints: tuple[Hint, ...] = ()
+    """What it usually is, and what to try: never the verdict."""
 
 
 class Gathered(Value, frozen=True, kw_only=True):
@@ -106,7 +112,16 @@ def diagnose(
     )
     named = _judge(job, base, voted, living, blocked_for_s, limit_s)
     numbers = [culprit.rank for culprit in named.culprits if culprit.rank is not None]
-    return replace(named, differences=compare(gathered.facts, gathered.settings, numbers))
+    theirs = [group for group in voted.groups if frozenset(numbers) & frozenset(group.ranks)]
+    stack_class = class_word(group.place for group in theirs) if theirs else ""
+    text = " ".join((named.summary, *(frame for group in theirs for frame in group.frames)))
+    hints = (*hints_for(stack_class, text), *hints_for(named.kind, text)) if named.is_hang else ()
+    return replace(
+        named,
+        differences=compare(gathered.facts, gathered.settings, numbers),
+        stack_class=stack_class,
+        hints=tuple(dict.fromkeys(hints))[:MAX_HINTS],
+    )
 
 
 def _judge(
@@ -121,11 +136,14 @@ def _judge(
     if not job.ranks:
         return replace(base, summary=f"No ranks of job {job_id} are known: who belongs to it cannot be said.")
     dead = [rank for rank in job.ranks if not rank.alive]
-    if dead and living:
+    if dead and living and not _steps_since(job, min(rank.gone_s or rank.seen_age_s for rank in dead)):
         return replace(
             base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
             summary=f"Job {job_id} lost {_who(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",
         )  # fmt: skip
+    stuck = [each for each in base.filesystems if _convicts(each, job, blocked_for_s)]
+    if stuck and not _steps_since(job, blocked_for_s):
+        return _by_filesystem(job_id, place, base, stuck[0])
     steady = _makes_steps(job, limit_s)
     if steady is not None:
         return replace(
@@ -138,18 +156,18 @@ def _judge(
             base, is_hang=True, kind="rank_stopped", culprits=_named(stopped, why),
             summary=f"Job {job_id} stands still{place}: {_who(_named(stopped, why))} {why}.",
         )  # fmt: skip
-    stuck = [each for each in base.filesystems if _convicts(each, job, blocked_for_s)]
-    if stuck:
-        first = stuck[0]
-        kind = "filesystem_outage" if first.scope == Scope.OUTAGE else "filesystem_stall"
-        return replace(
-            base,
-            is_hang=True,
-            kind=kind,
-            culprits=first.blocked,
-            summary=f"Job {job_id} stands still{place}: {first.summary}.",
-        )
     return _by_vote(job_id, place, base, voted)
+
+
+def _steps_since(job: JobView, seconds: float) -> bool:
+    """Whether a step was made in the last `seconds`: then the loop does not depend on what went wrong before."""
+    return job.progress is not None and job.progress.age_s < seconds
+
+
+def _by_filesystem(job_id: str, place: str, base: Diagnosis, first: FilesystemVerdict) -> Diagnosis:
+    kind = "filesystem_outage" if first.scope == Scope.OUTAGE else "filesystem_stall"
+    summary = f"Job {job_id} stands still{place}: {first.summary}."
+    return replace(base, is_hang=True, kind=kind, culprits=first.blocked, summary=summary)
 
 
 def _by_vote(job_id: str, place: str, base: Diagnosis, voted: Vote) -> Diagnosis:

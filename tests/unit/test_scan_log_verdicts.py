@@ -120,7 +120,7 @@ CASES: list[tuple[str, str, tuple[str, int | None, str | None] | None]] = [
     # Slurm
     ("Slurm's one task", steps(1, 20) + traceback("", DISK) + "srun: error: n3: task 17: Exited with exit code 1\nsrun: Terminating StepId=4.0\nsrun: error: n1: tasks 0-3: Terminated\n", ("disk_full", 17, "n3")),
     ("an oom-kill", "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0. Some of the step tasks have been OOM Killed.\nsrun: error: n3: task 9: Out Of Memory\n", ("oom_kill", 9, "n3")),
-    ("several tasks at once name nobody", "srun: error: n3: tasks 8-9: Exited with exit code 1\n", ("task_exit", None, None)),
+    ("several tasks at once name no rank", "srun: error: n3: tasks 8-9: Exited with exit code 1\n", ("task_exit", None, "n3")),
     ("a node that failed, not the one of the batch script", "srun: error: Node failure on n7\nslurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T12:00:00 DUE TO NODE FAILURE ***\n", ("node_failure", None, "n7")),
     # collectives
     ("who is missing", "world_size=8\n" + "".join(timeout(r) for r in range(8) if r != 3), ("nccl_watchdog", 3, None)),

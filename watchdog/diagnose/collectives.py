@@ -31,6 +31,7 @@ _MISSING_LIST = re.compile(
     r"missing ranks?:? ?[\[{(](?P<ranks>\d+(?:, ?\d+)*)[\]})]|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, ?\d+)*)[\]})]? (?:ha(?:s|ve) not joined|did(?: not|n't) join)"
 )
 _JAX_TASK = re.compile(r"/job:jax_worker/replica:\d+/task:(?P<task>\d+)")
+_STUCK = re.compile(r"detected no heartbeat of its watchdog|watchdog got stuck")
 _STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|[Tt]imed out task names|unhealthy")
 
 
@@ -66,12 +67,19 @@ def suspects_of(
 def _told(errors: Sequence[Error]) -> Suspects | None:
     """Somebody says it: a monitored barrier, NCCL's report of a desync, JAX's coordinator."""
     for error in errors:
-        for text in (error.text, *error.detail):
+        for text in (error.raw_text, *error.detail):
             match = _RANK_LIST.search(text) or _DESYNC.search(text) or _MISSING_LIST.search(text)
             if match:
                 numbers = match.groupdict().get("ranks") or match.groupdict().get("ranks2") or ""
                 ranks = tuple(sorted({int(number) for number in numbers.split(",")}))
                 return Suspects(ranks, "did not join what the others waited in", error.line)
+    stuck = {
+        error.who.rank for error in errors if _STUCK.search(error.raw_text) and error.who.rank is not None
+    }
+    others = {error.who.rank for error in errors} - stuck - {None}
+    if len(stuck) == 1 and others:
+        line = next(error.line for error in errors if _STUCK.search(error.raw_text))
+        return Suspects(tuple(stuck), "says that its own watchdog thread is stuck", line)
     tasks: dict[int, int] = {}
     for error in errors:
         if error.name not in ("heartbeat_lost", "collective_timeout"):

@@ -23,9 +23,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
 
 # What names somebody. `number` is a rank, a local rank or a task: the launcher decides.
 _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("rank", re.compile(r"\[rank[ _:]?(?P<rank>\d+)\]:?", re.IGNORECASE)),
+    ("rank", re.compile(r"\[rank[ _:]{0,2}(?P<rank>\d+)\]:?", re.IGNORECASE)),
     ("local", re.compile(r"\[(?:default|[A-Za-z_]*worker|trainer|local_?rank[ :]?)(?P<local>\d+)\]:?", re.IGNORECASE)),
-    ("mpi", re.compile(r"\[\d+,(?P<rank>\d+)\]\s?<\w+>:")),
+    ("mpi", re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<\w+>:")),
+    ("ucx", re.compile(rf"\[(?P<host>{_HOST}):\d+ ?:\d+:\d+\]")),
     ("ompi", re.compile(rf"\[(?P<host>{_HOST}):0\d+\]")),
     ("host_number", re.compile(rf"\[(?P<host>{_HOST}):(?P<number>0|[1-9]\d{{0,4}})\]:?")),
     ("ray", re.compile(r"\((?P<actor>[A-Za-z_]\w*(?:\([^)]*\))?)(?: \w+=\S+?)*,? pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\)(?= |$)")),
@@ -39,7 +40,7 @@ _GROUP_RANK = re.compile(r"\[(?:PG [^\]]*? ?)?Rank (?P<group_rank>\d+)\]:?\s?")
 """In the words of ProcessGroupNCCL: a rank within its group, which may not be everybody."""
 _HOST_WORD = re.compile(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
 _NOT_HOSTS = re.compile(
-    r"(?:step|epoch|rank|iter\w*|gpu|cuda|layer|worker|device|proc|process|task|stage|phase|level|test|train|line|batch|fold|try|attempt|"
+    r"(?:step|epoch|rank|iter\w*|gpu|cuda|layer|worker_?\d*$|device|proc|process|task|stage|phase|level|test|train|line|batch|fold|try|attempt|"
     r"stderr|stdout|error|info|warning|debug|fatal|note|file|torch|nccl|srun|slurmstepd|python\w*|http|https|utf|sm|fp|bf|int|float|tpu|npu|node_rank)[-_.]?\d*",
     re.IGNORECASE,
 )
@@ -47,7 +48,7 @@ _LEVEL = re.compile(
     r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|ERR)\b(?:[\])>|:*\s-]+|$)",
 )
 _GLOG = re.compile(r"\[?(?P<letter>[IWEFD])\d{3,4} [\d:.]+(?: +\d+)? (?:(?P<file>[\w./<>-]+:\d+)\])?\s?")
-_TORCH_OLD = re.compile(r"\[(?P<letter>[IWEF]) (?P<file>[\w./-]+:\d+)\] ?")
+_TORCH_OLD = re.compile(r"\[?(?P<letter>[IWEF]) (?P<file>[\w./-]+:\d+)\] ?")
 _STAMP = re.compile(
     r"[\[(<]?(?:\d{4}[-/.]\d\d[-/.]\d\d[T _,-]{1,2}\d\d:\d\d:\d\d(?:[.,:]\d+)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d\b))?|\d\d/\d\d/\d{4}[ ,T-]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?: [AP]M)?"
     r"|\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d+)?|\d\d:\d\d:\d\d(?:[.,]\d+)?(?![:\d<])|1[5-9]\d{8}(?:\.\d+)?\b)[\])>]?[:,]?(?:\s*[|-](?=\s))?\s?"

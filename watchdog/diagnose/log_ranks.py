@@ -39,10 +39,17 @@ _WORDS_OF_END = (
     ),
     re.compile(r"\b[Gg]lobal rank (?P<rank>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code>-?\d+)"),
     re.compile(r"\bRank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)"),
+    re.compile(
+        r"\[rank: ?(?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)"
+    ),
     re.compile(r"=\s+RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>[\w.-]+)"),
 )
-_TASK = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): task (?P<task>\d+): (?P<what>.+)")
-_TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? [\d,-]+: (?P<what>.+)")
+_ENDS = {
+    "Killed": "killed", "exit code 137": "killed", "Segmentation fault": "segmentation_fault", "exit code 139": "segmentation_fault",
+    "Out Of Memory": "oom_kill", "Bus error": "bus_error", "exit code 135": "bus_error",
+}  # fmt: skip
+"""What srun writes of a task that died of a signal; a shell between adds 128 to the signal's number."""
+_TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
 _RETURNED = re.compile(r"exits with return code = (?P<code>-?\d+)")
 _OLD_EXIT = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"
@@ -67,12 +74,17 @@ class Failure:
 
 @dataclass
 class Task:
-    """Slurm's word of one task that ended, `srun: error: n2: task 5: Segmentation fault`."""
+    """Slurm's word of tasks that ended, `srun: error: n2: task 5: Segmentation fault`; of several together `task` is None."""
 
     line: int
     host: str
-    task: int
+    task: int | None
     what: str
+
+    @property
+    def signal(self) -> str | None:
+        """The row that the way it ended stands for, if it was no ordinary exit."""
+        return next((name for word, name in _ENDS.items() if word in self.what), None)
 
 
 @dataclass
@@ -189,9 +201,10 @@ def _worlds(text: str) -> list[int]:
 def _read_ends(line: Line, ranks: Ranks) -> None:
     """What Slurm or a launcher says of a task that ended, in one line."""
     if "srun: error" in line.text:
-        task = _TASK.search(line.text)
+        task = _TASKS.search(line.text)
         if task:
-            ranks.tasks.append(Task(line.number, task["host"], int(task["task"]), task["what"]))
+            number = int(task["tasks"]) if task["tasks"].isdecimal() else None
+            ranks.tasks.append(Task(line.number, task["host"], number, task["what"]))
     if "exitcode" in line.text or "return code = " in line.text:
         ended = _OLD_EXIT.search(line.text) or _RETURNED.search(line.text)
         if ended:
@@ -227,10 +240,15 @@ def _read_words(lines: Iterable[Line]) -> Iterable[Failure]:
     """What other launchers say of a worker that ended, in one line."""
     first = True
     for line in lines:
-        if "signal" not in line.text.lower() and "exit" not in line.text and "RANK" not in line.text:
+        if (
+            "signal" not in line.text.lower()
+            and "exit" not in line.text
+            and "terminated" not in line.text
+            and "RANK" not in line.text
+        ):
             continue
         for regex in _WORDS_OF_END:
-            match = regex.search(line.text)
+            match = regex.search(line.raw)
             if match is None:
                 continue
             groups = match.groupdict()
@@ -246,7 +264,9 @@ def _fill(row: Failure, key: str, value: str, line: Line) -> None:
     if key == "time":
         row.stamp = stamp_of(value)
     elif key == "host":
-        row.host = value or None
+        row.host = (
+            value if value and value not in ("localhost", "127.0.0.1", "localhost.localdomain") else None
+        )
     elif key == "rank":
         match = _RANK_LOCAL.match(value)
         if match:

@@ -51,6 +51,8 @@ AFTER_SIGTERM = frozenset(
     }
 )
 """What processes say that are ended while they work."""
+FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota", "cuda_oom", "node_failure"})
+"""What no lost peer brings about."""
 AFTER_END = AFTER_SIGTERM | {"permission", "network", "loss_nan"}
 """What is said in passing when training is done."""
 TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
@@ -181,7 +183,7 @@ def _of_one(case: _Case, alive: list[Error]) -> Verdict | None:
     roots = [error for error in before if _is_root(error) and not error.chained]
     firm = [error for error in roots if not error.weak] or roots
     deaths = _deaths(alive)
-    fatal = [error for error in firm if _is_fatal(error, case, deaths)]
+    fatal = [error for error in firm if _is_fatal(error, case, deaths) and not _came_of_it(error, alive)]
     if fatal:
         return _of_cause(case, fatal, alive)
     if after:
@@ -277,6 +279,22 @@ def _is_fatal(error: Error, case: _Case, deaths: Sequence[Error]) -> bool:
     lines = case.sources[error.source].digest.lines
     last = lines[-1].number if lines else error.line
     return last - error.line <= LAST_LINES
+
+
+def _came_of_it(error: Error, alive: Sequence[Error]) -> bool:
+    """Whether an error came of a cascade: later in time than the first timeout, or what a rank says that had lost the others before."""
+    if error.name in FIRST_HAND:
+        return False
+    for other in alive:
+        if other is error or other.weak or other.name not in FELT:
+            continue
+        timed = other.name in TIMED_OUT and other.own_time and error.own_time
+        if timed and other.at is not None and error.at is not None and error.at > other.at + 1:
+            return True
+        same = other.who == error.who and error.who.named and other.source == error.source
+        if same and other.line < error.line and error.name in AFTER_SIGTERM | {"cuda_error"}:
+            return True
+    return False
 
 
 def _late_cause(case: _Case) -> Error | None:
@@ -444,7 +462,9 @@ def _task_of(error: Error, name: str, ranks: Ranks) -> tuple[int | None, str | N
 def _of_consequences(case: _Case, told: list[Error], from_outside: bool) -> Verdict | None:
     """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal."""
     timeouts = [error for error in told if error.name in TIMED_OUT]
-    felt = [error for error in told if error.name in FELT and error.name not in LAST_CHOICE]
+    felt = [
+        error for error in told if error.name in FELT and error.name not in LAST_CHOICE and not error.weak
+    ]
     if from_outside and not timeouts:
         return None
     row = _killed_first(case.ranks.failures)
@@ -452,6 +472,8 @@ def _of_consequences(case: _Case, told: list[Error], from_outside: bool) -> Verd
         return _of_row(case, row, told)
     if timeouts:
         return _of_timeouts(case, timeouts, told)
+    if any(task.signal for task in case.ranks.tasks):
+        return _of_tasks(case, told)
     if felt:
         return _unexplained(case, felt[0], told)
     last = [error for error in told if error.name not in FROM_OUTSIDE and error.name != "terminated"]
@@ -507,10 +529,11 @@ def _group_is_all(timeouts: Sequence[Error]) -> bool:
 def _killed_first(failures: Sequence[Failure]) -> Failure | None:
     """The worker that died of a signal which nobody sends in order, as torchrun's table has it."""
     rows = [row for row in failures if row.code in SIGNAL_NAMES]
-    if len(rows) == 1:
-        return rows[0]
     roots = [row for row in rows if row.root]
-    return roots[0] if len(roots) == 1 else None
+    if any(row.root for row in failures):
+        # The launcher kills who does not end by itself: such rows are none.
+        return roots[0] if len({row.rank for row in roots}) == 1 else None
+    return rows[0] if len(rows) == 1 else None
 
 
 def _of_row(case: _Case, row: Failure, told: Sequence[Error]) -> Verdict:
@@ -525,6 +548,32 @@ def _of_row(case: _Case, row: Failure, told: Sequence[Error]) -> Verdict:
     source = next((e.source for e in told if abs(e.line - row.line) <= 400), 0)
     return Verdict(
         name, row.line, source, _sentence(summary), row.host, row.rank, how, followed=max(0, len(told) - 1)
+    )
+
+
+def _of_tasks(case: _Case, told: Sequence[Error]) -> Verdict | None:
+    """Slurm saw tasks die of a signal: those are first, whatever the others felt."""
+    died = [task for task in case.ranks.tasks if task.signal]
+    first = died[0]
+    aborted = next((e.line for e in case.errors if e.name == "cancelled"), None)
+    if aborted is not None and first.line > aborted:
+        return None  # srun's own kill
+    alone = len([task for task in died if aborted is None or task.line < aborted]) == 1
+    rank = first.task if alone and case.ranks.tasks_are_ranks else None
+    host = (
+        first.host
+        if len({task.host for task in died if aborted is None or task.line < aborted}) == 1
+        else None
+    )
+    source = 0
+    for error in told:
+        if error.line == first.line:
+            case.role[id(error)], source = "cause", error.source
+    name = first.signal or "killed"
+    who = _words_of(rank, host)
+    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{_after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
+    return Verdict(
+        name, first.line, source, _sentence(summary), host, rank, first.what, followed=max(0, len(told) - 1)
     )
 
 

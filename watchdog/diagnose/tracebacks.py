@@ -21,7 +21,7 @@ DETAIL_LINES = 8
 AFTER_LINES = 6
 """Lines after an error in which its stream says that it goes on."""
 
-_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?:\[.*?\])?(?::\s|:?$)")
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?:\[.*?\]|\(\w+\))?(?::\s|:?$)")
 _TYPE = re.compile(
     r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Iteration|Empty|Full|Warning|Died|Crashed|Expired|Refused)$"
 )
@@ -48,7 +48,7 @@ _WRAPPER = re.compile(
 _RAY_WHERE = re.compile(r"\(pid=(?P<pid>\d+), ip=(?P<host>[\w.:-]+)")
 _DIRECT = "the above exception was the direct cause"
 _DURING = "during handling of the above exception"
-_IGNORED = re.compile(r"^\s*(?:Exception|Error) ignored in:?|^\s*--- Logging error ---")
+_IGNORED = re.compile(r"^\s*(?:Exception|Error) ignored in:?|^\s*Error in atexit\b|^\s*--- Logging error ---")
 _THREAD = re.compile(r"^\s*Exception in thread ")
 _GOES_ON = re.compile(
     r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect",
@@ -132,6 +132,16 @@ def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -
             stream.at = placed
         at = placed if own else stream.at if line.who.named and stream.at is not None else latest
         error = _take(line, stream, at, own)
+        if (
+            error is None
+            and found
+            and not line.who.named
+            and found[-1].who.named
+            and line.number - found[-1].line <= DETAIL_LINES
+        ):
+            found[-1].detail.append(
+                line.text.strip()[:300]
+            )  # a message of several lines has its prefix only once
         if error is not None:
             error.segment = 0 if segments is None else segments.get(line.number, 0)
             found.append(error)

@@ -32,7 +32,7 @@ SIGNATURES: tuple[Signature, ...] = (
     # What the launcher, Slurm or a watchdog thread says about somebody else.
     _row("launcher", ("childfailederror",), r"ChildFailedError", consequence=True),
     _row("launcher", ("failed (exitcode",), r"failed \(exitcode: -?\d+\)", consequence=True),
-    _row("launcher", ("killing subprocess", "exits with return code", "exited with code", "crashed with exit code", "bad termination", "terminated with signal", "killed by signal: "), r"Killing subprocess \d+|exits with return code = -?\d+|\brank \d+ \(PID \d+\) exited with code -?\d+|\bRank \d+ crashed with exit code|BAD TERMINATION OF ONE OF YOUR|\bprocess \d+ terminated with signal|KILLED BY SIGNAL: \d+", consequence=True),
+    _row("launcher", ("killing subprocess", "exits with return code", "exited with code", "crashed with exit code", "bad termination", "terminated with signal", "terminated with code", "killed by signal: "), r"Killing subprocess \d+|exits with return code = -?\d+|\brank \d+ \(PID \d+\) exited with code -?\d+|\bRank \d+ crashed with exit code|BAD TERMINATION OF ONE OF YOUR|\bprocess (?:\d+|with PID \d+) terminated with (?:signal|code)|KILLED BY SIGNAL: \d+", consequence=True),
     _row("launcher", ("calledprocesserror", "non-zero exit"), r"CalledProcessError: Command .* (?:returned non-zero exit status|died with)", consequence=True),
     _row("launcher", ("processexitedexception", "processraisedexception"), r"Process(?:Exited|Raised)Exception", consequence=True),
     _row("launcher", ("mpirun", "mpiexec", "orterun", "prterun"), r"\b(?:mpirun|mpiexec|orterun|prterun)(?:\.real)? (?:noticed that|has exited due to|detected that)", consequence=True),
@@ -42,15 +42,16 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("barrier_timeout", ("monitoredbarrier",), r"failed to pass monitoredBarrier|reached monitoredBarrier, but received errors|Timed out waiting.*monitoredBarrier", consequence=True),
     _row("nccl_watchdog", ("watchdog",), r"Watchdog caught collective operation timeout", consequence=True),
     _row("nccl_watchdog", ("watchdog",), r"watchdog thread terminated|ProcessGroupNCCL's watchdog got stuck|detected by watchdog at work", consequence=True),
-    _row("nccl_watchdog", ("timeout at nccl work", "nccl operations have failed", "collective timeout"), r"Timeout at NCCL work|Some NCCL operations have failed or timed out|due to a collective timeout", consequence=True),
+    _row("nccl_watchdog", ("no heartbeat of its watchdog",), r"detected no heartbeat of its watchdog", consequence=True),
+    _row("nccl_watchdog", ("timeout at nccl work", "nccl operations have failed", "collective timeout"), r"Timeout at NCCL work|Some NCCL operations have failed or timed out|due to (?:a )?collective timeout", consequence=True),
     _row("collective_timeout", ("timed out waiting", "deadline exceeded", "deadline_exceeded"), r"Timed out waiting \d+ ?ms for (?:send|recv) operation|\bDEADLINE_EXCEEDED\b", consequence=True),
-    _row("heartbeat_lost", ("heartbeat", "unhealthy", "coordination"), r"heartbeat timeout|stopped sending heartbeats|missed (?:too many )?heartbeats|CoordinationServiceError|coordination service (?:detected fatal|is unavailable|agent .*error)|error from (?:the )?coordination service|[Hh]eartbeat monitor timed out", consequence=True),
+    _row("heartbeat_lost", ("heartbeat", "unhealthy", "coordination", "service detected fatal"), r"heartbeat timeout|stopped sending heartbeats|missed (?:too many )?heartbeats|CoordinationServiceError|(?:coordination|distributed) service (?:detected fatal|is unavailable|agent .*error)|error from (?:the )?coordination service|[Hh]eartbeat monitor timed out", consequence=True),
     _row("abort", ("terminate called",), r"terminate called (?:after throwing an instance of|without an active exception)"),
     # The GPU
     _row("device_assert", ("device-side assert", "assertion `"), r"device-side assert triggered|\.cu:\d+:.* Assertion `.*` failed"),
     _row("cuda_oom", ("out of memory", "oom when allocating", "alloc_failed", "resource_exhausted"), r"(?:CUDA|HIP|NPU|XPU|MPS(?: backend)?) out of memory|(?:CUDA|HIP) error: out of memory|torch\.(?:cuda\.)?OutOfMemoryError|[Cc]uda failure .*out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY|OOM when allocating tensor|RESOURCE_EXHAUSTED: .*(?:memory|alloc)|Out of memory (?:while trying to )?allocat|Allocator .* ran out of memory|tried to allocate .* out of memory"),
-    _row("gpu_ecc", ("ecc error", "error_ecc"), r"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE"),
-    _row("gpu_lost", ("fallen off the bus", "gpu is lost", "nvrm: xid"), r"fallen off the bus|\bGPU is lost\b|NVRM: Xid"),
+    _row("gpu_ecc", ("ecc error", "error_ecc", "nvrm: xid"), r"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|NVRM: Xid \(PCI:[\w:.]+\): (?:48|94|95),"),
+    _row("gpu_lost", ("fallen off the bus", "gpu is lost", "nvrm: xid"), r"fallen off the bus|\bGPU is lost\b|NVRM: Xid \(PCI:[\w:.]+\): (?:79|119|120),"),
     _row("cuda_unavailable", ("no cuda", "nvidia driver", "version is insufficient", "driver initialization failed", "driver/library version", "invalid device ordinal", "busy or unavailable", "system not yet initialized", "no nvidia gpu"), r"no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver version is insufficient|CUDA driver initialization failed|Driver/library version mismatch|invalid device ordinal|devices? (?:is|are|\(s\) is/are) busy or unavailable|system not yet initialized|No NVIDIA GPU"),
     _row("cuda_error", ("cuda error: ", "cudaerror", "cuda_error_", "cuda driver error", "cuda failure", "hip error: ", "cublas_status", "cudnn_status", "cusolver error", "cufft_", "illegal memory access"), r"CUDA error: |c10::CUDAError|CUDA_ERROR_[A-Z_]+|CUDA driver error|(?<!Unhandled)cudaError[A-Z]\w+|Cuda failure|HIP error: |CUBLAS_STATUS_(?!SUCCESS)[A-Z_]+|CUDNN_STATUS_(?!SUCCESS)[A-Z_]+|cusolver error|CUFFT_[A-Z_]+ERROR|an illegal memory access was encountered"),
     # NCCL and the network below it
@@ -64,7 +65,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("peer_lost", ("remoteerror", "remote process exited"), r"ncclRemoteError|NCCL error: remote process exited", consequence=True),
     _row("peer_lost", ("connection", "broken pipe", "socket closed", "socket timeout", "recvvalue", "recvvector", "sendbytes", "failed to recv", "pair closure", "distnetworkerror"), r"Connection closed by (?:remote )?peer|Connection reset by (?:remote )?peer|\bSocket (?:closed|Timeout)|\b(?:recvValue|recvVector|sendBytes) failed|\bBroken pipe\b|Failed to recv, got 0 bytes|timeout caused pair closure|ConnectionResetError|DistNetworkError", consequence=True),
     _row("peer_lost", ("connection refused", "connection timed out", "no route to host"), r"\bConnection refused\b|\bConnection timed out\b|\bNo route to host\b", consequence=True),
-    _row("nccl_error", ("nccl error", "systemerror", "internalerror", "remoteerror", "cudaerror", "invalidusage"), r"NCCL error|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError|ncclInvalidUsage", consequence=True),
+    _row("nccl_error", ("nccl error", "systemerror", "internalerror", "remoteerror", "cudaerror", "invalidusage", "communicator was aborted", "distbackenderror", "hccl"), r"NCCL error|HCCL function error|hccl api failed|\bEI0006\b|NCCL communicator was aborted|DistBackendError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError|ncclInvalidUsage", consequence=True),
     # The node
     _row("port_in_use", ("already in use",), r"Address already in use|EADDRINUSE"),
     _row("disk_full", ("no space left",), r"No space left on device"),
@@ -116,12 +117,12 @@ SIGNATURES: tuple[Signature, ...] = (
 # Harmless although a row matches: what says that it goes on by itself, or only talks about an error.
 HARMLESS = re.compile(
     r"\bwill (?:be )?(?:retr|reconnect)|\bretrying\b|\bretry \d|\bignor(?:ed|ing)\b|\bnon-?fatal\b|(?<!un)\bhandled\b|\brecover(?:ed|ing)\b|(?<!\] )\bno error|\b0 errors\b"
-    r"|\bfall(?:s|ing)? ?back\b|\bskipp(?:ed|ing)\b|\b(?!Non)[A-Z]\w*Warning\b|\bcontinuing\b|\bthis is (?:expected|harmless|normal)\b|\bsuppress|\bharmless\b",
+    r"|\bfall(?:s|ing)? ?back\b|\bskipp(?:ed|ing)\b|\b(?!Non)[A-Z]\w*Warning\b|\bcontinuing\b|\bthis is (?:expected|harmless|normal)\b|\bsuppress|\bharmless\b|\bNCCL INFO\b",
     re.IGNORECASE,
 )
 HARMLESS_NEEDLES = (
     "retr", "reconnect", "ignor", "non-fatal", "nonfatal", "handled", "recover", "no error", "0 errors", "fall", "skipp", "warning", "continuing",
-    "this is ", "suppress", "harmless",
+    "this is ", "suppress", "harmless", "nccl info",
 )  # fmt: skip
 """One of them is in each lower-cased line that HARMLESS matches: to search for these is much quicker."""
 

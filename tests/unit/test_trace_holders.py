@@ -1,0 +1,66 @@
+"""Whose GPUs are whose in a trace: an orphan is one of a job that the trace says is over; seats are dealt only where they fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from watchdog.model import Gpu, GpuHolder, Process, Role
+from watchdog.trace.holders import GRACE_S, Holders, seated
+
+OVER = {"7": "ada"}
+
+
+def rank(number: int, **changes: Any) -> Process:
+    given = {
+        "pid": 100 + number, "start_ticks": 5, "job_id": "7", "role": Role.RANK, "comm": "process", "state": "S", "uid": -1,
+        "rank": number, "cpu_s": 0.0,
+    }  # fmt: skip
+    return Process(**{**given, **changes})
+
+
+def card(index: int, pids: tuple[int, ...] | None = (), mib: int = 0) -> Gpu:
+    return Gpu(uuid=f"GPU-{index}", index=index, pids=pids, memory_used_bytes=mib * 1024**2)
+
+
+def after(
+    seconds: float, processes: list[Process], *cards: Gpu, over: dict[str, str] | None = None
+) -> tuple[GpuHolder, ...]:
+    """Who holds what so long after the job of two ranks has ended."""
+    seen = Holders()
+    seen.note([rank(0), rank(1)], [card(0, (100,)), card(1, (101,))])
+    ended = OVER if over is None else over
+    seen.orphans(processes, cards, ended, 1000.0)
+    return seen.orphans(processes, cards, ended, 1000.0 + seconds)
+
+
+def test_a_process_that_a_card_lists_after_the_end_of_its_job_is_an_orphan_after_its_grace() -> None:
+    (holder,) = after(GRACE_S + 5.0, [], card(0), card(1, (101,), 520))
+    assert (holder.pid, holder.job_id, holder.user, holder.gpu_uuids) == (101, "7", "ada", ("GPU-1",))
+    assert holder.orphan_for_s == 5.0
+    (early,) = after(GRACE_S - 5.0, [], card(1, (101,), 520))
+    assert early.orphan_for_s is None
+
+
+def test_one_that_its_card_does_not_list_any_more_holds_the_memory_that_is_still_taken() -> None:
+    (holder,) = after(100.0, [rank(1)], card(0), card(1, (), 520))
+    assert (holder.pid, holder.listed_by_nvml) == (101, False)
+    assert after(100.0, [rank(1)], card(0), card(1, (), 3)) == ()
+    assert after(100.0, [rank(1, state="Z")], card(0), card(1, (), 520)) == ()
+
+
+def test_nobody_is_an_orphan_whose_job_goes_on_or_is_not_known() -> None:
+    assert after(100.0, [rank(1)], card(1, (101,), 520), over={}) == ()
+    assert after(100.0, [], card(1, (4242,), 520)) == ()
+
+
+def test_ranks_are_seated_in_their_order_where_no_line_lists_processes() -> None:
+    cards = [card(1, None), card(0, None)]
+    assert [(c.index, c.pids) for c in seated(cards, [rank(5), rank(4)])] == [(0, (104,)), (1, (105,))]
+
+
+def test_nobody_is_seated_where_it_does_not_fit() -> None:
+    cards = (card(0, None), card(1, None))
+    for ranks in ([], [rank(0)], [rank(0), rank(1), rank(2)], [rank(0), rank(1, job_id="8")]):
+        assert seated(cards, ranks) == cards
+    listed = (card(0, (100,)), card(1, None))
+    assert seated(listed, [rank(0), rank(1)]) == listed

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from watchdog.controller.run import ACTIVE_STATES
+from watchdog.controller.run import ACTIVE_STATES, GOES_ON
 from watchdog.model import SlurmJob, SlurmNode, SlurmView
 from watchdog.trace import records
 from watchdog.trace.records import Tally
@@ -77,6 +77,10 @@ class Listing:
     def running(self, process_job_id: str) -> SlurmJob | None:
         """The job that agents call so."""
         return next((job for job in self.jobs.values() if job.process_id == process_job_id), None)
+
+    def over(self) -> dict[str, str]:
+        """The jobs that have ended, as agents call them, and their users."""
+        return {job.process_id: job.user for job in self.jobs.values() if job.state not in GOES_ON}
 
     def view(self, heard: Mapping[str, float], now: float) -> SlurmView:
         """The listing at `now`; `heard`: node -> when it last said anything."""

@@ -16,12 +16,14 @@ from watchdog.model import (
     Event,
     EventKind,
     Gpu,
+    GpuHolder,
     LogFile,
     MountProbe,
     NodeEvent,
     Report,
 )
 from watchdog.trace import records
+from watchdog.trace.holders import Holders, seated
 from watchdog.trace.logs import Logs
 from watchdog.trace.processes import Processes
 from watchdog.trace.records import Tally
@@ -49,6 +51,11 @@ class Node:
     own: tuple[Pattern, ...] = ()
     """The site's patterns of progress."""
     processes: Processes = field(init=False)
+    over: dict[str, str] = field(default_factory=dict)
+    """Jobs that have ended, and their users, as Slurm's listing has them at this moment."""
+    _holders: Holders = field(default_factory=Holders)
+    _recorded: bool = False
+    """A recording says itself who holds a GPU."""
     _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
     _checkpoints: dict[tuple[str, str], tuple[Checkpoint, float]] = field(default_factory=dict)
     _hung_since: dict[str, float] = field(default_factory=dict)
@@ -92,18 +99,26 @@ class Node:
             if since is not None and since < now:
                 late = [self._report(now, age_s=now - since)]
         if count is not None:
+            self._recorded = True
             self._gpus.clear()  # a recording has them all, every time
             self._logs.rows.clear()
         return [*late, self._whole(said, now, more)]
 
     def _report(self, now: float, **fields: Any) -> Report:
         self.sequence += 1
+        processes, gpus = self.processes.present(), self._present(self._gpus, now)
+        holders: tuple[GpuHolder, ...] = ()
+        if not self._recorded:
+            gpus = seated(gpus, processes)
+            self._holders.note(processes, gpus)
+            holders = self._holders.orphans(processes, gpus, self.over, now)
         given = {
             "boot_id": self.boot_id,
             "agent_id": "trace",
             "interval_s": self.interval_s,
-            "processes": self.processes.present(),
-            "gpus": self._present(self._gpus, now),
+            "processes": processes,
+            "gpus": gpus,
+            "gpu_holders": holders,
             "checkpoints": self._present(self._checkpoints, now, for_ever=True),
         }
         return Report(node=self.name, sequence=self.sequence, **{**given, **fields})

@@ -194,6 +194,7 @@ class Player:
             node = self._nodes.get(name)
             if node is None:
                 node = self._nodes[name] = Node(name, self.tally, self._interval_s, own=self._own)
+            node.over = self._listing.over()
             hurt = None in damaged or name in damaged
             reports.append(
                 node.reports(by_node[name], moment.t, damaged=hurt, restarts=restarts, mounts=self._mounts)

@@ -76,6 +76,8 @@ class AgentMetrics:
         self._tick_counts = [0] * (len(TICK_BOUNDS) + 1)
         self._tick_s = 0.0
         self._gpu_of: dict[str, tuple[str, str]] = {}
+        self._mounts: dict[str, float] = {}
+        """The last answer of each mount, in seconds: a probe answers once a minute, Prometheus asks in between."""
         self._left_out = 0
 
     # -- what the loop says ------------------------------------------------------------------------------------
@@ -92,6 +94,9 @@ class AgentMetrics:
     def update(self, report: Report, seen: Isolated, spool_bytes: int) -> None:
         """Takes over what one tick saw."""
         self._report, self._seen, self._spool_bytes = report, seen, spool_bytes
+        if not report.processes:
+            self._mounts.clear()  # no job, no mount of a job
+        self._mounts.update({probe.mount: probe.seconds for probe in report.mounts})
         self._events_dropped += report.events_dropped
         self._node_events_dropped += report.node_events_dropped
         for event in report.node_events:
@@ -151,7 +156,7 @@ class AgentMetrics:
 
     def _node_lines(self, report: Report) -> list[str]:
         hung = _largest((probe_label(probe.probe), probe.seconds) for probe in report.hung_probes)
-        mounts = _largest((probe.mount, probe.seconds) for probe in report.mounts)
+        mounts = _largest(list(self._mounts.items()))
         return [
             *self._family("probe_hung", "gauge", "Seconds that a child of the agent has not come back.", ("probe",), hung),
             *self._family("mount_probe_seconds", "gauge", "Time the last probe of a mount took, or has been out.", ("mount",), mounts),

@@ -268,3 +268,22 @@ def test_the_gpus_of_a_job_can_be_joined_with_its_series() -> None:
         line for line in metrics.render().decode().splitlines() if line.startswith("slurm_watchdog_gpu_job{")
     ]
     assert rows == ['slurm_watchdog_gpu_job{gpu_uuid="GPU-a",gpu="0",job_id="7",rank="3"} 1']
+
+
+def test_the_answer_of_a_mount_stays_until_the_next_one_and_goes_with_the_last_job() -> None:
+    metrics = AgentMetrics()
+    rank = Process(pid=41, start_ticks=1, job_id="7", role=Role.RANK, rank=3, comm="python", state="R", uid=0)
+    answered = Report(
+        node="n1", boot_id="b", agent_id="a", sequence=1, processes=(rank,),
+        mounts=(MountProbe(mount="/scratch", responding=True, seconds=0.25),),
+    )  # fmt: skip
+    later, idle = (
+        replace(answered, sequence=2, mounts=()),
+        replace(answered, sequence=3, mounts=(), processes=()),
+    )
+    line = b'slurm_watchdog_mount_probe_seconds{mount="/scratch"} 0.25'
+    shown = []
+    for report in (answered, later, idle):
+        metrics.update(report, Isolated(), 0)
+        shown.append(line in metrics.render().splitlines())
+    assert shown == [True, True, False]

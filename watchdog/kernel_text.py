@@ -38,6 +38,8 @@ def read_messages(lines: Iterable[str]) -> Iterator[Message]:
         words = words_of(line[:MAX_LINE])
         if words is None or not words.text:
             continue
+        if match := _REPEATED.match(words.text):
+            words = replace(words, text=match["text"])
         message = Message(number, words.text, words.node, parse_time(words.stamp))
         yield _understood(message)
 
@@ -51,6 +53,8 @@ def _understood(message: Message) -> Message:
     return message
 
 
+_REPEATED = re.compile(r"message repeated \d+ times: \[ ?(?P<text>.*)\]$")
+"""What rsyslog writes instead of the same line again."""
 _NODE_ALONE = re.compile(
     r"(?P<node>(?!nvme|ata\d|sd\w|md\d|mlx|eth|ib\d|dm-|loop|cpu)[A-Za-z][\w.-]*\d[\w.-]*): +(?P<rest>\S.*)",
     re.IGNORECASE,

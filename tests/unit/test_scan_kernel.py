@@ -46,6 +46,7 @@ FORMS = {
     "pdsh": f"node-7: [ 8593.497005] {BUS}",
     "pdsh without a time": f"node-7: {BUS}",
     "grep -n": f"1234:[ 8593.497005] {BUS}",
+    "rsyslog's repetition": f"Sep 19 02:29:46 node-7 kernel: message repeated 9 times: [ {BUS}]",
     "a quotation": f"> [ 8593.497005] {BUS}",
     "an indented block": f"    [ 8593.497005] {BUS}",
     "code in a list": f"- `[ 8593.497005] {BUS}`",
@@ -192,6 +193,7 @@ def test_a_disk_of_the_nodes_own_that_fails_may_exclude_it() -> None:
         "[5.0] nvme nvme0: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10",
         "[5.0] XFS (nvme0n1p1): User initiated shutdown received. Shutting down filesystem",
         "[5.0] sd 0:0:1:0: [sdb] tag#0 FAILED Result: hostbyte=DID_BAD_TARGET driverbyte=DRIVER_OK cmd_age=0s",
+        "[5.0] block nvme2n1: no available path - failing I/O\n[6.0] Buffer I/O error on dev nvme2n1, logical block 0, async page read",
         "[6.0] I/O error, dev vdb, sector 12 op 0x0:(READ)",
         "[6.0] I/O error, dev sr0, sector 12 op 0x0:(READ)",
         "[6.0] I/O error, dev loop3, sector 12 op 0x0:(READ)",
@@ -305,3 +307,14 @@ def test_the_sentence_tells_the_gravest_thing_and_not_the_first(
     first = capsys.readouterr().out.splitlines()[0]
     assert "hung_task of python 4242, waiting for gpfs" in first
     assert "nothing in it alone excludes a node" in first
+
+
+def test_an_explained_incident_shows_advice_as_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    from watchdog.cli.answers import Explanation, Incident
+    from watchdog.cli.explain import _print
+
+    incident = Incident(id="i1", kind="gpu_fault", state="firing", summary="GPU 3 of n1", evidence=(BUS,))
+    _print(Explanation(incident=incident), 0.0)
+    out = capsys.readouterr().out
+    assert "advice, not what was found" in out
+    assert "Try: " in out

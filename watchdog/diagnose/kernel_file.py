@@ -264,8 +264,12 @@ LOCAL_DISK_CLASSES = frozenset(
 )  # fmt: skip
 """Of a disk of the node's own these say that its filesystem no longer works; of any other they say nothing about the node."""
 _PHYSICAL = re.compile(r"nvme\d+n?\d*|sd[a-z]{1,3}|ata\d+")
-_NOT_BROKEN = re.compile(r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)", re.IGNORECASE)
-"""A full disk, a filesystem that somebody shut down, a controller that still answers and is only reset."""
+_NOT_BROKEN = re.compile(
+    r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)|no (?:available|usable) path",
+    re.IGNORECASE,
+)
+"""A full disk, a filesystem that somebody shut down, a controller that still answers and is only reset, paths of a storage network."""
+_NO_PATH = re.compile(r"no (?:available|usable) path", re.IGNORECASE)
 _ELSEWHERE = re.compile(
     r"(?:sd \S+ \[(?P<disk>sd[a-z]+)\] Attached SCSI removable disk"
     r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG))"
@@ -279,6 +283,8 @@ def _remote_disks(entries: Sequence[_Entry]) -> set[tuple[str | None, str]]:
     for entry in entries:
         if entry.class_name == "nvme_fabric" and entry.fact.device:
             remote.add((entry.message.node, entry.fact.device))
+        elif entry.class_name == "disk_error" and _NO_PATH.search(entry.fact.message):
+            remote.add((entry.message.node, re.sub(r"n\d+$", "", entry.fact.device or "")))
         elif entry.class_name in ("iscsi_error", "multipath_failed"):
             remote.add((entry.message.node, "sd"))
     return remote

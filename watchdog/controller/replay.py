@@ -7,7 +7,7 @@ controller counts as warm from the first line on, and time ends with the trace.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 
@@ -21,6 +21,7 @@ from watchdog.controller.replay_stacks import Dumps
 from watchdog.controller.state import ClusterState
 from watchdog.model import (
     Decision,
+    Finding,
     Incident,
     IncidentState,
     Kind,
@@ -91,6 +92,8 @@ class Player:
         self._recorded = False
         """Whether a controller wrote this trace: then it has everything that there was."""
         self._looked_at = float("-inf")
+        self._bad: set[tuple[Kind, str]] = set()
+        """What was wrong when it was judged last."""
 
     # ------------------------------------------------------------------------------------ time
 
@@ -100,17 +103,26 @@ class Player:
             self._wait(self._now, moment.t)
         self._now = now = moment.t
         self._apply(moment)
-        if not self._quiet():
+        if not self._quiet() and not self._steady():
             self._judge(now)
 
     def _quiet(self) -> bool:
         return not self.judge.incidents and not self._dumps
 
+    def _steady(self) -> bool:
+        """What is wrong has fired, or is explained by what has, and goes on: nothing is about to be told, or to be over."""
+        open_ones = self.judge.incidents
+        settled = all(
+            each.clear_mono is None and (each.state is IncidentState.FIRING or each.inhibited_by)
+            for each in open_ones
+        )
+        return settled and not self._dumps and {(i.kind, i.subject) for i in open_ones} == self._bad
+
     def _wait(self, since: float, until: float) -> None:
         """The judgement of the last moment and of the ticks from there to the next one.
 
-        While nothing is wrong, one look at the end is enough: what was wrong before and is not mended by a report is wrong then,
-        too, as long as nobody has fallen silent.
+        While nothing is wrong, or the same as before, one look at the end is enough: what was wrong before and is not mended by a
+        report is wrong then, too, as long as nobody has fallen silent.
         """
         tick_s, before = self.config.controller.tick, until - 0.001
         if self._recorded and until - since > self.judge.slurm_patience_s:
@@ -123,27 +135,33 @@ class Player:
         if self._quiet():
             if until - self._looked_at < tick_s:
                 return
-            fine = not self._goes_bad(since, before)
+            fine = self._foresee(since, before) == []
             if not fine or until - since > self._interval_s + tick_s:
                 self._judge(since)
             self._looked_at = until
             if fine and self._quiet():
                 return
+        elif self._steady():
+            findings = self._foresee(since, before)
+            if findings is not None and bad_ones(findings) == self._bad:
+                self._conclude(findings, before)
+                return
+            self._judge(since)
         at = since
         while (at := at + _step_s(at - since, tick_s)) < until:
             self._dumps.end_those_due(at)
             self._ask_slurm(at)
             self._judge(at)
 
-    def _goes_bad(self, since: float, until: float) -> bool:
-        """Whether anything would be wrong by then, with what is known up to here."""
+    def _foresee(self, since: float, until: float) -> list[Finding] | None:
+        """What would be said by then, with what is known up to here, if nothing is wrong none; None: time itself may change it."""
         if self._listing.patience_ends(since, until):
-            return True
+            return None
         last = self.state.slurm_at
         self.state.slurm_at = last if self._recorded else until
         findings = self.judge.look(until)
         self.state.slurm_at = last
-        return any(finding.truth is Truth.BAD for finding in findings)
+        return findings if bad_ones(findings) else []
 
     def outcome(self) -> Outcome:
         """Everything there is to say at the end of the trace."""
@@ -219,8 +237,11 @@ class Player:
     # ------------------------------------------------------------------------------------ judging
 
     def _judge(self, now: float) -> None:
+        self._conclude(self.judge.look(now), now)
+
+    def _conclude(self, findings: Sequence[Finding], now: float) -> None:
         self._looked_at = now
-        findings = self.judge.look(now)
+        self._bad = bad_ones(findings)
         for change in self.judge.conclude(findings, now, now):
             self._note(change, now)
         self._book.decide(now)
@@ -234,6 +255,11 @@ class Player:
 
     def _count_failure(self, kind: Kind) -> None:
         self.tally.ignore(f"{kind} failed at a moment of this trace: a defect of ours")
+
+
+def bad_ones(findings: Iterable[Finding]) -> set[tuple[Kind, str]]:
+    """Kind and subject of what is wrong."""
+    return {(finding.kind, finding.subject) for finding in findings if finding.truth is Truth.BAD}
 
 
 def numbered_ids() -> Callable[[], str]:

@@ -59,8 +59,11 @@ class SimJournal(Journal):
         )  # fmt: skip
 
     def add_decision(self, decision: Decision) -> None:
-        self._write("decision", lambda: super(SimJournal, self).add_decision(decision), decision.id)
-        self._life.sim.note_decision(decision)
+        def work() -> None:
+            super(SimJournal, self).add_decision(decision)
+            self._life.sim.note_decision(decision)
+
+        self._write("decision", work, decision.id)
 
     def rung_intent(self, decision_id: str, rung: Rung, attempt: int, at: float, detail: str = "") -> None:
         self._write(

@@ -63,6 +63,39 @@ def test_a_seed_is_a_run_whatever_order_the_interpreter_gives_its_sets() -> None
     assert len(digests) == 1
 
 
+def test_an_action_that_slurm_refused_is_tried_again_after_the_cooldown() -> None:
+    recipe = replace(quiet_recipe(0), cooldown_s=120.0)
+    recipe.weather.script = ["refused"]
+    with simulation(recipe, lambda sim: trouble(sim, graceful=False)) as sim:
+        sim.run()
+        history = history_of(sim)
+    assert check(history) == []
+    assert [run.end is not None and run.end.ok for run in history.actions] == [False, True]
+    assert [(each.verdict, each.by) for each in history.decisions.values()] == [
+        ("allowed", "collective_hang"),
+        ("suppressed", "cooldown"),
+        ("allowed", "collective_hang"),
+    ]
+
+
+def test_the_work_that_a_requeue_cost_is_counted_in_seconds_of_the_run_that_lost_it() -> None:
+    lost: list[float] = []
+
+    def script(sim: Simulation) -> None:
+        def look() -> None:
+            assert sim.life is not None and sim.life.controller is not None
+            lost.append(next(iter(sim.life.controller.metrics.lost_work.collect())).samples[0].value)
+
+        trouble(sim, graceful=False)
+        sim.timeline.at(sim.recipe.until_s - 60.0, look)
+
+    with simulation(quiet_recipe(0), script) as sim:
+        sim.run()
+        end = history_of(sim).actions[0].end
+    assert end is not None and end.steps_lost
+    assert lost[0] == pytest.approx(5.0 * end.steps_lost, rel=0.1)
+
+
 # ---------------------------------------------------------------------------------------- the checker can fail
 
 

@@ -248,3 +248,25 @@ def test_a_node_that_cannot_be_excluded_does_not_keep_the_job_held() -> None:
     assert move(HELD, requeued, *in_vain, now=1200.0) == Do(rung=Rung.RELEASE, attempt=1)
     end = move(NEXT, requeued, refused, record(Rung.RELEASE), next_first_step=401).end
     assert end.ok and "without" not in end.detail
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("JobArrayTaskLimit", "(JobArrayTaskLimit: another element of its array runs, and the array allows no more at once (%))"),
+        ("(Priority)", "(Priority: jobs of higher priority come first)"),
+        ("ReqNodeNotAvail, UnavailableNodes:n[3-4]", "(ReqNodeNotAvail: nodes that it needs are down, drained or reserved)"),
+        ("QOSMaxGRESPerUser", "(QOSMaxGRESPerUser)"),
+        ("None", ""),
+    ],
+)  # fmt: skip
+def test_a_released_job_that_waits_says_what_for(reason: str, said: str) -> None:
+    released = (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE))
+    job = {**QUEUED, "excluded_nodes": ("n1",), "reason": reason}
+    waits = move(job, *released)
+    assert isinstance(waits, Wait)
+    assert waits.reason == f"the job is waiting in the queue {said}".rstrip()
+    over = move(job, *released, now=3000.0)
+    assert isinstance(over, End)
+    assert not over.end.ok
+    assert over.end.detail.startswith(f"released, and still waiting in the queue {said}".rstrip())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -38,6 +39,19 @@ HISTORY_S = 7 * 86400.0
 """Attempts on a job are counted over a week, Slurm's usual longest time limit."""
 DRIVE_AGAIN_S = 15.0
 """After an action's task has failed (a full disk under the journal), before it is taken up again."""
+
+
+@dataclass
+class Surroundings:
+    """What is the same for every incident of one look; `recent` grows with what is allowed meanwhile."""
+
+    wall: float
+    paused: str | None
+    blind: str | None
+    recent: list[Decision]
+    running_jobs: int
+    nodes_known: int
+    nodes_silent: int
 
 
 class Decider:
@@ -80,62 +94,115 @@ class Decider:
         )
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._given_up: dict[str, float] = {}
+        self._earlier: dict[str, list[Decision]] = {}
+        """Incident -> its decisions, oldest first, as the journal has them: read once, and written through."""
+        self._failed: set[str] = set()
+        """Decisions of the incidents in `_earlier` whose action has ended without success."""
+        self._decided_mono: dict[str, float] = {}
+        """When this controller allowed an action, on a clock that nobody sets."""
 
     # ------------------------------------------------------------------------------------ deciding
 
     def decide(self, now: float) -> None:
         """Looks at every incident that fires and is not explained by another one."""
-        for incident in self._c.judge.incidents:
+        incidents = self._c.judge.incidents
+        open_ones = {incident.id for incident in incidents}
+        for incident_id in [each for each in self._earlier if each not in open_ones]:
+            self._failed.difference_update(decision.id for decision in self._earlier.pop(incident_id))
+        surroundings: Surroundings | None = None
+        for incident in incidents:
             if (
-                incident.state is IncidentState.FIRING
-                and incident.inhibited_by is None
-                and incident.kind is not Kind.OPERATOR_RESTART
+                incident.state is not IncidentState.FIRING
+                or incident.inhibited_by is not None
+                or incident.kind is Kind.OPERATOR_RESTART
             ):
-                # An incident of one filesystem may hold several jobs: each is decided about by itself.
-                jobs = (
-                    incident.jobs_now
-                    if action_for(incident.kind) is not Action.NONE
-                    else incident.jobs_now[:1]
-                )
-                for job_id in jobs:
-                    try:
-                        self._decide_one(incident, job_id, now)
-                    except JournalError as error:
-                        self._c.journal_error = str(error)
+                continue
+            # An incident of one filesystem may hold several jobs: each is decided about by itself.
+            acts = action_for(incident.kind) is not Action.NONE
+            for job_id in incident.jobs_now if acts else incident.jobs_now[:1]:
+                try:
+                    if self._is_settled(incident, job_id):
+                        continue
+                    surroundings = surroundings or self._surroundings(now)
+                    self._decide_one(incident, job_id, now, surroundings)
+                except JournalError as error:
+                    self._c.journal_error = str(error)
 
-    def _decide_one(self, incident: Incident, job_id: str, now: float) -> None:
-        decisions = self._c.journal.decisions(incident.id)
-        earlier = [d for d in decisions if d.fence is None or d.fence.job_id == job_id]
-        if any(is_final(decision) for decision in earlier):
-            return
+    def _decisions(self, incident_id: str) -> list[Decision]:
+        """What was decided about an incident before. Raises JournalError."""
+        if incident_id not in self._earlier:
+            found = self._c.journal.decisions(incident_id)
+            self._failed.update(
+                run.decision.id
+                for run in (self._c.journal.actions(incident_id) if found else ())
+                if run.end is not None and not run.end.ok
+            )
+            self._earlier[incident_id] = found
+        return self._earlier[incident_id]
+
+    def _about(self, incident: Incident, job_id: str) -> list[Decision]:
+        decisions = self._decisions(incident.id)
+        return [each for each in decisions if each.fence is None or each.fence.job_id == job_id]
+
+    def _is_settled(self, incident: Incident, job_id: str) -> bool:
+        """Whether there is nothing left to decide. An action that failed settles nothing: if the trouble stands, it is
+        decided anew, under the guards that count attempts and time."""
+        return any(is_final(each) and each.id not in self._failed for each in self._about(incident, job_id))
+
+    def _decide_one(self, incident: Incident, job_id: str, now: float, surroundings: Surroundings) -> None:
+        earlier = self._about(incident, job_id)
         job = self._c.state.jobs.get(job_id)
-        decision = decide(incident, self._situation(incident, job, now), self._limits, uuid.uuid4().hex[:12])
-        if is_news(decision, earlier):
+        situation = self._situation(incident, job, now, surroundings)
+        decision = decide(incident, situation, self._limits, uuid.uuid4().hex[:12])
+        again = bool(earlier) and earlier[-1].id in self._failed and is_final(decision)
+        if again or is_news(decision, earlier):
             self._take(incident, decision)
+            if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+                surroundings.recent.append(decision)
 
-    def _situation(self, incident: Incident, job: SlurmJob | None, now: float) -> Situation:
+    def _surroundings(self, now: float) -> Surroundings:
+        """Raises JournalError."""
+        c = self._c
+        nodes = c.state.known_nodes()
+        wall = clock.wall()
+        self._decided_mono = {each: at for each, at in self._decided_mono.items() if now - at < HISTORY_S}
+        return Surroundings(
+            wall=wall,
+            paused=self._paused(),
+            blind=c.blind(now),
+            recent=[self._undated(each, wall, now) for each in c.journal.decisions_since(wall - HISTORY_S)],
+            running_jobs=sum(1 for j in c.state.jobs.values() if j.state in ACTIVE_STATES),
+            nodes_known=len(nodes),
+            nodes_silent=len(nodes) - len(c.state.reporting_nodes(now)),
+        )
+
+    def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
+        """The decision with a date that is as long ago as it was: somebody may have set the clock in between."""
+        at = self._decided_mono.get(decision.id)
+        return decision if at is None else replace(decision, decided_at=wall - (now - at))
+
+    def _situation(
+        self, incident: Incident, job: SlurmJob | None, now: float, around: Surroundings
+    ) -> Situation:
         c = self._c
         view = c.state.job_view(job.job_id, now) if job is not None else None
         firing = [i for i in c.judge.incidents if i.kind is incident.kind and i.state is IncidentState.FIRING]
         troubled = {job_id for i in firing if i.inhibited_by is None for job_id in i.job_ids}
-        nodes = c.state.known_nodes()
-        recent = c.journal.decisions_since(clock.wall() - HISTORY_S)
         return Situation(
-            now_wall=clock.wall(),
+            now_wall=around.wall,
             mode=c.config.mode_of(incident.kind),
             job=job,
-            paused=self._paused(),
-            blind=c.blind(now),
-            recent=tuple(d for d in recent if d.action is not Action.NONE),
+            paused=around.paused,
+            blind=around.blind,
+            recent=tuple(around.recent),
             busy=any(
                 d.run.decision.fence and job and d.run.decision.fence.job_id == job.job_id
                 for d in self._drivers.values()
             ),
-            running_jobs=sum(1 for j in c.state.jobs.values() if j.state in ACTIVE_STATES),
+            running_jobs=around.running_jobs,
             jobs_in_trouble=len(troubled),
-            nodes_known=len(nodes),
-            nodes_silent=len(nodes) - len(c.state.reporting_nodes(now)),
+            nodes_known=around.nodes_known,
+            nodes_silent=around.nodes_silent,
             mounts_stalled=self._outages(incident),
             step=view.progress.known_step if view is not None and view.progress is not None else None,
         )
@@ -157,6 +224,9 @@ class Decider:
         """Writes the decision before anything else; only then it is told and, if allowed, carried out."""
         c = self._c
         c.journal.add_decision(decision)
+        self._earlier.setdefault(incident.id, []).append(decision)
+        if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+            self._decided_mono[decision.id] = clock.monotonic()
         c.metrics.decisions.labels(decision.action, decision.verdict, decision.by).inc()
         what = f"{decision.action} {decision.verdict}" if decision.action is not Action.NONE else "no action"
         sentence = f"{what} by {decision.by}: {decision.reason}"
@@ -194,7 +264,8 @@ class Decider:
             actionable=True,
             exclude_nodes=exclude,
         )
-        decision = decide(incident, self._situation(incident, job, now), self._limits, uuid.uuid4().hex[:12])
+        situation = self._situation(incident, job, now, self._surroundings(now))
+        decision = decide(incident, situation, self._limits, uuid.uuid4().hex[:12])
         decision = replace(
             decision,
             asked_by=asked_by,
@@ -264,10 +335,10 @@ class Decider:
         c, end = self._c, run.end
         assert end is not None
         c.metrics.actions.labels(run.decision.action, "ok" if end.ok else "failed").inc()
-        if end.ok and end.steps_lost and run.decision.fence is not None:
-            view = c.state.job_view(run.decision.fence.job_id, clock.monotonic())
-            step_s = view.progress.step_s if view is not None and view.progress is not None else None
-            c.metrics.lost_work.inc(end.steps_lost * (step_s or 0.0))
+        if end.ok and end.steps_lost:
+            c.metrics.lost_work.inc(end.steps_lost * (self._step_s(run) or 0.0))
+        if not end.ok and run.decision.incident_id in self._earlier:
+            self._failed.add(run.decision.id)
         log.warning("the %s of job %s (%s) has ended: %s", *_names(run), end.detail)
         incident = self._incident_of(run)
         if incident is None:
@@ -281,6 +352,16 @@ class Decider:
             and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
         ):
             c.close_incident(incident, end.detail)
+
+    def _step_s(self, run: ActionRun) -> float | None:
+        """How long a step of the run that was ended took: of the next one nobody has seen two steps yet."""
+        fence = run.decision.fence
+        view = self._c.state.job_view(fence.job_id, clock.monotonic()) if fence is not None else None
+        if view is None or fence is None:
+            return None
+        before = next((past.step_s for past in view.past if past.restarts == fence.restarts), None)
+        now = view.progress.step_s if view.progress is not None else None
+        return before if before is not None else now
 
     def _incident_of(self, run: ActionRun) -> Incident | None:
         for incident in self._c.judge.incidents:

@@ -188,6 +188,8 @@ class Driver:
     def _stalled_mounts(self, now: float) -> tuple[str, ...]:
         """Mounts of the decision, or of any open trouble of this job, that do not answer everywhere."""
         concerned = set(self.run.decision.wait_until_responding)
+        if not concerned:
+            return ()
         exempt = set(self.run.decision.exclude)
         stalled = set()
         for filesystem in self._tools.state.view(now).filesystems:

@@ -317,9 +317,38 @@ def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -
         and world.job.state not in RUNNING_STATES | WAITING_STATES
     ):
         return _leave(run, world, f"the job was restarted and is {world.job.state} without a new step")
+    queued = _why_queued(world.job) if stage is Stage.QUEUED and world.job is not None else None
     if world.now - last_at > limits.confirm_s:
-        return _leave(run, world, f"no new step within {limits.confirm_s:.0f} s of the restart")
-    return Wait(reason="waiting for the first new step")
+        return _leave(
+            run,
+            world,
+            f"released, and still {queued} {limits.confirm_s:.0f} s later: Slurm starts it when it can"
+            if queued
+            else f"no new step within {limits.confirm_s:.0f} s of the restart",
+        )
+    return Wait(reason=f"the job is {queued}" if queued else "waiting for the first new step")
+
+
+QUEUE_REASONS: dict[str, str] = {
+    "JobArrayTaskLimit": "another element of its array runs, and the array allows no more at once (%)",
+    "Resources": "there are not enough free nodes",
+    "Priority": "jobs of higher priority come first",
+    "Dependency": "another job has to end first",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
+    "BeginTime": "its start was put off",
+    "JobHeldUser": "somebody holds it",
+    "JobHeldAdmin": "an administrator holds it",
+}
+"""Slurm's reasons for a job that waits, in words (squeue(1), JOB REASON CODES)."""
+
+
+def _why_queued(job: SlurmJob) -> str:
+    """`waiting in the queue (…)`, with Slurm's reason. Slurm may append node names to it: `ReqNodeNotAvail, …`."""
+    name = job.reason.strip("()").partition(",")[0]
+    if not name or name == "None":
+        return "waiting in the queue"
+    words = QUEUE_REASONS.get(name)
+    return f"waiting in the queue ({name}{': ' + words if words else ''})"
 
 
 def _once(run: ActionRun, world: World, limits: LadderLimits, do: Do, *, for_ever: bool = False) -> Move:

@@ -154,7 +154,7 @@ class Controller:
         """Why this controller must not act now; None if it sees well."""
         if self.journal_error is not None:
             return f"the journal cannot be written: {self.journal_error}"
-        age_s = self.state.slurm_age_s(now)
+        age_s = None if self.state.slurm_at is None else now - self.state.slurm_at
         if age_s is None or age_s > self.judge.slurm_patience_s:
             return (
                 f"Slurm has not answered for {age_s:.0f} s"

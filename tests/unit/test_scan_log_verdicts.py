@@ -269,3 +269,17 @@ def test_a_ramp_of_the_batch_is_no_change_of_speed() -> None:
         for n in range(1, 161)
     )
     assert read(text).rows()[0]["throughput_changes"] == []
+
+
+def test_what_people_tell_of_errors_is_no_error() -> None:
+    told = "Last week we had CUDA errors, NCCL errors and nodes that ran out of memory, but our run went on after each of them.\n"
+    assert verdict_of(told) is None
+
+
+def test_a_try_that_failed_before_the_one_that_came_to_its_end_is_over() -> None:
+    text = (
+        "Killing subprocess 77\nKilling subprocess 78\n"
+        + "loading\n" * 9
+        + "{'train_runtime': 120.5, 'epoch': 1.0}\n"
+    )
+    assert verdict_of(text) is None

@@ -194,11 +194,11 @@ def _hints(name: str, text: str) -> list[str]:
         from watchdog.knowledge.hints import hints_for
     except ImportError:
         return []
-    return [
-        words
-        for hint in hints_for(name, text)[:2]
-        for words in (f"usually: {hint.usually}", f"try next: {hint.try_next}", f"see: {hint.documented}")
-    ]
+    lines = []
+    for hint in hints_for(name, text)[:2]:
+        said = (("usually", hint.usually), ("try next", hint.try_next), ("see", hint.documented))
+        lines += [f"{label}: {words}" for label, words in said if words]
+    return lines
 
 
 def _progress_row(row: dict[str, Any]) -> list[str]:

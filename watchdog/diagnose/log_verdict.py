@@ -30,6 +30,8 @@ LATE_RISES = 5
 QUIET_LINES = 12
 """Ordinary lines after an error in its stream, and nothing that ends the run: it goes on."""
 LAST_LINES = 15
+LONG_AFTER = 200
+"""Lines between an error and the word that training is done, if it is to be of an earlier try."""
 ALIKE_SHARE = 0.5
 """Where so many ranks say the same, nobody is named: it is the program, its input or what all share."""
 SOFT = frozenset(
@@ -221,6 +223,8 @@ def _is_noise(error: Error, case: _Case) -> bool:
     if error.goes_on and _is_root(error):
         return True
     finished = source.progress.finished_line
+    if finished is not None and finished > error.line + (0 if not _is_root(error) else LONG_AFTER):
+        return True  # an earlier try: the log goes on to the end of training
     if (
         finished is not None
         and error.line > finished

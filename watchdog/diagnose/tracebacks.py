@@ -18,6 +18,8 @@ GAP_LINES = 120
 """Between two lines of a traceback; further apart they are none."""
 DETAIL_LINES = 8
 """Lines after an exception that may say what it was."""
+PROSE_WORDS = 14
+"""A shorter sentence with a person in it may be a program's."""
 AFTER_LINES = 6
 """Lines after an error in which its stream says that it goes on."""
 
@@ -54,6 +56,7 @@ _GOES_ON = re.compile(
     r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect",
     re.IGNORECASE,
 )
+_PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I|they|[Yy]ou|us)\b")
 _GIVES_UP = re.compile(
     r"giving up|no more retries|out of retries|max(?:imum)? (?:number of )?retries|after \d+ (?:retries|attempts)|failed (?:\d+ times|permanently)",
     re.IGNORECASE,
@@ -168,6 +171,8 @@ def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | N
         stream.frames += 1
         return None
     name = classify(text)
+    if name is not None and not stream.open and _is_prose(line):
+        return None
     if stream.open and (name is None or name == "python_exception") and _is_exception(text.strip()):
         name = name or "python_exception"
     if name is None:
@@ -178,6 +183,18 @@ def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | N
         if match is None or _TYPE.search(match["name"]) is None:
             return None
     return _error(line, name, stream, at, own)
+
+
+def _is_prose(line: Line) -> bool:
+    """Whether somebody tells of errors: a long sentence with a person in it, and nothing that a program puts in front."""
+    if (
+        line.who.named
+        or line.stamp is not None
+        or line.level is not None
+        or _EXCEPTION.match(line.text.strip())
+    ):
+        return False
+    return len(line.text.split()) >= PROSE_WORDS and _PERSON.search(line.text) is not None
 
 
 def _open(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | None:

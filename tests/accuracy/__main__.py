@@ -21,6 +21,12 @@ def main() -> int:
     parser.add_argument(
         "--hours", type=float, default=matrix.HOURS, help="healthy job-hours in all (default 10000)"
     )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="begin no further run after so long (default: do all)",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--seed-from", type=int, default=0, help="first seed of every case and thing (default 0)"
@@ -41,11 +47,12 @@ def main() -> int:
     jobs = matrix.plan(options.hours, tuple(options.names), options.seed_from)
     if not jobs:
         parser.error("nothing has such a name")
-    results = matrix.run(jobs, options.processes)
+    results = matrix.run(jobs, options.processes, options.minutes)
     matrix.write_figures(figures, results)
     print("\n".join(matrix.table(results)), file=sys.stderr)
+    done = len(results.scores) + sum(each.runs for each in results.healthy.values())
     print(
-        f"accuracy: {len(jobs)} runs in {results.seconds:.0f} s; {len(figures.missed)} bounds are missed",
+        f"accuracy: {done} of {len(jobs)} runs in {results.seconds:.0f} s; {len(figures.missed)} bounds are missed",
         file=sys.stderr,
     )
     if options.markdown:

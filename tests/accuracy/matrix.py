@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tests.accuracy.cases import CASES, Case
 from tests.accuracy.healthy import THINGS, Thing
@@ -49,7 +50,7 @@ class Job:
     nodes: int = 0
     way: str = "direct"
     weight: float = 0.0
-    """Simulated hours, or node-hours: the longest begin first."""
+    """Nodes of a case: cases come first, the largest before the others, then every healthy thing in turn."""
 
 
 def plan(hours: float, names: tuple[str, ...] = (), seed_from: int = 0) -> list[Job]:
@@ -76,10 +77,12 @@ def plan(hours: float, names: tuple[str, ...] = (), seed_from: int = 0) -> list[
         seed, planned = seed_from, 0.0
         while planned < wanted:
             lasts = thing.hours(seed)
-            jobs.append(Job(False, place, seed, thing.sizes[seed % len(thing.sizes)][0], weight=lasts * 2.0))
+            jobs.append(Job(False, place, seed, thing.sizes[seed % len(thing.sizes)][0]))
             planned += lasts
             seed += 1
-    return sorted(jobs, key=lambda job: (-job.weight, job.is_case, job.place, job.seed, job.nodes, job.way))
+    return sorted(
+        jobs, key=lambda job: (not job.is_case, -job.weight, job.seed, job.place, job.nodes, job.way)
+    )
 
 
 def work(job: Job) -> tuple[Job, Score | None, Healthy | None]:
@@ -98,10 +101,10 @@ def work(job: Job) -> tuple[Job, Score | None, Healthy | None]:
     return job, None, Healthy(hours=hours, runs=1, false=false)
 
 
-def run(jobs: list[Job], processes: int) -> Results:
-    """Runs them all and tells on standard error how far it is."""
+def run(jobs: list[Job], processes: int, minutes: float = float("inf")) -> Results:
+    """Runs them all, or what can be done in so many `minutes`, and tells on standard error how far it is."""
     results, began = Results(), time.monotonic()
-    for done, (job, score, healthy) in enumerate(_each(jobs, processes), 1):
+    for done, (job, score, healthy) in enumerate(_each(jobs, processes, began + 60.0 * minutes), 1):
         if score is not None:
             results.scores.append(score)
         if healthy is not None:
@@ -120,13 +123,24 @@ def run(jobs: list[Job], processes: int) -> Results:
     return results
 
 
-def _each(jobs: list[Job], processes: int) -> Iterator[tuple[Job, Score | None, Healthy | None]]:
+def _each(
+    jobs: list[Job], processes: int, until: float
+) -> Iterator[tuple[Job, Score | None, Healthy | None]]:
+    """What comes of each; from `until` on (of time.monotonic()) none is begun any more."""
     if processes <= 1:
-        yield from map(work, jobs)
+        for job in jobs:
+            if time.monotonic() < until:
+                yield work(job)
         return
     with ProcessPoolExecutor(processes) as pool:
-        for future in as_completed([pool.submit(work, job) for job in jobs]):
-            yield future.result()
+        waiting = iter(jobs)
+        running = {pool.submit(work, job) for job in islice(waiting, 2 * processes)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+            more = islice(waiting, len(done)) if time.monotonic() < until else ()
+            running |= {pool.submit(work, job) for job in more}
 
 
 # ------------------------------------------------------------------------------------ figures

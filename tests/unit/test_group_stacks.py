@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -378,6 +380,44 @@ def test_files_of_nodes_with_equal_pids_are_different_ranks(tmp_path: Path) -> N
         (tmp_path / f"trace-{node}.out").write_text(text)
     _, found = run(str(tmp_path))
     assert (found["ranks"], found["groups"][0]["hosts"]) == (4, ["n1", "n2"])
+
+
+def test_a_bundle_of_an_incident_is_read_from_its_archive(tmp_path: Path) -> None:
+    """As `explain --bundle` writes it: later dumps have only the threads that changed."""
+
+    def thread(pid: int, frames: Sequence[str]) -> dict[str, Any]:
+        split = [frame.rstrip(")").split(" (") for frame in frames]
+        listed = [
+            {"function": name, "file": file.rpartition(":")[0], "line": int(file.rpartition(":")[2])}
+            for name, file in split
+        ]
+        return {"thread_id": pid, "name": "MainThread", "active": False, "frames": listed}
+
+    archive = tmp_path / "incident.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for rank in range(4):
+            frames = FORWARD if rank == 1 else REDUCE
+            first = {"age_s": 20.0, "threads": [thread(70 + rank, frames)], "unchanged": []}
+            later = {"age_s": 1.0, "threads": [], "unchanged": [70 + rank]}
+            evidence = {
+                "rank": rank,
+                "role": "rank",
+                "pid": 70 + rank,
+                "comm": "python",
+                "dumps": [first, later],
+            }
+            text = text_of(rank, frames, pid=70 + rank).partition("\n")[2]
+            answer = {"groups": [{"frames": ["all_reduce (x.py)"], "ranks": [9]}]}
+            for name, content in (
+                ("stacks.txt", text),
+                ("evidence.json", json.dumps(evidence)),
+                ("diagnosis.json", json.dumps(answer)),
+            ):
+                info = tarfile.TarInfo(f"n1/rank-{rank}/{name}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content.encode()))
+    code, found = run(str(archive))
+    assert (code, found["ranks"], [(c["rank"], c["host"]) for c in found["culprits"]]) == (1, 4, [(1, "n1")])
 
 
 def test_codes_of_the_command(tmp_path: Path) -> None:

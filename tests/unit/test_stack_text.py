@@ -84,9 +84,7 @@ def test_what_stands_around_the_lines_does_not_disturb(change) -> None:
 
 def test_lines_of_two_nodes_that_interleave_are_put_together() -> None:
     other = SPY.replace("4711", "5822").replace("barrier", "broadcast")
-    mixed = "".join(
-        f"n1: {a}\nn2: {b}\n" for a, b in zip(SPY.splitlines(), other.splitlines(), strict=True)
-    )
+    mixed = "".join(f"n1: {a}\nn2: {b}\n" for a, b in zip(SPY.splitlines(), other.splitlines(), strict=True))
     found = {dump.said.host: (dump.pid, calls(dump)[0]) for dump in parse_stacks(mixed)}
     assert found == {"n1": (4711, "barrier"), "n2": (5822, "broadcast")}
 
@@ -157,7 +155,9 @@ def test_py_spy_json_alone_after_headers_and_cut_short() -> None:
     ]  # fmt: skip
     text = json.dumps(threads, indent=2)
     assert [(d.pid, len(d.threads)) for d in parse_stacks(text)] == [(7, 2)]
-    assert [(d.pid, d.said.rank) for d in parse_stacks(f"=== rank 3 ===\n{text}\n=== rank 4 ===\n{text}")] == [
+    assert [
+        (d.pid, d.said.rank) for d in parse_stacks(f"=== rank 3 ===\n{text}\n=== rank 4 ===\n{text}")
+    ] == [
         (7, 3),
         (7, 4),
     ]
@@ -240,7 +240,9 @@ def test_the_name_of_a_file_says_whose_it_is(name: str, said: Said) -> None:
 def test_a_local_rank_and_the_rank_of_an_adapter_are_no_ranks() -> None:
     assert said_by_command("python train.py --local_rank=3 --lora_rank 8").rank is None
     assert said_by_command("RANK=5 LOCAL_RANK=1 python train.py").rank == 5
-    lora = "".join(SPY.replace("4711", str(pid)).replace("--local_rank 3", "--rank 16") for pid in (7001, 7002))
+    lora = "".join(
+        SPY.replace("4711", str(pid)).replace("--local_rank 3", "--rank 16") for pid in (7001, 7002)
+    )
     assert [each.rank for each in cast(parse_stacks(lora)).ranks] == [None, None]
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
+import subprocess
 import sys
+import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +31,7 @@ MAX_DEPTH: Final = 6
 FRAMES_SHOWN: Final = 4
 GROUPS_SHOWN: Final = 40
 GZIP_MAGIC: Final = b"\x1f\x8b"
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 @click.command("group-stacks", short_help="Stacks of all ranks that somebody sent: who is the odd one.")
@@ -109,12 +115,22 @@ def _read(paths: Sequence[str]) -> tuple[list[Dump], list[str]]:
                 f"{clean(path)} and what follows was left out: more than {MAX_TOTAL_BYTES >> 30} GiB"
             )
             break
-        texts[name if name not in texts else path] = _text_of(data)
+        for part, content in _parts(name, data):
+            texts[part if part not in texts else f"{path}/{part}"] = _text_of(content)
     dumps: list[Dump] = []
-    for name in sorted(texts):
-        found = parse_stacks(texts[name], name)
-        dumps += found or _no_dump(name, texts[name], len(texts))
+    parsed = {name: parse_stacks(texts[name], name) for name in sorted(texts)}
+    told = {_whose(name) for name, found in parsed.items() if found}
+    for name, found in parsed.items():
+        # Beside a rank's stacks there may be other files of it: they are no ranks.
+        dumps += found or ([] if _whose(name) in told else _no_dump(name, texts[name], len(texts)))
     return dumps, unreadable
+
+
+def _whose(name: str) -> tuple[object, ...]:
+    from watchdog.diagnose.stack_headers import said_by_file
+
+    said = said_by_file(name)
+    return (said.host, said.rank, said.local_rank, said.label)
 
 
 def _files(paths: Sequence[str], unreadable: list[str]) -> Iterator[tuple[str, str]]:
@@ -155,6 +171,8 @@ def _bytes_of(path: str) -> bytes:
     else:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES)
+    if data.startswith(ZSTD_MAGIC):
+        return _without_zstd(data)
     if not data.startswith(GZIP_MAGIC):
         return data
     found = b""
@@ -166,6 +184,32 @@ def _bytes_of(path: str) -> bytes:
             break
         data = unpacker.unused_data
     return found
+
+
+def _without_zstd(data: bytes) -> bytes:
+    """Unpacked by the program zstd. Raises OSError if there is none or it fails."""
+    program = shutil.which("zstd")
+    if program is None:
+        raise OSError("it is packed with zstd, and the program zstd is not here")
+    try:
+        done = subprocess.run([program, "-dcq"], input=data, capture_output=True, timeout=60.0, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError("zstd did not come back") from None
+    if not done.stdout:
+        raise OSError("zstd can't unpack it")
+    return done.stdout[:MAX_FILE_BYTES]
+
+
+def _parts(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+    """The file itself, or if it is an archive (a bundle of an incident) the files in it."""
+    if data[257:262] != b"ustar":
+        yield name, data
+        return
+    with suppress(tarfile.TarError, EOFError, OSError), tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for index, member in enumerate(archive):
+            file = archive.extractfile(member) if member.isfile() and index < MAX_FILES else None
+            if file is not None:
+                yield member.name, file.read(MAX_FILE_BYTES)
 
 
 def _text_of(data: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from watchdog.diagnose.stack_headers import Said
@@ -11,6 +12,9 @@ from watchdog.model import Frame, ThreadStack
 
 DEPTH: Final = 12
 MAX_FRAMES: Final = 200
+
+_SAYS_THREAD = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "pid", "active"})
+"""Without any of these, frames belong to no thread: a group of ranks in our own answers has frames, too."""
 
 Found = tuple[Said, int, tuple[ThreadStack, ...], str | None]
 """Who it is, its pid (0 if unknown), its threads, why there are none."""
@@ -55,6 +59,13 @@ def _walk(node: Any, said: Said, depth: int) -> list[Found]:
     if not isinstance(node, dict):
         return []
     said = said.overlaid(_said(node))
+    dumps = node.get("dumps")
+    if (
+        isinstance(dumps, list)
+        and (said.pid or said.rank is not None)
+        and all(isinstance(d, dict) for d in dumps)
+    ):
+        return [each for whole in _whole_dumps(dumps) for each in _walk(whole, said, depth + 1)]
     threads = node.get("threads")
     if isinstance(threads, list | dict):
         entries = list(threads.values()) if isinstance(threads, dict) else threads
@@ -71,6 +82,23 @@ def _walk(node: Any, said: Said, depth: int) -> list[Found]:
     return found
 
 
+def _whole_dumps(dumps: list[Any]) -> Iterator[dict[str, Any]]:
+    """Our own evidence: each dump has the threads that changed since the one before, and the numbers of those that did not."""
+    current: dict[Any, Any] = {}
+    for dump in dumps:
+        if dump.get("error") or not isinstance(dump.get("threads"), list):
+            yield dump
+            continue
+        kept = {number: current[number] for number in _hashable(dump.get("unchanged")) if number in current}
+        new = {_integer(each.get("thread_id")): each for each in dump["threads"] if isinstance(each, dict)}
+        current = kept | new
+        yield {**dump, "threads": list(current.values())}
+
+
+def _hashable(numbers: Any) -> list[int]:
+    return [number for number in numbers if isinstance(number, int)] if isinstance(numbers, list) else []
+
+
 def _walk_list(nodes: list[Any], said: Said, depth: int) -> list[Found]:
     threads = [each for each in nodes if isinstance(each, dict) and "threads" not in each and _thread(each)]
     if not threads:
@@ -85,7 +113,7 @@ def _walk_list(nodes: list[Any], said: Said, depth: int) -> list[Found]:
 
 
 def _thread(node: Any) -> ThreadStack | None:
-    if not isinstance(node, dict):
+    if not isinstance(node, dict) or not _SAYS_THREAD & node.keys():
         return None
     frames = next((node[key] for key in ("frames", "stack", "stacktrace") if isinstance(node.get(key), list)), None)  # fmt: skip
     if frames is None:

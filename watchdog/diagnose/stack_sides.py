@@ -46,7 +46,8 @@ def sides(
     waiting = [p for p in dumped if p.place in WAITS_FOR_PEERS]
     maybe = [p for p in dumped if p.place in MAYBE_WAITING and p.key in still]
     if waiting:
-        if len(dumped) > len(waiting) + len(maybe) or 3 * len(maybe) > len(waiting):
+        # One rank that alone is in the backward pass is behind; several may well wait there for each other.
+        if len(dumped) > len(waiting) + len(maybe) or len(maybe) > 1 or 3 * len(maybe) > len(waiting):
             waiting = waiting + maybe
     elif 2 * len(maybe) > len(dumped):
         waiting = maybe

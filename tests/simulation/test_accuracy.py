@@ -34,6 +34,18 @@ REGRESSIONS: tuple[tuple[str, int, int, str], ...] = (
         1,
         "trace",
     ),  # a checkpoint that is told again and again is as old as it was
+    (
+        "case_18_wedged_teardown",
+        0,
+        2,
+        "direct",
+    ),  # a log without an end: the stacks are enough, in two minutes
+    (
+        "case_04_gpu_crash",
+        20,
+        1,
+        "trace",
+    ),  # the rank is gone with the Xid that names it: its GPU is remembered
 )
 """(case or thing, seed, nodes, way): runs in which the matrix once found a defect."""
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tests.unit.builders import blocked, cluster, progress, slurm_job
 from tests.unit.test_detect_activity import HEALTHY, NOW, UNSEEN, card, four, rank
 from tests.unit.test_detect_gpu import xid
-from watchdog.detect import DETECTORS
+from watchdog.detect.registry import DETECTORS
 from watchdog.detect.view import (
     Checkpoint,
     ClusterView,

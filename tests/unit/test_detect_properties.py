@@ -21,7 +21,7 @@ from tests.unit.builders import (
     snapshot,
     stack,
 )
-from watchdog.detect import DETECTORS
+from watchdog.detect.registry import DETECTORS
 from watchdog.detect.view import ClusterView, FilesystemView, JobView, MountAnswer
 from watchdog.detector_config import Detectors
 from watchdog.model import Finding, Truth

@@ -51,7 +51,7 @@ TEXTS = {
     "xla_memory": ("xla_error", "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating"),
     "xid_off_the_bus": ("gpu_fault", "Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus."),
     "teardown_after_an_error": ("wedged_teardown", "rank 5 printed CUDA out of memory and stands in destroy_process_group"),
-    "stale_kill_switch": ("crash_loop", "exiting: kill switch /work/kill found"),
+    "stale_kill_switch": ("crash_loop", "exiting: kill switch /scratch/m4/kill found"),
     "exit_137": ("task_exit", "srun: error: n1: task 0: Exited with exit code 137"),
     "exit_bus_error": ("launcher", "failed (exitcode: -7) local_rank: 0 (pid: 5275) of binary: /usr/bin/python"),
     "py_spy_not_allowed": ("undumpable", "Failed to suspend process; EPERM: Operation not permitted"),

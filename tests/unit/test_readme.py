@@ -14,7 +14,7 @@ import watchdog.agent.metrics
 from watchdog.agent.metrics import GPU, GPU_VALUES
 from watchdog.cli.main import main
 from watchdog.controller.metrics import ControllerMetrics
-from watchdog.detect import DETECTORS
+from watchdog.detect.registry import DETECTORS
 from watchdog.model import Kind
 
 Row = tuple[str, ...]

@@ -12,8 +12,8 @@ from watchdog.config import Config
 from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
 from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.state import ClusterState
-from watchdog.detect import DETECTORS, WITHOUT_SLURM
 from watchdog.detect.limits import progress_limit
+from watchdog.detect.registry import DETECTORS, WITHOUT_SLURM
 from watchdog.detect.view import ClusterView, NoData
 from watchdog.model import Finding, Incident, IncidentState, Kind, Value
 

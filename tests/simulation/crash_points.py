@@ -17,10 +17,10 @@ TROUBLE_AT_S = 150.0
 
 
 def quiet_recipe(number: int) -> Recipe:
-    """Two jobs, nothing that goes wrong by itself, half an hour."""
+    """Two jobs of two ranks (one alone waits for nobody, and is no hang to act on), nothing that goes wrong by itself, half an hour."""
     rng = random.Random(f"crash point {number}")
     return Recipe(
-        number, hours=0.5, calm_s=1000.0, nodes=4, jobs=2, interval_s=10.0, tick_s=5.0, step_s=(5.0,),
+        number, hours=0.5, calm_s=1000.0, nodes=5, jobs=2, interval_s=10.0, tick_s=5.0, step_s=(5.0,), sizes=(2,),
         kill_switch=rng.choice((RUN_SWITCH, SHARED_SWITCH)), rates=Rates(*([0.0] * 12)), restart_after_s=(0.5, 60.0),
     )  # fmt: skip
 

@@ -58,6 +58,8 @@ class Recipe:
     budget: int = 4
     cooldown_s: float = 900.0
     step_s: tuple[float, ...] = (10.0, 15.0, 20.0)
+    sizes: tuple[int, ...] = (1, 1, 1, 2, 3)
+    """Nodes, and so ranks, of a job."""
     kill_at_writes: float = 0.0
     """Chance that a write of the journal is the controller's last deed, before or after it is on disk."""
     rates: Rates = field(default_factory=Rates)

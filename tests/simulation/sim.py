@@ -134,7 +134,7 @@ class Simulation:
     def submit(self) -> SimJob:
         rng = self.rng
         plan = Plan(
-            nodes=rng.choice((1, 1, 1, 2, 3)), per_node=1, format=rng.choice(FORMS), step_s=rng.choice(self.recipe.step_s), jitter=0.02,
+            nodes=rng.choice(self.recipe.sizes), per_node=1, format=rng.choice(FORMS), step_s=rng.choice(self.recipe.step_s), jitter=0.02,
             start_s=30.0, save_every=rng.choice((20, 40)), save_s=rng.choice((10.0, 30.0)),
             total=rng.choice((300, 100_000, 100_000, 100_000)), name=f"j{rng.randrange(10**6)}",
         )  # fmt: skip

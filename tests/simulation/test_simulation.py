@@ -86,6 +86,7 @@ def test_the_work_that_a_requeue_cost_is_counted_in_seconds_of_the_run_that_lost
             assert sim.life is not None and sim.life.controller is not None
             lost.append(next(iter(sim.life.controller.metrics.lost_work.collect())).samples[0].value)
 
+        next(iter(sim.cluster.sim_jobs.values())).saves = False
         trouble(sim, graceful=False)
         sim.timeline.at(sim.recipe.until_s - 60.0, look)
 

@@ -169,7 +169,7 @@ def guards_hold(h: History) -> Iterator[str]:
         what = f"{decision.action} of {decision.fence.job_id if decision.fence else '?'} at {was.at:.0f}"
         if was.paused:
             yield f"{what} was allowed while paused"
-        if was.at - max(was.started, was.seeing_from) < warm_up_s:
+        if was.at - max(was.started, was.seeing_from) < warm_up_s - 0.01:
             yield f"{what} was allowed {was.at - max(was.started, was.seeing_from):.0f} s after the controller began to look"
         if was.slurm_age_s > patience_s:
             yield f"{what} was allowed while Slurm had not answered for {was.slurm_age_s:.0f} s"

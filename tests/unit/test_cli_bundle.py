@@ -71,6 +71,13 @@ def test_stacks_are_written_as_py_spy_prints_them_with_what_moved_last() -> None
     assert "#0 crash ()" in files["n1/core.12.core.txt"].decode()
 
 
+def test_the_stacks_of_all_ranks_lie_by_themselves_and_tell_the_rank_by_their_names() -> None:
+    files = dict(node_files(NODE))
+    alone = {name: data for name, data in files.items() if name.startswith("stacks/")}
+    assert sorted(alone) == ["stacks/n1/rank-3.txt", "stacks/n1/rank-4.txt"]
+    assert alone["stacks/n1/rank-3.txt"] == files["n1/rank-3/stacks.txt"]
+
+
 def test_secrets_do_not_leave_with_a_bundle() -> None:
     whole = b"".join(data for _, data in node_files(NODE))
     assert b"abcdef12345" not in whole

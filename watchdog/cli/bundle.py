@@ -46,7 +46,7 @@ NODE/rank-N/    stacks.txt (newest dump, as py-spy prints it), state.txt (thread
                 PyTorch's own tool, for a pickle can run code
 NODE/           kernel.txt, settings.txt, log-*.txt, node.json
 
-Read the stacks with: slurm-watchdog group-stacks THIS_FOLDER
+stacks/         the newest dump of every rank once more, a file each: slurm-watchdog group-stacks THIS_FOLDER/stacks
 """
 
 
@@ -136,6 +136,10 @@ def node_files(node: dict[str, Any]) -> Iterator[File]:
             folder if each.get("role") == "rank" else by_rank.get(each.get("rank"), folder)
         )
         yield f"{folder}/stacks.txt", _lines(stack_lines(each))
+        if (
+            each.get("role") == "rank"
+        ):  # by themselves: beside other text, its reader takes that text for processes
+            yield f"stacks/{folder}.txt", _lines(stack_lines(each))
         yield f"{folder}/state.txt", _lines(state_lines(each))
         if each.get("sockets"):
             yield f"{folder}/sockets.txt", _lines(socket_lines(each))

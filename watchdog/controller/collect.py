@@ -98,6 +98,8 @@ class Collected:
     diagnosis: Diagnosis | None = None
     took_s: float | None = None
     kept_bytes: int = 0
+    not_kept: int = 0
+    """Nodes whose answer was judged, and was too much to be kept."""
     packed: list[str] = field(default_factory=list)
     """What came before there was an incident to keep it with."""
     rows: list[_Row] = field(default_factory=list)
@@ -116,6 +118,8 @@ class Collected:
         text = f"evidence of {ranks} rank{'' if ranks == 1 else 's'} from {len(answered)} of {len(self.nodes)} nodes"
         if undumped:
             text += f", {undumped} of them could not be dumped"
+        if self.not_kept:
+            text += f" (of {self.not_kept} of these nodes too much to be kept in the journal)"
         failed = [f"{name}: {node.error}" for name, node in self.nodes.items() if node.state == "failed"]
         return text + (f"; {'; '.join(failed[:3])}{' …' if len(failed) > 3 else ''}" if failed else "")
 
@@ -309,9 +313,12 @@ class Collector:
 
     def _keep(self, found: Collected, kind: str, packed: str) -> None:
         incident_id = found.incident_id
-        found.kept_bytes += len(packed)
-        if incident_id is None or found.kept_bytes > MAX_KEPT_BYTES:
+        if incident_id is None:
             return
+        if kind == "node" and found.kept_bytes + len(packed) > MAX_KEPT_BYTES:
+            found.not_kept += 1
+            return
+        found.kept_bytes += len(packed)
         self._c.write(lambda: self._c.journal.add_packed_evidence(incident_id, clock.wall(), kind, packed))
 
     # ------------------------------------------------------------------------------------ judging

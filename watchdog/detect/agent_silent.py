@@ -8,6 +8,7 @@ from watchdog.detect.nodes import (
     is_asked,
     is_down,
     jobs_by_node,
+    may_be_starting,
     share_silent,
 )
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
@@ -26,10 +27,6 @@ def detect(view: ClusterView) -> list[Finding]:
     ]
 
 
-BOOT_S = 600.0
-"""A node that was just given back may still be starting, and its agent with it: ResumeTimeout of slurm.conf(5) is of this size."""
-
-
 def _judge(
     view: ClusterView,
     node: NodeView,
@@ -40,15 +37,16 @@ def _judge(
 ) -> Finding:
     age_s = view.now - node.reported_at
     state = None if slurm is None else slurm.state
-    back_at = None if slurm is None else slurm.back_at
     truth, summary = Truth.OK, f"the agent of {node.name} reports"
     if silent and (away_on_purpose(state) or is_down(state) or state is None):
         # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster has no agent.
         summary = f"Slurm says that {node.name} is {state or 'no node of this cluster'}"
-    elif silent and back_at is not None and view.now - back_at < BOOT_S and node.reported_at < back_at:
+    elif (
+        silent and slurm is not None and slurm.back_at is not None and may_be_starting(node, slurm, view.now)
+    ):
         truth, summary = (
             Truth.UNKNOWN,
-            f"{node.name} was given back {view.now - back_at:.0f} s ago and may be starting",
+            f"{node.name} was given back {view.now - slurm.back_at:.0f} s ago and may be starting",
         )
     elif silent:
         truth = Truth.BAD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from watchdog.detect.view import ClusterView, GpuView, NodeView
+from watchdog.detect.view import ClusterView, GpuView, NodeView, SlurmNodeView
 
 DOWN_WORDS = frozenset({"DOWN", "FAIL", "ERROR", "NOT_RESPONDING"})
 """States in which Slurm itself has lost a node (slurm.conf(5), sinfo(1): node state codes)."""
@@ -95,11 +95,25 @@ def jobs_by_node(view: ClusterView) -> dict[str, tuple[str, ...]]:
     return found
 
 
+BOOT_S = 600.0
+"""A node that was just given back may still be starting, and its agent with it: ResumeTimeout of slurm.conf(5) is of this size."""
+
+
+def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:
+    """Whether it was given back so lately, and has not reported since, that its silence says nothing yet."""
+    return slurm.back_at is not None and now - slurm.back_at < BOOT_S and node.reported_at < slurm.back_at
+
+
 def share_silent(view: ClusterView) -> tuple[int, int]:
-    """(silent nodes, nodes that have ever reported), without those that Slurm has as taken away."""
-    states = {node.name: node.state for node in view.slurm_nodes}
+    """(silent nodes, nodes that have ever reported), without those that Slurm has as taken away or has just given back."""
+    slurm = {node.name: node for node in view.slurm_nodes}
     silent = set(view.silent_nodes)
-    away = {name for name, state in states.items() if away_on_purpose(state)}
+    away = {name for name, each in slurm.items() if away_on_purpose(each.state)}
+    away |= {
+        node.name
+        for node in view.nodes
+        if node.name in silent and node.name in slurm and may_be_starting(node, slurm[node.name], view.now)
+    }
     here = [node.name for node in view.nodes if node.name not in away]
     return sum(1 for name in here if name in silent), len(here)
 

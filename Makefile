@@ -89,6 +89,10 @@ trainers: $(STAMP)  ## deploy/trainers in the real frameworks (installs PyTorch,
 	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check deepspeed
 	TRAINERS_PYTHON="$(CURDIR)/.venv-trainers/bin/python" $(BIN)/python -m pytest tests/trainers $(ARGS)
 
+.PHONY: grafana
+grafana: $(STAMP)  ## deploy/grafana/dashboards anew, from generate.py
+	$(BIN)/python -m deploy.grafana.generate
+
 .PHONY: bench
 bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a figure (root; ARGS='agent logs' for parts, ARGS=--help)
 	$(BIN)/python -m tests.bench $(ARGS)

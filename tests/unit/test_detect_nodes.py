@@ -145,3 +145,17 @@ def test_slurms_states_are_taken_apart(state: str | None, words: set[str]) -> No
 def test_a_node_that_still_runs_a_job_while_it_drains_is_neither_down_nor_away() -> None:
     assert not is_down("ALLOCATED+DRAIN")
     assert not away_on_purpose("ALLOCATED+DRAIN")
+
+
+def just_silent(count: int, age_s: float) -> ClusterView:
+    view = replace(cluster(count, of=200), silent_after_s=45.0)
+    nodes = [replace(n, reported_at=NOW - age_s) if n.name in view.silent_nodes else n for n in view.nodes]
+    return replace(view, nodes=tuple(nodes))
+
+
+def test_many_that_fall_silent_together_are_told_once_it_shows_how_many_they_are() -> None:
+    assert len(bad(agent_silent.detect(just_silent(9, 46.0)))) == 9, "few are told at once"
+    soon = agent_silent.detect(just_silent(15, 46.0))
+    assert bad(soon) == []
+    assert [each.truth for each in soon].count(Truth.UNKNOWN) == 15
+    assert len(bad(agent_silent.detect(just_silent(15, 56.0)))) == 15, "a switch is told, ten seconds later"

@@ -392,3 +392,17 @@ def test_old_evidence_goes_and_the_story_stays(journal: Journal) -> None:
     assert journal.forget_evidence(before=50.0) == 1
     assert [at for at, _, _ in journal.evidence("i1")] == [99.0]
     assert journal.timeline("i1") == [(10.0, "fires")]
+
+
+def test_what_is_written_together_is_there_together_or_not_at_all(tmp_path: Path) -> None:
+    journal = Journal(f"sqlite:///{tmp_path}/j.sqlite")
+    with journal.together():
+        journal.note("i1", 1.0, "one")
+        journal.note("i2", 1.0, "two")
+        assert [text for _, text in journal.timeline("i1")] == ["one"]
+    with pytest.raises(ZeroDivisionError), journal.together():
+        journal.note("i1", 2.0, "never")
+        raise ZeroDivisionError
+    journal.note("i1", 3.0, "alone")
+    assert [text for _, text in journal.timeline("i1")] == ["one", "alone"]
+    journal.close()

@@ -120,7 +120,7 @@ def correlate(
     for (kind, subject), finding in by_subject.items():
         if finding.truth is Truth.BAD and (kind, subject) not in known:
             after.append(_open(finding, moment, new_id()))
-    suspected = [f for f in findings if f.truth is not Truth.OK]
+    suspected = [f for f in findings if f.truth is not Truth.OK and f.lasted_s > 0 and f.wanted]
     bad = {subject for subject, finding in by_subject.items() if finding.truth is Truth.BAD}
     causes = _by_what_they_explain(after)
     inhibited = [_inhibit(incident, causes.get(incident.kind, ()), suspected) for incident in after]

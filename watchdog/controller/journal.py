@@ -160,6 +160,7 @@ class Journal:
                 "The journal's address is no SQLAlchemy URL; correct controller.journal_url."
             ) from error
         self._where = self._url.render_as_string(hide_password=True)
+        self._together: sa.Connection | None = None
         try:
             self._engine = open_engine(self._url)
         except (sa.exc.SQLAlchemyError, ImportError) as error:
@@ -174,6 +175,19 @@ class Journal:
     def close(self) -> None:
         """Let go of the database."""
         self._engine.dispose()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All that is written in the block is committed at its end: one wait for the disk for hundreds of incidents of one moment.
+
+        Not for decisions, which have to be on the disk before anything is done for them. Raises JournalError.
+        """
+        with self._transaction() as connection:
+            self._together = connection
+            try:
+                yield
+            finally:
+                self._together = None
 
     # -- incidents
 
@@ -482,6 +496,10 @@ class Journal:
     def _transaction(self) -> Iterator[sa.Connection]:
         """One transaction: committed at the end, rolled back by any exception; database errors become JournalError."""
         try:
+            if self._together is not None:
+                with self._together.begin_nested():
+                    yield self._together
+                return
             with self._engine.begin() as connection:
                 yield connection
         except sa.exc.SQLAlchemyError as error:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from watchdog import __version__
 from watchdog.controller.policy import GUARDS
-from watchdog.detect.view import ClusterView
+from watchdog.detect.view import ClusterView, JobView
 from watchdog.model import Action, Incident, IncidentState, Kind, Verdict
+
+MAX_JOBS = 3500
+"""Jobs with series of their own: five each, which leaves room for the rest below the 20,000 series that one controller may have."""
 
 
 class ControllerMetrics:
@@ -76,6 +79,13 @@ class ControllerMetrics:
             f"{prefix}detector_failures_total", "Detectors that raised", ["kind"], registry=registry
         )
 
+        self._without_series = Gauge(
+            f"{prefix}jobs_without_series",
+            f"Running jobs beyond the {MAX_JOBS} that have series of their own",
+            registry=registry,
+        )
+        self._shown: dict[tuple[Gauge, tuple[str, ...]], Gauge] = {}
+        """Series of jobs, by gauge and labels."""
         build = Gauge(f"{prefix}build_info", "1, with the version", ["version"], registry=registry)
         build.labels(__version__).set(1)
         self._show_zeros()
@@ -94,22 +104,23 @@ class ControllerMetrics:
             self.detector_failures.labels(kind)
 
     def show(self, view: ClusterView, limits_s: dict[str, float], open_incidents: Iterable[Incident]) -> None:
-        """Sets every gauge from one view; series of jobs that are gone go as well."""
-        for gauge in (self._age, self._step, self._step_s, self._limit, self._phase):
-            gauge.clear()
-        for job in view.jobs:
-            job_id = job.job.job_id
-            self._limit.labels(job_id).set(limits_s.get(job_id, 0.0))
-            if job.progress is None:
-                self._age.labels(job_id).set(job.run_age_s)
-                self._phase.labels(job_id, "starting").set(1)
-                continue
-            self._age.labels(job_id).set(job.progress.age_s)
-            if job.progress.known_step is not None:
-                self._step.labels(job_id).set(job.progress.known_step)
-            self._phase.labels(job_id, job.progress.phase or "training").set(1)
-            if job.progress.step_s is not None:
-                self._step_s.labels(job_id).set(job.progress.step_s)
+        """Sets every gauge from one view; series of jobs that are gone go as well.
+
+        Of more than MAX_JOBS jobs those with an open incident have series, and then those that were there first; how many have none
+        is a series, too.
+        """
+        open_incidents = tuple(open_incidents)
+        jobs = _with_series(view.jobs, {job_id for each in open_incidents for job_id in each.job_ids})
+        values = {key: value for job in jobs for key, value in self._of_job(job, limits_s)}
+        for gauge, labels in self._shown.keys() - values.keys():
+            gauge.remove(*labels)
+            del self._shown[gauge, labels]
+        for (gauge, labels), value in values.items():
+            child = self._shown.get((gauge, labels))
+            if child is None:
+                child = self._shown[gauge, labels] = gauge.labels(*labels)
+            child.set(value)
+        self._without_series.set(len(view.jobs) - len(jobs))
         tally = Tally((incident.kind, incident.state) for incident in open_incidents)
         for kind in Kind:
             for state in (IncidentState.PENDING, IncidentState.FIRING):
@@ -117,5 +128,32 @@ class ControllerMetrics:
         self._nodes.labels("reporting").set(len(view.reporting_nodes))
         self._nodes.labels("silent").set(len(view.silent_nodes))
 
+    def _of_job(
+        self, job: JobView, limits_s: dict[str, float]
+    ) -> Iterator[tuple[tuple[Gauge, tuple[str, ...]], float]]:
+        """((gauge, labels), value) of every series of a job."""
+        job_id, progress = job.job.job_id, job.progress
+        yield (self._limit, (job_id,)), limits_s.get(job_id, 0.0)
+        if progress is None:
+            yield (self._age, (job_id,)), job.run_age_s
+            yield (self._phase, (job_id, "starting")), 1
+            return
+        yield (self._age, (job_id,)), progress.age_s
+        yield (self._phase, (job_id, progress.phase or "training")), 1
+        if progress.known_step is not None:
+            yield (self._step, (job_id,)), progress.known_step
+        if progress.step_s is not None:
+            yield (self._step_s, (job_id,)), progress.step_s
+
     def text(self) -> bytes:
         return generate_latest(self.registry) + generate_latest(self._counters)
+
+
+def _with_series(jobs: tuple[JobView, ...], troubled: Collection[str]) -> tuple[JobView, ...]:
+    """The jobs that have series of their own."""
+    if len(jobs) <= MAX_JOBS:
+        return jobs
+    ranked = sorted(
+        jobs, key=lambda job: (job.job.job_id not in troubled, job.job.start_at or 0.0, job.job.job_id)
+    )
+    return tuple(ranked[:MAX_JOBS])

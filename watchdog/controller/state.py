@@ -99,6 +99,10 @@ class ClusterState:
         """Node -> what its processes call the jobs that have it."""
         self._runs_on: dict[str, list[Run]] | None = None
         """Node -> runs of the jobs that have it, or had it lately; None: to be worked out anew."""
+        self._taken = 0
+        """Reports so far."""
+        self._reporting: tuple[tuple[float, int], tuple[str, ...]] | None = None
+        """Who reports, and at which moment: (now, reports taken until then)."""
         self._names: tuple[str, ...] = ()
         """Of all nodes that have reported, sorted."""
         self.node_addresses: dict[str, str] = {}
@@ -198,6 +202,7 @@ class ClusterState:
         if node is not None and node.agent_id == report.agent_id and report.sequence <= node.sequence:
             return "duplicate"
         made_at = now - max(0.0, report.age_s)
+        self._taken += 1
         if node is None:
             self._names = ()
         self._nodes[report.node] = _Node(
@@ -285,11 +290,11 @@ class ClusterState:
         if process.state in ("Z", "X"):
             dead_at = made_at if before is None or before[2] is None else before[2]
         run.processes[key] = (process, made_at, dead_at)
-        if process.state not in ("R", "S") and (before is None or before[0].state != process.state):
+        if process.state in ("Z", "X", "T", "t") and (before is None or before[0].state != process.state):
             run.restless = True
         if process.blocked is not None:
+            run.restless = run.restless or key not in run.blocked
             run.blocked.add(key)
-            run.restless = True
         elif run.blocked:
             run.blocked.discard(key)
         rates = run.rates.get(key)
@@ -302,7 +307,8 @@ class ClusterState:
         at = made_at - max(0.0, event.age_s)
         if run is None:
             return
-        run.restless = True
+        if event.kind is EventKind.ERROR or event.loss_is_no_number:
+            run.restless = True
         if at < run.valid_from or not run.started:
             if event.kind is EventKind.ERROR and not event.backlog:
                 note_last_words(run, node, at, event)
@@ -373,6 +379,7 @@ class ClusterState:
 
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
+        self._taken += 1
         for node in self._nodes.values():
             node.reported_at = now
         if self.slurm_at is not None:
@@ -381,9 +388,13 @@ class ClusterState:
     # ------------------------------------------------------------------------------------ reading
 
     def reporting_nodes(self, now: float) -> tuple[str, ...]:
-        """By name."""
-        nodes, since = self._nodes, now - self._silent_after_s
-        return tuple(name for name in self.known_nodes() if nodes[name].reported_at >= since)
+        """By name. Asked for hundreds of incidents at one moment, it is worked out once."""
+        moment = (now, self._taken)
+        if self._reporting is None or self._reporting[0] != moment:
+            nodes, since = self._nodes, now - self._silent_after_s
+            found = tuple(name for name in self.known_nodes() if nodes[name].reported_at >= since)
+            self._reporting = (moment, found)
+        return self._reporting[1]
 
     def _reports(self, node: str, now: float) -> bool:
         known = self._nodes.get(node)
@@ -457,6 +468,7 @@ class ClusterState:
             filesystems=tuple(self.filesystems.views(self._blocked(now), now)),
             reporting_nodes=reporting,
             silent_nodes=tuple(name for name in self.known_nodes() if name not in here),
+            silent_after_s=self._silent_after_s,
             nodes=self.nodes.views(),
             slurm_nodes=self._slurm_nodes,
             ended=tuple(self._ended(now)),

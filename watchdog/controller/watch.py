@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 from msgspec.structs import replace
 
@@ -35,6 +36,10 @@ log = logging.getLogger(__name__)
 
 PAUSE_FACTOR = 5.0
 """A gap between two ticks longer than this many ticks (and 5 s) means that we ourselves stood still."""
+
+
+MANY = 20
+"""Open incidents from which on the changes of one tick are written together."""
 
 
 class Controller:
@@ -180,13 +185,21 @@ class Controller:
         with self.metrics.tick_duration.time():
             findings = self.judge.look(now)
             self.evidence.serve(findings, now)
-            for change in self.judge.conclude(findings, now, clock.wall(), self.decider.acting()):
-                self._tell_change(change, now)
+            self._tell_changes(self.judge.conclude(findings, now, clock.wall(), self.decider.acting()), now)
             self.decider.decide(now)
             self.collector.prune(now)
             self.metrics.show(self.judge.view, self.judge.limits_s, self.judge.incidents)
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
+
+    def _tell_changes(self, changes: list[Change], now: float) -> None:
+        """All that has changed in this tick; where that may be much, the disk is waited for once."""
+        try:
+            with self.journal.together() if len(changes) > MANY else nullcontext():
+                for change in changes:
+                    self._tell_change(change, now)
+        except JournalError as error:
+            self.journal_error = str(error)
 
     def _count_failure(self, kind: Kind) -> None:
         self.metrics.detector_failures.labels(kind).inc()

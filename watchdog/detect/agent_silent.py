@@ -21,10 +21,33 @@ def detect(view: ClusterView) -> list[Finding]:
     silent = set(view.silent_nodes)
     nodes = [node for node in view.nodes if node.name in silent or is_asked(view, node.name)]
     jobs, share = (jobs_by_node(view), share_silent(view)) if nodes else ({}, (0, 0))
+    together = _just_fell_silent(view, nodes, silent)
     return [
-        _judge(view, node, node.name in silent, states.get(node.name), jobs.get(node.name, ()), share)
+        _judge(
+            view,
+            node,
+            node.name in silent,
+            states.get(node.name),
+            jobs.get(node.name, ()),
+            share,
+            node.name in together,
+        )
         for node in nodes
     ]
+
+
+MANY, TOGETHER_S = 10, 10.0
+"""So many that fell silent within this time of each other are a switch, a room, or the network: whether it is still more, and thus one
+matter (partition_or_outage), shows as soon as all of them had a report due. Twice the agent's default interval."""
+
+
+def _just_fell_silent(view: ClusterView, nodes: list[NodeView], silent: set[str]) -> frozenset[str]:
+    """Nodes that have counted as silent for a moment only, where they are many."""
+    if view.silent_after_s is None:
+        return frozenset()
+    since = view.now - view.silent_after_s - TOGETHER_S
+    found = frozenset(node.name for node in nodes if node.name in silent and node.reported_at > since)
+    return found if len(found) >= MANY else frozenset()
 
 
 def _judge(
@@ -34,6 +57,7 @@ def _judge(
     slurm: SlurmNodeView | None,
     job_ids: tuple[str, ...],
     share: tuple[int, int],
+    together: bool,
 ) -> Finding:
     age_s = view.now - node.reported_at
     state = None if slurm is None else slurm.state
@@ -47,6 +71,11 @@ def _judge(
         truth, summary = (
             Truth.UNKNOWN,
             f"{node.name} was given back {view.now - slurm.back_at:.0f} s ago and may be starting",
+        )
+    elif silent and together:
+        truth, summary = (
+            Truth.UNKNOWN,
+            f"{node.name} has just fallen silent, one of {MANY} or more: how many they are shows in a moment",
         )
     elif silent:
         truth = Truth.BAD

@@ -394,6 +394,8 @@ class ClusterView(Value, frozen=True, kw_only=True):
     filesystems: tuple[FilesystemView, ...] = ()
     reporting_nodes: tuple[str, ...] = ()
     silent_nodes: tuple[str, ...] = ()
+    silent_after_s: float | None = None
+    """A node counts as silent after this time without a report."""
     nodes: tuple[NodeView, ...] = ()
     """Every node that has ever reported, silent ones with what they said last."""
     slurm_nodes: tuple[SlurmNodeView, ...] = ()

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tests.bench import agent, drift, kernel, logs, noise, probes, process_tree, scheduling, soak
+from tests.bench import agent, at_scale, drift, kernel, logs, noise, probes, process_tree, scheduling, soak
 from tests.bench.figures import Figures, say, take_standard_output
 
 SOAK_TICK_S = 0.04
@@ -23,6 +23,7 @@ def main() -> int:
         "kernel": _kernel,
         "probe": _probe,
         "drift": _drift,
+        "controller": _controller,
     }
     apart = {"soak": _soak}
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
@@ -41,6 +42,12 @@ def main() -> int:
         "--log-bytes", type=int, default=logs.MEASURED, help="of each kind of log (default 24 MB)"
     )
     parser.add_argument("--ticks", type=int, default=drift.DAY_TICKS, help="of the drift (default: a day)")
+    parser.add_argument("--nodes", type=int, default=10_000, help="of the controller's fleet (default 10000)")
+    parser.add_argument("--jobs", type=int, default=200, help="on them, equally large (default 200)")
+    parser.add_argument("--faults", type=int, default=60, help="injected while it is measured (default 60)")
+    parser.add_argument("--workers", type=int, default=0, help="data loaders a rank (default 0)")
+    parser.add_argument("--always-full", action="store_true", help="agents that know no reports of changes")
+    parser.add_argument("--load-only", action="store_true", help="no restart and no outage of the fleet")
     parser.add_argument("--minutes", type=float, default=30.0, help="of the soak (default 30)")
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in parts | apart]
@@ -91,6 +98,24 @@ def _probe(figures: Figures, options: argparse.Namespace) -> None:
 
 def _drift(figures: Figures, options: argparse.Namespace) -> None:
     drift.run(figures, options.ticks, min(2000, max(400, options.ticks // 8)))
+
+
+def _controller(figures: Figures, options: argparse.Namespace) -> None:
+    at_scale.run(
+        figures,
+        at_scale.Options(
+            nodes=options.nodes,
+            jobs=options.jobs,
+            workers=options.workers,
+            interval_s=options.interval,
+            seconds=options.seconds,
+            warm_up_s=options.warm_up,
+            faults=options.faults,
+            always_full=options.always_full,
+            restart=not options.load_only,
+            outage=not options.load_only,
+        ),
+    )
 
 
 def _soak(figures: Figures, options: argparse.Namespace) -> None:

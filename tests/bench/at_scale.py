@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import resource
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -340,6 +339,7 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
     stalls_ms = [1000 * each for each in prober.waits_s]
     figures.add("controller.event_loop_stall_p99_ms", quantile(stalls_ms, 0.99), "ms")
     figures.add("controller.event_loop_stall_max_ms", max(stalls_ms), "ms", at_most=MAX_STALL_MS)
+    time.sleep(options.interval_s + 2.0)  # the last fault goes with its node's next report
     _add_decisions(figures, here, injected)
     return faulty
 
@@ -434,9 +434,3 @@ def _measure_outage(figures: Figures, here: Scene) -> None:
     say(f"outage: {[(i['kind'], i['subject']) for i in alone][:10]}, {len(new)} in the journal")
     figures.add("controller.outage_incidents", len(alone), "1", at_most=1)
     figures.add("controller.outage_stall_max_ms", 1000 * max(prober.waits_s), "ms", at_most=MAX_STALL_MS)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Asks it to end, and waits."""
-    process.send_signal(signal.SIGTERM)
-    process.wait(30)

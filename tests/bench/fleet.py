@@ -37,7 +37,6 @@ FULL_EVERY = 120
 SPOOLED = 6
 """Reports that an agent keeps for a controller that is away: half a minute of them, as old as they may be judged."""
 HEAD = b"POST /v1/report HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-MARKED = msgspec.structs.replace
 
 
 @dataclass(slots=True)
@@ -135,10 +134,10 @@ class Fleet:
         if agent.sock is None:
             if agent.failures == 0:
                 self._connect(agent)
-        elif not agent.in_flight:
-            self._send(agent)
-        else:
+        elif agent.in_flight:
             self.tally.late += 1
+        elif agent.ready:
+            self._send(agent)
 
     def _connect(self, agent: Agent) -> None:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -278,7 +277,7 @@ class Fleet:
         news = self._news(agent, number)
         agent.faults = []
         return encode_report(
-            MARKED(
+            msgspec.structs.replace(
                 report,
                 agent_id=f"{agent.index + 1:032x}",
                 sequence=sequence,
@@ -296,8 +295,8 @@ class Fleet:
             agent.faults = []
             before = report_of(self.shape, agent.index, number - 1, (variant - 1) % VARIANTS)
             if "logs" in news:
-                before = MARKED(before, logs=logs_of(self.shape, agent.index, number - 1))
-            after = MARKED(report_of(self.shape, agent.index, number, variant), **news)
+                before = msgspec.structs.replace(before, logs=logs_of(self.shape, agent.index, number - 1))
+            after = msgspec.structs.replace(report_of(self.shape, agent.index, number, variant), **news)
             return self._patched(agent, sequence, self._part(before, after))
         part = self._parts.get((number, variant))
         if part is None:
@@ -310,10 +309,14 @@ class Fleet:
 
     def _part(self, before: Report, after: Report) -> bytes:
         """Everything of a report of changes but who sends it, and its number."""
-        small = changes_between(MARKED(before, sequence=1), MARKED(after, sequence=2))
+        small = changes_between(
+            msgspec.structs.replace(before, sequence=1), msgspec.structs.replace(after, sequence=2)
+        )
         assert small is not None
         body = encode_report(
-            MARKED(small, node="", boot_id="", agent_id="", sequence=0, interval_s=5.0, agent_version="")
+            msgspec.structs.replace(
+                small, node="", boot_id="", agent_id="", sequence=0, interval_s=5.0, agent_version=""
+            )
         )
         start = b'{"node":"","boot_id":"","agent_id":"","sequence":0'
         assert body.startswith(start) and body.count(b'"since":1') == 1

@@ -148,11 +148,29 @@ def tree_of(pid: int) -> list[int]:
 
 
 def descriptors_and_threads(pids: list[int]) -> tuple[int, int]:
-    """Of all these processes together."""
+    """Of all these processes together; one that ended meanwhile has none."""
     return (
-        sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
-        sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
+        sum(_count(f"/proc/{pid}/fd") for pid in pids),
+        sum(_count(f"/proc/{pid}/task") for pid in pids),
     )
+
+
+def _count(directory: str) -> int:
+    try:
+        return len(os.listdir(directory))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def settles_at(pid: int, before: tuple[int, int]) -> None:
+    """Fails if the tree of `pid` keeps more descriptors or threads than `before`. A child of a moment is none kept."""
+
+    def holds() -> bool:
+        return all(
+            now <= then for now, then in zip(descriptors_and_threads(tree_of(pid)), before, strict=True)
+        )
+
+    until(holds, 15, f"no more descriptors and threads than {before}")
 
 
 def pss_kib(pids: list[int]) -> int:

@@ -18,7 +18,15 @@ import pytest
 
 from deploy.demo.cluster import set_frozen
 from deploy.standin_nvml.standin import Scenario, build
-from tests.agent_tree import AgentProcess, Receiver, alone, descriptors_and_threads, tree_of, until
+from tests.agent_tree import (
+    AgentProcess,
+    Receiver,
+    alone,
+    descriptors_and_threads,
+    settles_at,
+    tree_of,
+    until,
+)
 from tests.memory_lock import MemoryLockHolder
 from watchdog.model import Report
 
@@ -146,7 +154,7 @@ def test_what_hangs_at_once_is_told_as_what_it_is_and_the_agent_reports_on(
 
             assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
             report = receiver.last()
-            assert descriptors_and_threads(tree_of(agent.pid)) == before
+            settles_at(agent.pid, before)
             stuck = {pid for pid in tree_of(agent.pid) if is_stuck(pid)}
             assert stuck <= children, "a second child was sent after the first"
             kinds = Counter(probe.probe.split(":")[0] for probe in report.hung_probes)

@@ -18,7 +18,15 @@ from deploy.demo.cluster import Cluster
 from deploy.demo.stack import COMMAND, Watchdog, train_script
 from deploy.standin_nvml import standin
 from deploy.standin_nvml.standin import HEALTHY, Gpu, Instance, Scenario
-from tests.agent_tree import AgentProcess, Receiver, alone, descriptors_and_threads, tree_of, until
+from tests.agent_tree import (
+    AgentProcess,
+    Receiver,
+    alone,
+    descriptors_and_threads,
+    settles_at,
+    tree_of,
+    until,
+)
 from watchdog.model import EventKind, JobWatch, LogFile, Process, Reply, Report, Role
 from watchdog.wire import decode_report
 
@@ -179,6 +187,16 @@ def of_step(job: str, at_least: int) -> Callable[[Report], bool]:
     return holds
 
 
+def in_steps(job: str, every: int, first: int, last: int) -> Callable[[Report], bool]:
+    """Holds if the newest step of a report is `first` to `last` steps after a multiple of `every`."""
+
+    def holds(report: Report) -> bool:
+        told = [event.step for event in report.events if event.job_id == job and event.step]
+        return bool(told) and first <= told[-1] % every <= last
+
+    return holds
+
+
 @pytest.mark.parametrize("where", ["one node", "all nodes"])
 def test_a_frozen_filesystem_is_told_by_every_node_as_what_it_is(
     cluster: Cluster, live: Callable[..., Live], where: str
@@ -188,13 +206,15 @@ def test_a_frozen_filesystem_is_told_by_every_node_as_what_it_is(
     mount = cluster.shared if everywhere else cluster.scratch
     for node in cluster.nodes:
         cluster.node_local(node).chmod(0o1777)
-    job = submit(cluster, f"--log {mount}/train.log")
-    watchdog.sees("n1", of_step(job, SAVE_INTERVAL + 2), 60, "steps after a first checkpoint")
+    every = 40  # steps between checkpoints: time enough to freeze what only the log's writer is using
+    job = submit(cluster, f"--log {mount}/train.log", f"--save-interval {every}")
+    watchdog.sees("n1", of_step(job, every + 2), 120, "steps after a first checkpoint")
     for node in cluster.nodes:
         # Only the last rank writes the log; the others' mount is nobody's business unless the job names it.
         assert watchdog.sees(node, is_quiet, 10, "a quiet report")
     victims = cluster.nodes if everywhere else ("n3",)
     writer = "n3"  # of the last rank, who writes the log: the others wait for it, and for nothing else
+    watchdog.sees("n1", in_steps(job, every, 2, every // 2), 120, "a step that is far from a checkpoint")
     cluster.freeze(None if everywhere else "n3")
     try:
         watchdog.sees(writer, lambda r: _blocked_on(r, job, mount), 20, "a rank that is blocked")
@@ -444,7 +464,7 @@ def test_a_driver_that_never_answers_costs_one_child_and_is_told_of_its_node(
     time.sleep(8)
     report = watchdog.last("n3")
     assert [each.probe for each in report.hung_probes] == ["nvml"]
-    assert descriptors_and_threads(tree_of(watchdog.agents["n3"].pid)) == before
+    settles_at(watchdog.agents["n3"].pid, before)
     assert [gpu.uuid for gpu in report.gpus] == ["GPU-n3-0", "GPU-n3-1"]
     assert all("has not answered" in (gpu.error or "") for gpu in report.gpus)
     watchdog.scenarios["n3"].rule()

@@ -150,9 +150,13 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
 
 def thread_role(thread: ThreadStack) -> str:
     """What a thread other than the main one is known to be for; empty if it is not known."""
-    functions = {frame.function.rpartition(".")[2] for frame in thread.frames[-8:]}
+    return _role_of(thread.name, tuple(frame.function.rpartition(".")[2] for frame in thread.frames[-8:]))
+
+
+@lru_cache(maxsize=4096)
+def _role_of(name: str, functions: tuple[str, ...]) -> str:
     for role, name_pattern, function_pattern in THREADS:
-        if re.fullmatch(name_pattern, thread.name, re.IGNORECASE):
+        if re.fullmatch(name_pattern, name, re.IGNORECASE):
             return role
         if any(re.fullmatch(function_pattern, function) for function in functions):
             return role
@@ -242,11 +246,13 @@ def _autograd(stack: ProcessStack, main: ThreadStack) -> tuple[Place, tuple[Fram
 
 
 def _idles(thread: ThreadStack) -> bool:
-    return any(
-        re.fullmatch(function, frame.function.rpartition(".")[2]) and re.fullmatch(file, frame.file)
-        for frame in thread.frames[:6]
-        for function, file in IDLE_LOOPS
-    )
+    return any(_is_idle_loop(frame.function, frame.file) for frame in thread.frames[:6])
+
+
+@lru_cache(maxsize=8192)
+def _is_idle_loop(function: str, file: str) -> bool:
+    name = function.rpartition(".")[2]
+    return any(re.fullmatch(f, name) and re.fullmatch(p, file) for f, p in IDLE_LOOPS)
 
 
 def _gil_holder(stack: ProcessStack, main: ThreadStack) -> str | None:

@@ -88,6 +88,11 @@ class ControllerMetrics:
         """Series of jobs, by gauge and labels."""
         build = Gauge(f"{prefix}build_info", "1, with the version", ["version"], registry=registry)
         build.labels(__version__).set(1)
+        self._tallies = {
+            (kind, state): self._incidents.labels(kind, state)
+            for kind in Kind
+            for state in (IncidentState.PENDING, IncidentState.FIRING)
+        }
         self._show_zeros()
 
     def _show_zeros(self) -> None:
@@ -122,9 +127,8 @@ class ControllerMetrics:
             child.set(value)
         self._without_series.set(len(view.jobs) - len(jobs))
         tally = Tally((incident.kind, incident.state) for incident in open_incidents)
-        for kind in Kind:
-            for state in (IncidentState.PENDING, IncidentState.FIRING):
-                self._incidents.labels(kind, state).set(tally[kind, state])
+        for key, series in self._tallies.items():
+            series.set(tally[key])
         self._nodes.labels("reporting").set(len(view.reporting_nodes))
         self._nodes.labels("silent").set(len(view.silent_nodes))
 

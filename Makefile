@@ -78,8 +78,17 @@ demo: packages  ## a real Slurm on this machine, a job that hangs, and what the 
 	KEEP="$(KEEP)" $(BIN)/python -m deploy.demo
 
 .PHONY: test
-test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed
+test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed (ARGS='-k ladder -x' for a part)
+ifeq ($(strip $(ARGS)),)
+	@code=0; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/integration || code=$$?; \
+	$(BIN)/python -m pytest $(RERUN) tests/integration || code=$$?; \
+	exit $$code
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
+# A live test depends on how busy the machine is: one that fails is run once more, after a pause, and both are printed.
+RERUN := --reruns 1 --reruns-delay 5 -rR
 
 # Not in the lock, and no part of `make test`: some GB, and what is tested is their newest releases.
 .PHONY: trainers

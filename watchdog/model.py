@@ -882,6 +882,37 @@ class Action(StrEnum):
     """Requeue held, add exclusions to the existing ones, release, see the first new step."""
     GRACEFUL_RESTART = "graceful_restart"
     """Kill switch, complete checkpoint, then as REQUEUE."""
+    RESUBMIT = "resubmit"
+    """End the job, submit its stored script again."""
+    LEAVE_TO_CHAIN = "leave_to_chain"
+    """End the job; the next element of its array, or the job that waits for it, goes on."""
+    CANCEL = "cancel"
+    """End the job, and run nothing again."""
+    ASK_TO_SAVE = "ask_to_save"
+    """Kill switch or signal only: what the job does then is its own affair."""
+    HOLD = "hold"
+    """Keep a job that waits in the queue from starting again."""
+
+
+class Step(StrEnum):
+    """One word of a ladder, as the configuration and a job's owner write it: in this order, each at most once."""
+
+    EVIDENCE = "evidence"
+    """Wait until what dies with the job has been kept."""
+    KILL_SWITCH = "kill_switch"
+    """Write it, wait for a complete checkpoint. Only if the loop turns."""
+    SIGUSR1 = "sigusr1"
+    SIGTERM = "sigterm"
+    REQUEUE = "requeue"
+    """Requeue held, exclude, release, see the first new step."""
+    RESUBMIT = "resubmit"
+    """End the job, submit the script that Slurm has stored."""
+    CHAIN = "chain"
+    """End the job where another one waits behind it: an array element, a dependency."""
+    CANCEL = "cancel"
+    """End the job; nothing is run again."""
+    HOLD = "hold"
+    """Hold a job that waits in the queue."""
 
 
 class Verdict(StrEnum):
@@ -922,6 +953,22 @@ class Decision(Value, frozen=True, kw_only=True):
     """The operator, for a restart that a person asked for."""
     wait_until_responding: tuple[str, ...] = ()
     """Mounts that have to answer before the job is released."""
+    ladder: tuple[Step, ...] = ()
+    """What is tried, in this order; empty in journals of older releases, where the action says it."""
+    rule: str = ""
+    """Which part of the configuration, or whose wish, gave the ladder."""
+    loop_turns: bool | None = None
+    """Whether the job made steps when it was decided: a loop that does not turn hears no kill switch. None: not known."""
+    lose_work: bool = False
+    """The job may be ended although it turns and has not saved."""
+    signal_to: str = "steps"
+    """Who gets a signal: `steps`, `batch` (the batch shell) or `all`."""
+    rung_limits: tuple[tuple[str, float], ...] = ()
+    """Limits of this rule in place of the general ones, by name, in seconds."""
+    drain: tuple[str, ...] = ()
+    """Nodes to drain, for an administrator to look at."""
+    step_s: float | None = None
+    """Usual time of a step when it was decided."""
 
 
 class Rung(StrEnum):
@@ -936,6 +983,12 @@ class Rung(StrEnum):
     REMOVE_KILL_SWITCH = "remove_kill_switch"
     RELEASE = "release"
     CONFIRM = "confirm"
+    SIGNAL_USR1 = "signal_usr1"
+    SIGNAL_TERM = "signal_term"
+    CANCEL = "cancel"
+    RESUBMIT = "resubmit"
+    HOLD = "hold"
+    DRAIN = "drain"
 
 
 class RungOutcome(StrEnum):
@@ -967,6 +1020,8 @@ class ActionEnd(Value, frozen=True, kw_only=True):
     resumed_at_step: int | None = None
     steps_lost: int | None = None
     downtime_s: float | None = None
+    seconds_lost: float | None = None
+    """The steps lost, in the time that they took."""
 
 
 class ActionRun(Value, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ that says what is wrong, where, and what to do. No file is ever deleted or overw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -125,6 +125,15 @@ OUTBOX = sa.Table(
     sa.Column("retry_at", sa.Float, nullable=False, default=0.0),
     sa.Column("error", sa.Text, nullable=False, default=""),
 )
+THREADS = sa.Table(
+    "message_threads",
+    META,
+    sa.Column("channel", sa.String(32), primary_key=True),
+    sa.Column("incident_id", sa.String(64), primary_key=True),
+    sa.Column("thread", sa.String(128), nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+)
+"""Where what is said about an incident goes on. Releases that don't know the table leave it alone."""
 
 
 class JournalError(Exception):
@@ -437,9 +446,12 @@ class Journal:
         with self._transaction() as sql:
             sql.execute(sa.insert(OUTBOX).values(row))
 
-    def outbox_pending(self, limit: int) -> list[OutboxItem]:
-        """The oldest messages that are not done, in the order they were added."""
-        query = sa.select(OUTBOX).where(OUTBOX.c.done.is_(False)).order_by(OUTBOX.c.id).limit(limit)
+    def outbox_pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]:
+        """The oldest messages (of one channel) that are not done, in the order they were added; those with an id above `after`."""
+        query = sa.select(OUTBOX).where(OUTBOX.c.done.is_(False), OUTBOX.c.id > after)
+        if channel is not None:
+            query = query.where(OUTBOX.c.channel == channel)
+        query = query.order_by(OUTBOX.c.id).limit(limit)
         with self._transaction() as sql:
             return [
                 OutboxItem(
@@ -459,6 +471,60 @@ class Journal:
         """This message needs no more sending."""
         with self._transaction() as sql:
             sql.execute(sa.update(OUTBOX).where(OUTBOX.c.id == item_id).values(done=True))
+
+    def outbox_done_all(self, channel: str, item_ids: Sequence[int]) -> None:
+        """None of these needs more sending."""
+        with self._transaction() as sql:
+            for start in range(0, len(item_ids), 500):
+                some = OUTBOX.c.id.in_(item_ids[start : start + 500])
+                sql.execute(sa.update(OUTBOX).where(OUTBOX.c.channel == channel, some).values(done=True))
+
+    def outbox_replace(
+        self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
+    ) -> None:
+        """Put `payloads` up in the place of every message of the channel with an id up to `through` that is not done."""
+        new = [
+            {"channel": channel, "incident_id": incident_id, "payload": encode(payload), "added_at": at}
+            for payload in payloads
+        ]
+        old = (OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False), OUTBOX.c.id <= through)
+        with self._transaction() as sql:
+            sql.execute(sa.update(OUTBOX).where(*old).values(done=True))
+            if new:
+                sql.execute(sa.insert(OUTBOX), new)
+
+    def outbox_expire(self, channel: str, before: float) -> int:
+        """Give up messages of a channel that were added before this date; returns how many."""
+        old = (OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False), OUTBOX.c.added_at < before)
+        with self._transaction() as sql:
+            return int(sql.execute(sa.update(OUTBOX).where(*old).values(done=True)).rowcount)
+
+    def outbox_drop(self, channel: str, incident_id: str) -> None:
+        """Give up what waits to be said about this."""
+        old = (OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False), OUTBOX.c.incident_id == incident_id)
+        with self._transaction() as sql:
+            sql.execute(sa.update(OUTBOX).where(*old).values(done=True))
+
+    def outbox_forget(self, before: float) -> None:
+        """Remove messages and threads from before this date, sent or not."""
+        with self._transaction() as sql:
+            sql.execute(sa.delete(OUTBOX).where(OUTBOX.c.added_at < before))
+            sql.execute(sa.delete(THREADS).where(THREADS.c.at < before))
+
+    def keep_thread(self, channel: str, incident_id: str, thread: str, at: float) -> None:
+        """Remember where what is said about an incident goes on."""
+        key = {"channel": channel, "incident_id": incident_id}
+        with self._transaction() as sql:
+            sql.execute(sa.delete(THREADS).where(*(THREADS.c[name] == value for name, value in key.items())))
+            sql.execute(sa.insert(THREADS).values(**key, thread=thread, at=at))
+
+    def thread_of(self, channel: str, incident_id: str) -> str | None:
+        """The thread of an incident in a channel, None if it has none."""
+        query = sa.select(THREADS.c.thread).where(
+            THREADS.c.channel == channel, THREADS.c.incident_id == incident_id
+        )
+        with self._transaction() as sql:
+            return sql.execute(query).scalar_one_or_none()
 
     def outbox_failed(self, item_id: int, error: str, retry_at: float) -> None:
         """Sending failed; not to be tried again before `retry_at`."""
@@ -481,6 +547,7 @@ class Journal:
             META.create_all(sql)
             sql.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION))
             return
+        THREADS.create(sql, checkfirst=True)
         version = sql.execute(sa.select(SCHEMA.c.version)).scalar_one()
         while version < SCHEMA_VERSION and version in MIGRATIONS:
             MIGRATIONS[version](sql)

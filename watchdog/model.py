@@ -706,6 +706,27 @@ class SlurmJob(Value, frozen=True, kw_only=True):
     comment: str = ""
     raw_id: str = ""
     """The number that the job's processes have as SLURM_JOB_ID, also for an array element; empty = `job_id`."""
+    required_nodes: tuple[str, ...] = ()
+    node_count: int | None = None
+    """How many nodes it has or, pending, wants at least."""
+    time_limit_s: float | None = None
+    """None: without a limit, or its partition's."""
+    qos: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    """What it still waits for, in Slurm's words: `afterok:12(unfulfilled)`."""
+    submit_at: float | None = None
+    """When it was submitted or last requeued."""
+    eligible_at: float | None = None
+    array_job_id: str = ""
+    """The whole array's id, empty for a job that is no element."""
+    array_tasks: str = ""
+    """Its index in the array; of the record that stands for all elements that have not started yet `4-9%1`."""
+    het_job_id: str = ""
+    """The first component's id, for every component of a heterogeneous job."""
+    het_offset: int | None = None
+    script_path: str = ""
+    """What was given to sbatch; empty for a script that came by standard input."""
 
     @property
     def process_id(self) -> str:
@@ -718,6 +739,10 @@ class SlurmNode(Value, frozen=True, kw_only=True):
     address: str
     state: str
     reason: str = ""
+    reason_at: float | None = None
+    """When that reason was given, by whom: a drain is ours only if all three are as we left them."""
+    reason_user: str = ""
+    partitions: tuple[str, ...] = ()
 
 
 class SlurmView(Value, frozen=True, kw_only=True):

@@ -110,7 +110,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Watchdog:
-    """Agents and controller of one cluster. `settings` override QUICK, section by section.
+    """Agents and controller of one cluster. `settings` override QUICK, section by section; with `shipped` they override the
+    configuration as it is shipped.
 
     `agent_env`: what the agent of a node has in its environment besides.
     """
@@ -124,6 +125,7 @@ class Watchdog:
         nodes: Sequence[str] | None = None,
         controller_env: Mapping[str, str] | None = None,
         agent_env: Callable[[str], Mapping[str, str]] | None = None,
+        shipped: bool = False,
     ):
         self.cluster = cluster
         self.nodes = tuple(nodes if nodes is not None else cluster.nodes)
@@ -135,9 +137,9 @@ class Watchdog:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(cluster.env) | dict(controller_env or {})
         self._agent_env = agent_env
-        self._write_configuration(mode, settings or {})
+        self._write_configuration(mode, ({} if shipped else QUICK, settings or {}))
 
-    def _write_configuration(self, mode: str, settings: Mapping[str, Mapping[str, Any]]) -> None:
+    def _write_configuration(self, mode: str, layers: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
         self.directory.mkdir(mode=0o755)
         token, webhook = self.directory / "token", self.directory / "slack-webhook"
         for file, secret in ((token, secrets.token_hex(32)), (webhook, self.slack.url)):
@@ -157,7 +159,7 @@ class Watchdog:
             "security": {"token_file": str(token)},
             "notify": {"slack": {"webhook_url_file": str(webhook)}},
         }
-        for layer in (QUICK, settings):
+        for layer in layers:
             _merge(config, layer)
         # JSON is YAML, and needs no library here.
         self.config_file.write_text(json.dumps(config, indent=2))

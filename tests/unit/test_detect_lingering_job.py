@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from tests.unit.builders import COMPUTE, RECV, cluster, job, progress, seen, slurm_job, snapshot, stack
+from tests.unit.test_detect_activity import card, rank
 from watchdog.detect.lingering_job import detect
-from watchdog.detect.view import ErrorLine
-from watchdog.model import Event, EventKind, Finding, Truth
+from watchdog.detect.view import ErrorLine, ProcessView
+from watchdog.detector_config import CollectiveHang
+from watchdog.model import Event, EventKind, Finding, Process, Role, Truth
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ LINGERS = {"processes": THREE_LEFT, "progress": progress(45.0), "snapshots": lef
 
 
 def judge(**changes) -> Finding:
-    (finding,) = detect(cluster(job(**changes)), Settings())
+    (finding,) = detect(cluster(job(**changes)), Settings(), CollectiveHang())
     return finding
 
 
@@ -93,3 +96,105 @@ def test_without_any_stack_there_is_an_alert_in_the_end_and_nothing_is_done() ->
     late = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=301.0))
     finding = judge(processes=late, progress=progress(400.0))
     assert (finding.truth, finding.actionable) == (Truth.BAD, False)
+
+
+# ------------------------------------------------------------------------------------------------ small jobs, without stacks
+
+
+def two(dead_s: float = 70.0, survivor: str = "spins", cpu: float | None = 1.0, **changes: Any) -> Finding:
+    """Two ranks; rank 1 is gone for so long, and so is the last step."""
+    given = {
+        "processes": (rank(0, cpu, world_size=2), rank(1, gone_s=dead_s, world_size=2)),
+        "gpus": (card(0, survivor),),
+        "progress": progress(dead_s + 5),
+        "job": slurm_job(nodes=("n1",)),
+    }
+    return judge(**{**given, **changes})
+
+
+def test_the_dead_one_of_two_ranks_is_found_by_the_gpu_of_the_other_that_spins() -> None:
+    found = two()
+    assert (found.truth, found.actionable) == (Truth.BAD, False)
+    assert [(c.node, c.rank) for c in found.culprits] == [("n1", 1)]
+    assert "1 rank is left" in found.summary
+    assert "spin" in found.summary
+
+
+def test_one_of_two_that_does_nothing_is_told_later_and_only_before_the_last_step() -> None:
+    assert two(290.0, "idles", 0.0, progress=progress(295.0, total_steps=1000)).truth is Truth.UNKNOWN
+    assert two(310.0, "idles", 0.0, progress=progress(315.0, total_steps=1000)).truth is Truth.BAD
+    assert two(5000.0, "idles", 0.0).truth is Truth.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"survivor": "trains"},
+        {"survivor": "idles", "cpu": 0.9},
+        {"survivor": "idles", "cpu": None},
+        {"dead_s": 40.0},
+        {"progress": progress(2.0)},
+        {"progress": None},
+    ],
+    ids=["trains", "computes", "unknown", "within the limit", "makes steps", "never made one"],
+)
+def test_one_of_two_ranks_may_have_ended_alone(changes: dict[str, Any]) -> None:
+    assert two(**changes).truth is not Truth.BAD
+
+
+def helper(comm: str = "torchrun", cpu: float | None = 0.0, **changes: Any) -> ProcessView:
+    process = Process(
+        pid=99, start_ticks=5, job_id="7", role=Role.HELPER, comm=comm, state="S", uid=1000, **changes
+    )
+    return ProcessView(node="n1", process=process, seen_age_s=1.0, cpu_ratio=cpu)
+
+
+def nobody(gone_s: float = 610.0, *others: ProcessView, **changes: Any) -> Finding:
+    """Four ranks that are gone in the middle of the training."""
+    ranks = tuple(seen(r, gone_s=gone_s + r) for r in range(4))
+    return judge(
+        **{
+            "processes": (*ranks, *others),
+            "progress": progress(gone_s + 10, total_steps=1000),
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize("others", [(), (helper(),), (helper(), helper("bash"))], ids=len)
+def test_a_job_of_which_no_rank_is_left_in_the_middle_of_its_training_is_told_after_ten_minutes(
+    others: tuple[ProcessView, ...],
+) -> None:
+    found = nobody(610.0, *others)
+    assert (found.truth, found.actionable) == (Truth.BAD, False)
+    assert [c.rank for c in found.culprits] == [3, 2, 1, 0]
+    assert "step 500 of 1000" in found.summary
+    assert nobody(590.0, *others).truth is Truth.UNKNOWN
+
+
+def test_where_nobody_knows_how_many_steps_there_were_to_make_it_is_told_after_half_an_hour() -> None:
+    assert nobody(1700.0, progress=progress(1710.0)).truth is Truth.UNKNOWN
+    assert nobody(1810.0, progress=progress(1820.0)).truth is Truth.BAD
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        nobody(9000.0, helper("rsync", 0.9)),
+        nobody(9000.0, helper("python", None)),
+        nobody(9000.0, progress=None),
+        nobody(9000.0, progress=progress(9010.0, step=1000, total_steps=1000)),
+        nobody(9000.0, progress=progress(9010.0, phase="finishing")),
+        nobody(9000.0, progress=progress(3.0, total_steps=1000)),
+        nobody(9000.0, job=slurm_job(is_batch=False)),
+        nobody(9000.0, job=slurm_job(state="COMPLETING")),
+        nobody(9000.0, silent_nodes=("n2",)),
+        nobody(9000.0, run_age_s=60.0),
+    ],
+    ids=[
+        "its script copies", "nobody knows what its script does", "no step was ever read", "the last step was made",
+        "the log says it is over", "somebody makes steps", "an interactive allocation", "ending", "a node is silent", "a grace",
+    ],
+)  # fmt: skip
+def test_a_job_without_ranks_may_be_well(found: Finding) -> None:
+    assert found.truth is not Truth.BAD

@@ -109,6 +109,22 @@ def test_where_the_survivors_gpus_rest_the_job_is_ending() -> None:
     assert died(eight((5, 9.0), gpus=gpus({5: 10.0}))).truth is Truth.BAD
 
 
+def test_a_rank_whose_node_has_not_reported_since_may_have_gone_as_well() -> None:
+    """Slurm ends a job of one rank a node: the node of the first one to die reports first."""
+
+    def view(*unseen: int) -> JobView:
+        ranks = tuple(
+            replace(seen(rank, node=f"n{rank}", gone_s=4.0 if rank == 5 else None), seen_age_s=8.0 if rank in unseen else 2.0)
+            for rank in range(8)
+        )  # fmt: skip
+        return eight(processes=ranks)
+
+    assert died(view(0, 1, 2, 3, 4, 6, 7)).truth is Truth.UNKNOWN
+    assert died(view(0, 1)).truth is Truth.UNKNOWN
+    assert died(view(0)).truth is Truth.BAD
+    assert died(view()).truth is Truth.BAD
+
+
 def test_a_job_that_makes_steps_without_the_rank_is_well() -> None:
     assert died(eight((5, 60.0), progress=progress(2.0))).truth is Truth.OK
 

@@ -62,6 +62,8 @@ class Standing(Value, frozen=True, kw_only=True):
     """True: nobody works, and that is known of everybody. False: somebody works. None: it cannot be said."""
     in_collective: bool = False
     """Most of the ranks wait for others on their GPUs."""
+    spinning: int = 0
+    """Ranks whose GPUs are busy at a fraction of their usual power, where the loop stands."""
     why: str = ""
     """Half a sentence: what it is seen by."""
     culprits: tuple[Culprit, ...] = ()
@@ -93,7 +95,13 @@ def standing(job: JobView, now: float, limit_s: float) -> Standing:
         f"the GPUs of {len(spinning)} of {len(seen)} ranks spin: busy, at less than half of their usual power"
     )
     odd = idle if idle else _quiet_among_spinning(spinning)
-    return Standing(stands=True, in_collective=in_collective, why=why, culprits=_culprits(_few(odd, seen)))
+    return Standing(
+        stands=True,
+        in_collective=in_collective,
+        spinning=len(spinning),
+        why=why,
+        culprits=_culprits(_few(odd, seen)),
+    )
 
 
 def _all_known(job: JobView) -> bool:

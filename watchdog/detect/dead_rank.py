@@ -1,7 +1,8 @@
 """`dead_rank`: a rank has just gone while most of its peers are there. Told within seconds; whether the job lingers shows later.
 
 The end of a job looks alike for a moment: its ranks leave one after the other. So it is told only while the gone are few, before the
-last step, and if no step was made since.
+last step, and if no step was made since. Nodes report one after the other: a rank whose node has not reported since the death was
+seen may have gone with it (Slurm ends a job on all nodes at once), and does not count as one that is left.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
     dead = [rank for rank in ranks if not rank.alive]
     if not dead:
         return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
-    if len(dead) > max(1, FEW * len(ranks)) or 2 * len(dead) >= len(ranks):
+    if _are_many(len(dead), len(ranks)):
         return replace(
             finding, summary=f"{len(dead)} of {len(ranks)} ranks of job {job_id} are gone: it is ending"
         )
@@ -55,6 +56,10 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
         return replace(
             finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
         )
+    unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s)
+    if _are_many(len(dead) + unseen, len(ranks)):
+        waits = f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen since rank {first.process.rank} ended"
+        return replace(finding, summary=waits)
     if _survivors_rest(job):
         return replace(
             finding,
@@ -79,6 +84,10 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
         facts=tuple(f"last words: {line}" for line in words),
         lasted_s=age_s,
     )
+
+
+def _are_many(gone: int, ranks: int) -> bool:
+    return gone > max(1, FEW * ranks) or 2 * gone >= ranks
 
 
 def _survivors_rest(job: JobView) -> bool:

@@ -118,7 +118,7 @@ DETECTORS: tuple[tuple[Kind, Detector], ...] = (
     (Kind.SLOW_JOB, lambda view, s: slow_job.detect(view, s.slow_job)),
     (Kind.LOSS_SPIKE, lambda view, s: loss_spike.detect(view, s.loss_spike)),
     (Kind.LOSS_NAN, lambda view, s: loss_nan.detect(view, s.loss_nan)),
-    (Kind.LINGERING_JOB, lambda view, s: lingering_job.detect(view, s.lingering_job)),
+    (Kind.LINGERING_JOB, lambda view, s: lingering_job.detect(view, s.lingering_job, s.collective_hang)),
     (Kind.COLLECTIVE_HANG, lambda view, s: collective_hang.detect(view, s.collective_hang)),
     (
         Kind.WEDGED_TEARDOWN,

@@ -28,7 +28,8 @@ def install(directory: Path, shape: Shape) -> Path:
     (commands / "nodes").write_text(
         _listing(
             NODE_FIELDS,
-            [{"nodelist": shape.name(n), "nodeaddr": shape.name(n), "statecomplete": "allocated", "reason": "none"}
+            [{"nodelist": shape.name(n), "nodeaddr": shape.name(n), "statecomplete": "allocated", "reason": "none",
+              "partitionname": "gpu", "timestamp": "Unknown", "user": "Unknown"}
              for n in range(shape.nodes)],
         )
     )  # fmt: skip
@@ -54,5 +55,8 @@ def _job(shape: Shape, number: int) -> dict[str, str]:
         "batchhost": shape.name(first), "nodelist": f"n[{first:05d}-{first + shape.nodes_a_job - 1:05d}]",
         "partition": "gpu", "reason": "None", "account": "research", "workdir": f"/shared/runs/{job_id}",
         "stdout": f"/shared/runs/{job_id}/slurm-{job_id}.out", "stderr": f"/shared/runs/{job_id}/slurm-{job_id}.out",
-        "comment": "(null)", "name": f"pretrain-{number}",
+        "comment": "(null)", "name": f"pretrain-{number}", "arrayjobid": job_id, "arraytaskid": "N/A", "hetjobid": "N/A",
+        "hetjoboffset": "N/A", "numnodes": str(shape.nodes_a_job), "timelimit": "3-00:00:00", "qos": "normal",
+        "submittime": str(int(time.time()) - 7300), "eligibletime": str(int(time.time()) - 7300), "reqnodes": "",
+        "reservation": "(null)", "dependency": "(null)", "command": f"/shared/runs/{job_id}/train.sbatch",
     }  # fmt: skip

@@ -137,7 +137,8 @@ class Watchdog:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(cluster.env) | dict(controller_env or {})
         self._agent_env = agent_env
-        self._write_configuration(mode, ({} if shipped else QUICK, settings or {}))
+        base: Mapping[str, Mapping[str, Any]] = {} if shipped else QUICK
+        self._write_configuration(mode, (base, settings or {}))
 
     def _write_configuration(self, mode: str, layers: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
         self.directory.mkdir(mode=0o755)

@@ -33,7 +33,7 @@ TRAINER = ROOT / "deploy" / "demo" / "trainer.py"
 COMMAND = Path(sys.executable).with_name("slurm-watchdog")
 PORT = 9765
 
-QUICK = {
+QUICK: dict[str, dict[str, Any]] = {
     "agent": {
         "interval": "1s",
         "probe_deadline": "2s",

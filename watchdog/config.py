@@ -115,6 +115,10 @@ class Controller(Section):
     """The daemon on the management node."""
 
     listen: str = Field("127.0.0.1:9765", description="Address for agents, /metrics and /healthz.")
+    page_listen: str = Field(
+        "127.0.0.1:9767",
+        description="Address of the read-only page for browsers (from elsewhere: ssh -L 9767:127.0.0.1:9767 HOST); empty = none.",
+    )
     socket: str = Field(
         "/run/slurm-watchdog/controller.sock",
         description="Local socket for `slurm-watchdog status`, `restart`, `pause` and the other commands.",
@@ -152,6 +156,8 @@ class Controller(Section):
     def _checks(self) -> Controller:
         problems: list[str] = []
         split_address(self.listen, problems, "controller.listen")
+        if self.page_listen:
+            split_address(self.page_listen, problems, "controller.page_listen")
         refuse(problems)
         return self
 
@@ -171,6 +177,11 @@ class Security(Section):
         "",
         description="A file, readable by root and the watchdog only, with a secret that agents and controller share. "
         "Required unless the controller listens on the loopback address.",
+    )
+    page_token_file: str = Field(
+        "",
+        description="A file with the password of the controller's page (any user name), readable by the controller alone. Without it the "
+        "page has to stay on the loopback address and gives out no evidence.",
     )
     check_node_address: bool = Field(
         True, description="Accept a node's report only from the address that Slurm has for that node."
@@ -323,6 +334,20 @@ class Config(Section):
             problems.append(
                 "security.token_file: required because controller.listen is not the loopback address "
                 f"({self.controller.listen}); make one with: openssl rand -hex 32 > FILE"
+            )
+        page_host = (
+            split_address(self.controller.page_listen, [], "controller.page_listen")[0]
+            if self.controller.page_listen
+            else ""
+        )
+        if (
+            page_host
+            and page_host not in ("127.0.0.1", "::1", "localhost")
+            and not self.security.page_token_file
+        ):
+            problems.append(
+                "security.page_token_file: required because controller.page_listen is not the loopback address "
+                f"({self.controller.page_listen}); make one with: openssl rand -hex 32 > FILE"
             )
         if self.controller.report_lifetime < 2 * self.agent.interval:
             problems.append(

@@ -140,19 +140,17 @@ def is_address(text: str) -> bool:
     return True
 
 
-def read_token(file: str) -> str:
+def read_token(file: str, option: str = "security.token_file") -> str:
     """The secret in `file`, empty without a file. Raises ValueError if the file holds none, or others may read it."""
     if not file:
         return ""
     path = Path(file)
     try:
         if path.stat().st_mode & 0o077:
-            raise ValueError(f"security.token_file {file} can be read by others: chmod 600 {file}")
+            raise ValueError(f"{option} {file} can be read by others: chmod 600 {file}")
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"security.token_file {file} cannot be read: {error}") from error
+        raise ValueError(f"{option} {file} cannot be read: {error}") from error
     if len(token) < 16:
-        raise ValueError(
-            f"security.token_file {file} holds fewer than 16 characters: openssl rand -hex 32 > {file}"
-        )
+        raise ValueError(f"{option} {file} holds fewer than 16 characters: openssl rand -hex 32 > {file}")
     return token

@@ -20,6 +20,7 @@ from watchdog.controller.http_server import Server
 from watchdog.controller.ingest import Door, read_token
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.page import make_page
 from watchdog.controller.record import Recorder
 from watchdog.controller.watch import Controller
 from watchdog.notify.queue import Notifier, make_notifier
@@ -43,7 +44,8 @@ def run_controller(config: Config, *, once: bool = False, record: str | None = N
     Returns the exit code: 0, or 2 when it could not start, after saying why.
     """
     try:
-        token = read_token(config.security.token_file)
+        token = read_token(config.security.token_file, "security.token_file")
+        page_token = read_token(config.security.page_token_file, "security.page_token_file")
         journal = Journal(journal_url(config))
     except (ValueError, JournalError, OSError) as error:
         log.error("the controller cannot start: %s", error)
@@ -51,7 +53,7 @@ def run_controller(config: Config, *, once: bool = False, record: str | None = N
     try:
         recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
         try:
-            return uvloop.run(_serve(config, journal, token, recorder, once=once))
+            return uvloop.run(_serve(config, journal, (token, page_token), recorder, once=once))
         finally:
             if recorder is not None:
                 recorder.close()
@@ -69,7 +71,7 @@ def journal_url(config: Config) -> str:
 
 
 async def _serve(
-    config: Config, journal: Journal, token: str, recorder: Recorder | None, *, once: bool
+    config: Config, journal: Journal, tokens: tuple[str, str], recorder: Recorder | None, *, once: bool
 ) -> int:
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
@@ -100,7 +102,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     runners: list[Server | web.AppRunner] = []
     try:
-        runners = await _open_doors(controller, token)
+        runners = await _open_doors(controller, *tokens)
     except OSError as error:
         log.error("the controller cannot start: %s", error)
         return 2
@@ -132,8 +134,8 @@ async def live(controller: Controller, notifier: Notifier, stop: asyncio.Event) 
     await controller.collector.close()
 
 
-async def _open_doors(controller: Controller, token: str) -> list[Server | web.AppRunner]:
-    """The port for agents and Prometheus, and the local socket for the commands. Raises OSError."""
+async def _open_doors(controller: Controller, token: str, page_token: str) -> list[Server | web.AppRunner]:
+    """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError."""
     config = controller.config
     door = Door(
         token=token,
@@ -148,7 +150,17 @@ async def _open_doors(controller: Controller, token: str) -> list[Server | web.A
     local = web.AppRunner(local_api.make_app(controller), access_log=None)
     await local.setup()
     await local_api.open_socket(local, config.controller.socket)
-    return [agents, local]
+    doors: list[Server | web.AppRunner] = [agents, local]
+    if config.controller.page_listen:
+        page = web.AppRunner(make_page(controller, page_token), access_log=None)
+        await page.setup()
+        host, port = split_address(config.controller.page_listen, [], "controller.page_listen")
+        try:
+            await web.TCPSite(page, host, port).start()
+        except OSError as error:
+            log.error("the page on %s is not served, all else is: %s", config.controller.page_listen, error)
+        doors.append(page)
+    return doors
 
 
 async def _every(interval_s: float, work: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:

@@ -1,0 +1,182 @@
+"""The read-only page of the controller: the cluster map, the jobs with their curves, an incident with its timeline and stacks.
+
+A door of its own, for it is for people's browsers: nothing on it changes anything, nothing on it comes from outside. With a token
+(`security.page_token_file`) the browser asks for it, under any user name; evidence holds log lines, paths and environment of
+users, and is given out only then.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from watchdog import clock
+from watchdog.config_types import split_address
+from watchdog.controller.local_api import LocalApi, Refused
+from watchdog.controller.overview import job_page_json, overview_json
+from watchdog.model import IncidentState
+
+if TYPE_CHECKING:
+    from watchdog.controller.watch import Controller
+
+log = logging.getLogger(__name__)
+
+FRESH_S: Final = 2.0
+"""All browsers are shown the same overview for so long: the map of 10,000 nodes costs some tens of milliseconds."""
+STATIC: Final = {
+    "": ("index.html", "text/html"),
+    "page.js": ("page.js", "text/javascript"),
+    "page.css": ("page.css", "text/css"),
+}
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+SHOWN_INCIDENTS: Final = 200
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_page(controller: Controller, token: str) -> web.Application:
+    """Every route of the page; `token` empty: nobody is asked for one, and no evidence is given out."""
+    page = Page(controller, token)
+    app = web.Application(
+        client_max_size=1024, middlewares=[_guarded(controller.config.controller.page_listen, token)]
+    )
+    for name in STATIC:
+        app.router.add_get(f"/{name}", page.static)
+    app.router.add_get("/api/overview", page.overview)
+    app.router.add_get("/api/incidents", page.incidents)
+    app.router.add_get("/api/jobs/{id}", page.job)
+    app.router.add_get("/api/incidents/{id}", page.incident)
+    app.router.add_get("/api/incidents/{id}/evidence/{number}", page.evidence)
+    return app
+
+
+def _guarded(listen: str, token: str) -> Any:
+    """Who may come in, and what every answer says to the browser."""
+    host, _ = split_address(listen, [], "controller.page_listen")
+    only_here = host in ("127.0.0.1", "::1", "localhost")
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if (
+            only_here
+            and request.host.rpartition(":")[0].lower() not in LOOPBACK
+            and request.host.lower() not in LOOPBACK
+        ):
+            # A page of somebody else's that calls itself by our address (DNS rebinding) reads nothing here.
+            answer: web.StreamResponse = web.json_response({"error": "ask for localhost"}, status=421)
+        elif token and not _knows(request.headers.get("Authorization", ""), token):
+            answer = web.json_response(
+                {"error": "the page's token is needed (as password, any user name)"}, status=401
+            )
+            answer.headers["WWW-Authenticate"] = 'Basic realm="slurm-watchdog", charset="UTF-8"'
+        else:
+            answer = await _answer(request, handler)
+        answer.headers.update(HEADERS)
+        return answer
+
+    return middleware
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as error:
+        return web.json_response({"error": str(error)}, status=error.status)
+    except web.HTTPException as error:
+        return web.json_response({"error": error.reason}, status=error.status)
+
+
+def _knows(authorization: str, token: str) -> bool:
+    """Basic (what a browser sends) or Bearer (what a script sends)."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return hmac.compare_digest(value.encode(), token.encode())
+    try:
+        _, colon, password = base64.b64decode(value, validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        return False
+    return scheme.lower() == "basic" and bool(colon) and hmac.compare_digest(password, token.encode())
+
+
+class Page:
+    """The handlers. What the local socket answers already is answered by it."""
+
+    def __init__(self, controller: Controller, token: str):
+        self._c = controller
+        self.api = LocalApi(controller)
+        self._gives_evidence = bool(token)
+        self._overview: tuple[float, bytes] = (float("-inf"), b"")
+        root = files("watchdog.controller") / "static"
+        self._files = {name: ((root / file).read_bytes(), kind) for name, (file, kind) in STATIC.items()}
+
+    async def static(self, request: web.Request) -> web.Response:
+        body, kind = self._files[request.path.lstrip("/")]
+        return web.Response(body=body, content_type=kind, charset="utf-8")
+
+    async def overview(self, _: web.Request) -> web.Response:
+        c, now = self._c, clock.monotonic()
+        made_at, body = self._overview
+        if now - made_at > FRESH_S:
+            resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
+            document = overview_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved)
+            document["cluster"] = c.config.cluster_name
+            document["mode"] = c.config.mode
+            paused = c.journal.paused()
+            document["paused"] = None if paused is None else {"reason": paused[0], "by": paused[1]}
+            document["blind"] = c.blind(now)
+            document["tick_age_s"] = None if c.last_tick is None else now - c.last_tick
+            body = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+            self._overview = (now, body)
+        return web.Response(body=body, content_type="application/json")
+
+    async def job(self, request: web.Request) -> web.Response:
+        job_id = request.match_info["id"]
+        found = next((job for job in self._c.judge.view.jobs if job.job.job_id == job_id), None)
+        if found is None:
+            raise Refused(404, f"job {job_id[:40]!r} is not running, or not watched")
+        return web.json_response(job_page_json(found, self._c.judge.limits_s.get(job_id)))
+
+    async def incidents(self, request: web.Request) -> web.Response:
+        """The newest ones, newest first."""
+        answer = await self.api.incidents(request)
+        documents = json.loads(answer.body if isinstance(answer.body, bytes) else b"[]")
+        documents.sort(key=lambda each: each["opened_at"] or 0.0, reverse=True)
+        return web.json_response(documents[:SHOWN_INCIDENTS])
+
+    async def incident(self, request: web.Request) -> web.Response:
+        """Who, why, since when, and what was done; the stacks' groups, if they were taken; the list of what else there is."""
+        answer = await self.api.explain(request)
+        document = json.loads(answer.body if isinstance(answer.body, bytes) else b"{}")
+        evidence = document["evidence"]
+        document["diagnosis"] = next(
+            (each.get("document") for each in reversed(evidence) if each["kind"] == "diagnosis"), None
+        )
+        document["evidence"] = [{key: each[key] for key in ("at", "kind", "number")} for each in evidence]
+        document["gives_evidence"] = self._gives_evidence
+        return web.json_response(document)
+
+    async def evidence(self, request: web.Request) -> web.Response:
+        if not self._gives_evidence:
+            raise Refused(
+                403,
+                "evidence is given out only with a token: set security.page_token_file, or use explain --bundle",
+            )
+        answer = await self.api.evidence(request)
+        name = f"{request.match_info['id'][:40]}-{request.match_info['number']}.json"
+        answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        return answer

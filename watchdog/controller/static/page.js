@@ -1,0 +1,244 @@
+// Draws what the controller knows. Everything that comes from a job, a log or a user enters the page as text, never as markup.
+
+const EVERY_MS = 5000;
+const main = document.getElementById("main");
+const headline = document.getElementById("headline");
+const GPU_WORDS = { b: "works", i: "held by a process, idle", t: "slowed down", x: "named by an incident", e: "does not answer", u: "unknown, its node is silent", f: "free" };
+const NODE_WORDS = { ok: "", named: "named by an incident", silent: "silent", away: "taken out by Slurm", unwatched: "no agent" };
+
+let drawn = "";
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((each) => each !== null && each !== undefined).map((each) => (each instanceof Node ? each : String(each))));
+  return element;
+}
+
+function seconds(value) {
+  if (value === null || value === undefined) return "-";
+  if (value < 10) return `${value.toFixed(value < 1 ? 2 : 1)} s`;
+  if (value < 120) return `${Math.round(value)} s`;
+  if (value < 7200) return `${Math.round(value / 60)} min`;
+  return `${(value / 3600).toFixed(1)} h`;
+}
+
+const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+const known = (value) => (value === null || value === undefined ? "-" : String(value));
+const clock = (at) => (at ? new Date(at * 1000).toLocaleString(undefined, { hour12: false }) : "-");
+const link = (text, ...path) => make("a", { href: `#/${path.map(encodeURIComponent).join("/")}` }, text);
+
+function table(caption, headings, rows) {
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, make("table", {}, make("caption", {}, caption),
+    make("thead", {}, make("tr", {}, ...headings.map((each) => make("th", { scope: "col" }, each)))),
+    make("tbody", {}, ...rows.map(({ late, cells }) => make("tr", { class: late ? "late" : null }, ...cells.map((each) => make("td", {}, each)))))));
+}
+
+// ------------------------------------------------------------------------------------------------ pieces
+
+function curve(points, what, large = false) {
+  const values = points.filter(([, value]) => value !== null);
+  if (values.length < 2) return make("span", { class: "faint" }, "-");
+  const ys = values.map(([, value]) => value), xs = values.map(([step]) => step);
+  const low = Math.min(...ys), high = Math.max(...ys), first = Math.min(...xs), last = Math.max(...xs);
+  const space = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(space, "svg"), title = document.createElementNS(space, "title"), line = document.createElementNS(space, "polyline");
+  const label = `${what} from step ${first} to ${last}: ${low.toPrecision(3)} to ${high.toPrecision(3)}`;
+  title.textContent = label;
+  line.setAttribute("points", values.map(([step, value]) => `${(100 * (step - first)) / Math.max(1, last - first)},${38 - (36 * (value - low)) / (high - low || 1)}`).join(" "));
+  svg.setAttribute("class", large ? "curve large" : "curve");
+  svg.setAttribute("viewBox", "0 0 100 40");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", label);
+  svg.append(title, line);
+  return large ? make("figure", {}, svg, make("figcaption", { class: "faint" }, label)) : svg;
+}
+
+function age(value, limit) {
+  if (value === null || value === undefined) return "-";
+  if (!limit) return `${seconds(value)} ago`;
+  const late = value > limit, bar = make("i");
+  bar.style.width = `${Math.min(100, (100 * value) / limit)}%`;
+  return make("span", { title: `limit ${seconds(limit)}` }, make("span", { class: late ? "bar late" : "bar", "aria-hidden": "true" }, bar), `${seconds(value)} of ${seconds(limit)}`);
+}
+
+function nodeCell(row) {
+  const words = [NODE_WORDS[row.state] || "", row.reason || ""].filter(Boolean).join(": ");
+  const tally = {};
+  for (const letter of row.gpus) tally[letter] = (tally[letter] || 0) + 1;
+  const gpus = Object.entries(tally).map(([letter, number]) => `${number} GPU ${GPU_WORDS[letter]}`).join(", ");
+  const label = [row.node, words, gpus, row.jobs ? `job ${row.jobs.join(", ")}` : ""].filter(Boolean).join("; ");
+  const cell = make("a", { class: `node ${row.state}`, href: `#/node/${encodeURIComponent(row.node)}`, title: label, "aria-label": label }, make("span", {}, row.node));
+  if (row.gpus) {
+    cell.append(make("span", { class: "gpus", "aria-hidden": "true" }, ...Array.from(row.gpus, (letter) => make("i", { class: `gpu ${letter}` }, "xetu".includes(letter) ? letter : ""))));
+  }
+  return cell;
+}
+
+function legend() {
+  return make("ul", { class: "legend" }, ...Object.entries(GPU_WORDS).map(([letter, words]) => make("li", {}, make("i", { class: `gpu ${letter}` }, "xetu".includes(letter) ? letter : ""), words)));
+}
+
+function incidentCard(each) {
+  return make("div", { class: `card ${each.severity}` },
+    make("p", {}, link(each.kind, "incident", each.id), ` ${each.state}`, ...(each.job_ids || []).flatMap((job) => [" · job ", link(job, "job", job)]), ` · since ${clock(each.opened_at)}`),
+    make("p", {}, each.summary),
+    each.inhibited_by ? make("p", { class: "faint" }, "explained by ", link(each.inhibited_by, "incident", each.inhibited_by)) : null);
+}
+
+function jobRow(job) {
+  const late = job.limit_s && job.progress_age_s > job.limit_s;
+  const step = job.total_steps ? `${known(job.step)} / ${job.total_steps}` : known(job.step);
+  return { late, cells: [link(job.job_id, "job", job.job_id), job.name, job.user, job.state, job.phase || "-", step, seconds(job.step_s), curve(job.times, "seconds a step"),
+    age(job.progress_age_s, job.limit_s), `${known(job.ranks_alive)}/${known(job.ranks)}`, known(job.checkpoint_step), job.restarts] };
+}
+
+const JOB_HEADINGS = ["Job", "Name", "User", "State", "Phase", "Step", "Step time", "Curve", "Last step ago", "Ranks alive", "Checkpoint", "Restarts"];
+
+// ------------------------------------------------------------------------------------------------ views
+
+function cluster(all) {
+  const open = all.open.filter((each) => each.state === "firing").slice(0, 50);
+  return [
+    make("h2", {}, "What is wrong"),
+    ...(open.length ? open.map(incidentCard) : [make("p", {}, "Nothing that the watchdog can see.")]),
+    all.open.length > 50 ? make("p", {}, link(`all ${all.open.length} incidents`, "incidents")) : null,
+    make("h2", {}, `Nodes and their GPUs (${all.map.length})`),
+    legend(),
+    make("div", { class: "map" }, ...all.map.map(nodeCell)),
+    make("h2", {}, `Jobs (${all.jobs.length})`),
+    all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, all.jobs.map(jobRow)) : make("p", {}, "No job is running."),
+  ];
+}
+
+function node(all, name) {
+  const row = all.map.find((each) => each.node === name);
+  if (!row) return [make("h2", {}, name), make("p", {}, "Neither Slurm nor an agent speaks of this node.")];
+  const open = all.open.filter((each) => each.summary.includes(name) && each.state === "firing");
+  return [
+    make("h2", {}, `Node ${name}`),
+    make("p", {}, [NODE_WORDS[row.state] || "reports", row.reason].filter(Boolean).join(": ")),
+    make("div", { class: "map" }, nodeCell(row)),
+    table("Its GPUs", ["GPU", "It"], Array.from(row.gpus, (letter, index) => ({ late: "xe".includes(letter), cells: [index, GPU_WORDS[letter]] }))),
+    ...open.map(incidentCard),
+    table("Its jobs", JOB_HEADINGS, all.jobs.filter((job) => (row.jobs || []).includes(job.job_id)).map(jobRow)),
+  ];
+}
+
+function job(all, found) {
+  const clocks = found.ranks.map((each) => each.gpu_sm_clock_hz).filter((each) => each !== null);
+  return [
+    make("h2", {}, `Job ${found.job_id}: ${found.name}`),
+    make("p", {}, `${found.state} of ${found.user} on ${count(found.nodes.length, "node")}, ${found.phase}, step ${known(found.step)}${found.total_steps ? ` of ${found.total_steps}` : ""}, checkpoint ${known(found.checkpoint_step)}, ${count(found.restarts, "restart")}. Last step: `, age(found.progress_age_s, found.limit_s)),
+    ...all.open.filter((each) => each.job_ids.includes(found.job_id)).map(incidentCard),
+    make("h2", {}, "Step time"), curve(found.times, "seconds a step", true),
+    found.losses.length > 1 ? make("h2", {}, "Loss") : null, found.losses.length > 1 ? curve(found.losses, "loss", true) : null,
+    table(`Ranks (${found.ranks.length})`, ["Rank", "Node", "Pid", "State", "Cores", "GPU", "Busy", "Clock", "Power", "Temperature", "Waits"], found.ranks.map((each) => ({
+      late: !each.alive || each.blocked !== null,
+      cells: [each.rank, link(each.node, "node", each.node), each.pid, each.alive ? each.state : "gone", each.cpu_ratio === null ? "-" : each.cpu_ratio.toFixed(2), each.gpus.join(" ") || "-",
+        each.gpu_utilization_ratio === null ? "-" : `${Math.round(100 * each.gpu_utilization_ratio)} %`,
+        each.gpu_sm_clock_hz === null ? "-" : `${Math.round(each.gpu_sm_clock_hz / 1e6)} MHz${clocks.length > 1 && each.gpu_sm_clock_hz < 0.9 * Math.max(...clocks) ? " ↓" : ""}`,
+        each.gpu_power_w === null ? "-" : `${Math.round(each.gpu_power_w)} W`, each.gpu_temperature_c === null ? "-" : `${Math.round(each.gpu_temperature_c)} °C`,
+        each.blocked ? `${each.blocked}, ${seconds(each.blocked_s)}` : "-"],
+    }))),
+    found.past.length ? table("Earlier runs", ["Restart", "End", "Steps", "Checkpoint", "Took"], found.past.map((run) => ({ cells: [run.restarts, run.state, `${known(run.first_step)} – ${known(run.last_step)}`, known(run.checkpoint_step), seconds(run.seconds)] }))) : null,
+  ];
+}
+
+function stackGroups(diagnosis) {
+  if (!diagnosis || !diagnosis.groups) return [];
+  const odd = new Set(diagnosis.culprits.map((each) => each.rank));
+  const groups = diagnosis.groups.map((group) => make("section", { class: group.ranks.some((rank) => odd.has(rank)) ? "group odd" : "group" },
+    make("strong", {}, `${count(group.ranks.length, "rank")}: ${group.ranks.slice(0, 24).join(", ")}${group.ranks.length > 24 ? " …" : ""}`),
+    make("div", { class: "faint" }, [group.place, group.hosts.slice(0, 8).join(", ")].filter(Boolean).join(" · ")),
+    make("ol", {}, ...group.frames.slice(0, 40).map((frame) => make("li", {}, frame)))));
+  return [make("h2", {}, "Where the ranks stood"), make("p", {}, diagnosis.summary), make("div", { class: "groups" }, ...groups),
+    ...(diagnosis.differences || []).map((each) => make("p", {}, each.line)),
+    ...(diagnosis.hints || []).map((hint) => make("p", { class: "faint" }, `Usually: ${hint.usually} Try: ${hint.try_next} (${hint.documented})`))];
+}
+
+function incident(found) {
+  const it = found.incident;
+  const who = it.culprits.map((each) => ({ cells: [each.node ? link(each.node, "node", each.node) : "-", known(each.rank), known(each.pid), known(each.gpu_uuid), each.path || each.mount || "-", each.reason || ""] }));
+  const rungs = found.actions.flatMap((action) => action.rungs.map((rung) => ({ late: rung.outcome === "failed", cells: [action.action, rung.rung, known(rung.attempt), rung.outcome || "under way", rung.detail || "", clock(rung.intent_at)] })));
+  return [
+    make("h2", {}, `${it.kind} · ${it.state}`),
+    make("div", { class: `card ${it.severity}` }, make("p", {}, it.summary), make("p", { class: "faint" }, `incident ${it.id}`, ...it.job_ids.flatMap((each) => [" · job ", link(each, "job", each)]), it.resolution ? ` · ${it.resolution}` : "")),
+    who.length ? table("Named", ["Node", "Rank", "Pid", "GPU", "File or mount", "Why"], who) : make("p", {}, "Nobody is named."),
+    make("h2", {}, "Evidence"), make("ul", {}, ...it.evidence.map((each) => make("li", {}, typeof each === "string" ? each : JSON.stringify(each)))),
+    ...stackGroups(found.diagnosis),
+    it.decisions.length ? table("Decisions", ["Action", "Verdict", "By", "Why", "Outcome"], it.decisions.map((each) => ({ cells: [each.action, each.verdict, each.by, each.reason, each.outcome || "-"] }))) : null,
+    rungs.length ? table("Rungs of the ladder", ["Action", "Rung", "Try", "Outcome", "Detail", "At"], rungs) : null,
+    make("h2", {}, "Timeline"), make("ol", { class: "timeline" }, ...found.timeline.map((each) => make("li", {}, make("time", { datetime: new Date(each.at * 1000).toISOString() }, clock(each.at)), each.text))),
+    found.evidence.length ? make("h2", {}, "Download") : null,
+    found.gives_evidence ? make("ul", {}, ...found.evidence.map((each) => make("li", {}, make("a", { href: `api/incidents/${encodeURIComponent(it.id)}/evidence/${each.number}`, download: true }, `${each.kind} of ${clock(each.at)}`))))
+      : found.evidence.length ? make("p", { class: "faint" }, `${count(found.evidence.length, "piece")} kept. In a terminal: slurm-watchdog explain ${it.id} --bundle evidence.tar.gz (here, once security.page_token_file is set).`) : null,
+  ];
+}
+
+function incidents(list) {
+  return [make("h2", {}, "Incidents, newest first"), ...(list.length ? list.map(incidentCard) : [make("p", {}, "None so far.")])];
+}
+
+// ------------------------------------------------------------------------------------------------ the whole
+
+async function ask(path) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(10000) });
+  const document = await answer.json();
+  if (!answer.ok) throw new Error(document.error || answer.statusText);
+  return document;
+}
+
+function say(all) {
+  const firing = all.open.filter((each) => each.state === "firing" && !each.inhibited_by).length;
+  const words = [
+    firing ? `${count(firing, "incident")} firing` : "All well",
+    `${count(all.jobs.length, "job")}, ${count(all.nodes.reporting.length, "node")} reporting`,
+    all.nodes.silent.length ? `${all.nodes.silent.length} silent` : "",
+    `mode ${all.mode}`, all.paused ? `paused by ${all.paused.by}: ${all.paused.reason}` : "", all.blind ? `looking on only: ${all.blind}` : "",
+  ];
+  const text = words.filter(Boolean).join(" · ");
+  if (headline.textContent !== text) headline.textContent = text;
+  headline.className = firing ? "bad" : "";
+  document.getElementById("cluster").textContent = all.cluster;
+  document.title = `${firing ? `(${firing}) ` : ""}slurm-watchdog ${all.cluster}`;
+}
+
+async function view(all, [kind, name]) {
+  if (kind === "job") return job(all, await ask(`api/jobs/${encodeURIComponent(name)}`));
+  if (kind === "incident") return incident(await ask(`api/incidents/${encodeURIComponent(name)}`));
+  if (kind === "incidents") return incidents(await ask("api/incidents"));
+  return kind === "node" ? node(all, name) : cluster(all);
+}
+
+async function draw(moved) {
+  const place = location.hash;
+  try {
+    const all = await ask("api/overview");
+    say(all);
+    const pieces = (await view(all, place.replace(/^#\/?/, "").split("/").map(decodeURIComponent))).filter(Boolean);
+    if (place !== location.hash) return;
+    const fresh = make("div", {}, ...pieces);
+    const now = fresh.innerHTML;
+    if (now === drawn && !moved) return;
+    drawn = now;
+    const focused = document.activeElement?.getAttribute("href"), scroll = window.scrollY;
+    main.replaceChildren(...fresh.childNodes);
+    if (moved) { window.scrollTo(0, 0); if (moved !== "first") main.focus({ preventScroll: true }); }
+    else {
+      window.scrollTo(0, scroll);
+      if (focused) main.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    }
+    document.documentElement.dataset.drawn = place || "#/";
+  } catch (error) {
+    headline.className = "bad";
+    headline.textContent = `The controller does not answer: ${error.message}. What is below may be old.`;
+  }
+}
+
+window.addEventListener("hashchange", () => draw("moved"));
+await draw("first");
+setInterval(() => { if (!document.hidden) draw(); }, EVERY_MS);

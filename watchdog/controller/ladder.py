@@ -30,6 +30,8 @@ MIN_TRIES = 3
 """A limit ends a rung only after so many tries: the time may have passed while Slurm was away."""
 RETRY_AFTER_S = 3.0
 """Between two tries of the same rung: Slurm's rate limit gives a user 2 calls a second."""
+LATE_S = 60.0
+"""slurmctld may carry a request out so long after whoever sent it gave up waiting: it lies in a queue there, and is not taken back."""
 
 
 CANCELLED_STATES = frozenset({"CANCELLED", "REVOKED", "DEADLINE"})
@@ -284,7 +286,19 @@ def _while_held(run: ActionRun, world: World, limits: LadderLimits) -> Move:
         return _wait_for_mounts(run, world, limits)
     if world.paused:
         return Wait(reason="paused: the job stays held until `slurm-watchdog resume`")
+    if _may_be_requeued_again(run, world):
+        return Wait(
+            reason="a request to requeue it got no answer: it stays held until that can't be carried out any more"
+        )
     return _once(run, world, limits, Do(rung=Rung.RELEASE, attempt=0), for_ever=True)
+
+
+def _may_be_requeued_again(run: ActionRun, world: World) -> bool:
+    """Whether a request that was repeated because nobody answered may still be under way to Slurm: it would hit the next run. A job
+    that is held takes no harm from it."""
+    tries = [r for r in run.records if r.rung is Rung.REQUEUE_HOLD]
+    doubtful = [r.outcome_at or r.intent_at for r in tries if r.outcome is RungOutcome.UNKNOWN]
+    return len(tries) > 1 and any(world.now < at + LATE_S for at in doubtful)
 
 
 def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:

@@ -98,8 +98,12 @@ class Decider:
         """Incident -> its decisions, oldest first, as the journal has them: read once, and written through."""
         self._failed: set[str] = set()
         """Decisions of the incidents in `_earlier` whose action has ended without success."""
-        self._decided_mono: dict[str, float] = {}
-        """When this controller allowed an action, on a clock that nobody sets."""
+        ago = clock.monotonic() - clock.wall()
+        self._decided_mono = {
+            each.id: each.decided_at + ago
+            for each in self._c.journal.decisions_since(clock.wall() - HISTORY_S)
+        }
+        """When an action was allowed, on a clock that nobody sets: those of earlier lives by the date at our start."""
 
     # ------------------------------------------------------------------------------------ deciding
 

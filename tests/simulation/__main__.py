@@ -9,14 +9,16 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tests.bench.figures import Figures
 from tests.simulation.checker import check, history_of
 from tests.simulation.crash_points import crash_point
+from tests.simulation.forks import by_story, run_story
 from tests.simulation.recipe import recipe_of
-from tests.simulation.sim import simulation
+from tests.simulation.sim import Simulation, simulation
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,29 @@ def run_one(option: str, number: int) -> Told:
     recipe, script = (recipe_of(number), None) if option == "seeds" else crash_point(number)
     with simulation(recipe, script) as sim:
         sim.run()
-        history = history_of(sim)
-        return Told(
-            option, number, sim.digest(), sim.job_hours, sim.lives, len(history.faults), len(history.actions),
-            sum(run.end is not None and run.end.ok for run in history.actions), tuple(check(history)),
-            time.process_time() - began,
-        )  # fmt: skip
+        return tell(sim, option, number, began)
+
+
+def tell(sim: Simulation, option: str, number: int, began: float) -> Told:
+    """Of a run that is over."""
+    history = history_of(sim)
+    return Told(
+        option, number, sim.digest(), sim.job_hours, sim.lives, len(history.faults), len(history.actions),
+        sum(run.end is not None and run.end.ok for run in history.actions), tuple(check(history)),
+        time.process_time() - began,
+    )  # fmt: skip
+
+
+def run_crash_points(numbers: Sequence[int]) -> list[Told]:
+    """Those of one story, each a fork."""
+    began = time.process_time()
+    found = run_story(numbers, lambda sim, number: tell(sim, "crash-points", number, 0.0))
+    forks_s = sum(each.cpu_s for each in found)
+    return (
+        [replace(found[0], cpu_s=found[0].cpu_s + time.process_time() - began), *found[1:]]
+        if forks_s
+        else found
+    )
 
 
 def numbers(text: str) -> range:
@@ -80,24 +99,26 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true", help="a line a run")
     options = parser.parse_args()
-    work = [("seeds", each) for each in options.seeds] + [
-        ("crash-points", each) for each in options.crash_points
-    ]
+    work = [("seeds", [each]) for each in options.seeds]
+    work += [("crash-points", each) for each in by_story(options.crash_points)]
     if not work:
         parser.error("give --seeds or --crash-points")
     began = time.monotonic()
-    if options.processes == 1 or len(work) == 1:
-        found = report((run_one(*each) for each in work), options.verbose or len(work) == 1)
-    else:
-        with ProcessPoolExecutor(options.processes) as pool:
-            found = report(pool.map(run_one, *zip(*work, strict=True), chunksize=1), options.verbose)
+    alone = len(options.seeds) + len(options.crash_points) == 1
+    with ProcessPoolExecutor(options.processes) as pool:
+        found = report(pool.map(run_some, *zip(*work, strict=True), chunksize=1), options.verbose or alone)
     summary(found, time.monotonic() - began)
     return 1 if any(each.violations for each in found) else 0
 
 
-def report(runs: Iterable[Told], verbose: bool) -> list[Told]:
+def run_some(option: str, some: Sequence[int]) -> list[Told]:
+    """One seed, or crash points of one story."""
+    return run_crash_points(some) if len(some) > 1 else [run_one(option, each) for each in some]
+
+
+def report(runs: Iterable[list[Told]], verbose: bool) -> list[Told]:
     found = []
-    for told in runs:
+    for told in (each for some in runs for each in some):
         found.append(told)
         if verbose or told.violations:
             print(told.line(), flush=True)
@@ -107,19 +128,23 @@ def report(runs: Iterable[Told], verbose: bool) -> list[Told]:
 
 
 def summary(found: list[Told], seconds: float) -> None:
+    """A line of JSON a figure, as `make bench` has them."""
+    figures = Figures(sys.stdout)
     hours, cpu_s = sum(each.job_hours for each in found), sum(each.cpu_s for each in found)
-    actions, good = sum(each.actions for each in found), sum(each.succeeded for each in found)
-    print(f"runs: {len(found)}")
-    print(
-        f"job-hours simulated: {hours:.0f} in {seconds:.0f} s ({60 * hours / seconds:.0f} a minute, {60 * hours / cpu_s:.0f} a minute of one core)"
+    name = (
+        "simulation"
+        if len({each.option for each in found}) > 1
+        else f"simulation.{found[0].option.replace('-', '_')}"
     )
-    print(
-        f"lives of the controller: {sum(each.lives for each in found)}; faults: {sum(each.faults for each in found)}"
-    )
-    print(f"actions: {actions}, {good} succeeded")
-    print(
-        f"violations: {sum(len(each.violations) for each in found)} in {sum(bool(each.violations) for each in found)} runs"
-    )
+    figures.add(f"{name}.runs", len(found), "1")
+    figures.add(f"{name}.violations", sum(len(each.violations) for each in found), "1", at_most=0)
+    figures.add(f"{name}.lives_of_the_controller", sum(each.lives for each in found), "1")
+    figures.add(f"{name}.faults", sum(each.faults for each in found), "1")
+    figures.add(f"{name}.actions", sum(each.actions for each in found), "1")
+    figures.add(f"{name}.actions_succeeded", sum(each.succeeded for each in found), "1")
+    figures.add(f"{name}.job_hours", hours, "h")
+    figures.add(f"{name}.job_hours_per_minute_of_a_core", 60 * hours / cpu_s, "h")
+    figures.add(f"{name}.seconds", seconds, "s")
 
 
 if __name__ == "__main__":

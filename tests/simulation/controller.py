@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tests.simulation.slurm import SimSlurm
 from tests.simulation.timeline import Killed, SimLoop
 from watchdog.controller.app import live
-from watchdog.controller.journal import Journal, JournalError
+from watchdog.controller.journal import Journal, JournalError, open_engine
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
 from watchdog.model import ActionEnd, Decision, Rung, RungOutcome
@@ -81,7 +81,21 @@ class SimJournal(Journal):
         )
 
     def end_action(self, decision_id: str, end: ActionEnd) -> None:
-        self._write("end", lambda: super(SimJournal, self).end_action(decision_id, end), decision_id)
+        def work() -> None:
+            super(SimJournal, self).end_action(decision_id, end)
+            self._life.sim.open_actions.discard(decision_id)
+
+        self._write("end", work, decision_id)
+
+    # ------------------------------------------------------------------------------------ across a fork
+
+    def let_go(self) -> None:
+        """Closes the file, without a word to whoever writes next: that opens it again."""
+        self._engine.dispose()
+
+    def go_on_at(self, url: str) -> None:
+        """The next write goes to another file."""
+        self._engine = open_engine(sa.make_url(url))
 
 
 class Life:
@@ -98,6 +112,9 @@ class Life:
         self.journal: SimJournal | None = None
         self.heard: dict[str, float] = {}
         """Node -> when its last report was taken over."""
+
+    def reseed(self, name: str) -> None:
+        self.rng.seed(name)
 
     def may_die(self, stage: str) -> None:
         if self.dead or self.sim.dies_at(stage):

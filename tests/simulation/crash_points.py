@@ -1,6 +1,8 @@
 """One action, begun a few minutes after the start, and a controller that dies at any write of its journal while Slurm answers as it likes.
 
-Two stories: a job that hangs and is requeued, and a restart that an operator asks for, by kill switch. A number is a crash point.
+Stories, turn about: a job that hangs and is requeued, and a restart that an operator asks for, by kill switch. A number is a crash
+point. `POINTS` numbers in a row share a story up to the first write about it, where each goes its own way: so they can be run as
+forks of one process (see forks.py), and each alone is the same run.
 """
 
 from __future__ import annotations
@@ -14,6 +16,14 @@ from tests.simulation.sim import Simulation
 FATES = ("ok", "done and lost", "lost", "refused", "done late")
 """What Slurm does with a request."""
 TROUBLE_AT_S = 150.0
+POINTS = 50
+"""Crash points of one story."""
+WRITES = 32
+"""Deaths are drawn from so many writes: most actions are over after fewer."""
+SETTLED_S = 90.0
+"""So long after everything has come to its end a run is over: a request that was lost is done up to 50 s later, if it is done at all."""
+
+Script = Callable[[Simulation], None]
 
 
 def quiet_recipe(number: int) -> Recipe:
@@ -23,6 +33,17 @@ def quiet_recipe(number: int) -> Recipe:
         number, hours=0.5, calm_s=1000.0, nodes=5, jobs=2, interval_s=10.0, tick_s=5.0, step_s=(5.0,), sizes=(2,),
         kill_switch=rng.choice((RUN_SWITCH, SHARED_SWITCH)), rates=Rates(*([0.0] * 12)), restart_after_s=(0.5, 60.0),
     )  # fmt: skip
+
+
+def story_of(story: int) -> Recipe:
+    """The recipe that the crash points of one story share. Mostly there is one job alone: a second one is there to be left alone."""
+    recipe, rng = quiet_recipe(story), random.Random(f"story {story}")
+    if rng.random() < 0.75:
+        recipe.jobs, recipe.nodes = 1, 3
+    recipe.interval_s, recipe.tick_s = rng.choice(((10.0, 5.0), (15.0, 10.0), (15.0, 10.0)))
+    recipe.cooldown_s = 120.0
+    recipe.settled_s = SETTLED_S
+    return recipe
 
 
 def trouble(sim: Simulation, *, graceful: bool) -> None:
@@ -41,25 +62,50 @@ def trouble(sim: Simulation, *, graceful: bool) -> None:
     sim.timeline.at(TROUBLE_AT_S, (lambda: sim.ask_restart(job)) if graceful else hang)
 
 
-def crash_point(number: int) -> tuple[Recipe, Callable[[Simulation], None]]:
-    """The recipe and the script of one crash point: up to three deaths, each at a write drawn from all of an action's, and Slurm's
-    answers to the first requests."""
-    rng = random.Random(f"crash point script {number}")
-    deaths = {rng.randrange(1, 32) for _ in range(rng.choice((1, 1, 2, 3)))}
-    fates = [rng.choice(FATES) for _ in range(rng.randrange(5))]
-    graceful = number % 2 == 1
-    recipe = quiet_recipe(number)
+class Branch:
+    """What is special about one crash point, from the first write about its trouble on: up to three deaths, each at a write drawn
+    from all of an action's or a moment after it, and Slurm's answers to the first requests."""
+
+    def __init__(self, number: int):
+        rng = random.Random(f"crash point script {number}")
+        self.number = number
+        self.deaths = {
+            rng.randrange(1, WRITES): rng.choice((0, 0, 0, rng.randrange(1, 12)))
+            for _ in range(rng.choice((1, 1, 2, 3)))
+        }
+        self.fates = [rng.choice(FATES) for _ in range(rng.randrange(5))]
+        self.count = 0
+
+    def take(self, sim: Simulation) -> None:
+        """From here on the run is this crash point's."""
+        sim.reseed(f"crash point {self.number}")
+        sim.recipe.weather.script = list(self.fates)
+        sim.die_at = lambda stage: self.dies(sim)
+
+    def dies(self, sim: Simulation) -> bool:
+        """Whether the controller dies at this write; some deaths come a few turns of its loop later."""
+        self.count += 1
+        turns = self.deaths.get(self.count)
+        if turns is None or not sim.stormy:
+            return False
+        if turns:
+            sim.kill(turns)
+        return not turns
+
+
+def crash_point(number: int, branch: Callable[[Simulation], None] | None = None) -> tuple[Recipe, Script]:
+    """The recipe and the script of one crash point. `branch`, where given, is called in its place at the first write."""
+    story = number // POINTS
+    recipe = story_of(story)
+    own = Branch(number)
 
     def script(sim: Simulation) -> None:
-        count = 0
+        def first(stage: str) -> bool:
+            (branch or own.take)(sim)
+            assert sim.die_at is not None
+            return sim.die_at(stage)
 
-        def dies(stage: str) -> bool:
-            nonlocal count
-            count += 1
-            return count in deaths and sim.stormy
-
-        sim.die_at = dies
-        sim.recipe.weather.script = fates
-        trouble(sim, graceful=graceful)
+        sim.die_at = first
+        trouble(sim, graceful=story % 2 == 1)
 
     return recipe, script

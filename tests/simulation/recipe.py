@@ -17,6 +17,10 @@ CRASHES = 0.5
 """Share of the seeds in which the controller is killed often, at writes to its journal as well as anywhere else."""
 
 
+PACES = ((10.0, 5.0), (20.0, 10.0), (30.0, 15.0), (30.0, 30.0), (60.0, 30.0), (60.0, 60.0))
+"""Seconds between two reports of an agent and between two looks of the controller: the slower, the more hours in a minute."""
+
+
 @dataclass
 class Rates:
     """How often, in an hour of the simulated cluster."""
@@ -72,6 +76,8 @@ class Recipe:
     """Share of faults that go away by themselves."""
     restart_after_s: tuple[float, float] = (1.0, 90.0)
     """How long the controller is away after it died."""
+    settled_s: float | None = None
+    """Not until the end of the hours, only until everything that was begun has been over for so long."""
 
     @property
     def until_s(self) -> float:
@@ -109,12 +115,14 @@ class Recipe:
 def recipe_of(seed: int) -> Recipe:
     """Most seeds are a cluster on a bad day; some are a calm one, so that what is rare meets what is usual."""
     rng = random.Random(f"recipe {seed}")
+    interval_s, tick_s = rng.choice(PACES)
+    jobs = rng.choice((4, 5, 7, 12))
     recipe = Recipe(
         seed,
-        nodes=rng.choice((7, 9, 12)),
-        jobs=rng.choice((4, 5, 7)),
-        interval_s=rng.choice((10.0, 20.0, 30.0)),
-        tick_s=rng.choice((5.0, 5.0, 10.0)),
+        nodes=3 + int(1.6 * jobs),
+        jobs=jobs,
+        interval_s=interval_s,
+        tick_s=tick_s,
         mode="act" if rng.random() < 0.93 else "observe",
         kill_switch=rng.choice((RUN_SWITCH, SHARED_SWITCH)),
         budget=rng.choice((2, 4, 8)),

@@ -24,7 +24,7 @@ from tests.simulation.recipe import Recipe
 from tests.simulation.timeline import Timeline
 from watchdog import clock
 from watchdog.controller.journal import JournalError
-from watchdog.model import Decision
+from watchdog.model import Action, Decision, Verdict
 
 SCHEDULE_EVERY_S = 5.0
 
@@ -69,6 +69,8 @@ class Simulation:
         self.clock_moved_at = float("-inf")
         self.monotonic_zero = 5000.0
         self.die_at: Callable[[str], bool] | None = None
+        self.open_actions: set[str] = set()
+        """Decisions that were allowed and have no end yet."""
         self.agents = {
             node.name: Agent(node, self.cluster, recipe.network, random.Random(f"{recipe.seed} {node.name}"),
                              recipe.interval_s, self._post)
@@ -90,6 +92,8 @@ class Simulation:
         with _simulated(self):
             self.timeline.at(self.recipe.until_s - self.recipe.calm_s, self._calm)
             self.timeline.at(self.recipe.until_s, self._end)
+            if self.recipe.settled_s is not None:
+                self._look_whether_settled(None)
             (self.script or storm)(self)
             while self.timeline.now < self.recipe.until_s:
                 self.lives += 1
@@ -101,6 +105,29 @@ class Simulation:
                 self.life = None
                 away_s = self.rng.uniform(*self.recipe.restart_after_s)
                 self.timeline.advance(min(self.recipe.until_s, self.timeline.now + away_s))
+
+    def reseed(self, name: str) -> None:
+        """From here on chance is another one's."""
+        self.rng = random.Random(f"run {name}")
+        self.cluster.rng = random.Random(f"cluster {name}")
+        for node, agent in self.agents.items():
+            agent.rng = random.Random(f"{name} {node}")
+        if self.life is not None:
+            self.life.reseed(f"life {name}")
+
+    def _look_whether_settled(self, since: float | None) -> None:
+        """Ends the run when something was done, everything that was begun has come to its end, and nothing has happened since."""
+        settled, now = self.recipe.settled_s, self.timeline.now
+        assert settled is not None
+        if any(fault.ended is None for fault in self.cluster.truth.faults):
+            settled += self.recipe.cooldown_s  # an action that failed may be tried anew
+        good = self.circumstances and not self.open_actions and self.life is not None and not self.life.dead
+        since = (now if since is None else since) if good else None
+        if since is not None and now - since >= settled:
+            self.recipe.hours = now / 3600.0
+            self._end()
+        elif now < self.recipe.until_s:
+            self.timeline.after(10.0, lambda: self._look_whether_settled(since))
 
     def _end(self) -> None:
         for node, path in self.cluster.switches:
@@ -161,6 +188,8 @@ class Simulation:
     def note_decision(self, decision: Decision) -> None:
         assert self.life is not None
         now, life = self.timeline.now, self.life
+        if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+            self.open_actions.add(decision.id)
         silent_after_s = self.config.controller.agent_silent_after
         self.circumstances[decision.id] = Circumstances(
             at=now, started=life.started, seeing_from=life.seeing_from, slurm_age_s=now - life.slurm.answered_at,

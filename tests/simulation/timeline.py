@@ -137,5 +137,5 @@ class SimLoop(asyncio.SelectorEventLoop):
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    if not isinstance(context.get("exception"), Killed):
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)

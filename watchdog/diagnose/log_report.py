@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from watchdog.diagnose.log_case import Source, Verdict
 from watchdog.diagnose.log_digest import Digest
 from watchdog.diagnose.log_files import local_is_rank, named_by
 from watchdog.diagnose.log_progress import (
@@ -17,7 +18,7 @@ from watchdog.diagnose.log_progress import (
 )
 from watchdog.diagnose.log_ranks import Ranks, read_ranks
 from watchdog.diagnose.log_time import parse_time
-from watchdog.diagnose.log_verdict import Source, Verdict, judge, with_rank
+from watchdog.diagnose.log_verdict import judge, with_rank
 from watchdog.diagnose.tracebacks import find_errors
 
 MAX_ERRORS = 400

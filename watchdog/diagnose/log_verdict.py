@@ -10,16 +10,23 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from watchdog.diagnose.collectives import Suspects, suspects_of
-from watchdog.diagnose.log_digest import Digest
+from watchdog.diagnose.log_case import Case, Source, Verdict, after_step, duration, sentence, words_of
+from watchdog.diagnose.log_consequences import LAST_CHOICE, TIMED_OUT, of_consequences
 from watchdog.diagnose.log_errors import STEP_SLACK_S
 from watchdog.diagnose.log_lines import Line, classify
-from watchdog.diagnose.log_progress import NoNumber, Progress, Silence
-from watchdog.diagnose.log_ranks import Failure, Ranks
+from watchdog.diagnose.log_naming import (
+    GPU_NAMES,
+    failed_node,
+    is_everybody,
+    place_in_table,
+    placed,
+    who_felt_it,
+    who_of,
+)
+from watchdog.diagnose.log_ranks import Ranks
 from watchdog.diagnose.tracebacks import Error
 from watchdog.knowledge.log_signatures import CONSEQUENCES, FELT, FROM_OUTSIDE, HEADERS, WORDS
 
@@ -32,8 +39,6 @@ QUIET_LINES = 12
 LAST_LINES = 15
 LONG_AFTER = 200
 """Lines between an error and the word that training is done, if it is to be of an earlier try."""
-ALIKE_SHARE = 0.5
-"""Where so many ranks say the same, nobody is named: it is the program, its input or what all share."""
 SOFT = frozenset(
     {"python_exception", "permission", "network", "missing_file", "import_error", "config_error", "dataset_error", "shape_mismatch",
      "dtype_device", "too_many_files", "loss_nan", "checkpoint_mismatch", "checkpoint_corrupt", "assertion", "io_error", "cuda_unavailable",
@@ -57,81 +62,24 @@ FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota",
 """What no lost peer brings about."""
 AFTER_END = AFTER_SIGTERM | {"permission", "network", "loss_nan"}
 """What is said in passing when training is done."""
-TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
-LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
-SIGNAL_NAMES = {
-    -9: "killed",
-    -11: "segmentation_fault",
-    -7: "bus_error",
-    -4: "illegal_instruction",
-    -8: "floating_point_trap",
-}
-"""Exit codes of signals that nobody sends to end a run in order; 6 and 15 are how it is ended after another's failure."""
 NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
 """Settings: whoever notices first is no more to blame than the others."""
-GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
-_NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
-_OWN_NODE = re.compile(r"\bnode: (?P<host>[\w.-]+)\b")
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
-_SLURM_WHAT = {
-    "segmentation_fault": ("Segmentation fault",), "bus_error": ("Bus error",), "oom_kill": ("Out Of Memory",), "illegal_instruction": ("Illegal",),
-}  # fmt: skip
-
-
-@dataclass
-class Source:
-    """One file of a job, with what was read in it."""
-
-    path: str
-    digest: Digest
-    progress: Progress
-    errors: list[Error]
-    silence: Silence | None = None
-    no_number: NoNumber | None = None
-    roles: dict[int, str] = field(default_factory=dict)
-    """Of each error's place its role."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    name: str
-    line: int | None
-    source: int
-    summary: str
-    host: str | None = None
-    rank: int | None = None
-    text: str = ""
-    first_ranks: tuple[int, ...] = ()
-    followed: int = 0
-    missing: tuple[int, ...] = ()
-
-
-@dataclass
-class _Case:
-    """All errors of a job in their order, and what was made of them."""
-
-    sources: Sequence[Source]
-    ranks: Ranks
-    errors: list[Error]
-    role: dict[int, str] = field(default_factory=dict)
-    """By id of the error."""
-    timed: bool = True
-    """Whether the errors of different files can be put in order."""
 
 
 def judge(sources: Sequence[Source], ranks: Ranks) -> Verdict | None:
     """The verdict over the files of one job; None if nothing is wrong. Sets the roles of each source's errors."""
     case = _ordered(sources, ranks)
     for error in case.errors:
-        _place_in_table(error, ranks)
+        place_in_table(error, ranks)
     verdict = _of_errors(case) or _of_numbers(case)
     for source in sources:
         source.roles = {place: case.role.get(id(error), "noise") for place, error in enumerate(source.errors)}
     return verdict
 
 
-def _ordered(sources: Sequence[Source], ranks: Ranks) -> _Case:
+def _ordered(sources: Sequence[Source], ranks: Ranks) -> Case:
     errors = []
     for number, source in enumerate(sources):
         for error in source.errors:
@@ -151,13 +99,13 @@ def _ordered(sources: Sequence[Source], ranks: Ranks) -> _Case:
         )
     else:
         errors.sort(key=lambda e: (e.source, e.line))
-    return _Case(sources, ranks, errors, timed=timed)
+    return Case(sources, ranks, errors, timed=timed)
 
 
 # ------------------------------------------------------------------------------------------ which errors count
 
 
-def _of_errors(case: _Case) -> Verdict | None:
+def _of_errors(case: Case) -> Verdict | None:
     errors = case.errors
     alive = [error for error in errors if not _is_noise(error, case)]
     for error in errors:
@@ -176,7 +124,7 @@ def _of_errors(case: _Case) -> Verdict | None:
     return _of_one(case, alive)
 
 
-def _of_one(case: _Case, alive: list[Error]) -> Verdict | None:
+def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     ended = next((place for place, error in enumerate(alive) if _ends_from_outside(error)), len(alive))
     before, after = alive[:ended], alive[ended:]
     if after and _TOLD_TO_END.search(after[0].text):
@@ -195,7 +143,7 @@ def _of_one(case: _Case, alive: list[Error]) -> Verdict | None:
     if late is not None:
         return _of_cause(case, [late], alive)
     told = [error for error in before if not _is_root(error) or error in firm]
-    return _of_consequences(case, told, ended < len(alive))
+    return of_consequences(case, told, ended < len(alive))
 
 
 def _is_root(error: Error) -> bool:
@@ -213,7 +161,7 @@ def _ends_from_outside(error: Error) -> bool:
     return error.name in FROM_OUTSIDE
 
 
-def _is_noise(error: Error, case: _Case) -> bool:
+def _is_noise(error: Error, case: Case) -> bool:
     if error.ignored:
         return True
     source = case.sources[error.source]
@@ -236,7 +184,7 @@ def _is_noise(error: Error, case: _Case) -> bool:
     return _goes_on_quietly(error, source)
 
 
-def _rises_after(error: Error, case: _Case) -> int:
+def _rises_after(error: Error, case: Case) -> int:
     """How many new steps were logged after an error: by time where both have one, else by their lines in the same file."""
     most = 0
     for number, source in enumerate(case.sources):
@@ -274,7 +222,7 @@ def _deaths(alive: Sequence[Error]) -> list[Error]:
     return [error for error in alive if not _is_root(error)]
 
 
-def _is_fatal(error: Error, case: _Case, deaths: Sequence[Error]) -> bool:
+def _is_fatal(error: Error, case: Case, deaths: Sequence[Error]) -> bool:
     """Whether an error ended its rank: an uncaught exception, something that no process survives, or one with a death after it."""
     if error.weak and not deaths:
         return False
@@ -301,7 +249,7 @@ def _came_of_it(error: Error, alive: Sequence[Error]) -> bool:
     return False
 
 
-def _late_cause(case: _Case) -> Error | None:
+def _late_cause(case: Case) -> Error | None:
     """An error that was survived by few steps, before a cascade."""
     found = [
         error
@@ -315,21 +263,21 @@ def _late_cause(case: _Case) -> Error | None:
 # ------------------------------------------------------------------------------------------ the verdict
 
 
-def _of_cause(case: _Case, roots: list[Error], alive: Sequence[Error]) -> Verdict:
+def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict:
     first = next((error for error in roots if error.name not in HEADERS), roots[0])
     name = _refined(first)
-    rank, host = _who(first, case)
+    rank, host = who_of(first, case)
     alike = [error for error in roots if _refined(error) == name]
     ranks = sorted({r for error in alike if (r := case.ranks.rank_of(error.who)) is not None})
     unordered = not case.timed and len({error.source for error in alike}) > 1
     if rank is None and not unordered:
-        rank, host = _placed(first, name, case, host)
-    everybody = _is_everybody(ranks, alike, case)
+        rank, host = placed(first, name, case, host)
+    everybody = is_everybody(ranks, alike, case)
     sources = {error.source for error in roots}
     if rank is None and name in GPU_NAMES:
-        rank = _who_felt_it(first, alive, case)
+        rank = who_felt_it(first, alive, case)
     if name == "node_failure":
-        rank, host = None, _failed_node(case)
+        rank, host = None, failed_node(case)
     if name in NOBODYS:
         rank = host = None
     elif unordered or everybody or (not case.timed and len(sources) > 1):
@@ -337,32 +285,17 @@ def _of_cause(case: _Case, roots: list[Error], alive: Sequence[Error]) -> Verdic
         rank, host = None, hosts.pop() if len(hosts) == 1 else None
     case.role[id(first)] = "cause"
     followed = len(alive) - 1
-    who = _words_of(rank, host)
+    who = words_of(rank, host)
     said = f"{who} failed first" if who else "the first error of the run is"
     more = f", and {len(ranks) - 1} more ranks alike" if len(ranks) > 1 and rank is not None else ""
     if everybody and len(ranks) > 1:
         said, more = f"{len(ranks)} ranks failed alike", ""
     after = f"; {followed} more lines of errors followed" if followed else ""
-    summary = f"{WORDS.get(name, name)}: {said}{more}{_after_step(case, first)} (line {first.line}): {first.text[:200]}{after}"
+    summary = f"{WORDS.get(name, name)}: {said}{more}{after_step(case, first)} (line {first.line}): {first.text[:200]}{after}"
     return Verdict(
-        name, first.line, first.source, _sentence(summary), host, rank, first.text,
+        name, first.line, first.source, sentence(summary), host, rank, first.text,
         tuple(ranks), followed,
     )  # fmt: skip
-
-
-def _who_felt_it(first: Error, alive: Sequence[Error], case: _Case) -> int | None:
-    """The rank whose process NCCL spoke for: the only one to which NCCL's call failed with an error of CUDA."""
-    said = {
-        case.ranks.rank_of(error.who)
-        for error in alive
-        if error.name == "nccl_error" and re.search(r"unhandled cuda error", error.text, re.IGNORECASE)
-    }
-    return said.pop() if len(said) == 1 and "NCCL" in first.raw_text else None
-
-
-def _failed_node(case: _Case) -> str | None:
-    nodes = {match[1] for error in case.errors if (match := _NODE_FAILURE.search(error.raw_text))}
-    return nodes.pop() if len(nodes) == 1 else None
 
 
 def _refined(error: Error) -> str:
@@ -381,240 +314,7 @@ def _refined(error: Error) -> str:
     return error.name
 
 
-def _who(error: Error, case: _Case) -> tuple[int | None, str | None]:
-    rank = case.ranks.rank_of(error.who)
-    host = case.ranks.host_of(error.who, rank)
-    own = _OWN_NODE.search(error.text) if host is None and rank is not None else None
-    return rank, own["host"] if own is not None else host
-
-
-def _is_everybody(ranks: Sequence[int], alike: Sequence[Error], case: _Case) -> bool:
-    """Whether so many failed alike that none of them is the one."""
-    if len(ranks) < 2:
-        locals_ = {(error.who.local, error.who.host) for error in alike}
-        return len(locals_) >= 3
-    world = case.ranks.world or len(case.ranks.seen) or len(ranks)
-    return len(ranks) >= max(3, ALIKE_SHARE * world) or len(ranks) >= world > 1
-
-
-def _place_in_table(error: Error, ranks: Ranks) -> None:
-    """An error that stands in torchrun's table of failures is that row's."""
-    if error.who.rank is not None:
-        return
-    for row in ranks.failures:
-        if row.line < error.line < row.end and row.rank is not None:
-            error.who = type(error.who)(rank=row.rank, local=row.local, host=row.host)
-            return
-
-
-def _placed(error: Error, name: str, case: _Case, host: str | None) -> tuple[int | None, str | None]:
-    """(rank, host) of a line that does not say whose it is, from what the launcher or Slurm says of who ended first."""
-    ranks = case.ranks
-    segments = case.sources[error.source].digest.segments
-    if segments is not None:
-        # Another excerpt tells of another incident.
-        ranks = replace(
-            ranks,
-            failures=[row for row in ranks.failures if segments.get(row.line) == error.segment],
-            tasks=[task for task in ranks.tasks if segments.get(task.line) == error.segment],
-        )
-    row = _first_failure(ranks.failures, name)
-    if row is not None and (host is None or row.host is None or host.split(".")[0] == row.host.split(".")[0]):
-        return row.rank, host or row.host
-    task = _task_of(error, name, ranks)
-    if task is not None and (host is None or host == task[1]):
-        return task
-    return None, host
-
-
-def _first_failure(failures: Sequence[Failure], name: str) -> Failure | None:
-    """The row of torchrun's tables that an error without a name belongs to, if it can be only one.
-
-    Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may list such a one first.
-    """
-    codes = {code for code, signal in SIGNAL_NAMES.items() if signal == name} or {1, 2}
-    if name in ("oom_kill", "killed"):
-        codes = {-9}
-    if name in ("abort", "cuda_error", "glibc_abort", "device_assert", "gpu_ecc"):
-        codes = {1, -6}
-    rows = [row for row in failures if row.code in codes]
-    if len(rows) == 1:
-        return rows[0]
-    roots = [row for row in rows if row.root]
-    if len(roots) != 1 or roots[0].stamp is None:
-        return None
-    others = [row.stamp.seconds for row in rows if row is not roots[0] and row.stamp is not None]
-    return roots[0] if others and min(others) - roots[0].stamp.seconds >= 1 else None
-
-
-def _task_of(error: Error, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:
-    """Slurm's word of the one task that ended so; of several nobody knows which was first."""
-    match = re.search(
-        r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): ", error.raw_text
-    )
-    if match:
-        single = match["tasks"].isdecimal()
-        return (int(match["tasks"]) if single and ranks.tasks_are_ranks else None), match["host"]
-    words = _SLURM_WHAT.get(name, ())
-    tasks = [t for t in ranks.tasks if any(word in t.what for word in words)] if words else []
-    tasks = tasks or [t for t in ranks.tasks if "Exited with exit code" in t.what]
-    if len(tasks) != 1:
-        return None
-    return (tasks[0].task if ranks.tasks_are_ranks else None), tasks[0].host
-
-
-def _of_consequences(case: _Case, told: list[Error], from_outside: bool) -> Verdict | None:
-    """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal."""
-    timeouts = [error for error in told if error.name in TIMED_OUT]
-    felt = [
-        error for error in told if error.name in FELT and error.name not in LAST_CHOICE and not error.weak
-    ]
-    if from_outside and not timeouts:
-        return None
-    row = _killed_first(case.ranks.failures)
-    if row is not None and not timeouts:
-        return _of_row(case, row, told)
-    if timeouts:
-        return _of_timeouts(case, timeouts, told)
-    if any(task.signal for task in case.ranks.tasks):
-        return _of_tasks(case, told)
-    if felt:
-        return _unexplained(case, felt[0], told)
-    last = [error for error in told if error.name not in FROM_OUTSIDE and error.name != "terminated"]
-    if not last:
-        return None
-    failed = [row for row in case.ranks.failures if row.root and row.code not in (None, -15, -6, 0)]
-    if failed and len({row.rank for row in failed}) == 1:
-        return _of_row(case, failed[0], told)
-    return _of_ends(case, last, told)
-
-
-def _of_timeouts(case: _Case, timeouts: list[Error], told: Sequence[Error]) -> Verdict:
-    by_place = {place: case.ranks.rank_of(error.who) for place, error in enumerate(timeouts)}
-    for place, error in enumerate(timeouts):
-        if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts):
-            by_place[place] = error.group_rank
-    suspects = suspects_of(timeouts, by_place, case.ranks.seen, case.ranks.world)
-    said = sorted({rank for rank in by_place.values() if rank is not None})
-    first = timeouts[0]
-    name = (
-        "collective_mismatch"
-        if suspects is not None and "another collective" in suspects.reason
-        else first.name
-    )
-    case.role[id(first)] = "cascade"
-    rank = suspects.ranks[0] if suspects is not None and len(suspects.ranks) == 1 else None
-    host = case.ranks.rank_hosts.get(rank) if rank is not None else None
-    waited = f"{len(said)} ranks said so" if len(said) > 1 else "no line says why"
-    summary = f"{WORDS[name]}{_after_step(case)} (line {first.line}): {waited}, {_suspected(suspects)}"
-    return Verdict(
-        name, first.line, first.source, _sentence(summary), host, rank, first.text,
-        first_ranks=(), followed=len(told) - 1, missing=suspects.ranks if suspects is not None else (),
-    )  # fmt: skip
-
-
-def _suspected(suspects: Suspects | None) -> str:
-    if suspects is None:
-        return "and nothing tells whom they waited for; look for an earlier error elsewhere, or for stacks of all ranks"
-    names = ", ".join(str(rank) for rank in suspects.ranks[:8])
-    return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
-
-
-def _group_is_all(timeouts: Sequence[Error]) -> bool:
-    """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself, once a number."""
-    named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
-    if named:
-        return all(e.who.rank == e.group_rank for e in named)
-    return any("default_pg" in e.raw_text for e in timeouts) and all(
-        "default_pg" in e.raw_text or "[PG" not in e.raw_text for e in timeouts
-    )
-
-
-def _killed_first(failures: Sequence[Failure]) -> Failure | None:
-    """The worker that died of a signal which nobody sends in order, as torchrun's table has it."""
-    rows = [row for row in failures if row.code in SIGNAL_NAMES]
-    roots = [row for row in rows if row.root]
-    if any(row.root for row in failures):
-        # The launcher kills who does not end by itself: such rows are none.
-        return roots[0] if len({row.rank for row in roots}) == 1 else None
-    return rows[0] if len(rows) == 1 else None
-
-
-def _of_row(case: _Case, row: Failure, told: Sequence[Error]) -> Verdict:
-    name = SIGNAL_NAMES.get(row.code or 0, "launcher")
-    who = _words_of(row.rank, row.host) or "a worker"
-    how = f"signal {-(row.code or 0)}" if (row.code or 0) < 0 else f"exit code {row.code}"
-    for error in told:
-        if abs(error.line - row.line) <= 8:
-            case.role[id(error)] = "cause"
-            break
-    summary = f"{WORDS[name]}: {who} ended with {how}{_after_step(case)} (line {row.line}), and its own words are not in the log"
-    source = next((e.source for e in told if abs(e.line - row.line) <= 400), 0)
-    return Verdict(
-        name, row.line, source, _sentence(summary), row.host, row.rank, how, followed=max(0, len(told) - 1)
-    )
-
-
-def _of_tasks(case: _Case, told: Sequence[Error]) -> Verdict | None:
-    """Slurm saw tasks die of a signal: those are first, whatever the others felt."""
-    died = [task for task in case.ranks.tasks if task.signal]
-    first = died[0]
-    aborted = next((e.line for e in case.errors if e.name == "cancelled"), None)
-    if aborted is not None and first.line > aborted:
-        return None  # srun's own kill
-    alone = len([task for task in died if aborted is None or task.line < aborted]) == 1
-    rank = first.task if alone and case.ranks.tasks_are_ranks else None
-    host = (
-        first.host
-        if len({task.host for task in died if aborted is None or task.line < aborted}) == 1
-        else None
-    )
-    source = 0
-    for error in told:
-        if error.line == first.line:
-            case.role[id(error)], source = "cause", error.source
-    name = first.signal or "killed"
-    who = _words_of(rank, host)
-    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{_after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
-    return Verdict(
-        name, first.line, source, _sentence(summary), host, rank, first.what, followed=max(0, len(told) - 1)
-    )
-
-
-def _of_ends(case: _Case, last: list[Error], told: Sequence[Error]) -> Verdict:
-    """Only the launcher or Slurm says that something ended."""
-    first = last[0]
-    ranks = case.ranks
-    codes = {code for _, code in ranks.exits}
-    name = SIGNAL_NAMES[codes.pop()] if len(codes) == 1 and codes <= set(SIGNAL_NAMES) else first.name
-    task = _task_of(first, name, ranks) if "srun: error" in first.raw_text and len(ranks.tasks) == 1 else None
-    rank, host = task if task is not None else (None, None)
-    case.role[id(first)] = "cause"
-    who = _words_of(rank, host)
-    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{_after_step(case)} (line {first.line}): {first.text[:200]}; its own words are not in the log"
-    return Verdict(
-        name, first.line, first.source, _sentence(summary), host, rank, first.text, followed=len(told) - 1
-    )
-
-
-def _unexplained(case: _Case, first: Error, told: Sequence[Error]) -> Verdict:
-    summary = (
-        f"{WORDS[first.name]}{_after_step(case)} (line {first.line}): {first.text[:200]}; that follows from something else, "
-        "and no line says from what"
-    )
-    return Verdict(
-        first.name,
-        first.line,
-        first.source,
-        _sentence(summary),
-        None,
-        None,
-        first.text,
-        followed=len(told) - 1,
-    )
-
-
-def _of_numbers(case: _Case) -> Verdict | None:
+def _of_numbers(case: Case) -> Verdict | None:
     """Nothing failed: does it hang, or does it train on what is no number?"""
     sources = case.sources
     if any(source.progress.finished for source in sources):
@@ -629,51 +329,21 @@ def _of_numbers(case: _Case) -> Verdict | None:
         after = f"after step {step}" if step is not None else "before its first step was logged"
         phase = f" (the log says {silence.phase})" if silence.phase else ""
         summary = (
-            f"hang: no progress for {_duration(silence.silent_s)} {after}{phase}, line {silence.line}; "
-            f"{_duration(silence.limit_s)} would be normal ({silence.reason})"
+            f"hang: no progress for {duration(silence.silent_s)} {after}{phase}, line {silence.line}; "
+            f"{duration(silence.limit_s)} would be normal ({silence.reason})"
         )
-        return Verdict("hang", silence.line, number, _sentence(summary))
+        return Verdict("hang", silence.line, number, sentence(summary))
     return _of_loss(case)
 
 
-def _of_loss(case: _Case) -> Verdict | None:
+def _of_loss(case: Case) -> Verdict | None:
     for number, source in enumerate(case.sources):
         bad = source.no_number
         if bad is not None:
             step = f"step {bad.step}" if bad.step is not None else f"line {bad.line}"
             summary = f"the loss is no number any more since {step} (line {bad.line}), {bad.times} times in a row up to the end"
-            return Verdict("loss_nan", bad.line, number, _sentence(summary))
+            return Verdict("loss_nan", bad.line, number, sentence(summary))
     return None
-
-
-# ------------------------------------------------------------------------------------------ words
-
-
-def _after_step(case: _Case, error: Error | None = None) -> str:
-    """After which step; of an error the last one that was logged before it in its excerpt."""
-    step = max((s.progress.last_step for s in case.sources if s.progress.last_step is not None), default=None)
-    segments = case.sources[error.source].digest.segments if error is not None else None
-    if error is not None and segments is not None:
-        steps = case.sources[error.source].digest.facts
-        before = [f.fact.step for f in steps if segments.get(f.line) == error.segment and f.line < error.line]
-        step = next((each for each in reversed(before) if each is not None), None)
-    return f", after step {step}" if step is not None else ""
-
-
-def _words_of(rank: int | None, host: str | None) -> str:
-    if rank is None:
-        return f"host {host}" if host is not None else ""
-    return f"rank {rank}" + (f" on {host}" if host is not None else "")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
 def with_rank(lines: Sequence[Line], rank: int | None, local: int | None, host: str | None) -> list[Line]:

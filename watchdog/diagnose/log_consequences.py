@@ -1,0 +1,166 @@
+"""A run of which no line says why it ended: who is missing from the cascade, whom the launcher or Slurm saw die. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from watchdog.diagnose.collectives import Suspects, suspects_of
+from watchdog.diagnose.log_case import Case, Verdict, after_step, sentence, words_of
+from watchdog.diagnose.log_naming import SIGNAL_NAMES, task_of
+from watchdog.diagnose.log_ranks import Failure
+from watchdog.diagnose.tracebacks import Error
+from watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
+
+TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
+LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
+
+
+def of_consequences(case: Case, told: list[Error], from_outside: bool) -> Verdict | None:
+    """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal."""
+    timeouts = [error for error in told if error.name in TIMED_OUT]
+    felt = [
+        error for error in told if error.name in FELT and error.name not in LAST_CHOICE and not error.weak
+    ]
+    if from_outside and not timeouts:
+        return None
+    row = _killed_first(case.ranks.failures)
+    if row is not None and not timeouts:
+        return _of_row(case, row, told)
+    if timeouts:
+        return _of_timeouts(case, timeouts, told)
+    if any(task.signal for task in case.ranks.tasks):
+        return _of_tasks(case, told)
+    if felt:
+        return _unexplained(case, felt[0], told)
+    last = [error for error in told if error.name not in FROM_OUTSIDE and error.name != "terminated"]
+    if not last:
+        return None
+    failed = [row for row in case.ranks.failures if row.root and row.code not in (None, -15, -6, 0)]
+    if failed and len({row.rank for row in failed}) == 1:
+        return _of_row(case, failed[0], told)
+    return _of_ends(case, last, told)
+
+
+def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Verdict:
+    by_place = {place: case.ranks.rank_of(error.who) for place, error in enumerate(timeouts)}
+    for place, error in enumerate(timeouts):
+        if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts):
+            by_place[place] = error.group_rank
+    suspects = suspects_of(timeouts, by_place, case.ranks.seen, case.ranks.world)
+    said = sorted({rank for rank in by_place.values() if rank is not None})
+    first = timeouts[0]
+    name = (
+        "collective_mismatch"
+        if suspects is not None and "another collective" in suspects.reason
+        else first.name
+    )
+    case.role[id(first)] = "cascade"
+    rank = suspects.ranks[0] if suspects is not None and len(suspects.ranks) == 1 else None
+    host = case.ranks.rank_hosts.get(rank) if rank is not None else None
+    waited = f"{len(said)} ranks said so" if len(said) > 1 else "no line says why"
+    summary = f"{WORDS[name]}{after_step(case)} (line {first.line}): {waited}, {_suspected(suspects)}"
+    return Verdict(
+        name, first.line, first.source, sentence(summary), host, rank, first.text,
+        first_ranks=(), followed=len(told) - 1, missing=suspects.ranks if suspects is not None else (),
+    )  # fmt: skip
+
+
+def _suspected(suspects: Suspects | None) -> str:
+    if suspects is None:
+        return "and nothing tells whom they waited for; look for an earlier error elsewhere, or for stacks of all ranks"
+    names = ", ".join(str(rank) for rank in suspects.ranks[:8])
+    return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
+
+
+def _group_is_all(timeouts: Sequence[Error]) -> bool:
+    """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself, once a number."""
+    named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
+    if named:
+        return all(e.who.rank == e.group_rank for e in named)
+    return any("default_pg" in e.raw_text for e in timeouts) and all(
+        "default_pg" in e.raw_text or "[PG" not in e.raw_text for e in timeouts
+    )
+
+
+def _killed_first(failures: Sequence[Failure]) -> Failure | None:
+    """The worker that died of a signal which nobody sends in order, as torchrun's table has it."""
+    rows = [row for row in failures if row.code in SIGNAL_NAMES]
+    roots = [row for row in rows if row.root]
+    if any(row.root for row in failures):
+        # The launcher kills who does not end by itself: such rows are none.
+        return roots[0] if len({row.rank for row in roots}) == 1 else None
+    return rows[0] if len(rows) == 1 else None
+
+
+def _of_row(case: Case, row: Failure, told: Sequence[Error]) -> Verdict:
+    name = SIGNAL_NAMES.get(row.code or 0, "launcher")
+    who = words_of(row.rank, row.host) or "a worker"
+    how = f"signal {-(row.code or 0)}" if (row.code or 0) < 0 else f"exit code {row.code}"
+    for error in told:
+        if abs(error.line - row.line) <= 8:
+            case.role[id(error)] = "cause"
+            break
+    summary = f"{WORDS[name]}: {who} ended with {how}{after_step(case)} (line {row.line}), and its own words are not in the log"
+    source = next((e.source for e in told if abs(e.line - row.line) <= 400), 0)
+    return Verdict(
+        name, row.line, source, sentence(summary), row.host, row.rank, how, followed=max(0, len(told) - 1)
+    )
+
+
+def _of_tasks(case: Case, told: Sequence[Error]) -> Verdict | None:
+    """Slurm saw tasks die of a signal: those are first, whatever the others felt."""
+    died = [task for task in case.ranks.tasks if task.signal]
+    first = died[0]
+    aborted = next((e.line for e in case.errors if e.name == "cancelled"), None)
+    if aborted is not None and first.line > aborted:
+        return None  # srun's own kill
+    alone = len([task for task in died if aborted is None or task.line < aborted]) == 1
+    rank = first.task if alone and case.ranks.tasks_are_ranks else None
+    host = (
+        first.host
+        if len({task.host for task in died if aborted is None or task.line < aborted}) == 1
+        else None
+    )
+    source = 0
+    for error in told:
+        if error.line == first.line:
+            case.role[id(error)], source = "cause", error.source
+    name = first.signal or "killed"
+    who = words_of(rank, host)
+    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
+    return Verdict(
+        name, first.line, source, sentence(summary), host, rank, first.what, followed=max(0, len(told) - 1)
+    )
+
+
+def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
+    """Only the launcher or Slurm says that something ended."""
+    first = last[0]
+    ranks = case.ranks
+    codes = {code for _, code in ranks.exits}
+    name = SIGNAL_NAMES[codes.pop()] if len(codes) == 1 and codes <= set(SIGNAL_NAMES) else first.name
+    task = task_of(first, name, ranks) if "srun: error" in first.raw_text and len(ranks.tasks) == 1 else None
+    rank, host = task if task is not None else (None, None)
+    case.role[id(first)] = "cause"
+    who = words_of(rank, host)
+    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {first.text[:200]}; its own words are not in the log"
+    return Verdict(
+        name, first.line, first.source, sentence(summary), host, rank, first.text, followed=len(told) - 1
+    )
+
+
+def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
+    summary = (
+        f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {first.text[:200]}; that follows from something else, "
+        "and no line says from what"
+    )
+    return Verdict(
+        first.name,
+        first.line,
+        first.source,
+        sentence(summary),
+        None,
+        None,
+        first.text,
+        followed=len(told) - 1,
+    )

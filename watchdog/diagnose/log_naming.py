@@ -1,0 +1,130 @@
+"""Who is named for an error: whoever says it, or the one whom the launcher, Slurm or the driver can only mean. Pure.
+
+Nobody is named where two could be meant, where so many failed alike that none of them is the one, or where a number may be a local rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from watchdog.diagnose.log_case import Case
+from watchdog.diagnose.log_ranks import Failure, Ranks
+from watchdog.diagnose.tracebacks import Error
+
+ALIKE_SHARE = 0.5
+"""Where so many ranks say the same, nobody is named: it is the program, its input or what all share."""
+SIGNAL_NAMES = {
+    -9: "killed",
+    -11: "segmentation_fault",
+    -7: "bus_error",
+    -4: "illegal_instruction",
+    -8: "floating_point_trap",
+}
+"""Exit codes of signals that nobody sends to end a run in order; 6 and 15 are how it is ended after another's failure."""
+GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
+_NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
+_OWN_NODE = re.compile(r"\bnode: (?P<host>[\w.-]+)\b")
+_SLURM_WHAT = {
+    "segmentation_fault": ("Segmentation fault",), "bus_error": ("Bus error",), "oom_kill": ("Out Of Memory",), "illegal_instruction": ("Illegal",),
+}  # fmt: skip
+
+
+def who_felt_it(first: Error, alive: Sequence[Error], case: Case) -> int | None:
+    """The rank whose process NCCL spoke for: the only one to which NCCL's call failed with an error of CUDA."""
+    said = {
+        case.ranks.rank_of(error.who)
+        for error in alive
+        if error.name == "nccl_error" and re.search(r"unhandled cuda error", error.text, re.IGNORECASE)
+    }
+    return said.pop() if len(said) == 1 and "NCCL" in first.raw_text else None
+
+
+def failed_node(case: Case) -> str | None:
+    """The only node that Slurm says has failed."""
+    nodes = {match[1] for error in case.errors if (match := _NODE_FAILURE.search(error.raw_text))}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def who_of(error: Error, case: Case) -> tuple[int | None, str | None]:
+    """(rank, host) of whoever says a line, as far as its prefix or its own words have them."""
+    rank = case.ranks.rank_of(error.who)
+    host = case.ranks.host_of(error.who, rank)
+    own = _OWN_NODE.search(error.text) if host is None and rank is not None else None
+    return rank, own["host"] if own is not None else host
+
+
+def is_everybody(ranks: Sequence[int], alike: Sequence[Error], case: Case) -> bool:
+    """Whether so many failed alike that none of them is the one."""
+    if len(ranks) < 2:
+        locals_ = {(error.who.local, error.who.host) for error in alike}
+        return len(locals_) >= 3
+    world = case.ranks.world or len(case.ranks.seen) or len(ranks)
+    return len(ranks) >= max(3, ALIKE_SHARE * world) or len(ranks) >= world > 1
+
+
+def place_in_table(error: Error, ranks: Ranks) -> None:
+    """An error that stands in torchrun's table of failures is that row's."""
+    if error.who.rank is not None:
+        return
+    for row in ranks.failures:
+        if row.line < error.line < row.end and row.rank is not None:
+            error.who = type(error.who)(rank=row.rank, local=row.local, host=row.host)
+            return
+
+
+def placed(error: Error, name: str, case: Case, host: str | None) -> tuple[int | None, str | None]:
+    """(rank, host) of a line that does not say whose it is, from what the launcher or Slurm says of who ended first."""
+    ranks = case.ranks
+    segments = case.sources[error.source].digest.segments
+    if segments is not None:
+        # Another excerpt tells of another incident.
+        ranks = replace(
+            ranks,
+            failures=[row for row in ranks.failures if segments.get(row.line) == error.segment],
+            tasks=[task for task in ranks.tasks if segments.get(task.line) == error.segment],
+        )
+    row = _first_failure(ranks.failures, name)
+    if row is not None and (host is None or row.host is None or host.split(".")[0] == row.host.split(".")[0]):
+        return row.rank, host or row.host
+    task = task_of(error, name, ranks)
+    if task is not None and (host is None or host == task[1]):
+        return task
+    return None, host
+
+
+def _first_failure(failures: Sequence[Failure], name: str) -> Failure | None:
+    """The row of torchrun's tables that an error without a name belongs to, if it can be only one.
+
+    Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may list such a one first.
+    """
+    codes = {code for code, signal in SIGNAL_NAMES.items() if signal == name} or {1, 2}
+    if name in ("oom_kill", "killed"):
+        codes = {-9}
+    if name in ("abort", "cuda_error", "glibc_abort", "device_assert", "gpu_ecc"):
+        codes = {1, -6}
+    rows = [row for row in failures if row.code in codes]
+    if len(rows) == 1:
+        return rows[0]
+    roots = [row for row in rows if row.root]
+    if len(roots) != 1 or roots[0].stamp is None:
+        return None
+    others = [row.stamp.seconds for row in rows if row is not roots[0] and row.stamp is not None]
+    return roots[0] if others and min(others) - roots[0].stamp.seconds >= 1 else None
+
+
+def task_of(error: Error, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:
+    """Slurm's word of the one task that ended so; of several nobody knows which was first."""
+    match = re.search(
+        r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): ", error.raw_text
+    )
+    if match:
+        single = match["tasks"].isdecimal()
+        return (int(match["tasks"]) if single and ranks.tasks_are_ranks else None), match["host"]
+    words = _SLURM_WHAT.get(name, ())
+    tasks = [t for t in ranks.tasks if any(word in t.what for word in words)] if words else []
+    tasks = tasks or [t for t in ranks.tasks if "Exited with exit code" in t.what]
+    if len(tasks) != 1:
+        return None
+    return (tasks[0].task if ranks.tasks_are_ranks else None), tasks[0].host

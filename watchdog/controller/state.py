@@ -54,6 +54,7 @@ from watchdog.model import (
     Report,
     Role,
     SlurmJob,
+    SlurmNode,
     SlurmView,
 )
 from watchdog.report_changes import make_whole, without_news
@@ -107,6 +108,8 @@ class ClusterState:
         """Of all nodes that have reported, sorted."""
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
+        self.slurm_nodes: tuple[SlurmNode, ...] = ()
+        """Of the newest listing: what a job could be placed on."""
         self._jobs_seen_on: dict[str, set[str]] = {}
         """Node -> the jobs of whom processes are remembered there."""
         self.slurm_at: float | None = None
@@ -123,6 +126,7 @@ class ClusterState:
         self.jobs = {job.job_id: job for job in view.jobs}
         self._job_ids = {job.process_id: job.job_id for job in view.jobs}
         self.node_addresses = {node.name: node.address for node in view.nodes}
+        self.slurm_nodes = view.nodes
         self._note_slurm_nodes(view, now)
         self._on_node = {}
         self._runs_on = None

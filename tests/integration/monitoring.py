@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -19,25 +17,15 @@ from typing import Any
 
 import pytest
 
+from tests.integration import packages
+
 PACKAGES = ("prometheus", "prometheus-alertmanager")
 COMMANDS = ("prometheus", "promtool", "prometheus-alertmanager", "amtool")
 
 
 def ensure_prometheus() -> None:
     """Installs it in CI; elsewhere a test without it is skipped, with what to type."""
-    if all(shutil.which(command) for command in COMMANDS):
-        return
-    by_hand = f"apt-get install --no-install-recommends {' '.join(PACKAGES)}"
-    if os.environ.get("CI", "").lower() not in {"1", "true"} or os.geteuid() != 0:
-        pytest.skip(f"no Prometheus here: {by_hand}")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (
-        ["apt-get", "-qq", "update"],
-        ["apt-get", "-qq", "install", "-y", "--no-install-recommends", *PACKAGES],
-    ):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        if done.returncode != 0:
-            pytest.fail(f"{by_hand}: {done.stderr[-500:]}", pytrace=False)
+    packages.ensure("Prometheus", COMMANDS, PACKAGES)
 
 
 def free_port() -> int:

@@ -1,0 +1,147 @@
+"""The page in a real Chromium: over a real cluster with a hang in it, over a thousand nodes, and with names that are meant to harm.
+
+Screenshots stay in `screenshots/` of the checkout (not in git), to be looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.demo.cluster import Cluster
+from deploy.demo.stack import Watchdog, train_script
+from tests.integration import packages
+from tests.integration.chromium import Browser
+from tests.integration.monitoring import free_port
+from tests.page_server import FixedController, large_cluster, serving
+
+SHOTS = Path(__file__).resolve().parents[2] / "screenshots"
+PHONE = (390, 844)
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>{{7*7}}\u202e\x1b[31m javascript:alert(1)'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def chromium() -> None:
+    packages.ensure("Chromium", ["chromium"], ["chromium"])
+
+
+def look_at(controller: FixedController, look: Callable[[Browser], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        async with serving(controller) as url, Browser(url) as browser:
+            answer = await look(browser)
+            assert browser.errors == []
+            return answer
+
+    return asyncio.run(run())
+
+
+def test_a_thousand_nodes_are_drawn_each_with_its_gpus_and_can_be_walked_to_by_keyboard() -> None:
+    async def look(browser: Browser) -> None:
+        await browser.sees("Nodes and their GPUs (1000)")
+        count = "document.querySelectorAll('.map .node').length + ' ' + document.querySelectorAll('.map .gpu').length"
+        assert await browser.evaluate(count) == "1000 8000"
+        await browser.screenshot(SHOTS / "thousand-nodes.png")
+        # Skip link, title, two views, then the first incident.
+        for _ in range(5):
+            await browser.press("Tab")
+        assert await browser.evaluate("document.activeElement.textContent") == "gpu_fault"
+        await browser.press("Enter")
+        await browser.sees("GPU-node0001-0")
+        label = await browser.evaluate(
+            "(location.hash = '#/', document.querySelector('main').getAttribute('tabindex'))"
+        )
+        assert label == "-1"
+        await browser.sees("Nodes and their GPUs (1000)")
+        named = await browser.evaluate("document.querySelector('.node.named').getAttribute('aria-label')")
+        assert named == "node0001; named by an incident; 1 GPU named by an incident, 7 GPU works; job 7"
+
+    look_at(FixedController(*large_cluster(1000)), look)
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen() -> None:
+    async def look(browser: Browser) -> None:
+        await browser.resize(*PHONE, phone=True)
+        for place, text in (
+            ("#/", "What is wrong"),
+            ("#/job/7", "Step time"),
+            ("#/incident/abc123", "Evidence"),
+            ("#/node/node0001", "Its GPUs"),
+        ):
+            await browser.evaluate(f"location.hash = {place!r}")
+            await browser.sees(text)
+            assert await browser.evaluate("document.documentElement.scrollWidth") <= PHONE[0], place
+            await browser.screenshot(SHOTS / f"phone-{text.split()[0].lower()}.png")
+
+    look_at(FixedController(*large_cluster(60)), look)
+
+
+def test_names_that_are_meant_to_harm_are_shown_as_text() -> None:
+    async def look(browser: Browser) -> None:
+        for place in ("#/", "#/job/7", "#/incident/abc123", "#/incidents", "#/node/node0001"):
+            await browser.evaluate(f"location.hash = {place!r}")
+            await browser.sees("<img src=x onerror=")
+            assert await browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
+            assert str(await browser.evaluate("document.title")).endswith("slurm-watchdog made-up")
+        assert "49" not in str(await browser.evaluate("document.querySelector('.card').innerText"))
+
+    look_at(FixedController(*large_cluster(6, name=HOSTILE)), look)
+
+
+def test_what_does_not_exist_is_said_and_the_page_goes_on() -> None:
+    async def run() -> None:
+        async with serving(FixedController(*large_cluster(6))) as url, Browser(url) as browser:
+            await browser.sees("Nodes and their GPUs (6)")
+            await browser.evaluate("location.hash = '#/job/99'")
+            await browser.sees("job '99' is not running, or not watched")
+            await browser.evaluate("location.hash = '#/node/nowhere'")
+            await browser.sees("Neither Slurm nor an agent speaks of this node.")
+            await browser.evaluate("location.hash = '#/'")
+            await browser.sees("1 incident firing")
+
+    asyncio.run(run())
+
+
+def test_a_hang_on_a_real_cluster_is_seen_with_its_stacks_side_by_side(cluster: Cluster) -> None:
+    port = free_port()
+    settings = {"controller": {"page_listen": f"127.0.0.1:{port}"}}
+    with Watchdog(cluster, mode="observe", settings=settings) as watchdog:
+        faults = f"--fault-dir {cluster.shared}/faults"
+        (cluster.shared / "faults").mkdir(mode=0o777, exist_ok=True)
+        output = cluster.shared / "job-%j.out"
+        job = cluster.sbatch(
+            train_script(cluster, f"--steps 100000 --step-seconds 0.3 --save-interval 10 {faults}"),
+            "-N2",
+            f"--output={output}",
+        )
+        watchdog.wait_for(lambda: watchdog.step(job) >= 12, 120, "steps")
+
+        async def look() -> None:
+            async with Browser(f"http://127.0.0.1:{port}") as browser:
+                await browser.sees("Nothing that the watchdog can see.")
+                await browser.sees(job)
+                (cluster.shared / "faults" / "dataloader_hang.rank3").touch()
+                await browser.sees("collective_hang")
+                await browser.screenshot(SHOTS / "cluster.png")
+                await browser.evaluate(f"location.hash = '#/job/{job}'")
+                await browser.sees("Ranks (4)")
+                await browser.screenshot(SHOTS / "job.png")
+                incident = watchdog.firing(job, "collective_hang")
+                await browser.evaluate(f"location.hash = '#/incident/{incident['id']}'")
+                await browser.sees("Where the ranks stood")
+                odd = await browser.evaluate("document.querySelector('.group.odd strong').textContent")
+                assert odd == "1 rank: 3"
+                await browser.sees("Timeline")
+                await browser.resize(1280, 1600)
+                await browser.screenshot(SHOTS / "incident.png")
+                watchdog.kill_controller()
+                await browser.sees("The controller does not answer")
+                await browser.sees("Where the ranks stood")
+                browser.errors.clear()
+                watchdog.start_controller()
+                await browser.sees("mode observe")
+
+        asyncio.run(look())

@@ -1,0 +1,134 @@
+"""The controller's page, for real, over a cluster that is made up: `FixedController` knows one view and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from aiohttp import web
+
+from tests.unit import builders
+from watchdog import clock
+from watchdog.config import Config
+from watchdog.controller.page import make_page
+from watchdog.detect.view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
+from watchdog.model import Culprit, Gpu, Incident, IncidentState, Kind, Severity
+
+
+class FixedController:
+    """What the page asks of a controller."""
+
+    def __init__(self, view: ClusterView, incidents: Sequence[Incident], listen: str = "127.0.0.1:9767"):
+        self.config = Config.model_validate({"cluster_name": "made-up"})
+        self.config = self.config.model_copy(
+            update={"controller": self.config.controller.model_copy(update={"page_listen": listen})}
+        )
+        self.judge = SimpleNamespace(view=view, limits_s={}, incidents=list(incidents))
+        self.last_tick = clock.monotonic()
+        self.journal = Remembered(incidents)
+
+    def blind(self, now: float) -> str | None:
+        return None
+
+
+class Remembered:
+    """As much of a journal as the page reads."""
+
+    def __init__(self, incidents: Sequence[Incident]):
+        self._incidents = {incident.id: incident for incident in incidents}
+
+    def incidents(self, job_id: str | None = None) -> list[Incident]:
+        return list(self._incidents.values())
+
+    def incident(self, incident_id: str) -> Incident | None:
+        return self._incidents.get(incident_id)
+
+    def nothing(self, *_: object) -> list[Any]:
+        return []
+
+    decisions = actions = timeline = nothing
+
+    def evidence_list(self, incident_id: str) -> list[tuple[int, float, str]]:
+        return [(1, 0.0, "node")]
+
+    def evidence_document(self, incident_id: str, number: int) -> bytes | None:
+        return b'{"secret": "of a user"}' if number == 1 else None
+
+    def paused(self) -> None:
+        return None
+
+
+def large_cluster(nodes: int, gpus: int = 8, *, name: str = "m4") -> tuple[ClusterView, list[Incident]]:
+    """A job on half of the nodes, one GPU slowed down, one node silent, one away; an incident that names GPU 0 of node0001."""
+    names = [f"node{index:04d}" for index in range(nodes)]
+    made = [
+        NodeView(
+            name=node,
+            reported_at=9_999.0,
+            gpus=tuple(
+                GpuView(
+                    node=node,
+                    seen_at=9_999.0,
+                    gpu=Gpu(
+                        uuid=f"GPU-{node}-{index}",
+                        index=index,
+                        utilization_ratio=1.0 if number < nodes // 2 else 0.0,
+                        throttle=("hw_slowdown",) if (number, index) == (2, 1) else (),
+                        pids=(10,) if number < nodes // 2 else (),
+                    ),
+                )
+                for index in range(gpus)
+            ),
+        )
+        for number, node in enumerate(names)
+    ]
+    job = builders.job(
+        job=builders.slurm_job(nodes=tuple(names[: nodes // 2]), name=name, user="u"),
+        step_times=tuple(
+            StepTime(step=step, seconds=10.0 + step % 7, at=9_000.0 + step, logged=True)
+            for step in range(200)
+        ),
+    )
+    view = builders.cluster(
+        job,
+        nodes=tuple(made),
+        reporting_nodes=tuple(names[:-1]),
+        silent_nodes=(names[-1],),
+        slurm_nodes=tuple(
+            SlurmNodeView(
+                name=node,
+                state="DOWN*" if node == names[-2] else "ALLOCATED",
+                reason="kernel panic" if node == names[-2] else "",
+            )
+            for node in names
+        ),
+    )
+    incident = Incident(
+        id="abc123",
+        kind=Kind.GPU_FAULT,
+        subject="gpu",
+        state=IncidentState.FIRING,
+        severity=Severity.CRITICAL,
+        summary=f"GPU 0 of node0001 fell off the bus; job 7 ({name}) has lost rank 8.",
+        job_ids=("7",),
+        culprits=(Culprit(node="node0001", gpu_uuid="GPU-node0001-0", reason=name),),
+        opened_at=1_700_000_000.0,
+        pending_mono=9_000.0,
+        facts=(f"NVRM: Xid 79, said by {name}",),
+    )
+    return view, [incident]
+
+
+@contextlib.asynccontextmanager
+async def serving(controller: FixedController, token: str = "") -> AsyncIterator[str]:
+    """The page's address while the block runs."""
+    runner = web.AppRunner(make_page(controller, token), access_log=None)  # type: ignore[arg-type]
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

@@ -7,7 +7,19 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tests.bench import agent, at_scale, drift, kernel, logs, noise, probes, process_tree, scheduling, soak
+from tests.bench import (
+    agent,
+    at_scale,
+    drift,
+    kernel,
+    logs,
+    noise,
+    page,
+    probes,
+    process_tree,
+    scheduling,
+    soak,
+)
 from tests.bench.figures import Figures, say, take_standard_output
 
 SOAK_TICK_S = 0.04
@@ -24,6 +36,7 @@ def main() -> int:
         "probe": _probe,
         "drift": _drift,
         "controller": _controller,
+        "page": _page,
     }
     apart = {"soak": _soak}
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
@@ -116,6 +129,10 @@ def _controller(figures: Figures, options: argparse.Namespace) -> None:
             outage=not options.load_only,
         ),
     )
+
+
+def _page(figures: Figures, options: argparse.Namespace) -> None:
+    page.run(figures)
 
 
 def _soak(figures: Figures, options: argparse.Namespace) -> None:

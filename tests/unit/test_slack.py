@@ -1,62 +1,26 @@
-"""Messages say what matters and can't be turned into anything else; the sender gives up on none too early."""
+"""Messages say what matters and can't be turned into anything else; Slack is spoken to as it wants to be."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.config import Config
-from watchdog.controller.journal import Journal, JournalError
-from watchdog.model import (
-    Action,
-    ActionEnd,
-    ActionRun,
-    Culprit,
-    Decision,
-    Fence,
-    Incident,
-    IncidentState,
-    Kind,
-    Rung,
-    RungOutcome,
-    RungRecord,
-    Severity,
-    Verdict,
-)
-from watchdog.notify import SendFailed, slack
-from watchdog.notify.queue import LogSender, Notifier, make_notifier
+from tests.unit.notices import DECISION, FAILED, INCIDENT, OVER, RUN, replace
+from tests.unit.slack_server import CHANNEL, SECRET, TOKEN, Answer, FakeSlack, too_long, with_slack
+from watchdog.model import Action, Culprit, Verdict
+from watchdog.notify import SendFailed
+from watchdog.notify.notice import JobNote, Notice, Topic
+from watchdog.notify.slack import SlackBot, SlackWebhook
+from watchdog.notify.slack_messages import Payload, closed, parent, reply
+from watchdog.notify.words import Said, say_decision, say_opened, say_outcome, say_resolved
 
-replace = msgspec.structs.replace
-INCIDENT = Incident(
-    id="i1", kind=Kind.COLLECTIVE_HANG, subject="job:7", state=IncidentState.FIRING, severity=Severity.CRITICAL,
-    job_ids=("7",), opened_at=100.0, pending_mono=5.0, fired_at=160.0, detected_after_s=60.0, summary="rank 3 waits alone.",
-    culprits=(Culprit(node="n1", rank=3, pid=42, reason="the only one in forward"),), facts=("no step for 90 s",),
-)  # fmt: skip
-DECISION = Decision(
-    id="d1", incident_id="i1", action=Action.GRACEFUL_RESTART, verdict=Verdict.ALLOWED, by="collective_hang",
-    reason="a rank is stuck", decided_at=200.0, fence=Fence(job_id="7", restarts=0, start_at=90.0), exclude=("n1",),
-)  # fmt: skip
-RUN = ActionRun(
-    decision=DECISION,
-    records=(
-        RungRecord(rung=Rung.REQUEUE_HOLD, attempt=1, intent_at=1.0, outcome=RungOutcome.DONE, detail="held"),
-    ),
-    end=ActionEnd(
-        ok=True, ended_at=300.0, detail="runs on n2", resumed_at_step=500, steps_lost=20, downtime_s=700.0
-    ),
-)
 HOSTILE = [
     "<!channel> <@U123> @everyone",
     "</text> & <https://evil.example|click>",
@@ -65,84 +29,113 @@ HOSTILE = [
     "&" * 5000,
     "*bold* `code` :skull:",
 ]
+MENTIONS = {"user:ann": "U0ANN", "partition:large": "S0LARGE", "default": "here"}
 
 
-def texts(message: dict[str, Any]) -> list[str]:
+def notice(topic: Topic, **changes: Any) -> Notice:
+    return Notice(**{"topic": topic, "at": 1.0, "incident": INCIDENT, **changes})
+
+
+def texts(message: Payload) -> list[str]:
     return [message["text"], *(block["text"]["text"] for block in message["blocks"])]
 
 
-def every_message(text: str) -> list[dict[str, Any]]:
+def every_message(text: str) -> list[Payload]:
     """All kinds of messages with `text` wherever a user may have a hand in it."""
     incident = replace(
         INCIDENT, summary=text, facts=(text,) * 40, subject=text, job_ids=(), resolution=text, resolved_at=200.0,
         culprits=(Culprit(path=text, reason=text),) * 40,
     )  # fmt: skip
-    decision = replace(DECISION, reason=text, asked_by=text)
     run = replace(
         RUN, records=(replace(RUN.records[0], detail=text),) * 40, end=replace(RUN.end, detail=text)
     )
+    failed = replace(run, end=replace(RUN.end, ok=False, detail=text))
+    jobs = (JobNote(job_id="7", user=text, partition=text, name=text),) * 8
+    story = [
+        Notice(topic=Topic.OPENED, at=1.0, incident=incident, jobs=jobs),
+        Notice(topic=Topic.DIAGNOSED, at=1.0, incident=incident, said=(text,) * 20),
+        Notice(topic=Topic.DECIDED, at=1.0, incident=incident, decision=replace(DECISION, reason=text, asked_by=text)),
+        Notice(topic=Topic.ENDED, at=1.0, incident=incident, run=run),
+        Notice(topic=Topic.ENDED, at=1.0, incident=incident, run=failed),
+        Notice(topic=Topic.RESOLVED, at=1.0, incident=incident),
+    ]  # fmt: skip
+    mentions = {f"user:{text}": "U0X", **MENTIONS}
     return [
-        slack.format_opened(incident, "c"),
-        slack.format_decision(incident, decision, "c"),
-        slack.format_outcome(incident, run, "c"),
-        slack.format_outcome(incident, replace(run, end=replace(RUN.end, ok=False, detail=text)), "c"),
-        slack.format_resolved(incident, "c"),
+        *(parent([each], "c", mentions, whole=True) for each in story),
+        parent(story, "c", mentions, whole=True),
+        parent(story, "c", mentions, whole=False),
+        reply(story, mentions, first=False),
+        reply(story, mentions, first=True),
+        closed(story[-1], "c"),
     ]
 
 
-def check_harmless(text: str) -> None:
-    for message in every_message(text):
-        assert len(message["blocks"]) <= 3
-        for block in message["blocks"]:
-            assert block["type"] == "section"
-            assert block["text"]["type"] == "plain_text"
-            assert block["text"]["emoji"] is False
-        for shown in texts(message):
-            assert 0 < len(shown) <= 3000
-            assert "<" not in shown
-            assert ">" not in shown
-            bare = shown.replace("&amp;", "").replace("&lt;", "").replace("&gt;", "")
-            assert "&" not in bare
-            assert not set(shown) & set("\x00\x1b\r\u202e")
-        assert "\n" not in message["text"]
-        assert message["link_names"] is False
-        json.dumps(message)
+def check_harmless(message: Payload) -> None:
+    assert len(message["blocks"]) <= 4
+    for block in message["blocks"]:
+        assert block["type"] == "section"
+        shown = block["text"]["text"]
+        if block["text"]["type"] == "mrkdwn":
+            # Ids of the configuration, and nothing else.
+            assert set(shown.split()) <= {"<@U0X>", "<@U0ANN>", "<!subteam^S0LARGE>", "<!here>"}
+            continue
+        assert block["text"] == {"type": "plain_text", "text": shown, "emoji": False}
+        check_text(shown)
+    check_text(message["text"])
+    assert "\n" not in message["text"]
+    assert message["link_names"] is False
+    assert not too_long(message)
+
+
+def check_text(shown: str) -> None:
+    assert 0 < len(shown) <= 3000
+    assert "<" not in shown
+    assert ">" not in shown
+    bare = shown.replace("&amp;", "").replace("&lt;", "").replace("&gt;", "")
+    assert "&" not in bare
+    assert not set(shown) & set("\x00\x1b\r\u202e")
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_text_of_users_stays_text(text: str) -> None:
-    check_harmless(text)
+    for message in every_message(text):
+        check_harmless(message)
+        json.dumps(message)
 
 
 @given(st.text())
 def test_any_text_stays_text(text: str) -> None:
-    check_harmless(text)
+    for message in every_message(text):
+        check_harmless(message)
+
+
+# ------------------------------------------------------------------------------------------------- words
 
 
 def test_an_incident_says_what_who_and_what_to_do() -> None:
-    sentence, _, evidence, todo = texts(slack.format_opened(INCIDENT, "alpha"))
-    assert sentence == "[alpha] CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
-    assert evidence == "• rank 3 on n1 pid 42: the only one in forward\n• no step for 90 s"
-    assert "slurm-watchdog explain i1" in todo
+    said = say_opened(INCIDENT)
+    assert said.sentence == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
+    assert said.evidence == ("rank 3 on n1 pid 42: the only one in forward", "no step for 90 s")
+    assert "slurm-watchdog explain i1" in said.todo
 
 
 @pytest.mark.parametrize(
     ("change", "sentence", "todo"),
     [
-        ({}, "[a] job 7 is being restarted gracefully: a rank is stuck", "slurm-watchdog pause"),
-        ({"verdict": Verdict.OBSERVED}, "[a] job 7 would have been restarted gracefully, but was not touched: a rank is stuck",
+        ({}, "job 7 is being restarted gracefully: a rank is stuck", "slurm-watchdog pause"),
+        ({"verdict": Verdict.OBSERVED}, "job 7 would have been restarted gracefully, but was not touched: a rank is stuck",
          "slurm-watchdog restart 7"),
         ({"verdict": Verdict.SUPPRESSED, "by": "storm"},
-         "[a] job 7 was not restarted gracefully (guard: storm): a rank is stuck", "slurm-watchdog restart 7"),
-        ({"action": Action.NONE, "fence": None}, "[a] job 7: alert only: a rank is stuck", "explain i1"),
+         "job 7 was not restarted gracefully (guard: storm): a rank is stuck", "slurm-watchdog restart 7"),
+        ({"action": Action.NONE, "fence": None}, "job 7: alert only: a rank is stuck", "explain i1"),
     ],
 )  # fmt: skip
 def test_a_decision_says_what_by_whom_and_what_to_do(
     change: dict[str, Any], sentence: str, todo: str
 ) -> None:
-    said = texts(slack.format_decision(INCIDENT, replace(DECISION, **change), "a"))
-    assert said[0] == sentence
-    assert todo in said[-1]
+    said = say_decision(INCIDENT, replace(DECISION, **change))
+    assert said.sentence == sentence
+    assert todo in said.todo
 
 
 @pytest.mark.parametrize(
@@ -159,118 +152,111 @@ def test_a_loop_that_does_not_turn_is_not_restarted_by_a_kill_switch(
     exclude: tuple[str, ...], command: str
 ) -> None:
     decision = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED, exclude=exclude)
-    said = texts(slack.format_decision(INCIDENT, decision, "a"))
-    assert said[0].startswith("[a] job 7 would have been requeued, but was not touched")
-    assert command in said[-1]
+    said = say_decision(INCIDENT, decision)
+    assert said.sentence.startswith("job 7 would have been requeued, but was not touched")
+    assert command in said.todo
 
 
 def test_a_job_is_named_once() -> None:
     named = replace(INCIDENT, summary="Job 7 hangs.")
-    assert texts(slack.format_opened(named, "a"))[0] == "[a] CRITICAL: Job 7 hangs. Noticed after 60 s."
+    assert say_opened(named).sentence == "CRITICAL: Job 7 hangs. Noticed after 60 s."
     other = replace(INCIDENT, summary="Job 77 hangs.")
-    assert texts(slack.format_opened(other, "a"))[0].startswith("[a] CRITICAL: job 7: Job 77 hangs.")
+    assert say_opened(other).sentence.startswith("CRITICAL: job 7: Job 77 hangs.")
 
 
-def test_an_outcome_says_where_the_job_goes_on_or_that_it_needs_somebody() -> None:
-    said = texts(slack.format_outcome(INCIDENT, RUN, "a"))
-    assert said[0] == "[a] job 7 was restarted: runs on n2; it was down for 12 min"
-    assert said[2] == "• requeue_hold: done, held"
-    assert "Nodes to look at: n1" in said[-1]
-    failed = replace(RUN, end=ActionEnd(ok=False, ended_at=1.0, detail="no checkpoint"))
-    said = texts(slack.format_outcome(INCIDENT, failed, "a"))
-    assert said[0] == "[a] job 7 NEEDS YOU, its restart failed: no checkpoint"
-    assert "scontrol show job 7" in said[-1]
+def test_an_outcome_says_where_the_job_goes_on_and_what_was_lost_or_that_it_needs_somebody() -> None:
+    said = say_outcome(INCIDENT, RUN)
+    assert said.sentence == "job 7 was restarted: runs on n2; it was down for 12 min, 20 steps done again"
+    assert said.evidence == ("Goes on from step 500", "requeue_hold: done, held")
+    assert "Nodes to look at: n1" in said.todo
+    said = say_outcome(INCIDENT, FAILED)
+    assert said.sentence == "job 7 NEEDS YOU, its restart failed: no checkpoint"
+    assert "scontrol show job 7" in said.todo
 
 
 def test_a_resolved_incident_says_how_long_it_lasted() -> None:
-    over = replace(INCIDENT, state=IncidentState.RESOLVED, resolved_at=7300.0, resolution="steps again")
-    assert slack.format_resolved(over, "a")["text"] == "[a] over after 2 h 00 min: job 7: steps again"
+    assert say_resolved(OVER) == Said(
+        sentence="over after 2 h 00 min: job 7: steps again",
+        evidence=("Was: rank 3 waits alone.",),
+        todo="Nothing to do. What happened: slurm-watchdog explain i1",
+    )
+
+
+# ------------------------------------------------------------------------------------------------- mentions
+
+
+@pytest.mark.parametrize(
+    ("jobs", "called"),
+    [
+        ((JobNote(job_id="7", user="ann", partition="small"),), "<@U0ANN>"),
+        ((JobNote(job_id="7", user="bob", partition="large"),), "<!subteam^S0LARGE>"),
+        ((JobNote(job_id="7", user="ann", partition="large"),), "<@U0ANN> <!subteam^S0LARGE>"),
+        ((JobNote(job_id="7", user="bob", partition="small"),), "<!here>"),
+        ((), "<!here>"),
+    ],
+)
+def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...], called: str) -> None:
+    message = parent([notice(Topic.OPENED, jobs=jobs)], "a", MENTIONS, whole=True)
+    (block,) = [each for each in message["blocks"] if each["text"]["type"] == "mrkdwn"]
+    assert block["text"]["text"] == called
+    assert called not in message["text"]
+
+
+@pytest.mark.parametrize(
+    ("each", "loud"),
+    [
+        (notice(Topic.OPENED), True),
+        (notice(Topic.OPENED, incident=replace(INCIDENT, severity="warning")), False),
+        (notice(Topic.DECIDED, decision=DECISION), False),
+        (notice(Topic.ENDED, run=RUN), False),
+        (notice(Topic.ENDED, run=FAILED), True),
+        (notice(Topic.RESOLVED, incident=OVER), False),
+    ],
+)
+def test_only_what_needs_somebody_mentions_anybody(each: Notice, loud: bool) -> None:
+    message = parent([each], "a", MENTIONS, whole=True)
+    assert any(block["text"]["type"] == "mrkdwn" for block in message["blocks"]) is loud
+    assert not any(block["text"]["type"] == "mrkdwn" for block in parent([each], "a", {}, whole=True)["blocks"])  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- the webhook
 
-SECRET = "T0SECRET/B0SECRET/xyzSECRETxyz"
-
-
-class Receiver:
-    """In the place of Slack: answers as told, 200 when nothing is left to say, and remembers."""
-
-    def __init__(self, *answers: tuple[int, dict[str, str]]) -> None:
-        self.answers = list(answers)
-        self.got: list[dict[str, Any]] = []
-        self.at: list[float] = []
-        self.hang_s = 0.0
-
-    async def handle(self, request: web.Request) -> web.Response:
-        self.at.append(time.monotonic())
-        self.got.append(await request.json())
-        await asyncio.sleep(self.hang_s)
-        status, headers = self.answers.pop(0) if self.answers else (200, {})
-        return web.Response(
-            status=status, headers=headers, text="ok" if status == 200 else f"no {request.path} {SECRET}"
-        )
-
-    @asynccontextmanager
-    async def listening(self, directory: Path) -> AsyncIterator[Path]:
-        """A file with the address of this receiver, while it listens."""
-        app = web.Application()
-        app.router.add_post(f"/services/{SECRET}", self.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        file = directory / "webhook"
-        file.write_text(f"http://127.0.0.1:{port}/services/{SECRET}\n")
-        try:
-            yield file
-        finally:
-            await runner.cleanup()
-
-
-def with_receiver(receiver: Receiver, tmp_path: Path, body: Callable[[Path], Awaitable[None]]) -> None:
-    async def go() -> None:
-        async with receiver.listening(tmp_path) as file:
-            await body(file)
-
-    asyncio.run(asyncio.wait_for(go(), 30))
-
 
 def test_a_message_arrives_as_it_was_formatted(tmp_path: Path) -> None:
-    receiver = Receiver()
-    message = slack.format_opened(INCIDENT, "a")
-    with_receiver(receiver, tmp_path, lambda file: slack.SlackWebhook(str(file), 5).send(message))
-    assert receiver.got == [message]
+    message = parent([notice(Topic.OPENED)], "a", {}, whole=True)
+
+    async def send(slack: FakeSlack) -> None:
+        assert await SlackWebhook(slack.webhook_file(tmp_path), 5).post(message) is None
+        assert slack.calls == [("webhook", message)]
+
+    with_slack(FakeSlack(), send)
 
 
-@pytest.mark.parametrize(
-    ("answer", "retry_after_s", "permanent"),
-    [
-        ((429, {"Retry-After": "7"}), 7.0, False),
-        ((429, {"Retry-After": "soon"}), None, False),
-        ((429, {}), None, False),
-        ((500, {}), None, False),
-        ((404, {}), None, False),
-        ((400, {}), None, True),
-    ],
-)
+FAILURES: list[tuple[Answer, float | None, bool]] = [
+    (Answer(429, headers={"Retry-After": "7"}), 7.0, False),
+    (Answer(429, headers={"Retry-After": "soon"}), None, False),
+    (Answer(429), None, False),
+    (Answer(500), None, False),
+    (Answer(503, body="<html>down for maintenance</html>"), None, False),
+    (Answer(404), None, False),
+    (Answer(400), None, True),
+]
+
+
+@pytest.mark.parametrize(("answer", "retry_after_s", "permanent"), FAILURES)
 def test_an_answer_that_is_no_ok_is_a_failure_without_the_address(
-    answer: tuple[int, dict[str, str]],
-    retry_after_s: float | None,
-    permanent: bool,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    answer: Answer, retry_after_s: float | None, permanent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
     caplog.set_level(logging.DEBUG)
 
-    async def send(file: Path) -> None:
+    async def send(slack: FakeSlack) -> None:
         with pytest.raises(SendFailed) as caught:
-            await slack.SlackWebhook(str(file), 5).send({"text": "x"})
-        assert str(answer[0]) in caught.value.reason
+            await SlackWebhook(slack.webhook_file(tmp_path), 5).post({"text": "x"})
+        assert str(answer.status) in caught.value.reason
         assert "xyzSECRETxyz" not in caught.value.reason
         assert (caught.value.retry_after_s, caught.value.permanent) == (retry_after_s, permanent)
 
-    with_receiver(Receiver(answer), tmp_path, send)
+    with_slack(FakeSlack(answer), send)
     assert "xyzSECRETxyz" not in caplog.text
 
 
@@ -278,20 +264,26 @@ def test_silence_and_refusal_are_failures_within_the_deadline(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    receiver = Receiver()
-    receiver.hang_s = 20
 
-    async def send(file: Path) -> None:
+    async def send(slack: FakeSlack) -> None:
+        file = slack.webhook_file(tmp_path)
         start = time.monotonic()
         with pytest.raises(SendFailed, match=r"within 0\.3 s"):
-            await slack.SlackWebhook(str(file), 0.3).send({"text": "x"})
-        assert time.monotonic() - start < 2
+            await SlackWebhook(file, 0.3).post({"text": "x"})
+        assert time.monotonic() - start < 10  # and not the 20 s that the server takes
+        with pytest.raises(SendFailed, match="can't be reached"):
+            await SlackWebhook(file, 5).post({"text": "x"})
 
-    with_receiver(receiver, tmp_path, send)
-    with pytest.raises(SendFailed, match="can't be reached") as caught:  # now nobody listens there
-        asyncio.run(slack.SlackWebhook(str(tmp_path / "webhook"), 5).send({"text": "x"}))
-    assert SECRET not in str(caught.value)
-    assert caught.value.__suppress_context__
+    with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)
+
+    async def nobody_listens(slack: FakeSlack) -> None:
+        (tmp_path / "gone").write_text(f"http://127.0.0.1:1/services/{SECRET}")
+        with pytest.raises(SendFailed, match="can't be reached") as caught:
+            await SlackWebhook(str(tmp_path / "gone"), 5).post({"text": "x"})
+        assert SECRET not in str(caught.value)
+        assert caught.value.__suppress_context__
+
+    with_slack(FakeSlack(), nobody_listens)
     assert SECRET not in caplog.text
 
 
@@ -300,141 +292,103 @@ def test_silence_and_refusal_are_failures_within_the_deadline(
 )
 def test_an_address_that_is_none_is_not_shown(url: str, tmp_path: Path) -> None:
     (tmp_path / "webhook").write_text(url)
-    with pytest.raises(SendFailed, match="webhook_url_file") as caught:
-        asyncio.run(slack.SlackWebhook(str(tmp_path / "webhook"), 5).send({"text": "x"}))
-    assert SECRET not in str(caught.value)
-    with pytest.raises(SendFailed, match="can't be read"):
-        asyncio.run(slack.SlackWebhook(str(tmp_path / "missing"), 5).send({"text": "x"}))
+
+    async def send(slack: FakeSlack) -> None:
+        with pytest.raises(SendFailed, match="webhook_url_file") as caught:
+            await SlackWebhook(str(tmp_path / "webhook"), 5).post({"text": "x"})
+        assert SECRET not in str(caught.value)
+        with pytest.raises(SendFailed, match="can't be read"):
+            await SlackWebhook(str(tmp_path / "missing"), 5).post({"text": "x"})
+
+    with_slack(FakeSlack(), send)
 
 
-# ------------------------------------------------------------------------------------------------- the queue
+# ------------------------------------------------------------------------------------------------- the bot
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+def bot(slack: FakeSlack, directory: Path, *, channel: str = CHANNEL, deadline_s: float = 5.0) -> SlackBot:
+    return SlackBot(slack.token_file(directory), channel, deadline_s, f"{slack.url}/api")
 
 
-async def until_empty(journal: Journal, notifier: Notifier) -> None:
-    task = asyncio.create_task(notifier.run())
-    for _ in range(2000):
-        if not journal.outbox_pending(1):
-            break
-        await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+def test_a_bot_opens_a_thread_answers_in_it_and_changes_its_first_message(tmp_path: Path) -> None:
+    message = parent([notice(Topic.OPENED)], "a", {}, whole=True)
+
+    async def send(slack: FakeSlack) -> None:
+        poster = bot(slack, tmp_path)
+        thread = await poster.post(message)
+        assert thread == f"{CHANNEL}/1700000000.000000"
+        assert (
+            await poster.post(reply([notice(Topic.ENDED, run=FAILED)], {}, first=False), thread, loud=True)
+            == thread
+        )
+        (first,) = slack.in_channel()
+        (answer,) = slack.below(first)
+        assert answer["reply_broadcast"] is True
+        assert first["blocks"] == message["blocks"]
+        await poster.revise(thread, closed(notice(Topic.RESOLVED, incident=OVER), "a"))
+        assert slack.in_channel()[0]["text"].startswith(
+            "[a] over after 2 h 00 min: job 7: rank 3 waits alone."
+        )
+
+    with_slack(FakeSlack(), send)
 
 
-def test_messages_go_in_order_through_failures_and_apart(journal: Journal, tmp_path: Path) -> None:
-    receiver = Receiver((200, {}), (500, {}), (429, {"Retry-After": "1"}), (500, {}))
+def test_where_the_first_message_was_removed_the_next_one_stands_by_itself(tmp_path: Path) -> None:
+    async def send(slack: FakeSlack) -> None:
+        poster = bot(slack, tmp_path)
+        gone = f"{CHANNEL}/1600000000.000000"
+        await poster.post(reply([notice(Topic.DECIDED, decision=DECISION)], {}, first=False), gone)
+        assert len(slack.in_channel()) == 1
+        await poster.revise(gone, closed(notice(Topic.RESOLVED, incident=OVER), "a"))
 
-    async def send(file: Path) -> None:
-        sender = slack.SlackWebhook(str(file), 5)
-        notifier = Notifier(journal, sender, "a", min_gap_s=0.2, poll_s=0.1, first_retry_s=0.05)
-        notifier.opened(INCIDENT)
-        notifier.decided(INCIDENT, DECISION)
-        notifier.ended(INCIDENT, RUN)
-        notifier.resolved(replace(INCIDENT, resolved_at=1.0))
-        assert receiver.got == []  # nobody waited
-        await until_empty(journal, notifier)
-
-    with_receiver(receiver, tmp_path, send)
-    heads = [message["text"].split("job 7")[0] for message in receiver.got]
-    second = "[a] "
-    assert heads == ["[a] CRITICAL: ", second, second, second, second, "[a] ", "[a] over after 0 s: "]
-    gaps = [later - earlier for earlier, later in zip(receiver.at, receiver.at[1:], strict=False)]
-    assert min(gaps) >= 0.19
-    assert gaps[2] >= 0.99  # Retry-After
+    with_slack(FakeSlack(), send)
 
 
-def test_what_was_not_sent_is_sent_after_a_restart(journal: Journal, tmp_path: Path) -> None:
-    async def first() -> None:
-        Notifier(journal, slack.SlackWebhook(str(tmp_path / "none"), 5), "a").opened(INCIDENT)
-
-    asyncio.run(first())
-    journal.close()
-    again = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
-    receiver = Receiver()
-    with_receiver(
-        receiver,
-        tmp_path,
-        lambda file: until_empty(
-            again, Notifier(again, slack.SlackWebhook(str(file), 5), "a", min_gap_s=0.01)
-        ),
-    )
-    assert [message["text"] for message in receiver.got] == [slack.format_opened(INCIDENT, "a")["text"]]
+BOT_FAILURES: list[tuple[Answer, float | None, bool]] = [
+    (Answer(429, "ratelimited", {"Retry-After": "30"}), 30.0, False),
+    (Answer(200, "ratelimited"), None, False),
+    (Answer(200, "invalid_blocks"), None, True),
+    (Answer(200, "msg_blocks_too_long"), None, True),
+    (Answer(200, "not_in_channel"), None, False),
+    (Answer(200, "token_revoked"), None, False),
+    (Answer(200, "internal_error"), None, False),
+    (Answer(200, f"odd {TOKEN}"), None, False),
+    (Answer(500), None, False),
+    (Answer(502, body="<html>bad gateway</html>"), None, False),
+    (Answer(200, body="not what was asked for"), None, False),
+]
 
 
-class Refuser:
-    """Never takes the messages that start with `bad`."""
+@pytest.mark.parametrize(("answer", "retry_after_s", "permanent"), BOT_FAILURES)
+def test_what_the_api_refuses_is_tried_again_unless_the_message_itself_is_wrong(
+    answer: Answer, retry_after_s: float | None, permanent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    caplog.set_level(logging.DEBUG)
 
-    def __init__(self) -> None:
-        self.sent: list[str] = []
+    async def send(slack: FakeSlack) -> None:
+        with pytest.raises(SendFailed) as caught:
+            await bot(slack, tmp_path).post(parent([notice(Topic.OPENED)], "a", {}, whole=True))
+        assert TOKEN not in caught.value.reason
+        assert (caught.value.retry_after_s, caught.value.permanent) == (retry_after_s, permanent)
 
-    async def send(self, message: dict[str, Any]) -> None:
-        if message["text"].startswith("bad"):
-            raise SendFailed("invalid", permanent=True)
-        self.sent.append(message["text"])
-
-
-def test_a_message_that_can_never_be_delivered_does_not_block_the_others(journal: Journal) -> None:
-    sender = Refuser()
-
-    async def go() -> None:
-        for text in ("bad", "good"):
-            journal.outbox_add("people", "i1", {"text": text}, 1000.0)
-        journal.outbox_add("people", "i1", {"text": "of yesterday"}, 1000.0 - 90000.0)
-        await until_empty(journal, Notifier(journal, sender, "a", min_gap_s=0.0, wall=lambda: 1000.0))
-
-    asyncio.run(go())
-    assert sender.sent == ["good"]
+    with_slack(FakeSlack(answer), send)
+    assert TOKEN not in caplog.text
 
 
-class BrokenOutbox:
-    """An outbox on a disk that fails, the first time it is looked at."""
+def test_a_bot_that_gets_no_answer_or_has_no_token_fails_within_its_deadline(tmp_path: Path) -> None:
+    async def send(slack: FakeSlack) -> None:
+        message = parent([notice(Topic.OPENED)], "a", {}, whole=True)
+        with pytest.raises(SendFailed, match=r"within 0\.3 s"):
+            await bot(slack, tmp_path, deadline_s=0.3).post(message)
+        with pytest.raises(SendFailed, match="can't be reached"):
+            await bot(slack, tmp_path).post(message)
+        with pytest.raises(SendFailed, match="channel_not_found"):
+            await bot(slack, tmp_path, channel="C0OTHER").post(message)
+        (tmp_path / "slack-token").write_text("xoxb\nsecond line")
+        with pytest.raises(SendFailed, match="token_file") as caught:
+            await SlackBot(str(tmp_path / "slack-token"), CHANNEL, 5, slack.url).post(message)
+        assert "xoxb" not in str(caught.value)
+        with pytest.raises(SendFailed, match="can't be read"):
+            await SlackBot(str(tmp_path / "none"), CHANNEL, 5, slack.url).post(message)
 
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.failed = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "outbox_pending" and not self.failed:
-            self.failed = True
-            raise JournalError("the disk is full")
-        return getattr(self.journal, name)
-
-
-def test_an_outbox_that_fails_once_does_not_end_the_sending(journal: Journal) -> None:
-    sender = Refuser()
-    outbox = BrokenOutbox(journal)
-
-    async def go() -> None:
-        notifier = Notifier(outbox, sender, "a", min_gap_s=0.0, poll_s=0.02)
-        notifier.opened(INCIDENT)
-        await until_empty(journal, notifier)
-
-    asyncio.run(go())
-    assert outbox.failed
-    assert len(sender.sent) == 1
-
-
-def test_an_incident_that_another_explains_is_not_announced(journal: Journal) -> None:
-    async def go() -> None:
-        notifier = Notifier(journal, LogSender(), "a")
-        notifier.opened(replace(INCIDENT, inhibited_by="i0"))
-        notifier.resolved(replace(INCIDENT, inhibited_by="i0"))
-        notifier.resolved(replace(INCIDENT, fired_at=None))
-
-    asyncio.run(go())
-    assert journal.outbox_pending(5) == []
-
-
-def test_without_slack_the_messages_go_to_the_log(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
-    async def go() -> None:
-        notifier = make_notifier(Config(cluster_name="alpha"), journal)
-        notifier.opened(INCIDENT)
-        await until_empty(journal, notifier)
-
-    asyncio.run(go())
-    assert "[alpha] CRITICAL: job 7: rank 3 waits alone." in caplog.text
+    with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)

@@ -1,28 +1,27 @@
-"""Messages on their way: written to the journal's outbox at once, sent later and in order, whatever Slack does.
+"""Messages on their way: written to the journal's outbox at once, sent later and in order, whatever happens to whoever takes them.
 
-Nobody waits for a message. What is in the outbox when the controller ends is sent after its next start.
+Nobody waits for a message. What is in the outbox when the controller ends is sent after its next start. Each channel (Slack, a webhook,
+Alertmanager) has its own rows, its own worker and its own failures.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from watchdog import clock
-from watchdog.model import ActionRun, Decision, Incident
-from watchdog.notify import SendFailed, slack
+from watchdog.model import ActionRun, Decision, Incident, SlurmJob
+from watchdog.notify import SendFailed
+from watchdog.notify.notice import KEPT_JOBS, Notice, Topic, job_notes, to_row
+from watchdog.notify.pulse import PULSE_ID, JobPulse, pulse_message
 
 if TYPE_CHECKING:
-    from watchdog.config import Config
     from watchdog.controller.journal import OutboxItem
 
 LOG = logging.getLogger(__name__)
 
-CHANNEL = "people"
-MIN_GAP_S = 1.0
-"""Slack takes about one message a second from a webhook: https://api.slack.com/docs/rate-limits"""
 POLL_S = 5.0
 FIRST_RETRY_S = 2.0
 LONGEST_RETRY_S = 600.0
@@ -30,148 +29,258 @@ LONGEST_WAIT_S = 3600.0
 """Even if Slack asks for more."""
 STALE_AFTER_S = 86400.0
 """A message this old is news to nobody; it is in the log and in the journal."""
-
-
-class Sender(Protocol):
-    """Whoever delivers a message."""
-
-    async def send(self, message: dict[str, Any]) -> None:
-        """Deliver one message within a deadline of its own. Raises SendFailed."""
-        ...
+FORGET_AFTER_S = 14 * 86400.0
+"""Threads and sent messages are remembered so long: an incident that lasts longer gets a thread anew."""
+TIDY_EVERY_S = 600.0
 
 
 class Outbox(Protocol):
-    """The part of the journal that keeps messages."""
+    """The part of the journal that keeps messages. Every method raises JournalError."""
 
     def outbox_add(self, channel: str, incident_id: str, payload: dict[str, Any], at: float) -> None: ...
-    def outbox_pending(self, limit: int) -> list[OutboxItem]: ...
-    def outbox_done(self, item_id: int) -> None: ...
+    def outbox_pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]: ...
+    def outbox_done_all(self, channel: str, item_ids: Sequence[int]) -> None: ...
+    def outbox_replace(
+        self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
+    ) -> None: ...
     def outbox_failed(self, item_id: int, error: str, retry_at: float) -> None: ...
+    def outbox_expire(self, channel: str, before: float) -> int: ...
+    def outbox_drop(self, channel: str, incident_id: str) -> None: ...
+    def outbox_forget(self, before: float) -> None: ...
+    def keep_thread(self, channel: str, incident_id: str, thread: str, at: float) -> None: ...
+    def thread_of(self, channel: str, incident_id: str) -> str | None: ...
 
 
-class LogSender:
-    """In the place of Slack where none is configured: the sentence goes to the log."""
+class Channel(Protocol):
+    """Whoever is told."""
 
-    async def send(self, message: dict[str, Any]) -> None:
-        """Log the first sentence of the message."""
-        LOG.warning("message: %s", message.get("text", ""))
+    name: str
+    """In the outbox; at most 32 characters."""
+    topics: frozenset[Topic]
+    """What it wants to hear of."""
+    takes_messages: bool
+    """Whether it takes messages that are made already (a pulse), beside notices."""
+
+    async def turn(self, outbox: Outbox, now: float) -> float | None:
+        """Send what is due of the oldest rows, within a deadline of its own, and mark them as done.
+
+        Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with what comes first still
+        to be done, and JournalError. `now` is a date.
+        """
+        ...
+
+
+class Sources:
+    """Where a notifier looks up what an incident does not say itself. Each answers at once, from memory."""
+
+    def __init__(
+        self,
+        *,
+        job_of: Callable[[str], SlurmJob | None] = lambda job_id: None,
+        firing: Callable[[], Sequence[Incident]] = tuple,
+        pulses: Callable[[], Sequence[JobPulse]] = tuple,
+    ) -> None:
+        self.job_of = job_of
+        self.firing = firing
+        """Incidents that fire and are announced."""
+        self.pulses = pulses
 
 
 class Notifier:
-    """Puts messages up and, while `run` is running, sends them: one at a time, in order, `min_gap_s` apart."""
+    """Puts notices up for every channel and, while `run` is running, has the channels send them."""
 
     def __init__(
         self,
         outbox: Outbox,
-        sender: Sender,
+        channels: Sequence[Channel],
         cluster: str,
         *,
-        min_gap_s: float = MIN_GAP_S,
+        pulse_s: float = 0.0,
         poll_s: float = POLL_S,
         first_retry_s: float = FIRST_RETRY_S,
         wall: Callable[[], float] = clock.wall,
     ) -> None:
         self._outbox = outbox
-        self._sender = sender
+        self._channels = tuple(channels)
         self._cluster = cluster
-        self._min_gap_s = min_gap_s
+        self._pulse_s = pulse_s
         self._poll_s = poll_s
-        self._first_retry_s = first_retry_s
         self._wall = wall
-        self._added = asyncio.Event()
+        self._workers = [Worker(outbox, channel, poll_s, first_retry_s, wall) for channel in self._channels]
+        self.sources = Sources()
+
+    def attach(self, sources: Sources) -> None:
+        """Where to look things up from now on."""
+        self.sources = sources
 
     # -- for the controller: each returns at once; raises what the outbox raises (JournalError)
 
     def opened(self, incident: Incident) -> None:
         """Announce an incident, unless another explains it."""
         if incident.inhibited_by is None:
-            self._add(incident, slack.format_opened(incident, self._cluster))
+            self._add(Topic.OPENED, incident)
+
+    def diagnosed(self, incident: Incident, said: Iterable[str]) -> None:
+        """Announce what the evidence tells, the most important sentence first."""
+        self._add(Topic.DIAGNOSED, incident, said=tuple(said))
 
     def decided(self, incident: Incident, decision: Decision) -> None:
         """Announce what was decided."""
-        self._add(incident, slack.format_decision(incident, decision, self._cluster))
+        self._add(Topic.DECIDED, incident, decision=decision)
 
     def ended(self, incident: Incident, run: ActionRun) -> None:
         """Announce how an action ended."""
-        self._add(incident, slack.format_outcome(incident, run, self._cluster))
+        self._add(Topic.ENDED, incident, run=run)
 
     def resolved(self, incident: Incident) -> None:
         """Announce that an incident is over, if it was announced that it began."""
         if incident.fired_at is not None and incident.inhibited_by is None:
-            self._add(incident, slack.format_resolved(incident, self._cluster))
+            self._add(Topic.RESOLVED, incident)
 
-    def _add(self, incident: Incident, message: dict[str, Any]) -> None:
-        self._outbox.outbox_add(CHANNEL, incident.id, message, self._wall())
-        self._added.set()
+    def _add(
+        self,
+        topic: Topic,
+        incident: Incident,
+        *,
+        decision: Decision | None = None,
+        run: ActionRun | None = None,
+        said: tuple[str, ...] = (),
+    ) -> None:
+        if not any(topic in channel.topics for channel in self._channels):
+            return
+        at = self._wall()
+        jobs = job_notes(self.sources.job_of(job_id) for job_id in incident.job_ids[:KEPT_JOBS])
+        row = to_row(
+            Notice(topic=topic, at=at, incident=incident, decision=decision, run=run, said=said, jobs=jobs)
+        )
+        for worker in self._workers:
+            if topic in worker.channel.topics:
+                self._outbox.outbox_add(worker.channel.name, incident.id, row, at)
+                worker.wake()
 
     # -- sending
 
     async def run(self) -> None:
         """Send until cancelled. Nothing that goes wrong here ends it."""
+        async with asyncio.TaskGroup() as tasks:
+            for worker in self._workers:
+                tasks.create_task(worker.run())
+            tasks.create_task(self._tidy_for_ever())
+            if self._pulse_s > 0:
+                tasks.create_task(self._pulse_for_ever())
+
+    async def _tidy_for_ever(self) -> None:
+        while True:
+            try:
+                self._outbox.outbox_forget(self._wall() - FORGET_AFTER_S)
+            except Exception:  # the boundary: a journal that fails is tidied later
+                LOG.exception("the outbox can't be tidied")
+            await asyncio.sleep(TIDY_EVERY_S)
+
+    async def _pulse_for_ever(self) -> None:
+        """On the grid of the wall clock: a controller that starts again repeats nothing."""
+        told = self._wall() // self._pulse_s
+        while True:
+            await asyncio.sleep(min(self._poll_s, self._pulse_s))
+            try:
+                told = self.pulse(told)
+            except Exception:  # the boundary: a pulse that fails is one that is missing
+                LOG.exception("a pulse can't be written")
+
+    def pulse(self, told: float) -> float:
+        """Put a pulse up if one is due; `told` is the number of the last one. Returns the newest number."""
+        at = self._wall()
+        number = at // self._pulse_s
+        pulses = self.sources.pulses() if number != told else ()
+        for worker in self._workers if pulses else ():
+            if worker.channel.takes_messages:
+                # Of a Slack that was away nobody wants to hear five hours one after the other.
+                self._outbox.outbox_drop(worker.channel.name, PULSE_ID)
+                row = {"message": pulse_message(pulses, self._cluster)}
+                self._outbox.outbox_add(worker.channel.name, PULSE_ID, row, at)
+                worker.wake()
+        return number
+
+
+class Worker:
+    """Has one channel work its rows off."""
+
+    def __init__(
+        self, outbox: Outbox, channel: Channel, poll_s: float, first_retry_s: float, wall: Callable[[], float]
+    ) -> None:
+        self.channel = channel
+        self._outbox = outbox
+        self._poll_s = poll_s
+        self._first_retry_s = first_retry_s
+        self._wall = wall
+        self._added = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something new."""
+        self._added.set()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
         while True:
             self._added.clear()
             try:
-                wait_s = await self.send_next()
+                wait_s = await self.step()
             except Exception:  # the boundary: an outbox that fails is tried again
-                LOG.exception("the outbox can't be worked off")
-                wait_s = self._poll_s
-            if wait_s > self._min_gap_s:
-                # Nothing to send now; a new message may be.
-                try:
-                    async with asyncio.timeout(min(wait_s, self._poll_s)):
-                        await self._added.wait()
-                except TimeoutError:
-                    pass
-            else:
-                await asyncio.sleep(wait_s)
+                LOG.exception("the outbox of %s can't be worked off", self.channel.name)
+                wait_s = None
+            if wait_s is not None:
+                await asyncio.sleep(min(wait_s, self._poll_s))
+                continue
+            try:
+                async with asyncio.timeout(self._poll_s):
+                    await self._added.wait()
+            except TimeoutError:
+                pass
 
-    async def send_next(self) -> float:
-        """Send the oldest message if it is due; returns after how many seconds to call again.
+    async def step(self) -> float | None:
+        """One turn of the channel; returns after how many seconds the next is due, None if it waits for news.
 
         A message that fails holds up those behind it, for their order tells the story.
         """
-        pending = self._outbox.outbox_pending(1)
-        if not pending:
-            return self._poll_s
-        item, now = pending[0], self._wall()
-        if now - item.added_at > STALE_AFTER_S:
+        name, now = self.channel.name, self._wall()
+        first = self._outbox.outbox_pending(1, name)
+        if first and now - first[0].added_at > STALE_AFTER_S:
+            dropped = self._outbox.outbox_expire(name, now - STALE_AFTER_S)
             LOG.error(
-                "message %d about %s is dropped: a day old, last failure: %s",
-                item.id,
-                item.incident_id,
-                item.error,
+                "%d messages to %s are dropped: a day old, last failure: %s", dropped, name, first[0].error
             )
-            self._outbox.outbox_done(item.id)
             return 0.0
         # A clock that was set back must not keep a message for longer than any retry takes.
-        if now < item.retry_at <= now + LONGEST_WAIT_S:
-            return item.retry_at - now
+        if first and now < first[0].retry_at <= now + LONGEST_WAIT_S:
+            return first[0].retry_at - now
         try:
-            await self._sender.send(item.payload)
+            return await self.channel.turn(self._outbox, now)
         except SendFailed as error:
-            return self._failed(item, error)
-        self._outbox.outbox_done(item.id)
-        return self._min_gap_s
+            return self._failed(error)
 
-    def _failed(self, item: OutboxItem, error: SendFailed) -> float:
-        """Write down a failure; returns the pause until the next try."""
+    def _failed(self, error: SendFailed) -> float:
+        """Writes a failure down at the row that comes first; returns the pause until the next try."""
+        name = self.channel.name
+        pending = self._outbox.outbox_pending(1, name)
+        if not pending:
+            LOG.warning("%s: %s", name, error.reason)
+            return min(LONGEST_WAIT_S, error.retry_after_s or 10 * self._first_retry_s)
+        item = pending[0]
         if error.permanent:
-            LOG.error("message %d about %s is dropped: %s", item.id, item.incident_id, error.reason)
-            self._outbox.outbox_done(item.id)
-            return self._min_gap_s
+            LOG.error(
+                "message %d to %s about %s is dropped: %s", item.id, name, item.incident_id, error.reason
+            )
+            self._outbox.outbox_done_all(name, (item.id,))
+            return 0.0
         backoff = min(LONGEST_RETRY_S, self._first_retry_s * 2 ** min(item.attempts, 20))
-        asked_s = backoff if error.retry_after_s is None else min(error.retry_after_s, LONGEST_WAIT_S)
-        wait_s = max(self._min_gap_s, asked_s)
-        LOG.warning("message %d about %s waits %.0f s: %s", item.id, item.incident_id, wait_s, error.reason)
+        wait_s = backoff if error.retry_after_s is None else min(error.retry_after_s, LONGEST_WAIT_S)
+        LOG.warning(
+            "message %d to %s about %s waits %.0f s: %s",
+            item.id,
+            name,
+            item.incident_id,
+            wait_s,
+            error.reason,
+        )
         self._outbox.outbox_failed(item.id, error.reason, self._wall() + wait_s)
         return wait_s
-
-
-def make_notifier(config: Config, outbox: Outbox) -> Notifier:
-    """The notifier that the configuration asks for: Slack, or the log."""
-    settings = config.notify.slack
-    if not settings.webhook_url_file:
-        return Notifier(outbox, LogSender(), config.cluster_name, min_gap_s=0.0)
-    return Notifier(
-        outbox, slack.SlackWebhook(settings.webhook_url_file, settings.deadline), config.cluster_name
-    )

@@ -1,0 +1,86 @@
+"""One incident, what was decided and done about it, and a clock of one's own: for tests of notifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from watchdog.controller.journal import Journal
+from watchdog.model import (
+    Action,
+    ActionEnd,
+    ActionRun,
+    Culprit,
+    Decision,
+    Fence,
+    Incident,
+    IncidentState,
+    Kind,
+    Rung,
+    RungOutcome,
+    RungRecord,
+    Severity,
+    Verdict,
+)
+from watchdog.notify.queue import Channel, Notifier, Worker
+
+replace = msgspec.structs.replace
+INCIDENT = Incident(
+    id="i1", kind=Kind.COLLECTIVE_HANG, subject="job:7", state=IncidentState.FIRING, severity=Severity.CRITICAL,
+    job_ids=("7",), opened_at=100.0, pending_mono=5.0, fired_at=160.0, detected_after_s=60.0, summary="rank 3 waits alone.",
+    culprits=(Culprit(node="n1", rank=3, pid=42, reason="the only one in forward"),), facts=("no step for 90 s",),
+)  # fmt: skip
+DECISION = Decision(
+    id="d1", incident_id="i1", action=Action.GRACEFUL_RESTART, verdict=Verdict.ALLOWED, by="collective_hang",
+    reason="a rank is stuck", decided_at=200.0, fence=Fence(job_id="7", restarts=0, start_at=90.0), exclude=("n1",),
+)  # fmt: skip
+RUN = ActionRun(
+    decision=DECISION,
+    records=(
+        RungRecord(rung=Rung.REQUEUE_HOLD, attempt=1, intent_at=1.0, outcome=RungOutcome.DONE, detail="held"),
+    ),
+    end=ActionEnd(
+        ok=True, ended_at=300.0, detail="runs on n2", resumed_at_step=500, steps_lost=20, downtime_s=700.0
+    ),
+)
+FAILED = replace(RUN, end=ActionEnd(ok=False, ended_at=1.0, detail="no checkpoint"))
+OVER = replace(INCIDENT, state=IncidentState.RESOLVED, resolved_at=7300.0, resolution="steps again")
+
+
+def incident(number: int, **changes: Any) -> Incident:
+    """One of many: incident `number` is about job `number`."""
+    return replace(INCIDENT, id=f"i{number}", subject=f"job:{number}", job_ids=(str(number),), **changes)
+
+
+def open_journal(directory: Path) -> Journal:
+    return Journal(f"sqlite:///{directory}/journal.sqlite")
+
+
+class Ticking:
+    """A notifier whose clock only moves when it waits: hours take no time."""
+
+    def __init__(self, journal: Journal, channels: Sequence[Channel], now: float = 1_000_000.0) -> None:
+        self.journal = journal
+        self.now = now
+        self.notifier = Notifier(journal, channels, "a", wall=lambda: self.now)
+        self.workers = [Worker(journal, channel, 5.0, 2.0, lambda: self.now) for channel in channels]
+
+    async def run_until(self, until: float) -> None:
+        """Let the channels send until this date."""
+        due = [self.now] * len(self.workers)
+        while (first := min(due)) < until:
+            self.now = max(self.now, first)
+            index = due.index(first)
+            wait_s = await self.workers[index].step()
+            due[index] = self.now + max(0.001, 5.0 if wait_s is None else min(wait_s, 5.0))
+        self.now = until
+
+    async def run_until_empty(self, limit_s: float = 7200.0) -> None:
+        """Let them send until nothing waits any more."""
+        end = self.now + limit_s
+        while self.journal.outbox_pending(1):
+            assert self.now < end, f"still there: {self.journal.outbox_pending(3)}"
+            await self.run_until(self.now + 1.0)

@@ -1,0 +1,100 @@
+"""Text of users made harmless, and numbers in words. Pure.
+
+Slack reads `<…>` and `&` in every text, and nothing else in a block of plain text:
+https://docs.slack.dev/messaging/formatting-message-text#escaping
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_PLAIN = re.compile(r"[^ -~]|[&<>]")
+"""What has to be looked at one by one; most text holds none of it."""
+_NUMBERED = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
+
+
+def one_line(text: str, limit: int) -> str:
+    """`text` on one line without control, format, surrogate and private characters, at most `limit` long."""
+    text = text[: 2 * limit]
+    if _PLAIN.search(text):
+        text = "".join(_harmless(char) for char in text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def safe(text: str, limit: int) -> str:
+    """The same with what Slack reads escaped, the limit counted after that."""
+    out: list[str] = []
+    size = 0
+    for char in one_line(text, limit):
+        char = ESCAPES.get(char, char)
+        if size + len(char) > limit - 1:
+            return "".join(out) + "…"
+        out.append(char)
+        size += len(char)
+    return "".join(out)
+
+
+def _harmless(char: str) -> str:
+    if char.isspace():
+        return " "
+    return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char)[0] == "C" else char
+
+
+def duration(seconds: float) -> str:
+    """45 s, 12 min, 3 h 05 min."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def plural(number: int, one: str) -> str:
+    """`1 job`, `5,000 jobs`."""
+    return f"{number:,} {one}{'' if number == 1 else 's'}"
+
+
+def fold(names: Iterable[str]) -> list[str]:
+    """Names of nodes or jobs with their numbers in ranges, as Slurm's users write them: `n[001-400]`, `4711-4713`, `12_[1-9]`.
+
+    One string for each beginning and width; nothing is lost.
+    """
+    groups: dict[tuple[str, int], set[int]] = defaultdict(set)
+    others: list[str] = []
+    for name in dict.fromkeys(names):
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            others.append(name)
+            continue
+        prefix, digits = match[1], match[2]
+        width = len(digits) if digits.startswith("0") else 0
+        groups[prefix, width].add(int(digits))
+    folded = []
+    for (prefix, width), numbers in sorted(groups.items()):
+        ranges = [
+            f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}"
+            for low, high in _ranges(numbers)
+        ]
+        if not prefix:
+            folded.extend(ranges)
+        elif len(numbers) == 1:
+            folded.append(prefix + ranges[0])
+        else:
+            folded.append(f"{prefix}[{','.join(ranges)}]")
+    return folded + sorted(others)
+
+
+def _ranges(numbers: set[int]) -> Iterator[tuple[int, int]]:
+    low = high = None
+    for number in sorted(numbers):
+        if high is not None and number == high + 1:
+            high = number
+            continue
+        if low is not None and high is not None:
+            yield low, high
+        low = high = number
+    if low is not None and high is not None:
+        yield low, high

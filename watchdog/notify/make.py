@@ -1,0 +1,51 @@
+"""The notifier that the configuration asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from watchdog.notify.alertmanager import AlertmanagerChannel
+from watchdog.notify.queue import Channel, Notifier, Outbox
+from watchdog.notify.slack import Poster, SlackBot, SlackWebhook
+from watchdog.notify.slack_channel import LogPoster, Pace, PulseChannel, SlackChannel
+from watchdog.notify.webhook import WebhookChannel
+
+if TYPE_CHECKING:
+    from watchdog.config import Config
+
+LOG_PACE = 1_000_000
+"""The log takes everything."""
+
+
+def make_notifier(config: Config, outbox: Outbox) -> Notifier:
+    """Slack, a webhook, Alertmanager, each if it is configured; the log if none is."""
+    channels: list[Channel] = []
+    notifier: list[Notifier] = []
+    settings, cluster = config.notify.slack, config.cluster_name
+    poster: Poster | None = None
+    if settings.token_file:
+        poster = SlackBot(settings.token_file, settings.channel, settings.deadline, settings.api_url)
+    elif settings.webhook_url_file:
+        poster = SlackWebhook(settings.webhook_url_file, settings.deadline)
+    if poster is not None:
+        pace = Pace(settings.messages_per_minute)
+        channels.append(SlackChannel(poster, cluster, pace=pace, mentions=settings.mentions))
+        if settings.pulse > 0:
+            channels.append(PulseChannel(poster, pace))
+    webhook, alertmanager = config.notify.webhook, config.notify.alertmanager
+    if webhook.url_file:
+        channels.append(WebhookChannel(webhook.url_file, webhook.token_file, webhook.deadline, cluster))
+    if alertmanager.urls:
+        channels.append(
+            AlertmanagerChannel(
+                alertmanager.urls,
+                alertmanager.deadline,
+                alertmanager.repeat,
+                cluster,
+                lambda: notifier[0].sources,
+            )
+        )
+    if not channels:
+        channels.append(SlackChannel(LogPoster(), cluster, name="log", pace=Pace(LOG_PACE, gap_s=0.0)))
+    notifier.append(Notifier(outbox, channels, cluster, pulse_s=settings.pulse))
+    return notifier[0]

@@ -1,0 +1,86 @@
+"""What is put up to be told: values, as they lie in the outbox. Words are found for them when they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from watchdog.model import ActionRun, Decision, Incident, SlurmJob, Value
+
+KEPT_FACTS = 30
+KEPT_CULPRITS = 30
+KEPT_CHARS = 500
+"""Of each sentence: no message shows more, and five thousand incidents may wait for a Slack that is away."""
+KEPT_JOBS = 8
+"""Jobs of one incident whose owner is told with it."""
+
+
+class Topic(StrEnum):
+    """What has happened to an incident."""
+
+    OPENED = "opened"
+    DIAGNOSED = "diagnosed"
+    DECIDED = "decided"
+    ENDED = "ended"
+    """An action, well or not."""
+    RESOLVED = "resolved"
+
+
+class JobNote(Value, frozen=True, kw_only=True):
+    """Whose a job is."""
+
+    job_id: str
+    user: str = ""
+    partition: str = ""
+    name: str = ""
+
+
+class Notice(Value, frozen=True, kw_only=True):
+    """One thing that people, or programs, are to be told."""
+
+    topic: Topic
+    at: float
+    """Date."""
+    incident: Incident
+    decision: Decision | None = None
+    run: ActionRun | None = None
+    said: tuple[str, ...] = ()
+    """What was found, a sentence each; with DIAGNOSED."""
+    jobs: tuple[JobNote, ...] = ()
+
+    @property
+    def urgent(self) -> bool:
+        """Somebody has to do something: an action has failed."""
+        return self.run is not None and self.run.end is not None and not self.run.end.ok
+
+
+def to_row(notice: Notice) -> dict[str, Any]:
+    """The notice as a plain document of bounded size."""
+    incident = notice.incident
+    short = replace(
+        incident,
+        summary=incident.summary[:KEPT_CHARS],
+        resolution=incident.resolution[:KEPT_CHARS],
+        facts=tuple(fact[:KEPT_CHARS] for fact in incident.facts[:KEPT_FACTS]),
+        culprits=incident.culprits[:KEPT_CULPRITS],
+    )
+    row: dict[str, Any] = msgspec.to_builtins(replace(notice, incident=short))
+    return row
+
+
+def from_row(row: dict[str, Any]) -> Notice:
+    """The notice of such a document. Raises msgspec.ValidationError for any other."""
+    return msgspec.convert(row, Notice)
+
+
+def job_notes(jobs: Iterable[SlurmJob | None]) -> tuple[JobNote, ...]:
+    """Whose these jobs are; of those that are not known nothing is said."""
+    return tuple(
+        JobNote(job_id=job.job_id, user=job.user, partition=job.partition, name=job.name)
+        for job in jobs
+        if job is not None
+    )

@@ -1,0 +1,172 @@
+"""What is said about an incident: one sentence first, the evidence under it, then what to do. Pure, and for no channel in particular."""
+
+from __future__ import annotations
+
+import re
+
+from watchdog.model import Action, ActionRun, Decision, Incident, Severity, Value, Verdict
+from watchdog.notify.harmless import duration, plural
+from watchdog.notify.notice import Notice, Topic
+
+SIGNS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
+
+
+class Said(Value, frozen=True, kw_only=True):
+    """A message in three parts. Text of users may be in each: whoever sends it makes it harmless."""
+
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    todo: str = ""
+
+
+def say(notice: Notice) -> Said:
+    """The words for one notice."""
+    incident = notice.incident
+    if notice.topic is Topic.DECIDED and notice.decision is not None:
+        return say_decision(incident, notice.decision)
+    if notice.topic is Topic.ENDED and notice.run is not None:
+        return say_outcome(incident, notice.run)
+    if notice.topic is Topic.DIAGNOSED:
+        return say_diagnosis(incident, notice.said)
+    return say_resolved(incident) if notice.topic is Topic.RESOLVED else say_opened(incident)
+
+
+def say_opened(incident: Incident) -> Said:
+    """An incident fires: what is wrong, since when, who, and the evidence."""
+    since = f" Noticed after {duration(incident.detected_after_s)}." if incident.detected_after_s else ""
+    who = tuple(culprit_line(incident, index) for index in range(len(incident.culprits)))
+    return Said(
+        sentence=f"{SIGNS[incident.severity]}: {about(incident, incident.summary)}{since}",
+        evidence=who + incident.facts,
+        todo=f"All evidence: slurm-watchdog explain {incident.id}. Keep the watchdog from acting: slurm-watchdog pause",
+    )
+
+
+def say_diagnosis(incident: Incident, said: tuple[str, ...]) -> Said:
+    """What the stacks of all ranks, and all else that was collected, tell."""
+    first = said[0] if said else "nothing more was found"
+    return Said(
+        sentence=f"evidence: {about(incident, first)}",
+        evidence=said[1:],
+        todo=f"Stacks and all else: slurm-watchdog explain {incident.id}",
+    )
+
+
+def say_decision(incident: Incident, decision: Decision) -> Said:
+    """What was decided about an incident, by which rule or guard, and why."""
+    done = "restarted gracefully" if decision.action is Action.GRACEFUL_RESTART else "requeued"
+    job = decision.fence.job_id if decision.fence is not None else ",".join(incident.job_ids)
+    if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+        sentence = f"job {job} is being {done}"
+        todo = "Nothing to do. To stop this and every other action: slurm-watchdog pause"
+    elif decision.verdict is Verdict.ALLOWED:
+        sentence = f"job {job}: alert only" if job else "alert only"
+        todo = f"Look at it: slurm-watchdog explain {incident.id}"
+    elif decision.verdict is Verdict.OBSERVED:
+        sentence = f"job {job} would have been {done}, but was not touched"
+        todo = f"By hand: {by_hand(decision, job)}. To have it done: mode: act in the configuration"
+    else:
+        sentence = f"job {job} was not {done} (guard: {decision.by})"
+        todo = f"Look at it: slurm-watchdog explain {incident.id}. By hand: {by_hand(decision, job)}"
+    evidence = [f"By {decision.by}"]
+    if decision.exclude:
+        allowed = decision.verdict is Verdict.ALLOWED
+        evidence.append(
+            f"{'Next run without' if allowed else 'To be avoided'}: {', '.join(decision.exclude)}"
+        )
+    if decision.asked_by:
+        evidence.append(f"Asked for by {decision.asked_by}")
+    evidence.append(f"Incident {incident.id}: {incident.summary}")
+    return Said(sentence=f"{sentence}: {decision.reason}", evidence=tuple(evidence), todo=todo)
+
+
+def by_hand(decision: Decision, job: str) -> str:
+    """The command that does the same. A loop that does not turn saves nothing, so a kill switch would wait in vain."""
+    if decision.action is Action.GRACEFUL_RESTART:
+        return f"slurm-watchdog restart {job}"
+    if not decision.exclude:
+        return f"scontrol requeue {job}"
+    nodes = ",".join(decision.exclude)
+    return (
+        f"scontrol requeuehold {job}; scontrol update JobId={job} ExcNodeList={nodes}; scontrol release {job}"
+    )
+
+
+def say_outcome(incident: Incident, run: ActionRun) -> Said:
+    """How an action ended, what it cost, and each rung of it."""
+    decision, end = run.decision, run.end
+    job = decision.fence.job_id if decision.fence is not None else ",".join(incident.job_ids)
+    evidence = []
+    if end is None:
+        sentence, todo = f"job {job}: {decision.action} goes on", "Nothing to do"
+    elif end.ok:
+        cost = [f"it was down for {duration(end.downtime_s)}"] if end.downtime_s is not None else []
+        if end.steps_lost is not None:
+            cost.append(f"{plural(end.steps_lost, 'step')} done again")
+        sentence = f"job {job} was restarted: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"
+        todo = "Nothing to do for the job"
+        if decision.exclude:
+            todo += f". Nodes to look at: {', '.join(decision.exclude)}"
+        if end.resumed_at_step is not None:
+            before = (
+                "" if decision.step_at_decision is None else f", it had come to {decision.step_at_decision}"
+            )
+            evidence.append(f"Goes on from step {end.resumed_at_step}{before}")
+    else:
+        what = "restart" if decision.action is Action.GRACEFUL_RESTART else "requeue"
+        sentence = f"job {job} NEEDS YOU, its {what} failed: {end.detail}"
+        todo = f"See where it stands: scontrol show job {job}; what was done: slurm-watchdog explain {incident.id}"
+    evidence += [
+        f"{record.rung}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
+        f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
+        for record in run.records
+    ]
+    return Said(sentence=sentence, evidence=tuple(evidence), todo=todo)
+
+
+def say_resolved(incident: Incident) -> Said:
+    """An incident is over: after how long, and why."""
+    return Said(
+        sentence=f"over{lasted(incident)}: {about(incident, incident.resolution or incident.summary)}",
+        evidence=(f"Was: {incident.summary}",),
+        todo=f"Nothing to do. What happened: slurm-watchdog explain {incident.id}",
+    )
+
+
+def lasted(incident: Incident) -> str:
+    """` after 12 min` for one that is over."""
+    if incident.resolved_at is None:
+        return ""
+    return f" after {duration(max(0.0, incident.resolved_at - incident.opened_at))}"
+
+
+def jobs_of(incident: Incident) -> str:
+    """The jobs of an incident in a few words, its subject if there is none."""
+    jobs = incident.job_ids
+    if not jobs:
+        return incident.subject
+    return (
+        ("job " if len(jobs) == 1 else "jobs ") + ", ".join(jobs[:5]) + (" and more" if len(jobs) > 5 else "")
+    )
+
+
+def about(incident: Incident, text: str) -> str:
+    """`text`, with the jobs before it unless it names the only one itself."""
+    jobs = incident.job_ids
+    if len(jobs) == 1 and re.search(rf"\bjob {re.escape(jobs[0])}\b", text, re.IGNORECASE):
+        return text
+    return f"{jobs_of(incident)}: {text}"
+
+
+def culprit_line(incident: Incident, index: int) -> str:
+    """Who is named, in one line."""
+    culprit = incident.culprits[index]
+    parts = [
+        f"rank {culprit.rank}" if culprit.rank is not None else "",
+        f"on {culprit.node}" if culprit.node else "",
+        f"pid {culprit.pid}" if culprit.pid is not None else "",
+        culprit.gpu_uuid or "",
+        f"at {culprit.path or culprit.mount}" if culprit.path or culprit.mount else "",
+    ]
+    named = " ".join(part for part in parts if part)
+    return f"{named}: {culprit.reason}" if culprit.reason else named

@@ -28,6 +28,7 @@ from watchdog.config_types import (
     split_address,
 )
 from watchdog.detector_config import Detectors
+from watchdog.notify_config import Notify
 from watchdog.own_patterns import MAX_PATTERNS, problem_of
 
 
@@ -291,21 +292,6 @@ class Ladder(Section):
         86400.0, description="A restart waits so long for a stalled filesystem to answer."
     )
     confirm_limit: Span = Field(7200.0, description="For the first new step after the restart.")
-
-
-class Slack(Section):
-    """Messages to Slack through an incoming webhook."""
-
-    webhook_url_file: str = Field(
-        "", description="A file with the webhook's address, which is a secret; empty = no Slack."
-    )
-    deadline: Span = Field(10.0, description="For one message. A Slack outage never delays an action.")
-
-
-class Notify(Section):
-    """Whom to tell."""
-
-    slack: Slack = Slack()
 
 
 class Config(Section):

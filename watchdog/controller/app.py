@@ -23,7 +23,8 @@ from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.page import make_page
 from watchdog.controller.record import Recorder
 from watchdog.controller.watch import Controller
-from watchdog.notify.queue import Notifier, make_notifier
+from watchdog.notify.make import make_notifier
+from watchdog.notify.queue import Notifier
 from watchdog.runner import sd_notify
 from watchdog.slurm.command_line import CommandLineSlurm
 

@@ -18,6 +18,7 @@ from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.judge import Change, Judge
 from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.pulses import is_announced, pulses
 from watchdog.controller.record import Recorder
 from watchdog.controller.state import ClusterState
 from watchdog.model import (
@@ -29,7 +30,7 @@ from watchdog.model import (
     Report,
     SlurmJob,
 )
-from watchdog.notify.queue import Notifier
+from watchdog.notify.queue import Notifier, Sources
 from watchdog.slurm.client import SlurmClient, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,13 @@ class Controller:
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.look(self.started_mono)
         self.decider = Decider(self)
+        notifier.attach(
+            Sources(
+                job_of=self.state.jobs.get,
+                firing=lambda: [each for each in self.judge.incidents if is_announced(each)],
+                pulses=lambda: pulses(self.judge.view, self.judge.limits_s, clock.wall()),
+            )
+        )
 
     # ------------------------------------------------------------------------------------ listening
 

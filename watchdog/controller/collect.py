@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from watchdog import clock
 from watchdog.controller.packed import pack
+from watchdog.controller.pulses import is_announced
 from watchdog.detect.view import JobView, StackSnapshot
 from watchdog.diagnose.differences import RankFacts
 from watchdog.diagnose.filesystem import probes_wanted
@@ -336,6 +337,18 @@ class Collector:
         note = f"{found.sentence()}. {found.diagnosis.summary}"
         incident_id = found.incident_id
         self._c.write(lambda: self._c.journal.note(incident_id, clock.wall(), note))
+        self._announce(incident_id, found.diagnosis)
+
+    def _announce(self, incident_id: str, diagnosis: Diagnosis) -> None:
+        """Says what the evidence tells, while the incident is there and people know of it."""
+        incident = next((each for each in self._c.judge.incidents if each.id == incident_id), None)
+        if incident is None or not is_announced(incident):
+            return
+        groups = [f"{len(group.ranks)} ranks: {group.place or 'elsewhere'}" for group in diagnosis.groups[:4]]
+        hints = [f"Usually: {hint.usually} Try next: {hint.try_next}" for hint in diagnosis.hints[:1]]
+        differences = [each.line for each in diagnosis.differences[:4]]
+        said = [diagnosis.summary, *groups, *differences, *hints]
+        self._c.write(lambda: self._c.notifier.diagnosed(incident, said))
 
     def _diagnose(self, found: Collected, view: JobView, now: float) -> Diagnosis:
         ranks = [

@@ -18,6 +18,7 @@ from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
 from watchdog.model import ActionEnd, Decision, Rung, RungOutcome
 from watchdog.notify.queue import Notifier
+from watchdog.notify.slack_channel import Pace, SlackChannel
 from watchdog.wire import decode_report, encode_reply
 
 if TYPE_CHECKING:
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
 class NoPeople:
     """Messages arrive nowhere."""
 
-    async def send(self, message: dict[str, Any]) -> None:
+    threads = False
+
+    async def post(
+        self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False
+    ) -> str | None:
+        return None
+
+    async def revise(self, thread: str, message: dict[str, Any]) -> None:
         return None
 
 
@@ -138,7 +146,8 @@ class Life:
             self.journal = SimJournal(self.sim.url, self)
         except JournalError:
             return  # exit code 2; systemd starts it again
-        notifier = Notifier(self.journal, NoPeople(), "simulated", min_gap_s=0.0, poll_s=30.0)
+        people = SlackChannel(NoPeople(), "simulated", name="people", pace=Pace(1000, gap_s=0.0))
+        notifier = Notifier(self.journal, (people,), "simulated", poll_s=30.0)
         try:
             self.controller = Controller(
                 self.sim.config, journal=self.journal, slurm=self.slurm, notifier=notifier, metrics=ControllerMetrics()

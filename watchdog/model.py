@@ -708,7 +708,7 @@ class SlurmJob(Value, frozen=True, kw_only=True):
     """The number that the job's processes have as SLURM_JOB_ID, also for an array element; empty = `job_id`."""
     required_nodes: tuple[str, ...] = ()
     node_count: int | None = None
-    """How many nodes it has or, pending, wants at least."""
+    """How many nodes it has or, pending, is expected to get: of `-N2-4` some releases say 2, some 4."""
     time_limit_s: float | None = None
     """None: without a limit, or its partition's."""
     qos: str = ""

@@ -38,14 +38,15 @@ function table(caption, headings, rows) {
 
 // ------------------------------------------------------------------------------------------------ pieces
 
-function curve(points, what, large = false) {
+// `floor`: what the curve stands on; without it a wobble of a thousandth would fill the height.
+function curve(points, what, { large = false, floor = null } = {}) {
   const values = points.filter(([, value]) => value !== null);
   if (values.length < 2) return make("span", { class: "faint" }, "-");
   const ys = values.map(([, value]) => value), xs = values.map(([step]) => step);
-  const low = Math.min(...ys), high = Math.max(...ys), first = Math.min(...xs), last = Math.max(...xs);
+  const low = Math.min(...ys, floor ?? Infinity), high = Math.max(...ys), first = Math.min(...xs), last = Math.max(...xs);
   const space = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(space, "svg"), title = document.createElementNS(space, "title"), line = document.createElementNS(space, "polyline");
-  const label = `${what} from step ${first} to ${last}: ${low.toPrecision(3)} to ${high.toPrecision(3)}`;
+  const label = `${what} from step ${first} to ${last}: first ${ys[0].toPrecision(3)}, now ${ys[ys.length - 1].toPrecision(3)}, at most ${high.toPrecision(3)}`;
   title.textContent = label;
   line.setAttribute("points", values.map(([step, value]) => `${(100 * (step - first)) / Math.max(1, last - first)},${38 - (36 * (value - low)) / (high - low || 1)}`).join(" "));
   svg.setAttribute("class", large ? "curve large" : "curve");
@@ -92,7 +93,7 @@ function incidentCard(each) {
 function jobRow(job) {
   const late = job.limit_s && job.progress_age_s > job.limit_s;
   const step = job.total_steps ? `${known(job.step)} / ${job.total_steps}` : known(job.step);
-  return { late, cells: [link(job.job_id, "job", job.job_id), job.name, job.user, job.state, job.phase || "-", step, seconds(job.step_s), curve(job.times, "seconds a step"),
+  return { late, cells: [link(job.job_id, "job", job.job_id), job.name, job.user, job.state, job.phase || "-", step, seconds(job.step_s), curve(job.times, "seconds a step", { floor: 0 }),
     age(job.progress_age_s, job.limit_s), `${known(job.ranks_alive)}/${known(job.ranks)}`, known(job.checkpoint_step), job.restarts] };
 }
 
@@ -106,11 +107,11 @@ function cluster(all) {
     make("h2", {}, "What is wrong"),
     ...(open.length ? open.map(incidentCard) : [make("p", {}, "Nothing that the watchdog can see.")]),
     all.open.length > 50 ? make("p", {}, link(`all ${all.open.length} incidents`, "incidents")) : null,
-    make("h2", {}, `Nodes and their GPUs (${all.map.length})`),
-    legend(),
-    make("div", { class: "map" }, ...all.map.map(nodeCell)),
     make("h2", {}, `Jobs (${all.jobs.length})`),
     all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, all.jobs.map(jobRow)) : make("p", {}, "No job is running."),
+    make("h2", {}, `Nodes and their GPUs (${all.map.length})`),
+    all.map.some((row) => row.gpus) ? legend() : null,
+    make("div", { class: "map" }, ...all.map.map(nodeCell)),
   ];
 }
 
@@ -134,8 +135,8 @@ function job(all, found) {
     make("h2", {}, `Job ${found.job_id}: ${found.name}`),
     make("p", {}, `${found.state} of ${found.user} on ${count(found.nodes.length, "node")}, ${found.phase}, step ${known(found.step)}${found.total_steps ? ` of ${found.total_steps}` : ""}, checkpoint ${known(found.checkpoint_step)}, ${count(found.restarts, "restart")}. Last step: `, age(found.progress_age_s, found.limit_s)),
     ...all.open.filter((each) => each.job_ids.includes(found.job_id)).map(incidentCard),
-    make("h2", {}, "Step time"), curve(found.times, "seconds a step", true),
-    found.losses.length > 1 ? make("h2", {}, "Loss") : null, found.losses.length > 1 ? curve(found.losses, "loss", true) : null,
+    make("h2", {}, "Step time"), curve(found.times, "seconds a step", { large: true, floor: 0 }),
+    found.losses.length > 1 ? make("h2", {}, "Loss") : null, found.losses.length > 1 ? curve(found.losses, "loss", { large: true }) : null,
     table(`Ranks (${found.ranks.length})`, ["Rank", "Node", "Pid", "State", "Cores", "GPU", "Busy", "Clock", "Power", "Temperature", "Waits"], found.ranks.map((each) => ({
       late: !each.alive || each.blocked !== null,
       cells: [each.rank, link(each.node, "node", each.node), each.pid, each.alive ? each.state : "gone", each.cpu_ratio === null ? "-" : each.cpu_ratio.toFixed(2), each.gpus.join(" ") || "-",
@@ -157,7 +158,7 @@ function stackGroups(diagnosis) {
     make("ol", {}, ...group.frames.slice(0, 40).map((frame) => make("li", {}, frame)))));
   return [make("h2", {}, "Where the ranks stood"), make("p", {}, diagnosis.summary), make("div", { class: "groups" }, ...groups),
     ...(diagnosis.differences || []).map((each) => make("p", {}, each.line)),
-    ...(diagnosis.hints || []).map((hint) => make("p", { class: "faint" }, `Usually: ${hint.usually} Try: ${hint.try_next} (${hint.documented})`))];
+    ...(diagnosis.hints || []).map((hint) => make("p", { class: "faint" }, `Usually: ${hint.usually} Try: ${hint.try_next}${hint.documented ? ` (${hint.documented})` : ""}`))];
 }
 
 function incident(found) {
@@ -232,7 +233,7 @@ async function draw(moved) {
       window.scrollTo(0, scroll);
       if (focused) main.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     }
-    document.documentElement.dataset.drawn = place || "#/";
+    if (moved === "first") performance.mark("drawn");
   } catch (error) {
     headline.className = "bad";
     headline.textContent = `The controller does not answer: ${error.message}. What is below may be old.`;

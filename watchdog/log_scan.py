@@ -149,6 +149,8 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...],
     if not plain.isascii():
         plain = plain.replace(_KELVIN, b"k")
     shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
+    if len(piece) > PIECE:  # it holds a line longer than itself
+        shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
     line = found.lines
     found.lines += len(shapes) - 1
     loud = set(shapes) if own else _loud_ones(set(shapes), seen)

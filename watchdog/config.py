@@ -17,9 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from watchdog.config_types import (
     Bytes,
-    Count,
     Mode,
-    Percent,
     Seconds,
     Section,
     Span,
@@ -30,6 +28,7 @@ from watchdog.config_types import (
 from watchdog.detector_config import Detectors
 from watchdog.notify_config import Notify
 from watchdog.own_patterns import MAX_PATTERNS, problem_of
+from watchdog.policy_config import Policy
 
 
 class Agent(Section):
@@ -254,24 +253,6 @@ class Jobs(Section):
         return self
 
 
-class Policy(Section):
-    """What may be done, and how often. Each line can only take an action away."""
-
-    cooldown: Seconds = Field(900.0, description="Time between two actions on the same job.")
-    attempts: Count = Field(3, description="Actions on one job before a person has to look.")
-    budget: Count = Field(4, description="Actions on the whole cluster within `budget_window`.")
-    budget_percent: Percent = Field(
-        20.0, description="… and never more than this share of the running jobs (at least one)."
-    )
-    budget_window: Span = Field(3600.0, description="The window of the two budgets.")
-    storm_jobs: Count = Field(
-        3,
-        description="So many jobs in trouble of the same kind at once: it is the fabric or the storage. No action.",
-    )
-    storm_nodes_percent: Percent = Field(20.0, description="More silent nodes than this: no action.")
-    max_excluded_nodes: Count = Field(8, description="Never exclude more nodes than this from one job.")
-
-
 class Ladder(Section):
     """How long each rung of an action may take."""
 
@@ -286,6 +267,12 @@ class Ladder(Section):
     exit_limit: Seconds = Field(
         60.0,
         description="For a job that has saved for the kill switch to end by itself, before it is requeued anyway.",
+    )
+    signal_limit: Span = Field(
+        300.0, description="For a job to save or to end after a signal; then the next rung is tried."
+    )
+    end_limit: Span = Field(
+        300.0, description="For Slurm to end a job that was cancelled, before it is submitted again."
     )
     step_limit: Span = Field(120.0, description="For one request to Slurm, retries included.")
     mount_limit: Seconds = Field(
@@ -341,6 +328,12 @@ class Config(Section):
             )
         if self.controller.agent_silent_after < 2 * self.agent.interval:
             problems.append("controller.agent_silent_after: must be at least twice agent.interval")
+        for kind, treatment in self.policy.kinds.items():
+            own = getattr(getattr(self.detectors, kind, None), "mode", None)
+            if own is not None and treatment.mode is not None and own != treatment.mode:
+                problems.append(
+                    f"policy.kinds.{kind}.mode: is {treatment.mode}, and detectors.{kind}.mode is {own}; remove one"
+                )
         refuse(problems)
         return self
 

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from tests.unit.builders import slurm_job
 from watchdog.controller.policy import ASKED_FOR, GUARDS, Limits, Situation, decide, is_final, is_news
+from watchdog.controller.rules import Rule
+from watchdog.knowledge.ladders import SHIPPED
 from watchdog.model import Action, Decision, Fence, Incident, IncidentState, Kind, Severity, Verdict
 
 LIMITS = Limits(
@@ -20,6 +22,7 @@ LIMITS = Limits(
     storm_jobs=3,
     storm_nodes_percent=20,
     max_excluded_nodes=3,
+    storm_cooldown_s=60,
     opt_out_comment="watchdog=off",
 )
 INCIDENT = Incident(
@@ -38,7 +41,7 @@ INCIDENT = Incident(
 )
 SITUATION = Situation(
     now_wall=1e6,
-    mode="act",
+    rule=Rule(mode="act", ladder=SHIPPED[Kind.COLLECTIVE_HANG], source="test"),
     job=slurm_job(),
     paused=None,
     blind=None,
@@ -66,8 +69,10 @@ def done(ago_s: float, job_id: str = "7") -> Decision:
     )
 
 
-def judge(incident: Incident = INCIDENT, **changes: Any) -> Decision:
-    return decide(incident, replace(SITUATION, **changes), LIMITS, "d")
+def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
+    rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
+    rule = replace(rule, ladder=SHIPPED.get(incident.kind, ()))
+    return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
 
 
 def test_nothing_objects_and_the_decision_is_fenced_by_the_run() -> None:
@@ -89,7 +94,10 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
         {"job": slurm_job(state="SUSPENDED")},
         {"job": slurm_job(job_id="8")},
     ],
-    "opted_out": [{"job": slurm_job(comment="x watchdog=off y")}],
+    "opted_out": [
+        {"job": slurm_job(comment="x watchdog=off y")},
+        {"rule": Rule(mode="act", ladder=SHIPPED[Kind.COLLECTIVE_HANG], source="t", refused="no")},
+    ],
     "not_possible": [{"job": slurm_job(is_batch=False)}, {"job": slurm_job(requeueable=False)}],
     "evidence": [{"incident": replace(INCIDENT, actionable=False)}],
     "storage": [{"mounts_stalled": ("/shared",)}],
@@ -99,8 +107,9 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
         {"recent": tuple(done(10, f"{n}") for n in range(20, 24))},
         {"recent": (done(10, "20"),), "running_jobs": 9},
     ],
-    "storm": [{"jobs_in_trouble": 3}, {"nodes_silent": 3}],
+    "storm": [{"jobs_in_trouble": 3}, {"nodes_silent": 3}, {"storm_over_s": 10.0}],
     "attempts": [{"recent": (done(9000), done(8000), done(7000))}],
+    "crash_loop": [{"crash_loop": "Job 7 restarts and dies again and again."}],
     "exclusions": [{"job": slurm_job(excluded_nodes=("a", "b", "c"))}],
 }
 

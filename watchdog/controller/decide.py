@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from watchdog import clock
-from watchdog.actuate import kill_switch
+from watchdog.actuate import drain, kill_switch
 from watchdog.controller.drive import Driver, Tools
 from watchdog.controller.journal import JournalError
-from watchdog.controller.ladder import LadderLimits
-from watchdog.controller.policy import Limits, Situation, action_for, decide, is_final, is_news
+from watchdog.controller.judge import STANDING
+from watchdog.controller.policy import Situation, decide, is_final, is_news, is_storm
+from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.run import ACTIVE_STATES
+from watchdog.controller.settings import ladder_limits_of, limits_of, rule_book_of
+from watchdog.controller.wishes import Wish, fill, wish_of
+from watchdog.detect.view import JobView
 from watchdog.model import (
     Action,
     ActionRun,
@@ -27,6 +31,7 @@ from watchdog.model import (
     RungRecord,
     Severity,
     SlurmJob,
+    Step,
     Verdict,
 )
 
@@ -37,6 +42,8 @@ log = logging.getLogger(__name__)
 
 HISTORY_S = 7 * 86400.0
 """Attempts on a job are counted over a week, Slurm's usual longest time limit."""
+JANITOR_S = 60.0
+"""Between two looks at our drains that may be taken back."""
 DRIVE_AGAIN_S = 15.0
 """After an action's task has failed (a full disk under the journal), before it is taken up again."""
 
@@ -60,38 +67,26 @@ class Decider:
     def __init__(self, controller: Controller):
         self._c = controller
         config = controller.config
-        policy, ladder = config.policy, config.ladder
-        self._limits = Limits(
-            cooldown_s=policy.cooldown,
-            attempts=policy.attempts,
-            budget=policy.budget,
-            budget_percent=policy.budget_percent,
-            budget_window_s=policy.budget_window,
-            storm_jobs=policy.storm_jobs,
-            storm_nodes_percent=policy.storm_nodes_percent,
-            max_excluded_nodes=policy.max_excluded_nodes,
-            opt_out_comment=config.jobs.opt_out_comment,
-        )
+        self._limits = limits_of(config)
+        self._book = rule_book_of(config)
         self._tools = Tools(
             journal=controller.journal,
             state=controller.state,
             slurm=controller.slurm,
             desk=controller.desk,
-            limits=LadderLimits(
-                kill_switch_s=ladder.kill_switch_limit,
-                checkpoint_s=ladder.checkpoint_limit,
-                exit_s=ladder.exit_limit,
-                step_s=ladder.step_limit,
-                mount_s=ladder.mount_limit,
-                confirm_s=ladder.confirm_limit,
-                evidence_s=ladder.evidence_limit,
-            ),
+            limits=ladder_limits_of(config),
             command_deadline_s=3 * config.agent.interval + config.agent.probe_deadline,
             poll_s=min(2.0, config.slurm.poll_interval),
             paused=lambda: self._paused() is not None,
             on_record=self._on_record,
             collect=controller.collector.rung,
+            drain_reason=config.policy.drain_reason,
+            listing_is_new_after_s=config.slurm.deadline,
         )
+        self._storm_at: float | None = None
+        """When so much was wrong at once last."""
+        self._janitor: asyncio.Task[None] | None = None
+        self._swept_at = float("-inf")
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._earlier: dict[str, list[Decision]] = {}
@@ -113,6 +108,7 @@ class Decider:
         open_ones = {incident.id for incident in incidents}
         for incident_id in [each for each in self._earlier if each not in open_ones]:
             self._failed.difference_update(decision.id for decision in self._earlier.pop(incident_id))
+        self._sweep(now)
         surroundings: Surroundings | None = None
         for incident in incidents:
             if (
@@ -122,7 +118,8 @@ class Decider:
             ):
                 continue
             # An incident of one filesystem may hold several jobs: each is decided about by itself.
-            acts = action_for(incident.kind) is not Action.NONE
+            jobs = [job for job_id in incident.jobs_now if (job := self._c.state.jobs.get(job_id))]
+            acts = any(self._rule(incident.kind, job).ladder for job in jobs)
             for job_id in incident.jobs_now if acts else incident.jobs_now[:1]:
                 try:
                     if self._is_settled(incident, job_id):
@@ -157,7 +154,11 @@ class Decider:
         earlier = self._about(incident, job_id)
         job = self._c.state.jobs.get(job_id)
         situation = self._situation(incident, job, now, surroundings)
-        decision = decide(incident, situation, self._limits, uuid.uuid4().hex[:12])
+        if situation.blind is None and is_storm(situation, self._limits):
+            self._storm_at = now
+        decision = self._with_switch(
+            decide(incident, situation, self._limits, uuid.uuid4().hex[:12]), incident, job, None
+        )
         again = bool(earlier) and earlier[-1].id in self._failed and is_final(decision)
         if again or is_news(decision, earlier):
             self._take(incident, decision)
@@ -194,7 +195,7 @@ class Decider:
         troubled = {job_id for i in firing if i.inhibited_by is None for job_id in i.job_ids}
         return Situation(
             now_wall=around.wall,
-            mode=c.config.mode_of(incident.kind),
+            rule=self._rule(incident.kind, job),
             job=job,
             paused=around.paused,
             blind=around.blind,
@@ -209,6 +210,54 @@ class Decider:
             nodes_silent=around.nodes_silent,
             mounts_stalled=self._outages(incident),
             step=view.progress.known_step if view is not None and view.progress is not None else None,
+            step_s=view.progress.step_s if view is not None and view.progress is not None else None,
+            loop_turns=self._turns(incident.kind, view),
+            nodes=c.state.slurm_nodes,
+            crash_loop=next(
+                (
+                    each.summary
+                    for each in c.judge.incidents
+                    if each.kind is Kind.CRASH_LOOP
+                    and each.state is IncidentState.FIRING
+                    and job is not None
+                    and job.job_id in each.job_ids
+                ),
+                None,
+            ),
+            storm_over_s=None if self._storm_at is None else now - self._storm_at,
+            drained_by_us=len(c.journal.node_entries("drained")),
+        )
+
+    def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:
+        """What the administrator permits, and of that what the job's owner wants."""
+        rule = rule_for(self._book, kind, job)
+        return rule if job is None or kind is Kind.OPERATOR_RESTART else permit(rule, self.wish(job))
+
+    def wish(self, job: SlurmJob) -> Wish:
+        """What the job's owner has asked for, in its comment or its environment."""
+        return wish_of(job.comment)
+
+    def _turns(self, kind: Kind, view: JobView | None) -> bool | None:
+        """Whether the job's loop turns: by what the incident says, else by its steps. Somebody who asks for a restart knows himself."""
+        if kind in STANDING:
+            return False
+        if kind is Kind.OPERATOR_RESTART or view is None or view.progress is None:
+            return None
+        limit_s = self._c.judge.limits_s.get(view.job.job_id)
+        return True if limit_s is not None and view.progress.age_s <= limit_s else None
+
+    def _with_switch(
+        self, decision: Decision, incident: Incident, job: SlurmJob | None, asked_by: str | None
+    ) -> Decision:
+        """The decision with the kill switch of its run, where its ladder has one."""
+        if job is None or Step.KILL_SWITCH not in decision.ladder:
+            return decision
+        return replace(
+            decision,
+            kill_switch=self.kill_switch_path(job),
+            process_job_id=job.process_id,
+            kill_switch_uid=job.uid,
+            kill_switch_content=kill_switch.content_for(decision.id, incident.id, incident.summary, asked_by),
         )
 
     def _outages(self, incident: Incident) -> tuple[str, ...]:
@@ -243,7 +292,10 @@ class Decider:
     # ------------------------------------------------------------------------------------ an operator asks
 
     def kill_switch_path(self, job: SlurmJob) -> str:
-        return kill_switch.path_for(self._c.config.jobs.kill_switch, job)
+        """The kill switch of one run: where its owner wants it, else where the site has it."""
+        wish = self.wish(job)
+        own = wish.kill_switch if not wish.problem else None
+        return fill(own, job) if own else kill_switch.path_for(self._c.config.jobs.kill_switch, job)
 
     def ask_restart(
         self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str
@@ -270,14 +322,7 @@ class Decider:
         )
         situation = self._situation(incident, job, now, self._surroundings(now))
         decision = decide(incident, situation, self._limits, uuid.uuid4().hex[:12])
-        decision = replace(
-            decision,
-            asked_by=asked_by,
-            kill_switch=self.kill_switch_path(job),
-            process_job_id=job.process_id,
-            kill_switch_uid=job.uid,
-            kill_switch_content=kill_switch.content_for(decision.id, incident.id, incident.summary, asked_by),
-        )
+        decision = replace(self._with_switch(decision, incident, job, asked_by), asked_by=asked_by)
         c.journal.save_incident(incident)
         c.note(incident, incident.summary)
         c.write(lambda: c.notifier.opened(incident))
@@ -377,11 +422,41 @@ class Decider:
             self._c.journal_error = str(error)
             return None
 
+    # ------------------------------------------------------------------------------------ drains of ours
+
+    def _sweep(self, now: float) -> None:
+        """Now and then: our drains that have lasted long enough are taken back, in a task of their own."""
+        lifetime_s = self._c.config.policy.drain_lifetime
+        busy = self._janitor is not None and not self._janitor.done()
+        if lifetime_s <= 0 or busy or now - self._swept_at < JANITOR_S:
+            return
+        self._swept_at = now
+        try:
+            if self._paused() is None and self._c.blind(now) is None:
+                self._janitor = asyncio.create_task(self._take_back_drains(clock.wall() - lifetime_s))
+        except JournalError as error:
+            self._c.journal_error = str(error)
+
+    async def _take_back_drains(self, before: float) -> None:
+        journal = self._c.journal
+        try:
+            for entry in journal.node_entries("drained"):
+                if entry.at < before:
+                    settled, why = await drain.undrain(
+                        self._c.slurm, entry.node, entry.reason, entry.reason_at
+                    )
+                    log.warning("drain of %s: %s", entry.node, why)
+                    if settled:
+                        journal.end_node_entry(entry.id, clock.wall(), why)
+        except JournalError as error:
+            self._c.journal_error = str(error)
+
     async def close(self) -> None:
         """Stops driving. Nothing is lost: the journal has every intent, and the next start takes it up."""
-        for task in list(self._tasks.values()):
+        tasks = [*self._tasks.values(), *([self._janitor] if self._janitor is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _names(run: ActionRun) -> tuple[str, str, str]:

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from watchdog import clock
-from watchdog.actuate import kill_switch, restart
+from watchdog.actuate import drain, end, kill_switch, restart, signal
+from watchdog.controller.chain import jobs_behind
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.journal import Journal
 from watchdog.controller.ladder import Do, End, LadderLimits, Move, Settle, Wait, World, next_move
+from watchdog.controller.ladder_state import asks
+from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView
 from watchdog.diagnose.filesystem import CONVICTS_FOR_S
@@ -27,6 +30,7 @@ from watchdog.model import (
     RungOutcome,
     RungRecord,
     SlurmJob,
+    SlurmNode,
 )
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
@@ -53,6 +57,10 @@ class Tools:
     on_record: Callable[[ActionRun, RungRecord], None]
     collect: Callable[[Decision], Awaitable[Outcome]] | None = None
     """Waits for the evidence of the decision's job, for a bounded time."""
+    drain_reason: str = "slurm-watchdog:"
+    """Begins the reason of every drain of ours."""
+    listing_is_new_after_s: float = 30.0
+    """A listing that comes so long after a request began after it."""
 
 
 class Driver:
@@ -64,6 +72,8 @@ class Driver:
         self._taken_up_at = clock.wall()
         self._step: int | None = run.decision.step_at_decision
         self._total_steps: int | None = None
+        self._submission_noticed: float | None = None
+        """Monotonic: since when we look for a job that may have been submitted."""
         self.waiting_for = ""
 
     async def drive(self) -> ActionEnd:
@@ -90,7 +100,7 @@ class Driver:
             at = clock.wall()
             self._tools.journal.rung_intent(self.run.decision.id, move.rung, move.attempt, at)
             self._put(RungRecord(rung=move.rung, attempt=move.attempt, intent_at=at))
-            outcome, detail = await self._pull(move)
+            outcome, detail = (RungOutcome.SKIPPED, move.skip) if move.skip else await self._pull(move)
             self._close(move.rung, move.attempt, outcome, detail)
 
     @property
@@ -124,8 +134,19 @@ class Driver:
                 return await restart.requeue_hold(
                     self._tools.slurm, decision.fence, only_unfinished=move.only_unfinished
                 )
+            case Rung.SIGNAL_USR1 | Rung.SIGNAL_TERM:
+                name = "USR1" if move.rung is Rung.SIGNAL_USR1 else "TERM"
+                return await signal.send(self._tools.slurm, decision.fence, name, decision.signal_to)
+            case Rung.CANCEL:
+                return await end.cancel(self._tools.slurm, decision.fence)
+            case Rung.RESUBMIT:
+                return await end.resubmit(self._tools.slurm, decision, move.nodes)
+            case Rung.HOLD:
+                return await end.hold(self._tools.slurm, self._job_id)
+            case Rung.DRAIN:
+                return await self._drain(move.nodes)
             case Rung.EXCLUDE:
-                return await restart.exclude(self._tools.slurm, self._job_id, move.nodes)
+                return await self._exclude(move.nodes)
             case Rung.REMOVE_KILL_SWITCH:
                 # An agent that is late after our own start is no dead one: it is passed over at the third try only.
                 reporting = frozenset(decision.nodes)
@@ -135,9 +156,36 @@ class Driver:
                     self._ask, decision, reporting, self._tools.command_deadline_s
                 )
             case Rung.RELEASE:
-                return await restart.release(self._tools.slurm, self._job_id)
+                new = self._submitted() if move.instead else None
+                return await restart.release(self._tools.slurm, self._job_id if new is None else new.job_id)
             case _:
                 raise AssertionError(f"the ladder has no lever for {move.rung}")
+
+    async def _exclude(self, nodes: tuple[str, ...]) -> Outcome:
+        """The ledger first: what stands in Slurm's list and in no ledger is never dropped again."""
+        tools, decision = self._tools, self.run.decision
+        before = await self._read_job()
+        there = before[1].excluded_nodes if before[1] is not None else nodes
+        for node in decision.exclude:
+            if node in nodes and node not in there:
+                tools.journal.node_entry(node, "excluded", decision, clock.wall())
+        outcome = await restart.exclude(tools.slurm, self._job_id, nodes)
+        if outcome[0] is RungOutcome.DONE:
+            for entry in tools.journal.node_entries("excluded", self._job_id):
+                if entry.node not in nodes:
+                    tools.journal.end_node_entry(entry.id, clock.wall(), "dropped from the job's list")
+        return outcome
+
+    async def _drain(self, nodes: tuple[str, ...]) -> Outcome:
+        tools, decision = self._tools, self.run.decision
+
+        def note(node: SlurmNode) -> None:
+            tools.journal.node_entry(
+                node.name, "drained", decision, clock.wall(), node.reason, node.reason_at
+            )
+
+        reason = f"{tools.drain_reason} {decision.by}, job {self._job_id}, incident {decision.incident_id}"
+        return await drain.drain(tools.slurm, nodes, reason, note)
 
     async def _ask(self, node: str, command: Command, deadline_s: float) -> CommandResult:
         return await self._tools.desk.ask(node, command, deadline_s)
@@ -153,6 +201,9 @@ class Driver:
         assert fence is not None
         before = view if view is not None and view.job.restarts == fence.restarts else None
         after = view if view is not None and view.job.restarts > fence.restarts else None
+        submitted = self._submitted()
+        if submitted is not None:
+            after = self._tools.state.job_view(submitted.job_id, now)
         if before is not None and before.progress is not None and before.progress.step_known:
             self._step = max(self._step or 0, before.progress.step)
             self._total_steps = before.progress.total_steps
@@ -168,6 +219,50 @@ class Driver:
             stalled_mounts=self._stalled_mounts(now),
             paused=self._tools.paused(),
             taken_up_at=self._taken_up_at,
+            submitted=submitted,
+            submission_looked_for=self._has_looked_for_submission(now),
+            behind=() if job is None else jobs_behind(job, self._tools.state.jobs.values()),
+            exclude_objection=self._exclude_objection(job),
+            expired_exclusions=self._expired_exclusions(job),
+        )
+
+    def _submitted(self) -> SlurmJob | None:
+        """The job that was submitted in place of ours, known by its comment; of several the first one."""
+        if not any(record.rung is Rung.RESUBMIT for record in self.run.records):
+            return None
+        mark = end.mark_of(self.run.decision)
+        found = [job for job in self._tools.state.jobs.values() if mark in job.comment.split()]
+        return min(found, key=lambda job: (len(job.job_id), job.job_id), default=None)
+
+    def _has_looked_for_submission(self, now: float) -> bool:
+        """Whether Slurm has listed its jobs since the last try, or since we took the action up."""
+        open_try = any(r.rung is Rung.RESUBMIT for r in self.run.records)
+        if not open_try:
+            self._submission_noticed = None
+            return False
+        self._submission_noticed = now if self._submission_noticed is None else self._submission_noticed
+        listed_at = self._tools.state.slurm_at
+        return (
+            listed_at is not None
+            and listed_at > self._submission_noticed + self._tools.listing_is_new_after_s
+        )
+
+    def _exclude_objection(self, job: SlurmJob | None) -> str | None:
+        """Why the decision's nodes must not be kept from the job as the cluster is now. Those that it is kept from already count."""
+        exclude = self.run.decision.exclude
+        if job is None or not exclude:
+            return None
+        return objection_to_excluding(job, exclude, self._tools.state.slurm_nodes)
+
+    def _expired_exclusions(self, job: SlurmJob | None) -> tuple[str, ...]:
+        """Nodes that we once kept from this job, longer ago than such a thing lasts."""
+        if job is None or not job.held or not job.excluded_nodes:
+            return ()
+        oldest = clock.wall() - self._tools.limits.exclusion_s
+        entries = self._tools.journal.node_entries("excluded", self._job_id)
+        young = {entry.node for entry in entries if entry.at >= oldest}
+        return tuple(
+            sorted({entry.node for entry in entries if entry.at < oldest and entry.node not in young})
         )
 
     async def _read_job(self) -> tuple[bool, SlurmJob | None]:
@@ -178,12 +273,12 @@ class Driver:
             return False, None
 
     def _saved_step(self, view: JobView | None) -> int | None:
-        """Step of a checkpoint that was completed after our kill switch was written."""
-        written = next((r for r in self.run.records if r.rung is Rung.WRITE_KILL_SWITCH), None)
-        if view is None or view.checkpoint is None or written is None:
+        """Step of a checkpoint that was completed after the job was asked to save."""
+        asked = asks(self.run)
+        if view is None or view.checkpoint is None or not asked:
             return None
         completed_at = clock.wall() - view.checkpoint.age_s
-        return view.checkpoint.step if completed_at >= written.intent_at else None
+        return view.checkpoint.step if completed_at >= asked[0].intent_at else None
 
     def _stalled_mounts(self, now: float) -> tuple[str, ...]:
         """Mounts of the decision, or of any open trouble of this job, that do not answer everywhere."""

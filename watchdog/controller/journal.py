@@ -32,9 +32,7 @@ from watchdog.model import (
 
 V = TypeVar("V", bound=Value)
 
-SCHEMA_VERSION = 1
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {}
-"""From version n to n + 1, in the same transaction as the new version number."""
+SCHEMA_VERSION = 2
 BUSY_MS = 5000
 
 META = sa.MetaData()
@@ -134,6 +132,24 @@ THREADS = sa.Table(
     sa.Column("at", sa.Float, nullable=False),
 )
 """Where what is said about an incident goes on. Releases that don't know the table leave it alone."""
+NODE_LEDGER = sa.Table(
+    "node_ledger",
+    META,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("node", sa.String(255), nullable=False, index=True),
+    sa.Column("what", sa.String(16), nullable=False),
+    sa.Column("job_id", sa.String(64), nullable=False, index=True),
+    sa.Column("decision_id", sa.String(64), nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("reason_at", sa.Float),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("ended_why", sa.Text),
+)
+"""What we did to nodes, one row each: an exclusion from a job, a drain; and when it was taken back."""
+
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: NODE_LEDGER.create}
+"""From version n to n + 1, in the same transaction as the new version number."""
 
 
 class JournalError(Exception):
@@ -153,6 +169,22 @@ class OutboxItem(Value, frozen=True, kw_only=True):
     retry_at: float
     """Not to be tried before."""
     error: str
+
+
+class NodeEntry(Value, frozen=True, kw_only=True):
+    """One thing that we did to a node."""
+
+    id: int
+    node: str
+    what: str
+    """`excluded` (from `job_id`) or `drained`."""
+    job_id: str
+    decision_id: str
+    at: float
+    reason: str
+    """Of a drain: as Slurm has it since."""
+    reason_at: float | None
+    """The time that Slurm gave to our drain: if it differs somebody else has drained the node since."""
 
 
 class Journal:
@@ -416,6 +448,52 @@ class Journal:
         query = sa.select(ACTION_ENDS.c.decision_id).where(ACTION_ENDS.c.decision_id == decision_id)
         if sql.execute(query).first():
             raise JournalError(f"The action of decision {decision_id} has ended already.")
+
+    # -- nodes
+
+    def node_entry(
+        self,
+        node: str,
+        what: str,
+        decision: Decision,
+        at: float,
+        reason: str = "",
+        reason_at: float | None = None,
+    ) -> None:
+        """Write down that a node is, or is about to be, excluded or drained. The same for the same decision twice is once."""
+        row: dict[str, Any] = {"node": node, "what": what, "decision_id": decision.id}
+        same = [NODE_LEDGER.c[name] == value for name, value in row.items()]
+        job_id = decision.fence.job_id if decision.fence is not None else ""
+        with self._transaction() as sql:
+            if sql.execute(sa.select(NODE_LEDGER.c.id).where(*same)).first() is None:
+                more = {"job_id": job_id, "at": at, "reason": reason, "reason_at": reason_at}
+                sql.execute(sa.insert(NODE_LEDGER).values(row | more))
+
+    def node_entries(self, what: str, job_id: str | None = None) -> list[NodeEntry]:
+        """What we did to nodes and have not taken back, oldest first."""
+        query = sa.select(NODE_LEDGER).where(NODE_LEDGER.c.what == what, NODE_LEDGER.c.ended_at.is_(None))
+        if job_id is not None:
+            query = query.where(NODE_LEDGER.c.job_id == job_id)
+        with self._transaction() as sql:
+            return [
+                NodeEntry(
+                    id=row.id,
+                    node=row.node,
+                    what=row.what,
+                    job_id=row.job_id,
+                    decision_id=row.decision_id,
+                    at=row.at,
+                    reason=row.reason,
+                    reason_at=row.reason_at,
+                )
+                for row in sql.execute(query.order_by(NODE_LEDGER.c.id))
+            ]
+
+    def end_node_entry(self, entry_id: int, at: float, why: str) -> None:
+        """It is taken back, or not ours any more."""
+        ended = {"ended_at": at, "ended_why": why}
+        with self._transaction() as sql:
+            sql.execute(sa.update(NODE_LEDGER).where(NODE_LEDGER.c.id == entry_id).values(ended))
 
     # -- pause
 

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from watchdog.model import Action, Decision, Fence, Incident, Kind, SlurmJob, Value, Verdict
-
-ACTIONS: dict[Kind, Action] = {
-    Kind.FILESYSTEM_STALL: Action.REQUEUE,
-    Kind.LINGERING_JOB: Action.REQUEUE,
-    Kind.COLLECTIVE_HANG: Action.REQUEUE,
-    Kind.RANK_STOPPED: Action.REQUEUE,
-    Kind.OPERATOR_RESTART: Action.GRACEFUL_RESTART,
-}
-"""What answers each kind. A loop that does not turn cannot hear a kill switch: it is requeued from its last
-complete checkpoint. Whatever is not here is told, and nothing is done about it: a filesystem's fault is answered by waiting."""
-
-
-def action_for(kind: Kind) -> Action:
-    """What answers incidents of this kind."""
-    return ACTIONS.get(kind, Action.NONE)
-
-
-WHY_NONE: dict[Kind, str] = {
-    Kind.FILESYSTEM_OUTAGE: "no restart helps while the filesystem is away, and no node is to blame",
-    Kind.PARTITION_OR_OUTAGE: "many nodes at once are no fault of any of them",
-    Kind.AGENT_SILENT: "silence proves nothing about the jobs on the node",
-    Kind.NODE_DOWN: "Slurm ends and requeues the jobs of a node that it has lost by itself",
-    Kind.LOG_ERROR: "what went wrong is in the log, and a restart does not mend a program",
-    Kind.DISK_FULL: "somebody has to make room",
-    Kind.CRASH_LOOP: "another restart would end like those before it: a person has to look",
-    Kind.SLURM_UNREACHABLE: "nobody knows what runs while Slurm does not answer",
-}
-"""Why nothing is done, in words, where there is more to say than that."""
+from watchdog.controller.placing import objection_to_excluding
+from watchdog.controller.rules import Rule, action_of
+from watchdog.knowledge.ladders import ENDINGS, WHY_NONE
+from watchdog.model import (
+    Action,
+    Decision,
+    Fence,
+    Incident,
+    Kind,
+    SlurmJob,
+    SlurmNode,
+    Step,
+    Value,
+    Verdict,
+)  # fmt: skip
 
 REQUEUEABLE_STATES = frozenset({"RUNNING"})
+HOLDABLE_STATES = frozenset({"PENDING", "COMPLETING", "REQUEUED"})
 
 
 class Limits(Value, frozen=True, kw_only=True):
@@ -49,13 +36,17 @@ class Limits(Value, frozen=True, kw_only=True):
     storm_nodes_percent: float
     max_excluded_nodes: int
     opt_out_comment: str
+    storm_cooldown_s: float = 0.0
+    max_drained_nodes: int = 0
+    drained_percent: float = 0.0
 
 
 class Situation(Value, frozen=True, kw_only=True):
     """The world at the moment of a decision."""
 
     now_wall: float
-    mode: str
+    rule: Rule
+    """What the configuration and the job's owner say; see watchdog.controller.rules."""
     job: SlurmJob | None
     """The job as Slurm has it now, None if Slurm does not know it."""
     paused: str | None
@@ -72,8 +63,17 @@ class Situation(Value, frozen=True, kw_only=True):
     nodes_silent: int
     mounts_stalled: tuple[str, ...]
     """Filesystems with an open outage that this job is known to use."""
-    checkpoint_step: int | None = None
     step: int | None = None
+    step_s: float | None = None
+    loop_turns: bool | None = None
+    """Whether the job makes steps within its limit; None: not known."""
+    nodes: tuple[SlurmNode, ...] = ()
+    """All of the cluster, as Slurm listed them last."""
+    crash_loop: str | None = None
+    """The sentence of an open incident that says that the job restarts and dies again and again."""
+    storm_over_s: float | None = None
+    """Since when the last storm is over; None if there was none."""
+    drained_by_us: int = 0
 
 
 Guard = Callable[[Incident, Situation, Limits], str | None]
@@ -94,6 +94,8 @@ def _job_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
     runs = dict(incident.runs)
     if s.job.job_id not in runs:
         return "the job's run was not known when the incident fired"
+    if Step.HOLD in s.rule.ladder:  # it restarts all the time: that is what it is held for
+        return None if s.job.state in {*REQUEUEABLE_STATES, *HOLDABLE_STATES} else f"the job is {s.job.state}"
     if s.job.restarts != runs[s.job.job_id]:
         return f"the job has restarted since (restart {s.job.restarts}, the incident is about {runs[s.job.job_id]})"
     if s.job.state not in REQUEUEABLE_STATES:
@@ -104,14 +106,25 @@ def _job_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
 def _opted_out(_: Incident, s: Situation, limits: Limits) -> str | None:
     if s.job is not None and limits.opt_out_comment and limits.opt_out_comment in s.job.comment:
         return f"the job's comment says {limits.opt_out_comment}"
-    return None
+    return s.rule.refused or None
 
 
 def _not_possible(_: Incident, s: Situation, __: Limits) -> str | None:
-    if s.job is not None and not s.job.is_batch:
+    endings = [step for step in s.rule.ladder if step in ENDINGS]
+    reasons = [] if s.job is None else [why_not(step, s.job) for step in endings]
+    return "; ".join(dict.fromkeys(r for r in reasons if r)) if reasons and all(reasons) else None
+
+
+def why_not(ending: Step, job: SlurmJob) -> str | None:
+    """Why a job cannot be ended this way, known before it is tried; None if it may."""
+    if ending is Step.REQUEUE and not job.is_batch:
         return "Slurm can requeue batch jobs only, and this one was started by srun or salloc"
-    if s.job is not None and s.job.requeueable is False:
+    if ending is Step.REQUEUE and job.requeueable is False:
         return "the job was submitted with --no-requeue; add #SBATCH --requeue"
+    if ending is Step.RESUBMIT and not job.is_batch:
+        return "there is no stored script of a job that was started by srun or salloc"
+    if ending is Step.RESUBMIT and "_" in job.job_id:
+        return "an element of an array is not submitted again alone"
     return None
 
 
@@ -131,8 +144,9 @@ def _busy(_: Incident, s: Situation, __: Limits) -> str | None:
 
 def _cooldown(_: Incident, s: Situation, limits: Limits) -> str | None:
     last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
-    if last is not None and s.now_wall - last < limits.cooldown_s:
-        return f"the last action on this job was {s.now_wall - last:.0f} s ago (cooldown {limits.cooldown_s:.0f} s)"
+    cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
+    if last is not None and s.now_wall - last < cooldown_s:
+        return f"the last action on this job was {s.now_wall - last:.0f} s ago (cooldown {cooldown_s:.0f} s)"
     return None
 
 
@@ -149,18 +163,32 @@ def _storm(_: Incident, s: Situation, limits: Limits) -> str | None:
         return f"{s.jobs_in_trouble} jobs have the same trouble at once: it is the fabric or the storage"
     if s.nodes_known and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent:
         return f"{s.nodes_silent} of {s.nodes_known} nodes are silent: it is the network or the controller"
+    if s.storm_over_s is not None and s.storm_over_s < limits.storm_cooldown_s:
+        return f"a storm was over only {s.storm_over_s:.0f} s ago: all gets {limits.storm_cooldown_s:.0f} s to recover by itself"
     return None
+
+
+def is_storm(s: Situation, limits: Limits) -> bool:
+    """Whether so much is wrong at once that it is nobody's fault, at this moment."""
+    return s.jobs_in_trouble >= limits.storm_jobs or (
+        s.nodes_known > 0 and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent
+    )
 
 
 def _attempts(_: Incident, s: Situation, limits: Limits) -> str | None:
     done = sum(1 for d in s.recent if _is_about(d, s) and not d.asked_by)
-    if done >= limits.attempts:
-        return f"{done} actions on this job already: a person has to look"
-    return None
+    attempts = limits.attempts if s.rule.attempts is None else s.rule.attempts
+    return f"{done} actions on this job already: a person has to look" if done >= attempts else None
+
+
+def _crash_loop(incident: Incident, s: Situation, __: Limits) -> str | None:
+    if s.crash_loop is None or incident.kind is Kind.CRASH_LOOP:
+        return None
+    return f"the job restarts and dies again and again, another restart helps nobody: {s.crash_loop[:200]}"
 
 
 def _exclusions(incident: Incident, s: Situation, limits: Limits) -> str | None:
-    if s.job is not None:
+    if s.job is not None and s.rule.exclude_nodes:
         total = len({*s.job.excluded_nodes, *incident.exclude_nodes})
         if incident.exclude_nodes and total > limits.max_excluded_nodes:
             return (
@@ -182,6 +210,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("budget", _budget),
     ("storm", _storm),
     ("attempts", _attempts),
+    ("crash_loop", _crash_loop),
     ("exclusions", _exclusions),
 )
 """In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""
@@ -199,18 +228,14 @@ def _is_about(decision: Decision, situation: Situation) -> bool:
 
 def decide(incident: Incident, situation: Situation, limits: Limits, decision_id: str) -> Decision:
     """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
-    action = action_for(incident.kind)
-    job = situation.job
+    rule, job = situation.rule, situation.job
+    # A person's request passes the opt-out, and so the owner's wish for a ladder of his own.
+    ladder, left_out = _possible(rule.ladder, situation)
     asked = incident.kind is Kind.OPERATOR_RESTART
-    verdict, by, reason = (
-        Verdict.ALLOWED,
-        str(incident.kind),
-        "the evidence is clear and no guard holds it back",
-    )
-    if asked:
-        reason = "a person asked for it and no guard holds it back"
+    action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
+    verdict, by, reason = Verdict.ALLOWED, str(incident.kind), _why_allowed(incident, asked=asked)
     if action is Action.NONE:
-        reason = WHY_NONE.get(incident.kind, "this kind of incident is told, and nothing is done about it")
+        reason = _why_none(incident, rule)
     else:
         for name, guard in GUARDS:
             objection = None if asked and name not in ASKED_FOR else guard(incident, situation, limits)
@@ -218,9 +243,13 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
                 verdict, by, reason = Verdict.SUPPRESSED, name, objection
                 break
         else:
-            if situation.mode != "act" and not asked:
+            if rule.mode != "act" and not asked:
                 verdict, by = Verdict.OBSERVED, "mode"
-                reason = f"the mode is {situation.mode}, not act"
+                reason = f"the mode is {rule.mode}, not act"
+    exclude, kept_in = _to_exclude(incident, situation)
+    drain, not_drained = _to_drain(incident, situation, limits)
+    if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
+        reason = "; ".join((reason, *left_out, *kept_in, *not_drained))
     return Decision(
         id=decision_id,
         incident_id=incident.id,
@@ -230,11 +259,75 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
         reason=reason,
         decided_at=situation.now_wall,
         fence=None if job is None else Fence(job_id=job.job_id, restarts=job.restarts, start_at=job.start_at),
-        exclude=incident.exclude_nodes,
+        exclude=exclude,
         nodes=() if job is None else job.nodes,
         step_at_decision=situation.step,
         wait_until_responding=incident.mounts,
+        ladder=ladder,
+        rule=rule.source,
+        loop_turns=situation.loop_turns,
+        lose_work=rule.lose_work,
+        signal_to=rule.signal_to,
+        rung_limits=rule.rung_limits,
+        drain=drain,
+        step_s=situation.step_s,
     )
+
+
+def _why_allowed(incident: Incident, *, asked: bool) -> str:
+    if asked:
+        return "a person asked for it and no guard holds it back"
+    return "the evidence is clear and no guard holds it back"
+
+
+def _why_none(incident: Incident, rule: Rule) -> str:
+    if rule.mode == "off" and rule.ladder:
+        return f"the mode is off ({rule.source}): it is told, and nothing is done about it"
+    return WHY_NONE.get(incident.kind, "this kind of incident is told, and nothing is done about it")
+
+
+def _possible(ladder: tuple[Step, ...], situation: Situation) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """What of a ladder makes sense for this job, and a sentence for each step that does not.
+
+    If no way of ending it is left they all stay: then a guard says why.
+    """
+    job = situation.job
+    reasons: dict[Step, str] = {}
+    for step in ladder:
+        if step is Step.KILL_SWITCH and situation.loop_turns is False:
+            reasons[step] = "no kill switch: a loop that does not turn would not see it"
+        elif step in ENDINGS and job is not None and (why := why_not(step, job)) is not None:
+            reasons[step] = f"no {step}: {why}"
+    endings = [step for step in ladder if step in ENDINGS]
+    if endings and all(step in reasons for step in endings):
+        return ladder, ()
+    left = tuple(step for step in ladder if step not in reasons)
+    return left, tuple(reasons.values())
+
+
+def _to_exclude(incident: Incident, s: Situation) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Nodes that the restart avoids, and why one of them is not avoided, if one is not."""
+    if s.job is None or not incident.exclude_nodes:
+        return incident.exclude_nodes, ()
+    if not s.rule.exclude_nodes:
+        return (), (
+            f"{', '.join(incident.exclude_nodes)} may be used again: {s.rule.source} excludes no nodes",
+        )
+    objection = objection_to_excluding(s.job, incident.exclude_nodes, s.nodes)
+    return (incident.exclude_nodes, ()) if objection is None else ((), (objection,))
+
+
+def _to_drain(incident: Incident, s: Situation, limits: Limits) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Nodes to drain, within both budgets, and why a node is not drained."""
+    if not s.rule.drain or not incident.exclude_nodes:
+        return (), ()
+    allowed = min(limits.max_drained_nodes, int(len(s.nodes) * limits.drained_percent / 100))
+    out = [node for node in s.nodes if "DRAIN" in node.state or "DOWN" in node.state]
+    room = allowed - max(s.drained_by_us, len(out))
+    if len(incident.exclude_nodes) > room:
+        names = ", ".join(incident.exclude_nodes)
+        return (), (f"{names} not drained: {len(out)} nodes are out already, and {allowed} may be",)
+    return incident.exclude_nodes, ()
 
 
 def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from watchdog.config import Config
-from watchdog.controller.judge import Judge
-from watchdog.controller.policy import Limits, Situation, action_for, decide, is_final, is_news
+from watchdog.controller.judge import STANDING, Judge
+from watchdog.controller.policy import Situation, decide, is_final, is_news
+from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.run import ACTIVE_STATES
+from watchdog.controller.settings import limits_of, rule_book_of
 from watchdog.controller.state import ClusterState
+from watchdog.controller.wishes import wish_of
 from watchdog.model import Action, Decision, Incident, IncidentState, Kind, SlurmJob, Verdict
 
 
@@ -24,19 +27,23 @@ class Rehearsal:
     decisions: dict[str, list[Decision]] = field(default_factory=dict)
     _allowed: list[Decision] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._limits, self._book = limits_of(self.config), rule_book_of(self.config)
+
     def decide(self, now: float) -> None:
         """Decides about every incident that fires and that nothing else explains, where there is news."""
         for incident in self.judge.incidents:
             if incident.state is not IncidentState.FIRING or incident.inhibited_by is not None:
                 continue
-            acts = action_for(incident.kind) is not Action.NONE
+            jobs = [job for job_id in incident.jobs_now if (job := self.state.jobs.get(job_id))]
+            acts = any(self._rule(incident.kind, job).ladder for job in jobs)
             for job_id in incident.jobs_now if acts else incident.jobs_now[:1]:
                 job = self.state.jobs.get(job_id)
                 mine = self.decisions.setdefault(incident.id, [])
                 earlier = [d for d in mine if d.fence is None or d.fence.job_id == job_id]
                 if any(is_final(each) for each in earlier):
                     continue
-                decision = decide(incident, self._situation(incident, job, now), limits_of(self.config), "")
+                decision = decide(incident, self._situation(incident, job, now), self._limits, "")
                 if is_news(decision, earlier):
                     decision = replace(decision, id=f"{incident.id}.{len(mine) + 1}")
                     mine.append(decision)
@@ -50,7 +57,7 @@ class Rehearsal:
         nodes = self.state.known_nodes()
         return Situation(
             now_wall=now,
-            mode=self.config.mode_of(incident.kind),
+            rule=self._rule(incident.kind, job),
             job=job,
             paused=None,
             blind=self._blind(now),
@@ -67,7 +74,14 @@ class Rehearsal:
                 for mount in other.mounts
             ),
             step=view.progress.known_step if view is not None and view.progress is not None else None,
+            step_s=view.progress.step_s if view is not None and view.progress is not None else None,
+            loop_turns=False if incident.kind in STANDING else None,
+            nodes=(),  # a trace need not have the nodes that would be left
         )
+
+    def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:
+        rule = rule_for(self._book, kind, job)
+        return rule if job is None else permit(rule, wish_of(job.comment))
 
     def _blind(self, now: float) -> str | None:
         """A trace that is looked at later has no warm-up; where its Slurm did not answer nothing would have been done."""
@@ -75,19 +89,3 @@ class Rehearsal:
         if at is None or now - at > self.judge.slurm_patience_s:
             return "Slurm has not answered" if at is None else f"Slurm has not answered for {now - at:.0f} s"
         return None
-
-
-def limits_of(config: Config) -> Limits:
-    """The policy's limits as the configuration has them."""
-    policy = config.policy
-    return Limits(
-        cooldown_s=policy.cooldown,
-        attempts=policy.attempts,
-        budget=policy.budget,
-        budget_percent=policy.budget_percent,
-        budget_window_s=policy.budget_window,
-        storm_jobs=policy.storm_jobs,
-        storm_nodes_percent=policy.storm_nodes_percent,
-        max_excluded_nodes=policy.max_excluded_nodes,
-        opt_out_comment=config.jobs.opt_out_comment,
-    )

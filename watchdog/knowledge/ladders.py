@@ -1,0 +1,57 @@
+"""The words of a ladder, their order, and what is shipped for each kind of incident. Data, and one check of it."""
+
+from __future__ import annotations
+
+from watchdog.model import Kind, Step
+
+ENDINGS: tuple[Step, ...] = (Step.REQUEUE, Step.RESUBMIT, Step.CHAIN, Step.CANCEL)
+"""Steps that end a run. Each is the fallback of the ones before it, where Slurm refuses those."""
+GENTLE: tuple[Step, ...] = (Step.KILL_SWITCH, Step.SIGUSR1, Step.SIGTERM)
+"""Steps that ask the job itself."""
+HARMLESS: frozenset[Step] = frozenset({Step.KILL_SWITCH, Step.SIGUSR1})
+"""What a job's owner may put before what the administrator permits: it only asks the job to save."""
+ORDER: tuple[Step, ...] = (Step.EVIDENCE, *GENTLE, *ENDINGS, Step.HOLD)
+
+SHIPPED: dict[Kind, tuple[Step, ...]] = {
+    Kind.FILESYSTEM_STALL: (Step.EVIDENCE, Step.REQUEUE),
+    Kind.LINGERING_JOB: (Step.EVIDENCE, Step.REQUEUE),
+    Kind.COLLECTIVE_HANG: (Step.EVIDENCE, Step.REQUEUE),
+    Kind.RANK_STOPPED: (Step.EVIDENCE, Step.REQUEUE),
+    Kind.OPERATOR_RESTART: (Step.KILL_SWITCH, Step.REQUEUE),
+}
+"""What answers each kind. A loop that does not turn cannot hear a kill switch: it is requeued from its last
+complete checkpoint. Whatever is not here is told, and nothing is done about it, unless a site gives it a ladder."""
+
+MAY_HAVE_LADDER: frozenset[Kind] = frozenset(
+    {*SHIPPED, Kind.WEDGED_TEARDOWN, Kind.SLOW_NODE, Kind.GPU_FAULT, Kind.CRASH_LOOP}
+)
+"""Kinds whose evidence can be good enough to act on. Of all others something is known, and never who or whether."""
+
+WHY_NONE: dict[Kind, str] = {
+    Kind.FILESYSTEM_OUTAGE: "no restart helps while the filesystem is away, and no node is to blame",
+    Kind.PARTITION_OR_OUTAGE: "many nodes at once are no fault of any of them",
+    Kind.AGENT_SILENT: "silence proves nothing about the jobs on the node",
+    Kind.NODE_DOWN: "Slurm ends and requeues the jobs of a node that it has lost by itself",
+    Kind.LOG_ERROR: "what went wrong is in the log, and a restart does not mend a program",
+    Kind.DISK_FULL: "somebody has to make room",
+    Kind.CRASH_LOOP: "another restart would end like those before it: a person has to look",
+    Kind.SLURM_UNREACHABLE: "nobody knows what runs while Slurm does not answer",
+}
+"""Why nothing is done, in words, where there is more to say than that."""
+
+
+def problem_of(ladder: tuple[Step, ...]) -> str | None:
+    """What is wrong with a ladder, a sentence; None if nothing is."""
+    if len(set(ladder)) != len(ladder):
+        return "names a rung twice"
+    if Step.HOLD in ladder and set(ladder) - {Step.HOLD, Step.EVIDENCE}:
+        return "hold keeps a waiting job from starting: it goes with no other rung"
+    in_order = [step for step in ORDER if step in ladder and step not in ENDINGS]
+    if [step for step in ladder if step not in ENDINGS] != in_order:
+        return f"the rungs come in this order: {', '.join(ORDER)}"
+    ends = [place for place, step in enumerate(ladder) if step in ENDINGS]
+    if ends and ends[0] < len(ladder) - len(ends):
+        return f"{', '.join(GENTLE)} come before {', '.join(ENDINGS)}: nobody is left to hear them after"
+    if Step.CANCEL in ladder[:-1]:
+        return "cancel is never refused for a reason that another rung would mend: it comes last"
+    return None

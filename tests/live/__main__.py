@@ -1,0 +1,126 @@
+"""`python -m tests.live`: real PyTorch jobs on a real Slurm, broken and healthy. Figures as JSON lines on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from deploy.demo.cluster import Cluster, why_impossible
+from deploy.demo.stack import Watchdog
+from tests.bench.figures import Figures, take_standard_output
+from tests.live.cases import DIAGNOSIS_S, FAULTS, HEALTHY
+from tests.live.run import HARM, Result, run_fault, run_healthy, tell
+from tests.live.stage import ACTING, Stage, python_with_torch
+
+AT_ONCE = 3
+"""Trainings at the same time: their ranks mostly sleep."""
+CPUS = 16
+
+Work = tuple[str, Callable[[Stage], Result]]
+
+
+def plan(names: list[str], *, act: bool) -> list[Work]:
+    """What is to be done on one stage: (name, work), those with one of `names` in their name."""
+    found: list[Work] = []
+    for fault in FAULTS:
+        if fault.acts or not act:
+            for launcher in fault.launchers:
+                name = f"{'act.' if act else ''}{fault.name}.{launcher}"
+                found.append((name, lambda stage, f=fault, by=launcher: run_fault(stage, f, by, act=act)))
+    if not act:
+        for thing in HEALTHY:
+            for launcher in thing.launchers:
+                name = f"healthy.{thing.name}.{launcher}"
+                found.append((name, lambda stage, t=thing, by=launcher: run_healthy(stage, t, by)))
+    return [(name, work) for name, work in found if not names or any(each in name for each in names)]
+
+
+def perform(works: list[Work], python: str, mode: str, at_once: int) -> list[Result]:
+    """Does them on a stage of their own, some at a time. One that breaks down is a result without a verdict."""
+    if not works:
+        return []
+    with (
+        Cluster(nodes=2, cpus=CPUS) as cluster,
+        Watchdog(cluster, mode=mode, shipped=True, settings=ACTING if mode == "act" else None) as watchdog,
+    ):
+        for node in cluster.nodes:
+            cluster.node_local(node).chmod(0o1777)
+        stage = Stage(cluster, watchdog, python)
+
+        def one(work: Work) -> Result:
+            try:
+                return work[1](stage)
+            except Exception as error:
+                tell(f"{work[0]}: broke down: {error}")
+                return Result(work[0], bound_s=0.0, false_incidents=[f"broke down: {type(error).__name__}"])
+
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(one, works))
+
+
+def write(figures: Figures, result: Result) -> None:
+    """The figures of one result, with their bounds."""
+    name = f"live.{result.name}"
+    if result.bound_s is not None:
+        figures.add(
+            f"{name}.verdict_s",
+            result.verdict_s if result.verdict_s is not None else 1e9,
+            "s",
+            at_most=result.bound_s,
+        )
+        figures.add(f"{name}.culprit_right", float(result.culprit_right), "", at_least=1)
+        figures.add(
+            f"{name}.diagnosis_s",
+            result.diagnosis_s if result.diagnosis_s is not None else 1e9,
+            "s",
+            at_most=DIAGNOSIS_S,
+        )
+        figures.add(f"{name}.diagnosis_right", float(result.diagnosis_right), "", at_least=1)
+    if result.step_ratio is not None:
+        figures.add(f"{name}.step_time_ratio", result.step_ratio, "", at_most=HARM)
+    if result.resumed is not None:
+        figures.add(f"{name}.resumed", float(result.resumed), "", at_least=1)
+        figures.add(
+            f"{name}.steps_lost",
+            float(result.steps_lost if result.steps_lost is not None else 1e9),
+            "steps",
+            at_most=20,
+        )
+    elif not result.name.startswith("act."):
+        figures.add(f"{name}.acted", float(result.acted), "", at_most=0)
+    figures.add(f"{name}.false_incidents", float(len(result.false_incidents)), "", at_most=0)
+    figures.add(f"{name}.left_stopped", float(len(result.stopped)), "", at_most=0)
+
+
+def main() -> int:
+    """Returns 0 if every bound holds, 1 if not, 2 where nothing could be tried."""
+    parser = argparse.ArgumentParser(prog="make live", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", help="parts of names of cases, such as lock.srun or healthy (default: all)"
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=AT_ONCE, help="trainings at the same time (default %(default)s)"
+    )
+    options = parser.parse_args()
+    python = python_with_torch()
+    reason = why_impossible() or (
+        None if python else "no torch: make live installs it, or set LIVE_PYTHON=…/bin/python"
+    )
+    if reason is not None or python is None:
+        tell(f"skipped: {reason}")
+        return 2
+    figures = Figures(take_standard_output())
+    results = perform(plan(options.names, act=False), python, "observe", options.at_once)
+    results += perform(plan(options.names, act=True), python, "act", options.at_once)
+    for result in results:
+        write(figures, result)
+    tell(
+        f"{len(results)} cases, {len(figures.missed)} bounds are missed: {', '.join(figures.missed) or 'none'}"
+    )
+    return 1 if figures.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

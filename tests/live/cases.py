@@ -1,0 +1,104 @@
+"""What befalls a training, and what has to be said about it. A row is a case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.live.stage import Job
+
+HANG_S = 70.0
+"""Issue: a hang is told within max(60 s, 3 x the slowest of the recent steps) + 10 s; steps here take 0.3 s."""
+DEAD_S = 10.0
+DIAGNOSIS_S = 60.0
+SRUN, TORCHRUN = "srun", "torchrun"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something breaks: `kinds` are what may be said first, `ranks` who is to blame."""
+
+    name: str
+    kinds: tuple[str, ...]
+    ranks: tuple[int, ...]
+    break_it: Callable[[Job], float]
+    """Does it, and returns when it had happened."""
+    within_s: float = HANG_S
+    options: tuple[str, ...] = ()
+    launchers: tuple[str, ...] = (SRUN, TORCHRUN)
+    steps: int = 100000
+    also: tuple[str, ...] = ()
+    """Other kinds that are true as well."""
+    acts: bool = False
+    """Whether it is to be restarted where the watchdog may act."""
+    mend: Callable[[Job], None] = lambda job: None
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """Nothing breaks: nothing is to be said within `watch_s` after the training has begun."""
+
+    name: str
+    watch_s: float
+    options: tuple[str, ...] = ()
+    launchers: tuple[str, ...] = (SRUN,)
+    disturb: Callable[[Job], None] = lambda job: None
+    ends: bool = False
+    """Whether the training ends by itself meanwhile."""
+
+
+def _freeze(job: Job) -> float:
+    job.stage.cluster.freeze(node="n2")
+    return time.time()
+
+
+def _thaw(job: Job) -> None:
+    job.stage.cluster.thaw(node="n2")
+
+
+def _freeze_for_a_while(job: Job) -> None:
+    _freeze(job)
+    time.sleep(40)
+    _thaw(job)
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("data_loader", ("collective_hang",), (3,), lambda job: job.do("loader", 3), acts=True),
+    Fault(
+        "data_loader_alone", ("collective_hang",), (1,), lambda job: job.do("loader", 1),
+        options=("--workers=0",), launchers=(SRUN,),
+    ),
+    Fault(
+        "frozen_filesystem", ("filesystem_stall",), (2,), _freeze, options=("--side-log={scratch}/side.txt",), mend=_thaw,
+    ),
+    Fault("killed", ("dead_rank",), (1,), lambda job: job.signal("KILL", 1), within_s=DEAD_S, options=("--on-error=stay",),
+          launchers=(SRUN,), also=("lingering_job", "log_error"), acts=True),
+    Fault("lock", ("collective_hang",), (0,), lambda job: job.do("lock", 0), acts=True),
+    Fault("other_collective", ("collective_hang",), (2,), lambda job: job.do("mismatch", 2), acts=True),
+    Fault("retry_for_ever", ("collective_hang",), (1,), lambda job: job.do("sleep", 1), launchers=(SRUN,)),
+    Fault("named_pipe", ("collective_hang",), (1,), lambda job: job.do("file", 1), launchers=(SRUN,)),
+    Fault("stopped", ("rank_stopped",), (3,), lambda job: job.signal("STOP", 3), also=("collective_hang",),
+          within_s=30.0, mend=lambda job: (job.signal("CONT", 3), None)[1]),
+    Fault("teardown_thread", ("wedged_teardown",), (1,), lambda job: job.done("teardown", 1), within_s=150.0, steps=60,
+          options=("--teardown=thread",)),
+    Fault("teardown_atexit", ("wedged_teardown",), (1,), lambda job: job.done("teardown", 1), within_s=150.0, steps=60,
+          options=("--teardown=atexit", "--no-total"), launchers=(SRUN,)),
+    Fault("teardown_barrier", ("wedged_teardown", "collective_hang"), (1,), lambda job: job.done("teardown", 1), within_s=150.0,
+          steps=60, options=("--teardown=barrier",), launchers=(SRUN,)),
+)  # fmt: skip
+
+HEALTHY: tuple[Healthy, ...] = (
+    Healthy("steps", 60),
+    Healthy("evaluation_of_all", 150, ("--evaluate-seconds=110",)),
+    Healthy("evaluation_by_rank_0", 150, ("--evaluate-seconds=110", "--evaluate-by=rank0"), (SRUN, TORCHRUN)),
+    Healthy("checkpoint_by_rank_0", 150, ("--save-seconds=110",), (SRUN, TORCHRUN)),
+    Healthy("compilation", 150, ("--compile-seconds=100", "--compile-first")),
+    Healthy(
+        "workers_in_d",
+        110,
+        ("--worker-log={scratch}/samples.txt", "--workers=2"),
+        disturb=_freeze_for_a_while,
+    ),
+    Healthy("end", 120, ("--no-total",), (SRUN, TORCHRUN), ends=True),
+)

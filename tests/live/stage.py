@@ -1,0 +1,176 @@
+"""The stage: a real cluster with a real watchdog, and one training after the other on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.demo.cluster import Cluster
+from deploy.demo.stack import Watchdog
+
+TRAINER = Path(__file__).with_name("ddp.py")
+RANKS_PER_NODE = 2
+FIRST_PORT = 29000
+START_S = 300.0
+"""For a training to import torch and make its first steps, on a machine with other work."""
+STEP = re.compile(r"^step (\d+)\b.*step_time: ([\d.]+) s", re.MULTILINE)
+
+
+def python_with_torch() -> str | None:
+    """The interpreter that has torch: LIVE_PYTHON, or the environment that `make live` made; None where there is none."""
+    checkout = TRAINER.parents[2]
+    for path in (os.environ.get("LIVE_PYTHON", ""), checkout / ".venv-live" / "bin" / "python"):
+        if path and os.access(path, os.X_OK):
+            return str(path)
+    return None
+
+
+@dataclass
+class Job:
+    """A training that runs. Times are dates, as the trainer's own notes are."""
+
+    stage: Stage
+    job_id: str
+    place: Path
+    faults: Path
+    output: Path
+    nodes: tuple[str, ...]
+
+    def text(self) -> str:
+        try:
+            return self.output.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def steps(self) -> list[tuple[int, float]]:
+        """(step, seconds) of every step that was logged."""
+        return [(int(number), float(seconds)) for number, seconds in STEP.findall(self.text())]
+
+    def rank(self, rank: int) -> dict[str, Any]:
+        """Node and pid of a rank, as it saw itself: {at, rank, node, pid}."""
+        row: dict[str, Any] = json.loads((self.place / f"rank{rank}.json").read_text())
+        return row
+
+    def do(self, kind: str, rank: int) -> float:
+        """Tells a rank to break at its next step; returns when it did."""
+        fault = self.faults / f"{kind}.rank{rank}"
+        fault.touch()
+        return self.done(kind, rank)
+
+    def done(self, kind: str, rank: int, patience_s: float = 120.0) -> float:
+        """When a rank did what it was told to."""
+        done = self.faults / f"{kind}.rank{rank}.done"
+        self.stage.until(done.exists, patience_s, f"{kind} of rank {rank}")
+        return float(json.loads(done.read_text())["at"])
+
+    def signal(self, name: str, rank: int) -> float:
+        """Sends a rank a signal; returns when."""
+        row = self.rank(rank)
+        self.stage.cluster.node_run(row["node"], ["kill", f"-{name}", str(row["pid"])])
+        return time.time()
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """What fires about the job and is not explained by something else."""
+        return [
+            each
+            for each in self.stage.watchdog.incidents(self.job_id)
+            if each["state"] == "firing" and not each["inhibited_by"]
+        ]
+
+    def diagnosis(self, incident_id: str) -> tuple[dict[str, Any], float] | None:
+        """The diagnosis that is kept with an incident, and when it was kept."""
+        for part in self.stage.watchdog.explain(incident_id)["evidence"]:
+            if part["kind"] == "diagnosis":
+                return part["document"], float(part["at"])
+        return None
+
+    def stopped(self) -> list[str]:
+        """Processes of the job in state T, as `node pid`."""
+        found = []
+        for node in self.nodes:
+            listed = self.stage.cluster.node_run(node, ["ps", "-eo", "pid=,stat=,args="]).stdout
+            rows = [line.split(None, 2) for line in listed.splitlines()]
+            found += [
+                f"{node} {pid}" for pid, state, words in rows if state[0] in "Tt" and str(self.place) in words
+            ]
+        return found
+
+    def end(self) -> None:
+        self.stage.cluster.slurm("scancel", self.job_id, check=False)
+
+
+@dataclass
+class Stage:
+    """Cluster, watchdog, and the interpreter with torch."""
+
+    cluster: Cluster
+    watchdog: Watchdog
+    python: str
+    _number: int = field(default=0)
+
+    def submit(
+        self,
+        name: str,
+        *options: str,
+        launcher: str = "srun",
+        nodes: tuple[str, ...] = ("n1", "n2"),
+        steps: int = 100000,
+    ) -> Job:
+        """Starts a training of two ranks a node; `launcher` is srun (a task a rank) or torchrun (a launcher a node)."""
+        self._number += 1
+        base = Path(self.cluster.directory) / "trainings"
+        base.mkdir(exist_ok=True)
+        place, faults = base / f"{self._number}-{name}", base / f"{self._number}-{name}-faults"
+        place.mkdir()
+        faults.mkdir()
+        words = f"{TRAINER} --place {place} --faults {faults} --steps {steps} {' '.join(options)}"
+        port = FIRST_PORT + self._number
+        if launcher == "srun":
+            tasks, command = RANKS_PER_NODE, f"{self.python} {words}"
+        else:
+            tasks = 1
+            command = (
+                f"{self.python} -m torch.distributed.run --nnodes={len(nodes)} --nproc-per-node={RANKS_PER_NODE} "
+                f"--node-rank=$SLURM_NODEID --master-addr={nodes[0]} --master-port={port} {words}"
+            )
+        script = (
+            "#!/bin/bash\n#SBATCH --requeue --open-mode=append\n"
+            f"export MASTER_ADDR={nodes[0]} MASTER_PORT={port} GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1\n"
+            f"srun --ntasks-per-node={tasks} bash -c '{command}'\n"
+        )
+        output = base / f"{self._number}-{name}.out"
+        job_id = self.cluster.sbatch(
+            script, f"-N{len(nodes)}", f"--ntasks-per-node={tasks}", f"--nodelist={','.join(nodes)}", f"--output={output}",
+            f"--job-name={name}",
+        )  # fmt: skip
+        return Job(self, job_id, place, faults, output, nodes)
+
+    def training(self, job: Job, at_least: int = 15) -> None:
+        """Waits until the watchdog knows of so many steps of a job."""
+        self.until(
+            lambda: self.watchdog.step(job.job_id) >= at_least,
+            START_S,
+            f"job {job.job_id} to reach step {at_least}; its log: {job.text()[-1500:]}",
+        )
+
+    def until(self, condition: Callable[[], Any], patience_s: float, what: str = "") -> Any:
+        return self.watchdog.wait_for(condition, patience_s, what)
+
+
+def typical(steps: list[tuple[int, float]]) -> float:
+    """The median of the seconds of some steps."""
+    return statistics.median(seconds for _, seconds in steps)
+
+
+ACTING: Mapping[str, Mapping[str, Any]] = {
+    "policy": {"cooldown": "1s", "budget": 50, "budget_percent": 100, "attempts": 10, "storm_jobs": 20},
+    "ladder": {"exit_limit": "20s"},
+}
+"""What is not as shipped where the watchdog acts: so many jobs are broken here within an hour that its budgets would keep it still."""

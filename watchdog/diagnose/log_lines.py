@@ -17,6 +17,8 @@ from watchdog.progress import Rows, parse_line
 
 MAX_CHARS = 2000
 """Characters of a line that are looked at."""
+LINE_END = " ⏎ "
+"""Between the lines of a record that holds several."""
 _HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
@@ -39,8 +41,15 @@ _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
 _GROUP_RANK = re.compile(r"\[(?:PG [^\]]*? ?)?Rank (?P<group_rank>\d+)\]:?\s?")
 """In the words of ProcessGroupNCCL: a rank within its group, which may not be everybody."""
 _HOST_WORD = re.compile(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
+_SERVICE = re.compile(rf"(?P<host>{_HOST}-\d+)\s+\| ")
+"""What `docker compose logs` puts in front of a line."""
+_INNER_RANK = re.compile(r"\[rank(?P<rank>\d+)\]:")
+_BAR_OR_POD = re.compile(
+    r"\d(?:s/it|it/s)[^\[\]]*\]|^[\w.-]*-[\w.-]*\d+(?: [a-z][\w-]*)?\s+$|^\[pod/[^\]]+\] $"
+)
+"""What may stand before PyTorch's own prefix: a bar that has no line end of its own, the name of a pod."""
 _NOT_HOSTS = re.compile(
-    r"(?:step|epoch|rank|iter\w*|gpu|cuda|layer|worker_?\d*$|device|proc|process|task|stage|phase|level|test|train|line|batch|fold|try|attempt|"
+    r"gpu[-_.]?\d?|(?:step|epoch|rank|iter\w*|cuda|layer|worker_?\d*$|device|proc|process|task|stage|phase|level|test|train|line|batch|fold|try|attempt|"
     r"stderr|stdout|error|info|warning|debug|fatal|note|file|torch|nccl|srun|slurmstepd|python\w*|http|https|utf|sm|fp|bf|int|float|tpu|npu|node_rank)[-_.]?\d*",
     re.IGNORECASE,
 )
@@ -133,6 +142,13 @@ def read_line(number: int, raw: str, hosts: frozenset[str] = frozenset(), quoted
         if rest is None:
             break
         text = rest
+    if (
+        "rank" not in found
+        and (match := _INNER_RANK.search(text))
+        and _BAR_OR_POD.search(text[: match.start()])
+    ):
+        found["rank"] = match["rank"]
+        text = text[match.end() :].removeprefix(" ")
     who = Who(
         rank=_int(found.get("rank")),
         local=_int(found.get("local")),
@@ -175,6 +191,10 @@ def _strip(
         return (
             rest[1:] if rest.startswith(" ") and name not in ("local", "host_number") else rest
         ) if keeps else rest, level
+    match = _SERVICE.match(bare)
+    if match and "host" not in found:
+        found["host"] = match["host"]
+        return bare[match.end() :], level
     match = _HOST_WORD.match(bare)
     if match and "host" not in found and (match["host"] in hosts or _looks_like_host(match["host"])):
         found["host"] = match["host"]
@@ -212,7 +232,7 @@ def _from_json(number: int, text: str, stamp: Stamp | None, whole: str) -> Line:
     words = _JSON_WORDS.search(text)
     rank, host, level = _JSON_RANK.search(text), _JSON_HOST.search(text), _JSON_LEVEL.search(text)
     who = Who(rank=int(rank["rank"]) if rank else None, host=host["host"] if host else None)
-    said = words["text"].replace('\\"', '"').replace("\\n", " ⏎ ") if words else text
+    said = words["text"].replace('\\"', '"').replace("\\n", LINE_END) if words else text
     return Line(
         number, said, who, stamp, _LEVELS.get(level["level"].upper(), "error") if level else None, None, whole
     )

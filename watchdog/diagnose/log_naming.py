@@ -26,6 +26,19 @@ SIGNAL_NAMES = {
 GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
 _NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
 _OWN_NODE = re.compile(r"\bnode: (?P<host>[\w.-]+)\b")
+_OWN_RANK = re.compile(r"\bUnexpected result \w+ on rank (?P<rank>\d+)\b")
+_RANK_AND_NODE = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+),")
+"""As Megatron-LM's rerun_state_machine says whose result it is."""
+_DEAD_PID = re.compile(r"\bpid: (?P<pid>\d+)\b")
+_ADDRESS = re.compile(r"\bip: (?P<host>[\w.:-]+?)\b(?=\s|,|$)")
+NEAR_LINES = 60
+_CUDA = frozenset({"cuda_error", "gpu_ecc", "gpu_lost", "cuda_unavailable"})
+_FELT_AS = {
+    "gpu_lost": _CUDA, "gpu_ecc": _CUDA,
+    "shared_memory": frozenset({"dataloader_worker", "bus_error"}), "bus_error": frozenset({"dataloader_worker"}),
+    "oom_kill": frozenset({"dataloader_worker"}), "segmentation_fault": frozenset({"dataloader_worker"}),
+}  # fmt: skip
+"""What the process that it happened to says of it."""
 _SLURM_WHAT = {
     "segmentation_fault": ("Segmentation fault",), "bus_error": ("Bus error",), "oom_kill": ("Out Of Memory",), "illegal_instruction": ("Illegal",),
 }  # fmt: skip
@@ -41,6 +54,31 @@ def who_felt_it(first: Error, alive: Sequence[Error], case: Case) -> int | None:
     return said.pop() if len(said) == 1 and "NCCL" in first.raw_text else None
 
 
+def rank_beside(first: Error, roots: Sequence[Error], case: Case) -> int | None:
+    """The rank of an error that names nobody, from the one that says next what its process felt of it: the kernel, a driver or a
+    library wrote the first line, Python the second. Only if that can be a single rank."""
+    felt = _FELT_AS.get(first.name, frozenset()) | {first.name}
+    near = [
+        e
+        for e in roots
+        if e.name in felt and 0 <= e.line - first.line <= NEAR_LINES and e.segment == first.segment
+    ]
+    ranks = {case.ranks.rank_of(error.who) for error in near if error.who.named}
+    return ranks.pop() if len(ranks) == 1 else None
+
+
+def rank_of_dead_process(case: Case) -> tuple[int | None, str | None]:
+    """(rank, host) of the only process that Ray says has died, if other lines say which rank it is."""
+    dead = set(case.ranks.dead)
+    for error in case.errors:
+        text = "\n".join((error.text, *error.detail)) if error.name in ("ray_actor_died", "oom_kill") else ""
+        if (match := _DEAD_PID.search(text)) is not None:
+            where = _ADDRESS.search(text)
+            dead.add((match["pid"], where["host"] if where else None))
+    named = {(case.ranks.rank_of_pid(pid, host), host) for pid, host in dead}
+    return named.pop() if len(named) == 1 else (None, None)
+
+
 def failed_node(case: Case) -> str | None:
     """The only node that Slurm says has failed."""
     nodes = {match[1] for error in case.errors if (match := _NODE_FAILURE.search(error.raw_text))}
@@ -51,8 +89,20 @@ def who_of(error: Error, case: Case) -> tuple[int | None, str | None]:
     """(rank, host) of whoever says a line, as far as its prefix or its own words have them."""
     rank = case.ranks.rank_of(error.who)
     host = case.ranks.host_of(error.who, rank)
-    own = _OWN_NODE.search(error.text) if host is None and rank is not None else None
-    return rank, own["host"] if own is not None else host
+    if rank is None and (own := _OWN_RANK.search(error.text)) is not None:
+        rank = int(own["rank"])
+    if host is not None or rank is None:
+        return rank, host
+    own = _OWN_NODE.search(error.text)
+    if own is not None:
+        return rank, own["host"]
+    nodes = {
+        match["host"]
+        for other in case.errors
+        for text in (other.text, *other.detail)
+        if (match := _RANK_AND_NODE.search(text)) and int(match["rank"]) == rank
+    }
+    return rank, nodes.pop() if len(nodes) == 1 else None
 
 
 def is_everybody(ranks: Sequence[int], alike: Sequence[Error], case: Case) -> bool:

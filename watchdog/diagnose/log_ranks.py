@@ -50,6 +50,8 @@ _ENDS = {
 }  # fmt: skip
 """What srun writes of a task that died of a signal; a shell between adds 128 to the signal's number."""
 _TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
+_RAY_RANK = re.compile(r"Setting up process group .*\[rank=(?P<rank>\d+),")
+_RAY_DIED = re.compile(r"Worker IP address: (?P<host>[\w.:-]+) .*?Worker PID: (?P<pid>\d+)")
 _RETURNED = re.compile(r"exits with return code = (?P<code>-?\d+)")
 _OLD_EXIT = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"
@@ -104,6 +106,10 @@ class Ranks:
     rank_hosts: dict[int, str] = field(default_factory=dict)
     pids: set[tuple[str | None, int]] = field(default_factory=set)
     """(host, number) that mpirun puts in front of what a dying process says: its pid."""
+    by_pid: dict[str, set[tuple[int, str | None]]] = field(default_factory=dict)
+    """Pid -> (rank, host) of lines that name both."""
+    dead: set[tuple[str, str | None]] = field(default_factory=set)
+    """(pid, host) of processes that Ray says have died."""
 
     def rank_of(self, who: Who) -> int | None:
         """The global rank of who said a line; None if that is not certain."""
@@ -120,7 +126,12 @@ class Ranks:
             return who.number if self.host_numbers_are_ranks else None
         if who.local is not None:
             return self._by_table(who.local, who.host)
-        return None
+        return self.rank_of_pid(who.pid, who.host) if who.pid is not None else None
+
+    def rank_of_pid(self, pid: str, host: str | None) -> int | None:
+        """The rank that other lines give for a process; None if there is none, or if several are possible."""
+        ranks = {rank for rank, where in self.by_pid.get(pid, ()) if host is None or where in (None, host)}
+        return ranks.pop() if len(ranks) == 1 else None
 
     def _is_pid(self, who: Who) -> bool:
         return (who.number or 0) >= (self.world or LIKELY_WORLD) or (who.host, who.number) in self.pids
@@ -165,6 +176,7 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
         ranks.launcher = ranks.launcher or _LAUNCHER.search(line.raw) is not None
         worlds += _worlds(line.raw)
         _read_ends(line, ranks)
+        _read_ray(line, ranks)
         if who.number is not None and _DYING.match(line.text):
             ranks.pids.add((who.host, who.number))
         if who.rank is not None:
@@ -189,6 +201,19 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
     if plausible:
         ranks.world = max(plausible)
     return ranks
+
+
+def _read_ray(line: Line, ranks: Ranks) -> None:
+    """Which rank a process of Ray is, and which of them died."""
+    who = line.who
+    if who.pid is not None:
+        told = _RAY_RANK.search(line.text) if who.rank is None and "rank=" in line.text else None
+        rank = int(told["rank"]) if told else who.rank
+        if rank is not None:
+            ranks.by_pid.setdefault(who.pid, set()).add((rank, who.host))
+    died = _RAY_DIED.search(line.raw) if "Worker PID: " in line.raw else None
+    if died:
+        ranks.dead.add((died["pid"], died["host"]))
 
 
 def _worlds(text: str) -> list[int]:

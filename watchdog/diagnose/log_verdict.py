@@ -23,6 +23,8 @@ from watchdog.diagnose.log_naming import (
     is_everybody,
     place_in_table,
     placed,
+    rank_beside,
+    rank_of_dead_process,
     who_felt_it,
     who_of,
 )
@@ -64,6 +66,9 @@ AFTER_END = AFTER_SIGTERM | {"permission", "network", "loss_nan"}
 """What is said in passing when training is done."""
 NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
 """Settings: whoever notices first is no more to blame than the others."""
+_WHY_NOT_WRITTEN = frozenset(
+    {"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"}
+)
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
@@ -265,6 +270,8 @@ def _late_cause(case: Case) -> Error | None:
 
 def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict:
     first = next((error for error in roots if error.name not in HEADERS), roots[0])
+    if first.name == "checkpoint_write":
+        first = next((e for e in roots if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
     name = _refined(first)
     rank, host = who_of(first, case)
     alike = [error for error in roots if _refined(error) == name]
@@ -276,6 +283,11 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
     sources = {error.source for error in roots}
     if rank is None and name in GPU_NAMES:
         rank = who_felt_it(first, alive, case)
+    if rank is None and not first.who.named:
+        rank = rank_beside(first, roots, case)
+    if rank is None and name in ("oom_kill", "ray_actor_died"):
+        dead, where = rank_of_dead_process(case)
+        rank, host = (dead, host or where) if host is None or where in (None, host) else (rank, host)
     if name == "node_failure":
         rank, host = None, failed_node(case)
     if name in NOBODYS:

@@ -7,10 +7,12 @@ over each other: then each last line of a traceback is an error of its own, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from watchdog.diagnose.log_lines import Line, Who, classify
+from msgspec.structs import replace
+
+from watchdog.diagnose.log_lines import LINE_END, Line, Who, classify
 from watchdog.diagnose.log_time import Clock
 from watchdog.knowledge.log_signatures import CONSEQUENCES, HEADERS
 
@@ -123,7 +125,7 @@ def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -
     streams: dict[Who, _Stream] = {}
     found: list[Error] = []
     latest: float | None = None
-    for line in lines:
+    for line in _apart(lines):
         placed = clock.place(line.stamp)
         latest = placed if placed is not None else latest
         stream = streams.setdefault(line.who, _Stream())
@@ -149,6 +151,16 @@ def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -
             error.segment = 0 if segments is None else segments.get(line.number, 0)
             found.append(error)
     return _without_told_headers(found)
+
+
+def _apart(lines: Iterable[Line]) -> Iterator[Line]:
+    """The lines; of one that holds several, as a record of JSON may, each for itself."""
+    for line in lines:
+        if LINE_END not in line.text:
+            yield line
+            continue
+        for text in line.text.split(LINE_END):
+            yield replace(line, text=text)
 
 
 def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | None:

@@ -11,6 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from watchdog.knowledge.xids import XIDS
+from watchdog.model import FaultSeverity
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -24,6 +27,20 @@ class Signature:
 
 def _row(name: str, needles: tuple[str, ...], regex: str, *, consequence: bool = False) -> Signature:
     return Signature(name, needles, re.compile(regex, re.IGNORECASE), consequence)
+
+
+_MEMORY_XIDS = (48, 57, 58, 64, 94, 95, 140, 171, 172)
+"""Of watchdog.knowledge.xids those that speak of the GPU's memory and end a program."""
+_LOST_XIDS = tuple(
+    row.number
+    for row in XIDS.values()
+    if row.blame == "hardware" and row.severity is FaultSeverity.CRITICAL and row.number not in _MEMORY_XIDS
+)
+"""The GPU no longer works before it is reset. What a program brings about itself (13, 31, 43, 45) is in neither."""
+
+
+def _xid(numbers: tuple[int, ...]) -> str:
+    return rf"NVRM: Xid \((?:PCI:)?[\w:.]+\): (?:{'|'.join(map(str, sorted(numbers)))})\b"
 
 
 # The first that matches names the line: what says most stands first. Where a program repeats a peer's words, the words about the
@@ -41,7 +58,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("collective_desync", ("caused the desync",), r"ranks that caused the desync are", consequence=True),
     _row("barrier_timeout", ("monitoredbarrier",), r"failed to pass monitoredBarrier|reached monitoredBarrier, but received errors|Timed out waiting.*monitoredBarrier", consequence=True),
     _row("nccl_watchdog", ("watchdog",), r"Watchdog caught collective operation timeout", consequence=True),
-    _row("nccl_watchdog", ("watchdog",), r"watchdog thread terminated|ProcessGroupNCCL's watchdog got stuck|detected by watchdog at work", consequence=True),
+    _row("nccl_watchdog", ("watchdog",), r"watchdog thread terminated(?! with exception: (?:CUDA|HIP) error)|ProcessGroupNCCL's watchdog got stuck|detected by watchdog at work", consequence=True),
     _row("nccl_watchdog", ("no heartbeat of its watchdog",), r"detected no heartbeat of its watchdog", consequence=True),
     _row("nccl_watchdog", ("timeout at nccl work", "nccl operations have failed", "collective timeout"), r"Timeout at NCCL work|Some NCCL operations have failed or timed out|due to (?:a )?collective timeout", consequence=True),
     _row("collective_timeout", ("timed out waiting", "deadline exceeded", "deadline_exceeded"), r"Timed out waiting \d+ ?ms for (?:send|recv) operation|\bDEADLINE_EXCEEDED\b", consequence=True),
@@ -50,8 +67,8 @@ SIGNATURES: tuple[Signature, ...] = (
     # The GPU
     _row("device_assert", ("device-side assert", "assertion `"), r"device-side assert triggered|\.cu:\d+:.* Assertion `.*` failed"),
     _row("cuda_oom", ("out of memory", "oom when allocating", "alloc_failed", "resource_exhausted"), r"(?:CUDA|HIP|NPU|XPU|MPS(?: backend)?) out of memory|(?:CUDA|HIP) error: out of memory|torch\.(?:cuda\.)?OutOfMemoryError|[Cc]uda failure .*out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY|OOM when allocating tensor|RESOURCE_EXHAUSTED: .*(?:memory|alloc)|Out of memory (?:while trying to )?allocat|Allocator .* ran out of memory|tried to allocate .* out of memory"),
-    _row("gpu_ecc", ("ecc error", "error_ecc", "nvrm: xid"), r"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|NVRM: Xid \(PCI:[\w:.]+\): (?:48|94|95),"),
-    _row("gpu_lost", ("fallen off the bus", "gpu is lost", "nvrm: xid"), r"fallen off the bus|\bGPU is lost\b|NVRM: Xid \(PCI:[\w:.]+\): (?:79|119|120),"),
+    _row("gpu_ecc", ("ecc error", "error_ecc", "nvrm: xid"), r"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|" + _xid(_MEMORY_XIDS)),
+    _row("gpu_lost", ("fallen off the bus", "gpu is lost", "nvrm: xid"), r"fallen off the bus|\bGPU is lost\b|" + _xid(_LOST_XIDS)),
     _row("cuda_unavailable", ("no cuda", "nvidia driver", "version is insufficient", "driver initialization failed", "driver/library version", "invalid device ordinal", "busy or unavailable", "system not yet initialized", "no nvidia gpu"), r"no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver version is insufficient|CUDA driver initialization failed|Driver/library version mismatch|invalid device ordinal|devices? (?:is|are|\(s\) is/are) busy or unavailable|system not yet initialized|No NVIDIA GPU"),
     _row("cuda_error", ("cuda error: ", "cudaerror", "cuda_error_", "cuda driver error", "cuda failure", "hip error: ", "cublas_status", "cudnn_status", "cusolver error", "cufft_", "illegal memory access"), r"CUDA error: |c10::CUDAError|CUDA_ERROR_[A-Z_]+|CUDA driver error|(?<!Unhandled)cudaError[A-Z]\w+|Cuda failure|HIP error: |CUBLAS_STATUS_(?!SUCCESS)[A-Z_]+|CUDNN_STATUS_(?!SUCCESS)[A-Z_]+|cusolver error|CUFFT_[A-Z_]+ERROR|an illegal memory access was encountered"),
     # NCCL and the network below it
@@ -60,15 +77,16 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("infiniband", ("ibv_",), r"(?:Call to )?\bibv_\w+(?:\(\))? failed|\bibv_\w+ .*\berror\b"),
     _row("nccl_interface", ("no socket interface", "no interface found"), r"Bootstrap ?: [Nn]o (?:socket )?interface found|NET/Socket ?: [Nn]o (?:usable |socket )?interface found"),
     _row("shared_memory", ("shared memory", "/dev/shm"), r"creating shared memory segment|out of shared memory(?! \(shm\)\. Please)|insufficient shared memory|unable to (?:open|mmap|allocate|write to|resize) shared memory|unable to write to file </torch_|No space left on device.*/dev/shm|/dev/shm.*No space left on device"),
+    _row("port_in_use", ("already in use",), r"Address already in use|EADDRINUSE"),
     _row("network", ("couldn't connect to", "max retries exceeded", "name resolution", "name or service not known", "certificate_verify", "http error", "client error", "server error", "hfhubhttperror", "localentrynotfound", "endpointconnection", "(slowdown)", "could not resolve host", "sslerror", "ssleof", "sslzero", "sslcert", "repositorynotfound", "gatedrepo", "clienterror", "commerror", "incompleteread", "readtimeout", "connecttimeout", "read timed out", "chunkedencoding", "connection aborted", "protocolerror", "offlinemodeisenabled", "clientconnector"), r"couldn't connect to '?https?:|Max retries exceeded with url|Temporary failure in name resolution|Name or service not known|CERTIFICATE_VERIFY_FAILED|\bSSL(?:Error|EOFError|ZeroReturnError|CertVerificationError)\b|\b[45]\d\d (?:Client|Server) Error\b|HfHubHTTPError|LocalEntryNotFoundError|EndpointConnectionError|\(SlowDown\)|Could not resolve host|RepositoryNotFoundError|GatedRepoError|\bClientError: An error occurred|wandb.*CommError|IncompleteRead|Read(?:Timeout(?:Error)?|TimeoutError)\b|Connect(?:Timeout|TimeoutError)\b|Read timed out|ChunkedEncodingError|Connection aborted|urllib\d?\.\w*\.?\w*HTTPError|HTTPError: |HTTP Error [45]\d\d|OfflineModeIsEnabled|ClientConnector\w*Error"),
     _row("rendezvous", ("rendezvous", "waiting for clients", "store based barrier", "client socket has", "connectfullmesh", "failed to connect to", "failed to connect/validate"), r"Rendezvous(?:Timeout|Connection|Closed|State)?Error|rendezvous (?:failed|timed out|timeout)|Timed out after \d+ seconds waiting for clients|store based barrier on rank|client socket has (?:timed out|failed to connect)|[Cc]onnectFullMesh|client failed to connect/validate|failed to connect to (?:the )?(?:coordinator|master|rendezvous|TCPStore)", consequence=True),
     _row("peer_lost", ("remoteerror", "remote process exited"), r"ncclRemoteError|NCCL error: remote process exited", consequence=True),
-    _row("peer_lost", ("connection", "broken pipe", "socket closed", "socket timeout", "recvvalue", "recvvector", "sendbytes", "failed to recv", "pair closure", "distnetworkerror"), r"Connection closed by (?:remote )?peer|Connection reset by (?:remote )?peer|\bSocket (?:closed|Timeout)|\b(?:recvValue|recvVector|sendBytes) failed|\bBroken pipe\b|Failed to recv, got 0 bytes|timeout caused pair closure|ConnectionResetError|DistNetworkError", consequence=True),
+    _row("peer_lost", ("connection", "broken pipe", "socket closed", "socket timeout", "recvvalue", "recvvector", "sendbytes", "failed to recv", "pair closure", "distnetworkerror", "gloo/transport"), r"Connection closed by (?:remote )?peer|Connection reset by (?:remote )?peer|\bSocket (?:closed|Timeout)|\b(?:recvValue|recvVector|sendBytes) failed|\bBroken pipe\b|Failed to recv, got 0 bytes|timeout caused pair closure|ConnectionResetError|DistNetworkError|gloo/transport/\w+/\w+\.cc:\d+\]", consequence=True),
     _row("peer_lost", ("connection refused", "connection timed out", "no route to host"), r"\bConnection refused\b|\bConnection timed out\b|\bNo route to host\b", consequence=True),
     _row("nccl_error", ("nccl error", "systemerror", "internalerror", "remoteerror", "cudaerror", "invalidusage", "communicator was aborted", "distbackenderror", "hccl"), r"NCCL error|HCCL function error|hccl api failed|\bEI0006\b|NCCL communicator was aborted|DistBackendError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError|ncclInvalidUsage", consequence=True),
     # The node
-    _row("port_in_use", ("already in use",), r"Address already in use|EADDRINUSE"),
     _row("disk_full", ("no space left",), r"No space left on device"),
+    _row("checkpoint_write", ("pytorchstreamwriter", "unexpected pos ", "file write failed"), r"PytorchStreamWriter failed writing|inline_container\.cc\S*\] ?\. unexpected pos \d"),
     _row("quota", ("quota exceeded",), r"Disk quota exceeded"),
     _row("stale_file_handle", ("stale file handle", "stale nfs", "transport endpoint"), r"Stale (?:NFS )?file handle|Transport endpoint is not connected"),
     _row("read_only", ("read-only file system",), r"Read-only file system"),
@@ -76,7 +94,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("permission", ("permission denied", "permissionerror", "operation not permitted"), r"\bPermissionError: |\bPermission denied\b"),
     _row("too_many_files", ("too many open files",), r"Too many open files"),
     _row("dataloader_worker", ("dataloader worker",), r"DataLoader worker \(pid\(?s?\)? .*?(?:killed by signal|exited unexpectedly)"),
-    _row("oom_kill", ("oom-kill", "oom_kill", "oom kill", "oom handler", "out of memory", "memory cgroup"), r"oom[-_ ]kill|Detected \d+ oom_kill event|srun: error: .*: tasks? [\d,-]+: Out Of Memory|[Oo]ut of memory: Killed process|memory cgroup out of memory"),
+    _row("oom_kill", ("oom-kill", "oom_kill", "oom kill", "oomkilled", "oom handler", "out of memory", "memory cgroup"), r"oom[-_ ]kill|\bOOMKilled\b|Detected \d+ oom_kill event|srun: error: .*: tasks? [\d,-]+: Out Of Memory|[Oo]ut of memory: Killed process|memory cgroup out of memory"),
     _row("oom_kill", ("memory usage threshold", "running low on memory", "outofmemoryerror", "memory pressure"), r"killed due to memory pressure|ray\.exceptions\.OutOfMemoryError|node was running low on memory|memory usage threshold"),
     _row("host_oom", ("cannot allocate memory", "can't allocate memory", "bad_alloc", "memoryerror"), r"Cannot allocate memory|can't allocate memory|std::bad_alloc|\b(?:_Array)?MemoryError\b"),
     _row("node_failure", ("due to", "node failure", "node_fail"), r"CANCELLED AT .* DUE TO (?:\w+ )?NODE.?FAIL|srun: error: Node failure on|\bNODE_FAIL\b"),
@@ -91,8 +109,8 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("illegal_instruction", ("illegal instruction", "sigill"), r"Illegal instruction|\bSIGILL\b"),
     _row("floating_point_trap", ("floating point exception", "sigfpe"), r"Floating point exception|\bSIGFPE\b"),
     _row("abort", ("fatal python error",), r"Fatal Python error: "),
-    _row("glibc_abort", ("corruption", "double free", "invalid pointer", "free(): ", "stack smashing"), r"double free or corruption|corrupted (?:size|double|unsorted)|malloc\(\): |free\(\): invalid|munmap_chunk\(\)|stack smashing detected|corrupted double-linked list"),
-    _row("killed", ("killed", "sigkill"), r"^\s*Killed\s*$|: line \d+:\s+\d+ Killed\b|\bSignal 9 \(SIGKILL\) received", consequence=True),
+    _row("glibc_abort", ("corruption", "double free", "malloc.c:", "invalid pointer", "free(): ", "stack smashing"), r"double free or corruption|\bmalloc\.c:\d+: \w+: Assertion |corrupted (?:size|double|unsorted)|malloc\(\): |free\(\): invalid|munmap_chunk\(\)|stack smashing detected|corrupted double-linked list"),
+    _row("killed", ("killed", "sigkill", "command terminated"), r"^\s*Killed\s*$|\b[Cc]ommand terminated with exit code 137\b|: line \d+:\s+\d+ Killed\b|\bSignal 9 \(SIGKILL\) received", consequence=True),
     _row("task_exit", ("srun: error", "exited with exit code"), r"srun: error: .*(?:Exited with exit code|Segmentation fault|Killed|Aborted|Bus error|Terminated|Illegal instruction|Floating point exception)", consequence=True),
     # The numbers
     _row("loss_scale_minimum", ("loss scale",), r"loss scale already at minimum|Minimum loss scale reached|loss scale (?:is|has reached) (?:the )?minimum"),
@@ -161,6 +179,7 @@ WORDS: dict[str, str] = {
     "port_in_use": "the port of the rendezvous is in use",
     "shared_memory": "shared memory (/dev/shm) is too small or full",
     "disk_full": "no space was left",
+    "checkpoint_write": "a file could not be written (most often the disk is full or a quota is used up)",
     "quota": "the quota is used up",
     "stale_file_handle": "a file's server lost it (stale handle)",
     "read_only": "the filesystem is read-only",

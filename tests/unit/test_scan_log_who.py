@@ -1,0 +1,60 @@
+"""Whom `scan-log` names where the first line of a failure does not say whose it is, and what only looks like a cause."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.test_scan_log_verdicts import DISK, LOST, steps, table, timeout, traceback, verdict_of
+
+XID = "[ 4410.5] NVRM: Xid (PCI:0000:1b:00): {}, pid=77, name=python3, Ch 00000008\n"
+CUDA = "RuntimeError: CUDA error: unspecified launch failure"
+RAY = "(RayTrainWorker pid={}, ip=10.0.0.{}) "
+RAYLET = "(raylet, ip=10.0.0.4) 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed at node (IP: 10.0.0.4).\n"
+
+
+def record(rank: int, message: str) -> str:
+    return (
+        json.dumps({"ts": "2024-05-01T10:00:00Z", "level": "ERROR", "rank": rank, "message": message}) + "\n"
+    )
+
+
+Verdict = tuple[str, int | None, str | None] | None
+
+CASES: list[tuple[str, str, Verdict]] = [
+    # in front of a rank's own prefix stands something that has no end
+    ("behind a bar", f"  2%|▏         | 30/1752 [01:08<1:22:56,  2.88s/it][rank5]: {DISK}\n", ("disk_full", 5, None)),
+    ("behind the name of a pod", traceback("2024-05-01T10:00:00.1Z trainer-2 [rank17]: ", DISK), ("disk_full", 17, None)),
+    ("a rank that is spoken of is not the one that speaks", f"got a request from [rank3]: nothing to do\n{DISK}\n", ("disk_full", None, None)),
+    ("docker compose", traceback("trainer-2  | ", DISK), ("disk_full", None, "trainer-2")),
+    ("a record of several lines", record(0, "RuntimeError: " + LOST) + record(3, f"Traceback (most recent call last):\n  File \"a.py\", line 2, in f\n{DISK}"), ("disk_full", 3, None)),
+    # the kernel speaks first, the program next
+    ("a GPU that fell off the bus is the rank's that felt it", XID.format(79) + traceback("[rank13]: ", CUDA), ("gpu_lost", 13, None)),
+    ("two ranks felt it: nobody knows whose it is", XID.format(79) + traceback("[rank3]: ", CUDA) + traceback("[rank5]: ", CUDA) + "world_size: 64\n", ("gpu_lost", None, None)),
+    ("a system processor that does not answer", XID.format(119) + traceback("[rank3]: ", CUDA), ("gpu_lost", 3, None)),
+    ("memory of the GPU", XID.format(95) + traceback("[rank3]: ", CUDA), ("gpu_ecc", 3, None)),
+    *((f"Xid {n} is the program's own", XID.format(n) + traceback("[rank3]: ", CUDA), ("cuda_error", 3, None)) for n in (13, 31, 43, 45)),
+    ("an Xid alone that says nothing of the hardware", steps(1, 20) + XID.format(31) + steps(20, 40, 1), None),
+    ("shared memory, in the words of the worker and of its parent", "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n" + traceback("[rank7]: ", "RuntimeError: DataLoader worker (pid 31) is killed by signal: Bus error."), ("shared_memory", 7, None)),
+    # Ray knows processes
+    ("Ray: which rank the killed process was", RAY.format(52, 4) + "Setting up process group for: env:// [rank=2, world_size=8]\n" + RAYLET + "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: RayTrainWorker\n\tpid: 52\n\tip: 10.0.0.4\n", ("oom_kill", 2, "10.0.0.4")),
+    ("Ray: two hosts have the same pid", RAY.format(52, 4) + "[rank=2] step\n" + RAY.format(52, 5) + "[rank=6] step\n" + traceback(RAY.format(52, 5), DISK), ("disk_full", 6, "10.0.0.5")),
+    ("Ray: a process that was two ranks is neither", RAY.format(52, 4) + "[rank=2] step\n" + RAY.format(52, 4) + "[rank=3] step\n" + traceback(RAY.format(52, 4), DISK), ("disk_full", None, "10.0.0.4")),
+    # Megatron-LM tells whose result it was
+    ("a result that is no number", "ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 3 at iteration #911 invocation #2 (message='found NaN in local grad norm')\nERROR:megatron.core.rerun_state_machine:Rank 3, node n44, device 3, iteration #911: First rerun: unexpected result is reproducible\n", ("loss_nan", 3, "n44")),
+    # causes that look like consequences, and the other way round
+    ("the watchdog's thread tells of its own GPU", "".join(f"[rank{r}]:[E501 10:00:0{r}.1 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank {r}] Process group watchdog thread terminated with exception: {what}\n" for r, what in ((2, "CUDA error: an illegal memory access was encountered"), (3, "NCCL error: remote process exited or there was a network error"), (4, "NCCL error: remote process exited or there was a network error"))), ("cuda_error", 2, None)),
+    ("what gloo's transport says is a consequence", traceback("[rank3]: ", "RuntimeError: [/b/third_party/gloo/gloo/transport/tcp/pair.cc:144] no error") + "[rank12]: Fatal Python error: Bus error\n" + table((12, 4, "n4", -7, "10:00:00")), ("bus_error", 12, "n4")),
+    ("a port that is in use in the words of the store", "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n", ("port_in_use", None, None)),
+    ("the heap", "3: python3: malloc.c:2617: sysmalloc: Assertion `(old_top == initial_top (av) && old_size == 0)' failed.\nsrun: error: n3: task 3: Aborted (core dumped)\n", ("glibc_abort", 3, "n3")),
+    ("a checkpoint that could not be written, and why", traceback("[rank0]: ", "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0") + f"[rank0]: {DISK}\n", ("disk_full", 0, None)),
+    ("a checkpoint that could not be written", traceback("[rank0]: ", "RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed"), ("checkpoint_write", 0, None)),
+    ("a container that was killed", steps(1, 20) + "    Reason:       OOMKilled\n    Exit Code:    137\n", ("oom_kill", None, None)),
+    ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_a_log_gives_its_verdict(text: str, expected: Verdict) -> None:
+    assert verdict_of(text) == expected

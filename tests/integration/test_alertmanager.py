@@ -1,0 +1,72 @@
+"""Our incidents in a real Alertmanager: it takes them, keeps them while they are told again, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.integration.monitoring import Alertmanager, Receivers, ensure_prometheus, get
+from tests.unit.notices import INCIDENT, Ticking, replace
+from watchdog import clock
+from watchdog.controller.journal import Journal
+from watchdog.model import SlurmJob
+from watchdog.notify.alertmanager import AlertmanagerChannel
+from watchdog.notify.queue import Sources
+
+SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
+
+
+def wait_for(found: Any, timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (answer := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return answer
+
+
+def test_an_incident_rings_the_pager_through_the_shipped_routing_and_ends_by_itself(tmp_path: Path) -> None:
+    ensure_prometheus()
+    receivers = Receivers()
+    routing = (
+        (SHIPPED / "alertmanager.example.yaml").read_text().replace("http://localhost:8081", receivers.url)
+    )
+    for wait in ("group_wait: 30s", "group_wait: 10s", "group_interval: 5m"):
+        routing = routing.replace(wait, f"{wait.split(':')[0]}: 1s")
+    alertmanager = Alertmanager(tmp_path, routing)
+    url = f"http://{alertmanager.address}"
+    try:
+        now = clock.wall()
+        fires = replace(
+            INCIDENT,
+            opened_at=now - 60,
+            fired_at=now - 1,
+            summary='a "name" {{ .Labels }} <!channel> \u202e\x00',
+        )
+        told: list[Ticking] = []
+        channel = AlertmanagerChannel((url,), 10.0, 60.0, "alpha", lambda: told[0].notifier.sources)
+        told.append(Ticking(Journal("sqlite://"), [channel], now))
+        job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
+        told[0].notifier.attach(Sources(job_of={"7": job}.get, firing=lambda: [fires]))
+        told[0].notifier.opened(fires)
+        asyncio.run(told[0].run_until(now + 130.0))  # and told again twice
+        (alert,) = get(f"{url}/api/v2/alerts")
+        assert alert["labels"] == {
+            "alertname": "SlurmWatchdogIncident", "cluster": "alpha", "kind": "collective_hang", "severity": "page",
+            "incident": "i1", "job_id": "7",
+        }  # fmt: skip
+        assert alert["annotations"]["job"] == "gpt of ann in large"
+        paged = wait_for(lambda: receivers.alerts("page"))[0]
+        assert paged["status"] == "firing"
+        assert paged["annotations"]["summary"].startswith(
+            'CRITICAL: job 7: a "name" {{ .Labels }} <!channel> '
+        )
+        told[0].notifier.resolved(replace(fires, resolved_at=clock.wall(), resolution="steps again"))
+        told[0].notifier.attach(Sources())
+        asyncio.run(told[0].run_until_empty())
+        over = wait_for(lambda: [a for a in receivers.alerts("page") if a["status"] == "resolved"])[0]
+        assert "steps again" in over["annotations"]["summary"]
+    finally:
+        alertmanager.close()
+        receivers.close()

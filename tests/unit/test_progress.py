@@ -101,6 +101,8 @@ ERRORS = [
     ("port_in_use", "RuntimeError: The server socket has failed to listen: Address already in use", None),
     ("disk_full", "OSError: [Errno 28] No space left on device", None),
     ("quota", "OSError: [Errno 122] Disk quota exceeded: 'out'", None),
+    ("checkpoint_write", "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0", None),
+    ("checkpoint_write", "RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed", None),
     ("stale_file_handle", "17: OSError: [Errno 116] Stale file handle: '/data/x'", 17),
     ("read_only", "OSError: [Errno 30] Read-only file system: 'x'", None),
     ("io_error", "OSError: [Errno 5] Input/output error", None),

@@ -347,6 +347,8 @@ HINTS: tuple[HintRow, ...] = (
     _row("time_limit", "time_limit", "A normal end.", "--signal=B:USR1@300 to save in time; a chain with --dependency=afterany or requeue.", "sbatch --signal, --time"),
     _row("preempted", "preempted requeued", "A normal end: a job of higher priority took the nodes, or it was requeued.",
          "--requeue and a checkpoint at the signal (GraceTime).", "slurm.conf, PreemptMode, GraceTime"),
+    _row("checkpoint_write", "checkpoint_write", "torch.save could not write all of its file: the disk is full, a quota is used up, or the storage failed.",
+         "df -h, df -i and the quota of that path, from the node itself; delete the half-written checkpoint before the next start.", ""),
     _row("import_error", "import_error missing_file", "A module or file is not on this node or not in this environment.",
          "The same on all nodes? which python, and the path in the message, by srun on each node; the environment's activation in the batch script.", ""),
     _row("permission", "permission", "The user may not read or write that path, on this node or at all.",

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
-from watchdog.slurm.command_line import CommandLineSlurm, clean_environment
+from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
+from watchdog.slurm.command_line import CommandLineSlurm
+from watchdog.slurm.commands import clean_environment
 
 Client = Callable[..., CommandLineSlurm]
 
@@ -22,7 +23,7 @@ def client(tmp_path: Path) -> Client:
     """Makes a client whose every command is `script`."""
 
     def make(script: str, deadline_s: float = 5.0, **more: Any) -> CommandLineSlurm:
-        for command in ("squeue", "sinfo", "scontrol", "scancel"):
+        for command in ("squeue", "sinfo", "scontrol", "scancel", "sbatch"):
             path = tmp_path / command
             path.write_text(f"#!/bin/bash\n{script}\n")
             path.chmod(0o755)
@@ -78,7 +79,7 @@ def test_a_missing_command_says_which_setting_to_look_at() -> None:
 
 
 def test_output_without_end_is_cut_off(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchdog.slurm.command_line.OUTPUT_LIMIT", 2**20)
+    monkeypatch.setattr("watchdog.slurm.commands.OUTPUT_LIMIT", 2**20)
     assert "more than 1048576 bytes" in unavailable(client("exec yes").read_view())
 
 
@@ -96,6 +97,10 @@ def test_what_is_no_job_id_is_not_even_asked(client: Client, tmp_path: Path, job
             lambda: slurm.release(job_id),
             lambda: slurm.hold(job_id),
             lambda: slurm.cancel(job_id),
+            lambda: slurm.requeue(job_id, only_unfinished=True),
+            lambda: slurm.add_excluded_nodes(job_id, ["n1"]),
+            lambda: slurm.read_script(job_id),
+            lambda: slurm.send_signal(job_id, "USR1", SignalTo.FULL),
         ]
         for call in calls:
             with pytest.raises(SlurmRefused, match="not asked"):
@@ -149,3 +154,99 @@ def test_the_marks_are_in_no_argument(client: Client, tmp_path: Path) -> None:
     mark = formats.split("jobid:0")[1].split(",")[0]
     assert len(mark) > 16
     assert mark not in arguments
+
+
+def refused(call: Coroutine[Any, Any, Any]) -> SlurmRefused:
+    with pytest.raises(SlurmRefused) as caught:
+        asyncio.run(call)
+    return caught.value
+
+
+@pytest.mark.parametrize("signal", ["", "-9", "USR1 5", "9", "usr1", "KILL;reboot"])
+def test_what_is_no_signal_is_not_sent(client: Client, tmp_path: Path, signal: str) -> None:
+    slurm = client('touch "$T/called"')
+    assert refused(slurm.send_signal("5", signal, SignalTo.BATCH)).kind is Refusal.NOT_ASKED
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("option", ["n1", "-N1", "", "--", "--export=A\0B"])
+def test_what_is_no_long_option_is_not_given_to_sbatch(client: Client, tmp_path: Path, option: str) -> None:
+    slurm = client('touch "$T/called"')
+    submission = Submission(script=b"#!/bin/sh\n", options=(option,), uid=os.geteuid(), workdir="/")
+    assert refused(slurm.submit(submission)).kind is Refusal.NOT_ASKED
+    assert not (tmp_path / "called").exists()
+
+
+def test_a_job_is_submitted_with_its_script_options_directory_and_environment(
+    client: Client, tmp_path: Path
+) -> None:
+    slurm = client(
+        'printf "%s\\n" "$@" > "$T/arguments"; env > "$T/environment"; cat > "$T/script"; echo "17;east"'
+    )
+    script = b"#!/bin/sh\necho \xff\n" + b"# long\n" * 30000
+    environ = {
+        "T": str(tmp_path),
+        "PATH": os.environ["PATH"],
+        "A": "b  c",
+        "SLURM_JOB_ID": "5",
+        "SBATCH_PARTITION": "x",
+    }
+    submission = Submission(
+        script=script,
+        options=("--exclude=n1,n2", "--comment=a; b"),
+        uid=os.geteuid(),
+        workdir="/w d",
+        environ=environ,
+    )
+    assert asyncio.run(slurm.submit(submission)) == "17"
+    assert (tmp_path / "script").read_bytes() == script
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert arguments == ["--parsable", "--chdir=/w d", "--exclude=n1,n2", "--comment=a; b"]
+    lines = (tmp_path / "environment").read_text().splitlines()
+    assert "A=b  c" in lines
+    assert not [line for line in lines if line.startswith(("SLURM_JOB", "SBATCH"))]
+
+
+def test_without_an_environment_sbatch_is_to_make_that_of_a_login(client: Client, tmp_path: Path) -> None:
+    slurm = client('echo "$@" > "${0%/*}/arguments"; echo "$USER" > "${0%/*}/user"; echo 17')
+    submission = Submission(script=b"#!/bin/sh\n", uid=os.geteuid(), workdir="/")
+    assert asyncio.run(slurm.submit(submission)) == "17"
+    assert "--get-user-env" in (tmp_path / "arguments").read_text()
+    assert (tmp_path / "user").read_text().strip()
+
+
+def test_a_user_that_nobody_knows_submits_nothing(client: Client, tmp_path: Path) -> None:
+    slurm = client('touch "$T/called"; echo 17')
+    error = refused(slurm.submit(Submission(script=b"#!/bin/sh\n", uid=3_999_999, workdir="/")))
+    assert error.kind is Refusal.NO_PERMISSION
+    assert not (tmp_path / "called").exists()
+
+
+def test_a_submission_that_was_cut_off_is_unknown(client: Client) -> None:
+    submission = Submission(script=b"#!/bin/sh\n", uid=os.geteuid(), workdir="/")
+    assert "named no job" in unavailable(client("exit 0").submit(submission))
+    text = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    assert "Socket timed out" in unavailable(client(f"echo '{text}' >&2; exit 1").submit(submission))
+
+
+def test_a_script_that_can_not_be_had_is_refused_although_scontrol_ends_well(client: Client) -> None:
+    slurm = client("echo 'job script retrieval failed: Invalid job id specified' >&2; exit 0")
+    assert refused(slurm.read_script("5")).kind is Refusal.NO_SUCH_JOB
+    assert "printed nothing" in unavailable(client("exit 0").read_script("5"))
+
+
+def test_a_script_is_handed_over_byte_by_byte(client: Client) -> None:
+    assert asyncio.run(client("printf 'a\\377\\n\\n'").read_script("5")) == b"a\xff\n\n"
+
+
+def test_a_drain_without_a_reason_is_not_asked_for_and_a_reason_is_one_line(
+    client: Client, tmp_path: Path
+) -> None:
+    slurm = client('printf "%s\\n" "$@" > "$T/arguments"')
+    assert refused(slurm.drain_node("n1", " \n ")).kind is Refusal.NOT_ASKED
+    asyncio.run(slurm.drain_node("n1", " watchdog:\n disk  State=RESUME" + "x" * 500))
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert arguments[:3] == ["update", "NodeName=n1", "State=DRAIN"]
+    assert arguments[3].startswith("Reason=watchdog: disk State=RESUMExxx")
+    assert len(arguments) == 4
+    assert len(arguments[3]) < 420

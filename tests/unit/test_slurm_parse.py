@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,86 +13,178 @@ from hypothesis import strategies as st
 
 from watchdog.model import SlurmJob
 from watchdog.slurm import parse
+from watchdog.slurm.client import MAY_CHANGE, Refusal, SlurmRefused
+from watchdog.slurm.refusals import REFUSALS, parse_refusal
 
-RELEASES = sorted((Path(__file__).parent / "slurm_captures").iterdir())
+CAPTURES = Path(__file__).parent / "slurm_captures"
+RELEASES = sorted(path for path in CAPTURES.iterdir() if (path / "story.json").exists())
 MARKS = parse.Marks("q7f", "q8r")
 GUESSED = parse.Marks("xF1f", "xR2r")
 
 
+@dataclass(frozen=True)
+class Release:
+    """What one release of Slurm printed; see slurm_captures/README."""
+
+    directory: Path
+    story: dict[str, Any]
+
+    def text(self, name: str) -> str:
+        return (self.directory / f"{name}.txt").read_text()
+
+    @property
+    def jobs(self) -> dict[str, SlurmJob]:
+        return {job.job_id: job for job in parse.parse_jobs(self.text("jobs"), MARKS)}
+
+    def id_of(self, what: str) -> str:
+        return self.story["jobs"][what]
+
+    def job(self, what: str) -> SlurmJob:
+        return self.jobs[self.id_of(what)]
+
+
 @pytest.fixture(params=RELEASES, ids=lambda path: path.name)
-def release(request: pytest.FixtureRequest) -> Path:
-    return request.param
+def release(request: pytest.FixtureRequest) -> Release:
+    return Release(request.param, json.loads((request.param / "story.json").read_text()))
 
 
-def jobs_of(release: Path) -> dict[str, SlurmJob]:
-    return {job.job_id: job for job in parse.parse_jobs((release / "jobs.txt").read_text(), MARKS)}
+def test_the_captures_are_of_the_releases_that_we_promise() -> None:
+    assert [path.name for path in RELEASES] == ["22.05", "24.11", "26.05"]
 
 
-def test_hostile_names_stay_names(release: Path) -> None:
-    jobs = jobs_of(release)
-    assert jobs["25"].name == "line\nbreak JobId=999 JobState=FAILED"
-    assert jobs["25"].comment == "cmt line\nbreak JobId=999 JobState=FAILED"
-    assert jobs["25"].state == "RUNNING"
-    assert jobs["27"].name == "—unicode 你好"
-    assert jobs["24"].name == "two  words | JobState=COMPLETED"
+def test_a_capture_is_of_the_release_that_its_folder_names(release: Release) -> None:
+    assert f" {release.directory.name}." in release.story["version"]
 
 
-def test_a_running_job_is_read_whole(release: Path) -> None:
-    job = jobs_of(release)["23"]
+def test_hostile_names_stay_names(release: Release) -> None:
+    for what, name in (
+        ("pipes", "two  words | JobState=COMPLETED"),
+        ("lines", "line\nbreak JobId=999 JobState=FAILED"),
+        ("shell", "%j,:;$(touch pwned)`x`\t'\"\\"),
+        ("option", "--all"),
+        ("unicode", "—unicode 你好"),
+    ):
+        job = release.job(what)
+        assert (job.name, job.comment, job.state) == (name, f"cmt {name}", "PENDING")
+    assert "999" not in release.jobs
+
+
+def test_a_running_job_is_read_whole(release: Release) -> None:
+    job = release.job("plain")
+    job_id = job.job_id
     assert job == SlurmJob(
-        job_id="23", state="RUNNING", reason="None", name="plain", user="root", uid=0, partition="main", nodes=("n1",),
-        batch_host="n1", restarts=0, start_at=1795241199.0, requeueable=True, stdout="/tmp/jc/23-plain.out",
-        stderr="/tmp/jc/23-plain.out", workdir="/tmp", comment="cmt plain", raw_id="23",
+        job_id=job_id, state="RUNNING", reason="None", name="plain", user="root", uid=0, partition="main",
+        nodes=job.nodes, batch_host=job.nodes[0], restarts=0, start_at=job.start_at, requeueable=True,
+        stdout=f"/tmp/{job_id}-plain.out", stderr=f"/tmp/{job_id}-plain.out", workdir=job.workdir, comment="cmt plain",
+        raw_id=job_id, node_count=1, required_nodes=("n1",), time_limit_s=3600.0, submit_at=job.submit_at, eligible_at=job.eligible_at,
     )  # fmt: skip
+    assert len(job.nodes) == 1
+    assert job.start_at is not None
+    assert job.submit_at is not None
+    assert job.start_at >= job.submit_at > 1.7e9
+    assert job.workdir is not None
+    assert job.workdir.endswith("/shared")
 
 
-def test_a_requeued_job_is_held_and_has_one_more_restart(release: Path) -> None:
-    for job_id in ("24", "34"):
-        job = jobs_of(release)[job_id]
-        assert (job.state, job.held, job.restarts) == ("COMPLETING", True, 1)
+@pytest.mark.parametrize(
+    ("what", "state"),
+    [
+        ("fails", "FAILED"),
+        ("completes", "COMPLETED"),
+        ("cancelled", "CANCELLED"),
+        ("times out", "TIMEOUT"),
+        ("on n5", "NODE_FAIL"),
+        ("suspended", "SUSPENDED"),
+        ("stopped", "STOPPED"),
+        ("stubborn", "COMPLETING"),
+        ("begins", "PENDING"),
+    ],
+)
+def test_states_are_slurms_own_words(release: Release, what: str, state: str) -> None:
+    job = release.job(what)
+    assert (job.state, job.held) == (state, False)
+    assert (job.state in parse.FINISHED) == (state not in {"SUSPENDED", "STOPPED", "COMPLETING", "PENDING"})
 
 
-def test_a_job_held_by_its_user_is_held_and_a_pending_one_has_no_start(release: Path) -> None:
-    jobs = jobs_of(release)
-    assert (jobs["33"].held, jobs["33"].start_at, jobs["33"].nodes, jobs["33"].batch_host) == (
-        True,
-        None,
-        (),
-        None,
-    )
-    assert (jobs["32"].held, jobs["32"].requeueable) == (False, False)
+def test_errors_go_where_they_are_sent_or_where_the_output_goes(release: Release) -> None:
+    job = release.job("suspended")
+    assert (job.stdout, job.stderr) == ("/dev/null", f"/tmp/{job.job_id}.err")
+    assert release.job("begins").stderr == release.job("begins").stdout
 
 
-def test_ids_are_as_commands_want_them(release: Path) -> None:
-    jobs = jobs_of(release)
-    assert {"29_0", "29_1", "29_[2-3%2]", "30", "30+1"} <= set(jobs)
-    assert jobs["29_1"].stdout == "/tmp/jc/29_1.out"
-    # What the processes have as SLURM_JOB_ID; the last element to start has the id of the whole array.
-    assert (jobs["29_1"].process_id, jobs["30+1"].process_id, jobs["23"].process_id) == ("36", "31", "23")
+def test_a_requeued_job_is_held_and_has_one_more_restart(release: Release) -> None:
+    requeued, special = release.job("requeued"), release.job("special")
+    assert (requeued.state, requeued.held, requeued.restarts, requeued.user) == ("PENDING", True, 1, "games")
+    assert (special.held, special.restarts) == (True, 1)
+    assert special.state in {"SPECIAL_EXIT", "PENDING"}
+    for job in (requeued, special):
+        assert parse.judge_requeue_hold(job)[0] is True
 
 
-def test_an_empty_queue_is_an_answer_and_no_output_is_none(release: Path) -> None:
-    assert parse.parse_jobs((release / "jobs_none.txt").read_text(), MARKS) == ()
+def test_a_pending_job_has_no_start_and_no_nodes_and_says_what_it_wants(release: Release) -> None:
+    held = release.job("held")
+    assert (held.held, held.start_at, held.nodes, held.batch_host) == (True, None, (), None)
+    assert (held.required_nodes, held.node_count, held.time_limit_s) == (("n1", "n2", "n3"), 3, 93840.0)
+    fixed = release.job("fixed")
+    assert (fixed.held, fixed.requeueable, fixed.time_limit_s) == (False, False, None)
+    assert release.job("too large").node_count == 5
+    assert release.job("begins").node_count in {2, 4}  # -N2-4
+    assert release.job("begins").eligible_at is not None
+
+
+def test_a_dependency_is_told(release: Release) -> None:
+    assert release.job("depends").dependency.startswith(f"afterok:{release.id_of('plain')}")
+    assert release.job("plain").dependency == ""
+
+
+def test_the_elements_of_an_array_and_the_rest_of_it_are_told_apart(release: Release) -> None:
+    array = release.id_of("array")
+    elements = {job.array_tasks: job for job in release.jobs.values() if job.array_job_id == array}
+    running = [job for job in elements.values() if job.state == "RUNNING"]
+    assert len(running) == 2
+    for job in running:
+        assert job.job_id == f"{array}_{job.array_tasks}"
+        assert job.stdout is not None
+        assert job.stdout.endswith(f"/shared/{job.job_id}.out")
+        # What the processes have as SLURM_JOB_ID; the last element to start has the id of the whole array.
+        assert job.process_id.isdigit()
+    (rest,) = [job for job in elements.values() if "[" in job.job_id]
+    assert rest.job_id == f"{array}_[{rest.array_tasks}]"
+    assert rest.array_tasks.endswith("%2")
+    assert release.job("plain").array_job_id == ""
+
+
+def test_the_components_of_a_heterogeneous_job_are_told_apart(release: Release) -> None:
+    first = release.id_of("het")
+    jobs = release.jobs
+    assert (jobs[first].het_job_id, jobs[first].het_offset) == (first, 0)
+    assert (jobs[f"{first}+1"].het_job_id, jobs[f"{first}+1"].het_offset) == (first, 1)
+    assert jobs[f"{first}+1"].process_id != first
+    assert (release.job("plain").het_job_id, release.job("plain").het_offset) == ("", None)
+
+
+def test_an_empty_queue_is_an_answer_and_no_output_is_none(release: Release) -> None:
+    assert parse.parse_jobs(release.text("jobs_none"), MARKS) == ()
     with pytest.raises(parse.ParseError, match="empty"):
         parse.parse_jobs("", MARKS)
 
 
-def test_a_field_that_squeue_does_not_know_is_noticed(release: Path) -> None:
-    # squeue prints an empty column, complains on stderr and exits with 0.
+def test_a_field_that_squeue_does_not_know_is_noticed(release: Release) -> None:
+    # squeue prints an empty column or nothing, complains on stderr and exits with 0.
     fields = (*parse.JOB_FIELDS[:3], "nosuch", *parse.JOB_FIELDS[3:])
-    with pytest.raises(parse.ParseError, match="21 fields were asked for"):
-        parse.parse_table((release / "jobs_unknown_field.txt").read_text(), fields, MARKS)
+    with pytest.raises(parse.ParseError, match=r"fields were asked for|empty"):
+        parse.parse_table(release.text("jobs_unknown_field"), fields, MARKS)
 
 
-def test_a_guessed_mark_spoils_the_answer_and_forges_nothing(release: Path) -> None:
+def test_a_guessed_mark_spoils_the_answer_and_forges_nothing(release: Release) -> None:
     with pytest.raises(parse.ParseError):
-        parse.parse_jobs((release / "jobs_guessed_mark.txt").read_text(), GUESSED)
+        parse.parse_jobs(release.text("jobs_guessed_mark"), GUESSED)
 
 
-def test_an_answer_cut_anywhere_is_refused_or_ends_at_a_record(release: Path) -> None:
-    text = (release / "jobs.txt").read_text()
+def test_an_answer_cut_anywhere_is_refused_or_ends_at_a_record(release: Release) -> None:
+    text = release.text("jobs")
     whole = parse.parse_jobs(text, MARKS)
-    for end in range(0, len(text) - 1, 7):
+    for end in range(0, len(text) - 1, 61):
         try:
             jobs = parse.parse_jobs(text[:end], MARKS)
         except parse.ParseError:
@@ -98,20 +193,77 @@ def test_an_answer_cut_anywhere_is_refused_or_ends_at_a_record(release: Path) ->
         assert jobs == whole[: len(jobs)]
 
 
-def test_excluded_nodes_are_those_of_the_job(release: Path) -> None:
-    text = (release / "excluded.txt").read_text()
-    assert parse.parse_excluded(text, MARKS, "23") == ("n2",)
-    assert parse.parse_excluded(text, MARKS, "29_0") == ()
+def test_excluded_nodes_are_those_of_the_job(release: Release) -> None:
+    text = release.text("excluded")
+    assert parse.parse_excluded(text, MARKS, release.id_of("plain")) == ("n2",)
+    assert parse.parse_excluded(text, MARKS, release.id_of("begins")) == ()
     with pytest.raises(parse.ParseError, match="99"):
         parse.parse_excluded(text, MARKS, "99")
 
 
-def test_nodes_have_their_address_and_flags(release: Path) -> None:
-    nodes = {node.name: node for node in parse.parse_nodes((release / "nodes.txt").read_text(), MARKS)}
-    assert nodes["n1"].address == "10.77.2.11"
-    assert nodes["n1"].reason == ""
+def test_nodes_have_their_address_flags_partitions_and_reason(release: Release) -> None:
+    nodes = {node.name: node for node in parse.parse_nodes(release.text("nodes"), MARKS)}
+    assert list(nodes) == ["n1", "n2", "n3", "n4", "n5"]
+    assert nodes["n1"].address.startswith("10.77.")
+    assert (nodes["n1"].reason, nodes["n1"].reason_at, nodes["n1"].reason_user) == ("", None, "")
+    assert nodes["n1"].partitions == ("debug", "main")
     assert "DRAIN" in nodes["n3"].state
-    assert nodes["n3"].reason == "bad | disk"
+    assert (nodes["n3"].reason, nodes["n3"].reason_user) == ('bad | "disk"  JobState=x', "root")
+    assert nodes["n3"].reason_at is not None
+    assert nodes["n3"].reason_at > 1.7e9
+    assert nodes["n4"].state.startswith("DOWN")
+    assert nodes["n4"].reason == "Not responding"
+
+
+REFUSED = {
+    "requeuehold, unknown": Refusal.NO_SUCH_JOB,
+    "requeuehold, pending": Refusal.NOT_RUNNING,
+    "requeuehold, another's": Refusal.NO_PERMISSION,
+    "requeue, unknown": Refusal.NO_SUCH_JOB,
+    "release, unknown": Refusal.NO_SUCH_JOB,
+    "release, another's": Refusal.NO_PERMISSION,
+    "hold, unknown": Refusal.NO_SUCH_JOB,
+    "exclude, running": Refusal.NOT_PENDING,
+    "exclude, finished": Refusal.FINISHED,
+    "exclude, no such node": Refusal.NO_SUCH_NODE,
+    "exclude, another's": Refusal.NO_PERMISSION,
+    "cancel, another's": Refusal.NO_PERMISSION,
+    "signal, another's": Refusal.NO_PERMISSION,
+    "signal, finished": Refusal.NO_SUCH_JOB,
+    "script, unknown": Refusal.NO_SUCH_JOB,
+    "script, another's": Refusal.NO_PERMISSION,
+    "submit, no such partition": Refusal.UNSATISFIABLE,
+    "submit, no such node": Refusal.NO_SUCH_NODE,
+    "submit, no such option": Refusal.OTHER,
+    "read, unknown": Refusal.NO_SUCH_JOB,
+    "drain, not allowed": Refusal.NO_PERMISSION,
+    "drain, unknown": Refusal.NO_SUCH_NODE,
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_each_release_refuses_is_a_refusal_of_its_kind(release: Release, what: str) -> None:
+    answer = release.story["answers"][what]
+    assert answer["code"] or not answer["stdout"]
+    refusal = parse_refusal(answer["stderr"])
+    assert refusal is not None, answer
+    assert refusal[1] is REFUSED[what]
+
+
+@pytest.mark.parametrize("what", ["controller away", "controller away, requeue"])
+def test_a_controller_that_is_away_leaves_the_outcome_open(release: Release, what: str) -> None:
+    answer = release.story["answers"][what]
+    assert answer["code"]
+    assert parse_refusal(answer["stderr"]) is None
+
+
+def test_a_requeue_of_a_finished_job_is_silent(release: Release) -> None:
+    answer = release.story["answers"]["requeuehold, finished"]
+    assert (answer["code"], answer["stdout"], answer["stderr"]) == (0, "", "")
+
+
+def test_the_script_is_printed_as_it_was_given(release: Release) -> None:
+    assert release.story["answers"]["script"]["stdout"] == "#!/bin/bash\nexec sleep 900\n"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +323,9 @@ def test_no_path_raises(pattern: str, name: str) -> None:
 @given(st.text(), st.text(), st.text())
 def test_what_a_user_writes_can_not_change_another_field(name: str, comment: str, workdir: str) -> None:
     row = [
-        "5", "5", "RUNNING", "2", "1", "1", "100", "1795241199", "1000", "ann", "n1", "n1", "main", "None", "acc", workdir,
-        "/o", "/e", comment, name,
+        "5", "5", "RUNNING", "2", "1", "1", "100", "1795241199", "1000", "ann", "n1", "n1", "main", "5", "N/A", "N/A", "N/A",
+        "1", "1:00:00", "1795241190", "1795241190", "(null)", "(null)", "", "(null)", "None", "acc", workdir, "/s", "/o",
+        "/e", comment, name,
     ]  # fmt: skip
     marks = parse.Marks("x3b1c55e0d2a94f77f", "x3b1c55e0d2a94f77r")
     text = (
@@ -205,7 +358,9 @@ def test_what_a_user_writes_can_not_change_another_field(name: str, comment: str
     ],
 )
 def test_a_positive_no_is_a_refusal(stderr: str) -> None:
-    assert parse.parse_refusal(stderr) == stderr.splitlines()[0]
+    refusal = parse_refusal(stderr)
+    assert refusal is not None
+    assert refusal[0].startswith(stderr.splitlines()[0])
 
 
 @pytest.mark.parametrize(
@@ -214,14 +369,13 @@ def test_a_positive_no_is_a_refusal(stderr: str) -> None:
         "",
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
         "Socket timed out on send/recv operation for job 4",
-        "Job can not be altered now, try again later for job 4",
         "slurm_update error: Slurm backup controller in standby mode",
         "Zero Bytes were transmitted or received",
         "something nobody has seen",
     ],
 )
 def test_everything_else_leaves_the_outcome_open(stderr: str) -> None:
-    assert parse.parse_refusal(stderr) is None
+    assert parse_refusal(stderr) is None
 
 
 @pytest.mark.parametrize(
@@ -242,8 +396,78 @@ def test_what_a_silent_requeue_did_is_read_from_the_job(
     state: str, reason: str, held: bool, done: bool | None
 ) -> None:
     job = SlurmJob(job_id="1", state=state, reason=reason, held=held)
-    assert parse.judge_requeue(job)[0] is done
+    assert parse.judge_requeue_hold(job)[0] is done
 
 
 def test_a_job_that_slurm_forgot_was_not_requeued() -> None:
-    assert parse.judge_requeue(None)[0] is False
+    assert parse.judge_requeue_hold(None)[0] is False
+
+
+@pytest.mark.parametrize(("phrase", "kind"), REFUSALS)
+def test_each_phrase_of_the_table_is_found(phrase: str, kind: Refusal) -> None:
+    refusal = parse_refusal(f"scontrol: noise\nslurm_update error: {phrase} for job 5\n")
+    assert refusal is not None
+    assert refusal[1] is kind
+    assert SlurmRefused(*refusal).terminal is (kind not in MAY_CHANGE)
+
+
+def test_who_lacks_a_right_is_told_what_to_do() -> None:
+    refusal = parse_refusal("Access/permission denied for job 4")
+    assert refusal is not None
+    assert "Slurm operator" in refusal[0]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "state", "done"),
+    [
+        (1, "PENDING", True),
+        (1, "COMPLETING", True),
+        (0, "COMPLETED", False),
+        (0, "PENDING", False),
+        (0, "RUNNING", None),
+    ],
+)
+def test_a_plain_requeue_is_judged_by_the_restart_count(restarts: int, state: str, done: bool | None) -> None:
+    before = SlurmJob(job_id="1", state="RUNNING")
+    assert parse.judge_requeue(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0] is done
+    assert parse.judge_requeue(before, None)[0] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("365-00:00:00", 31536000.0),
+        ("1-02:03:04", 93784.0),
+        ("12:00:00", 43200.0),
+        ("30:00", 1800.0),
+        ("0:00", 0.0),
+        ("UNLIMITED", None),
+        ("Partition_Limit", None),
+        ("INVALID", None),
+        ("N/A", None),
+        ("", None),
+    ],
+)
+def test_time_limits(text: str, seconds: float | None) -> None:
+    assert parse.parse_time_limit(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4", 4), ("2-8", 2), ("1K", 1024), ("1.5K", 1536), ("2K-4K", 2048), ("", None), ("N/A", None)],
+)
+def test_numbers_of_nodes(text: str, count: int | None) -> None:
+    assert parse.parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "job_id"), [("12\n", "12"), ("12;east\n", "12"), ("sbatch: note\n7\n", "7")]
+)
+def test_the_id_of_a_submitted_job_is_the_last_line(text: str, job_id: str) -> None:
+    assert parse.parse_submitted(text) == job_id
+
+
+@pytest.mark.parametrize("text", ["", "Submitted batch job 7\n", "seven\n", "7 8\n"])
+def test_a_submission_that_names_no_job_is_unknown(text: str) -> None:
+    with pytest.raises(parse.ParseError):
+        parse.parse_submitted(text)

@@ -11,7 +11,7 @@ state`, priority 0, restarts + 1; when the processes are gone PENDING with the s
 set and the job released in both. Then PENDING with reason BeginTime until the credential's lifetime is over.
 `requeuehold Incomplete J` touches only CONFIGURING, RUNNING, STOPPED and SUSPENDED jobs, decided by
 slurmctld under its lock: a job that has ended, is completing or is pending stays as it is, *and the command says nothing and
-exits with 0*. What became of it has to be read afterwards: `judge_requeue`.
+exits with 0*. What became of it has to be read afterwards: `judge_requeue_hold`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from functools import lru_cache
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from watchdog.model import SlurmJob, SlurmNode
+from watchdog.slurm.client import Refusal
 
 JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)
 """One job, or one element of an array, as scontrol takes it."""
@@ -30,14 +31,15 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 
 JOB_FIELDS = (
     "jobid", "jobarrayid", "state", "restartcnt", "batchflag", "requeue", "prioritylong", "starttime", "userid",
-    "username", "batchhost", "nodelist", "partition",
+    "username", "batchhost", "nodelist", "partition", "arrayjobid", "arraytaskid", "hetjobid", "hetjoboffset",
+    "numnodes", "timelimit", "submittime", "eligibletime", "qos", "reservation", "reqnodes",
     # From here on a user has a hand in it.
-    "reason", "account", "workdir", "stdout", "stderr", "comment", "name",
+    "dependency", "reason", "account", "workdir", "command", "stdout", "stderr", "comment", "name",
 )  # fmt: skip
 """What squeue -O is asked for, in this order."""
 EXCLUDED_FIELDS = ("%i", "%x")
 """The excluded nodes exist in squeue -o only, the restart count in squeue -O only."""
-NODE_FIELDS = ("nodelist", "nodeaddr", "statecomplete", "reason")
+NODE_FIELDS = ("nodelist", "nodeaddr", "statecomplete", "partitionname", "timestamp", "user", "reason")
 """What sinfo -O is asked for."""
 FIRST_TITLES = frozenset({"JOBID", "NODELIST"})
 
@@ -127,6 +129,8 @@ def _job(row: dict[str, str]) -> SlurmJob:
     name, user, host = row["name"], row["username"], row["batchhost"]
     batch_host = host if is_batch and NODE_NAME.fullmatch(host) else None
     names = Names(row["jobid"], job_id, user, name, batch_host or "")
+    in_array = row["arraytaskid"] != "N/A"
+    offset = row["hetjoboffset"]
     held = row["reason"] == REQUEUED_HELD or row["reason"].startswith("JobHeld") or priority == 0
     return SlurmJob(
         job_id=job_id,
@@ -147,10 +151,43 @@ def _job(row: dict[str, str]) -> SlurmJob:
         requeueable=_flag(row["requeue"], job_id),
         held=state in {"REQUEUE_HOLD", "SPECIAL_EXIT"} or (state in WAITING and held),
         stdout=expand_path(row["stdout"], row["workdir"], names) if is_batch else None,
-        stderr=expand_path(row["stderr"], row["workdir"], names) if is_batch else None,
+        # 22.05 repeats the path of the output there; later releases say (null).
+        stderr=expand_path(_given(row["stderr"]) or row["stdout"], row["workdir"], names)
+        if is_batch
+        else None,
         workdir=_given(row["workdir"]) or None,
         comment=_given(row["comment"]),
+        required_nodes=expand_nodes(row["reqnodes"]),
+        node_count=parse_count(row["numnodes"]),
+        time_limit_s=parse_time_limit(row["timelimit"]),
+        qos=_given(row["qos"]),
+        reservation=_given(row["reservation"]),
+        dependency=_given(row["dependency"]),
+        submit_at=_time(row["submittime"], job_id),
+        eligible_at=_time(row["eligibletime"], job_id),
+        array_job_id=row["arrayjobid"] if in_array else "",
+        array_tasks=row["arraytaskid"] if in_array else "",
+        het_job_id="" if row["hetjobid"] in {"N/A", "0"} else row["hetjobid"],
+        het_offset=None if offset == "N/A" else _number(offset, job_id),
+        script_path=_given(row["command"]),
     )
+
+
+def parse_time_limit(text: str) -> float | None:
+    """`2-03:04:05`, `03:04:05`, `04:05` in seconds; None for what is no duration: UNLIMITED, Partition_Limit, INVALID."""
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text, re.ASCII)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def parse_count(text: str) -> int | None:
+    """`16`, `4-8` (the least) or `1.5K`, as Slurm writes numbers of nodes; None for what is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KM]?)(?:-\d+(?:\.\d+)?[KM]?)?", text, re.ASCII)
+    if match is None:
+        return None
+    return int(float(match.group(1)) * {"": 1, "K": 1024, "M": 1024**2}[match.group(2)])
 
 
 def _job_id(text: str) -> str:
@@ -258,50 +295,24 @@ def parse_nodes(text: str, marks: Marks) -> tuple[SlurmNode, ...]:
 
     sinfo prints a node once for each of its partitions, and those of no partition not at all. Raises ParseError.
     """
-    nodes = {}
-    for name, address, state, reason in parse_table(text, NODE_FIELDS, marks):
+    nodes: dict[str, SlurmNode] = {}
+    for name, address, state, partition, at, user, reason in parse_table(text, NODE_FIELDS, marks):
         if not NODE_NAME.fullmatch(name):
             raise ParseError(f"no name of a node: {name[:80]!r}")
+        before = nodes[name].partitions if name in nodes else ()
         nodes[name] = SlurmNode(
-            name=name, address=address, state=state.upper(), reason="" if reason == "none" else reason
+            name=name,
+            address=address,
+            state=state.upper(),
+            reason="" if reason == "none" else reason,
+            reason_at=_time(at, f"of node {name}"),
+            reason_user="" if user == "Unknown" else user,
+            partitions=tuple(sorted({*before, partition} - {""})),
         )
     return tuple(nodes.values())
 
 
 # ------------------------------------------------------------------------------------------------- outcomes
-
-REFUSALS = (
-    "Invalid job id specified",
-    "Invalid user id",
-    "Invalid node name specified",
-    "Access/permission denied",
-    "Requested operation is presently disabled",
-    "Requested operation not supported",
-    "Only batch jobs are accepted or processed",
-    "Job/step already completing or completed",
-    "Job has already finished",
-    "Job is no longer pending execution",
-    "Job is pending execution",
-    "Job is not pending nor running",
-    "Job update not available right now",
-    "Requested node configuration is not available",
-    "Requested nodes are busy",
-    "Node count specification invalid",
-    "Cannot modify/cancel",
-)
-"""Messages after which nothing was changed and nothing will be by asking again.
-
-Whatever is not here counts as unknown: `Unable to contact slurm controller`, `Socket timed out on send/recv
-operation`, `Job can not be altered now, try again later`, `Slurm backup controller in standby mode`, and all that we never saw.
-"""
-
-
-def parse_refusal(stderr: str) -> str | None:
-    """Slurm's line that says no for good; None if what it printed leaves the outcome open."""
-    for line in stderr.splitlines():
-        if any(phrase in line for phrase in REFUSALS):
-            return line.strip()[:300]
-    return None
 
 
 def says_unknown_job(stderr: str) -> bool:
@@ -309,19 +320,40 @@ def says_unknown_job(stderr: str) -> bool:
     return "Invalid job id specified" in stderr
 
 
-def judge_requeue(job: SlurmJob | None) -> tuple[bool | None, str]:
-    """What `requeuehold Incomplete` did, from the job as read afterwards.
+def parse_submitted(text: str) -> str:
+    """The id that `sbatch --parsable` prints, without the name of the cluster behind it. Raises ParseError."""
+    last = (text.splitlines() or [""])[-1]
+    match = re.fullmatch(r"(\d+)(;.*)?", last, re.ASCII)
+    if match is None:
+        raise ParseError(f"sbatch ended well and named no job: {last[:80]!r}")
+    return match.group(1)
 
-    (True, …) it is requeued and held; (False, why) it was left alone; (None, why) that can't be said yet.
-    """
+
+Verdict = tuple[bool | None, str, Refusal]
+"""Whether it was done (None: that can't be said yet), why, and what kind of a no it is if it was not."""
+
+
+def judge_requeue_hold(job: SlurmJob | None) -> Verdict:
+    """What `requeuehold Incomplete` did, from the job as read afterwards."""
+    if job is not None and job.held and job.state in WAITING:
+        return True, f"{job.state}, {job.reason}", Refusal.OTHER
+    return _left_alone(job)
+
+
+def judge_requeue(before: SlurmJob | None, after: SlurmJob | None) -> Verdict:
+    """What `requeue` did, from the job as read before and afterwards. The restart count rises at once."""
+    if before is not None and after is not None and after.restarts > before.restarts:
+        return True, f"{after.state}, {after.reason}", Refusal.OTHER
+    return _left_alone(after)
+
+
+def _left_alone(job: SlurmJob | None) -> Verdict:
     if job is None:
-        return False, "Slurm no longer knows the job"
-    if job.held and job.state in WAITING:
-        return True, f"{job.state}, {job.reason}"
+        return False, "Slurm no longer knows the job", Refusal.NO_SUCH_JOB
     if job.state in FINISHED:
-        return False, f"the job has already finished ({job.state})"
+        return False, f"the job has already finished ({job.state})", Refusal.FINISHED
     if job.state == "COMPLETING":
-        return False, "the job is already ending by itself (COMPLETING)"
-    if job.state == "PENDING":
-        return False, f"the job is not running (PENDING, {job.reason})"
-    return None, f"Slurm accepted the requeue, yet the job is still {job.state}"
+        return False, "the job is already ending by itself (COMPLETING)", Refusal.FINISHED
+    if job.state in WAITING:
+        return False, f"the job is not running ({job.state}, {job.reason})", Refusal.NOT_RUNNING
+    return None, f"Slurm accepted the requeue, yet the job is still {job.state}", Refusal.OTHER

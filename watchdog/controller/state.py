@@ -38,6 +38,7 @@ from watchdog.detect.view import (
     ClusterView,
     EndedJob,
     ErrorLine,
+    FilesystemView,
     JobView,
     ProcessView,
     RankGpu,
@@ -469,7 +470,7 @@ class ClusterState:
             now=now,
             watched_s=now - self._watched_from,
             jobs=tuple(jobs.values()),
-            filesystems=tuple(self.filesystems.views(self._blocked(now), now)),
+            filesystems=self.filesystem_views(now),
             reporting_nodes=reporting,
             silent_nodes=tuple(name for name in self.known_nodes() if name not in here),
             silent_after_s=self._silent_after_s,
@@ -485,6 +486,10 @@ class ClusterState:
             ),
             slurm_age_s=self.slurm_age_s(now),
         )
+
+    def filesystem_views(self, now: float) -> tuple[FilesystemView, ...]:
+        """The filesystems in trouble as they are at this moment, between two looks at everything."""
+        return tuple(self.filesystems.views(self._blocked(now), now))
 
     def slurm_age_s(self, now: float) -> float | None:
         """Since Slurm's newest listing; None if there was none."""

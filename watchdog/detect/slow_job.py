@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.remember import by_identity
-from watchdog.detect.series import BASELINE, Segment, segments
+from watchdog.detect.series import BASELINE, NEARLY, Segment, segments
 from watchdog.detect.view import ClusterView, JobView, StepTime
 from watchdog.model import Finding, Kind, Severity, Truth
 
@@ -15,6 +15,8 @@ LEAST_UNLOGGED_S = 30.0
 """Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be compared so."""
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
+CONFIRMED = 12
+"""Slower steps before it is told: a burst of slow ones is over by then."""
 
 
 class Settings(Protocol):
@@ -79,7 +81,9 @@ def _stretches(
 ) -> tuple[tuple[StepTime, ...], tuple[Segment, ...]]:
     """The steps that can be compared, and the stretches of one level among them."""
     times = comparable(step_times)
-    return times, segments(tuple(round(t.seconds, 6) for t in times), shift) if len(times) >= BASELINE else ()
+    return times, segments(tuple(round(t.seconds, 6) for t in times), shift, CONFIRMED) if len(
+        times
+    ) >= BASELINE else ()
 
 
 def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -95,17 +99,17 @@ def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _slowdown(found: tuple[Segment, ...], shift: float) -> tuple[Segment, Segment] | None:
-    """(fastest stretch before, the present stretch) if the present one is slower by almost `shift`, and there was one to compare."""
+    """(fastest stretch before, the present stretch) if the present one is slower by about `shift`, and there was one to compare."""
     present = found[-1]
     earlier = [each for each in found[:-1] if each.end - each.begin >= BASELINE]
     if not earlier:
         return None
     best = min(earlier, key=lambda each: each.level)
-    if present.level < best.level * (1 + 0.8 * shift):
+    if present.level < best.level * (1 + NEARLY * shift):
         return None
     # Where several stretches are slow one after the other, the slowness began with the first of them.
     later = [
-        each for each in found if each.begin > best.begin and each.level >= best.level * (1 + 0.8 * shift)
+        each for each in found if each.begin > best.begin and each.level >= best.level * (1 + NEARLY * shift)
     ]
     begin = present.begin
     for each in reversed(later[:-1] if later else []):

@@ -102,6 +102,10 @@ trainers: $(STAMP)  ## deploy/trainers in the real frameworks (installs PyTorch,
 grafana: $(STAMP)  ## deploy/grafana/dashboards anew, from generate.py
 	$(BIN)/python -m deploy.grafana.generate
 
+.PHONY: metrics
+metrics: $(STAMP)  ## deploy/prometheus/METRICS.md anew, from the code that serves the series
+	$(BIN)/python -m deploy.prometheus.generate
+
 .PHONY: bench
 bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a figure (root; ARGS='agent logs' for parts, ARGS=--help)
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -103,7 +103,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     runners: list[Server | web.AppRunner] = []
     try:
-        runners = await _open_doors(controller, *tokens)
+        runners = await open_doors(controller, *tokens)
     except OSError as error:
         log.error("the controller cannot start: %s", error)
         return 2
@@ -135,7 +135,7 @@ async def live(controller: Controller, notifier: Notifier, stop: asyncio.Event) 
     await controller.collector.close()
 
 
-async def _open_doors(controller: Controller, token: str, page_token: str) -> list[Server | web.AppRunner]:
+async def open_doors(controller: Controller, token: str, page_token: str) -> list[Server | web.AppRunner]:
     """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError."""
     config = controller.config
     door = Door(

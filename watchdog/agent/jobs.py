@@ -26,9 +26,10 @@ RANK_SOURCES: tuple[tuple[str, str, str], ...] = (
     ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE"),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+    ("SLURM_WATCHDOG_RANK", "SLURM_WATCHDOG_LOCAL_RANK", "SLURM_WATCHDOG_WORLD_SIZE"),
 )
 """Rank, local rank, world size, as set by: torchrun, accelerate and DeepSpeed's launcher; Open MPI; MVAPICH2; PMIx; MPICH's and
-Intel's Hydra (PMI 1 and 2); Cray's PMI; Cray PALS; ALPS; Flux; srun. What is set closest to the trainer comes first. Ray
+Intel's Hydra (PMI 1 and 2); Cray's PMI; Cray PALS; ALPS; Flux; srun; our own `run`, for a program that is alone. What is set closest to the trainer comes first. Ray
 gives its workers no rank in their environment: there the process that srun started is the rank, with workers."""
 RANK_VARIABLES = tuple(dict.fromkeys(rank for rank, _, _ in RANK_SOURCES))
 LOCAL_RANK_VARIABLES = tuple(dict.fromkeys(local for _, local, _ in RANK_SOURCES))
@@ -37,6 +38,7 @@ ENVIRONMENT = (
     *RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES,
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT", "SLURM_JOB_USER",
     "SLURM_SUBMIT_DIR", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "TORCHELASTIC_RUN_ID",
+    "SLURM_WATCHDOG_JOB_ID", "SLURM_WATCHDOG_RESTARTS",
 )  # fmt: skip
 """All that is ever kept of a process's environment."""
 
@@ -146,6 +148,14 @@ def parse_stepd(cmdline: str) -> Place | None:
     """The step that a slurmstepd names in its title: `slurmstepd: [4.0]`, `slurmstepd: [4.batch]`."""
     match = _STEPD.match(cmdline)
     return Place(match[1], match[2]) if match else None
+
+
+def as_slurm_job(environ: dict[str, str]) -> dict[str, str]:
+    """What `slurm-watchdog run` has started outside of Slurm is its job, said in Slurm's words. Inside of a Slurm job that one counts."""
+    own = environ.get("SLURM_WATCHDOG_JOB_ID", "")
+    if own and environ.get("SLURM_JOB_ID", own) == own:
+        environ |= {"SLURM_JOB_ID": own, "SLURM_RESTART_COUNT": environ.get("SLURM_WATCHDOG_RESTARTS", "0")}
+    return environ
 
 
 def assign(table: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[int, Member]:

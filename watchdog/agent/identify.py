@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from watchdog.agent.evidence.environment import parse_settings
-from watchdog.agent.jobs import ENVIRONMENT, may_hold_a_rank
+from watchdog.agent.jobs import ENVIRONMENT, as_slurm_job, may_hold_a_rank
 from watchdog.agent.mounts import Mount, mount_of, read_mounts, strip_deleted
 from watchdog.agent.process_table import parse_status, read_stat
 from watchdog.knowledge import collective_timeouts
@@ -54,7 +54,7 @@ def _identify_one(pid: int, start_ticks: int | None) -> dict[str, Any]:
             # Anybody may read it, whereas the environment is for its owner and root.
             answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
         variables = _read(f"/proc/{pid}/environ", MAX_ENVIRON)
-        environ = answer["environ"] = parse_environ(variables)
+        environ = answer["environ"] = as_slurm_job(parse_environ(variables))
         answer["exe"] = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
         if comm != "slurmstepd" and may_hold_a_rank(comm, answer["exe"], environ):
             words = _read(f"/proc/{pid}/cmdline", MAX_COMMAND_LINE).decode(errors="replace").split("\0")

@@ -95,8 +95,8 @@ def letters(text: str | bytes) -> bytes:
     return data.translate(_LOWER, _DELETED)
 
 
-def _cover(needles: Iterable[str]) -> tuple[bytes, ...]:
-    """The fewest of the needles' letters that are in all others."""
+def cover(needles: Iterable[str]) -> tuple[bytes, ...]:
+    """The fewest of the needles' letters that are in all others: in the shape of a line that holds any needle, one of them is."""
     kept: list[bytes] = []
     for needle in sorted({letters(needle) for needle in needles}, key=lambda needle: (len(needle), needle)):
         if not any(shorter in needle for shorter in kept):
@@ -104,7 +104,7 @@ def _cover(needles: Iterable[str]) -> tuple[bytes, ...]:
     return tuple(kept)
 
 
-COVER = _cover(
+COVER = cover(
     [
         *chain.from_iterable(row.needles for row in ALL_ROWS.signatures),
         *chain.from_iterable(row.needles for row in ALL_ROWS.signs),

@@ -32,6 +32,8 @@ OF_THEIR_OWN = frozenset(Place) - WAITS_FOR_PEERS - {Place.OTHER, Place.BACKWARD
 MAYBE_WAITING = frozenset({Place.BACKWARD, Place.DEVICE})
 """Places where a rank may wait for its peers, or work. Rank by rank that cannot be told from the frames."""
 
+_REDUCING = frozenset({Place.COLLECTIVE, Place.BACKWARD})
+
 ProcessKey = tuple[str, int, int]
 """(node, pid, start ticks)."""
 
@@ -78,15 +80,18 @@ def frames_key(place: RankPlace) -> tuple[str, ...]:
 def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
     """The only rank in another collective than all the others (at least three, unanimous): a mismatch.
 
-    The collective's own name counts: the same barrier is often called from two places.
+    The collective's own name counts: the same barrier is often called from two places. The backward pass, in which gradients are
+    reduced, is such a collective for those who stand still in it; one rank alone in there is behind, and no mismatch.
     """
-    if len(waiting) < 4 or len(waiting) != ranks or any(p.place is not Place.COLLECTIVE for p in waiting):
+    if len(waiting) < 4 or len(waiting) != ranks or any(p.place not in _REDUCING for p in waiting):
         return None
-    counts = Counter(collective_of(p) for p in waiting)
+    if sum(1 for p in waiting if p.place is Place.BACKWARD) not in (0, len(waiting) - 1):
+        return None
+    counts = Counter("" if p.place is Place.BACKWARD else collective_of(p) for p in waiting)
     (common, many), *rest = counts.most_common()
     if len(rest) != 1 or rest[0][1] != 1 or many < 3:
         return None
-    return next(p for p in waiting if collective_of(p) != common)
+    return next(p for p in waiting if ("" if p.place is Place.BACKWARD else collective_of(p)) != common)
 
 
 def collective_of(place: RankPlace) -> str:

@@ -167,6 +167,18 @@ def test_the_only_one_in_another_collective_is_named() -> None:
     assert outside(still(BARRIER, BARRIER, gather, gather)) == []
 
 
+def test_the_only_one_in_another_collective_than_the_backward_pass_is_named_and_one_that_is_behind_as_well() -> (
+    None
+):
+    """The gradients are reduced in the backward pass: a rank that calls a broadcast meanwhile will never meet the others."""
+    mismatch = vote(still(BACKWARD, BACKWARD, BARRIER, BACKWARD))
+    assert [(c.rank, "another collective" in c.reason) for c in mismatch.outside] == [(2, True)]
+    assert mismatch.moving is False
+    behind = vote(still(BARRIER, BARRIER, BACKWARD, BARRIER))
+    assert [c.rank for c in behind.outside] == [2]
+    assert vote(still(BACKWARD, BACKWARD, BARRIER, BARRIER)).outside == ()
+
+
 def test_a_rank_that_moved_in_the_middle_and_came_back_moves() -> None:
     def at(age: float, lines):
         return snapshot(age, [*(stack(r, RECV) for r in range(3)), stack(3, lines)])

@@ -32,6 +32,9 @@ class Trace:
         self.gone: set[int] = set()
         self.freed: set[int] = set()
         """Ranks whose GPU is empty."""
+        self.silent: set[str] = set()
+        self.slower = 1.0
+        self.next_step_at = 10.0
         self.job("RUNNING")
 
     def say(self, kind: str, **fields: Any) -> None:
@@ -40,6 +43,8 @@ class Trace:
             self.lines.append({"t": round(self.t, 2), "kind": kind, **told})
 
     def job(self, state: str) -> None:
+        if state == "NODE_FAIL":
+            self.silent.add(NODES[1])
         self.say("job", job_id=JOB, state=state, nodes=list(NODES), restarts=0, name="llama", user="ada")
 
     def log(self, text: str) -> None:
@@ -48,18 +53,19 @@ class Trace:
     def go_on(self, seconds: float, *, steps: bool = False) -> None:
         until = self.t + seconds
         while self.t < until:
-            self.t += 5.0
-            if steps and self.t % 10 == 0:
-                self.step += 1
-                self.log(
-                    self.log_line.format(
-                        step=self.step, loss=self.loss, s=10 * self.random.uniform(0.99, 1.01)
-                    )
-                )
+            now = self.t + 5.0
+            self.next_step_at = max(self.next_step_at, self.t)
+            while steps and self.next_step_at < now:
+                self.t, took_s = self.next_step_at, 10 * self.slower * self.random.uniform(0.99, 1.01)
+                self.step, self.next_step_at = self.step + 1, self.t + took_s
+                self.log(self.log_line.format(step=self.step, loss=self.loss, s=took_s))
+            self.t = now
             for node in NODES:
-                self.say("report", node=node)
+                if node not in self.silent:
+                    self.say("report", node=node)
             for rank in range(8):
-                self._rank(rank)
+                if NODES[rank // PER_NODE] not in self.silent:
+                    self._rank(rank)
 
     def _rank(self, rank: int) -> None:
         state, cores, util, watts, clock = LOOKS[self.doing[rank]]
@@ -147,4 +153,96 @@ def test_a_job_that_ends_well_leaves_nobody_behind() -> None:
     trace.job("COMPLETED")
     trace.gone = trace.freed = set(range(8))
     trace.go_on(150)
+    assert trace.told() == []
+
+
+def test_a_run_that_is_over_leaves_nobody_behind_who_was_listed_in_the_same_second() -> None:
+    trace = Trace(("gpu.pids",))
+    trace.go_on(200, steps=True)
+    trace.job("CANCELLED")
+    trace.gone = set(range(8))
+    trace.go_on(300)
+    assert trace.told() == []
+
+
+def test_node_fail_names_the_node_that_fell_silent() -> None:
+    trace = Trace()
+    trace.go_on(200, steps=True)
+    trace.job("NODE_FAIL")
+    trace.gone = trace.freed = set(range(8))
+    trace.go_on(100)
+    found = {each.kind: each for each in trace.told()}
+    assert [(c.node, c.rank) for c in found["node_down"].culprits] == [("gpu002", None)]
+    assert found["node_down"].fired_at is not None
+    assert found["node_down"].fired_at <= 245
+    assert set(found) == {"node_down"}
+
+
+@pytest.mark.parametrize(
+    "how", ["its GPU does not list it any more", "the kernel killed it", "it is missing"]
+)
+def test_a_rank_that_is_gone_is_told_within_ten_seconds(how: str) -> None:
+    trace = Trace(("gpu.pids",) if how != "its GPU does not list it any more" else ())
+    trace.go_on(200, steps=True)
+    if how == "the kernel killed it":
+        trace.say(
+            "kmsg", node="gpu002",
+            line="Memory cgroup out of memory: Killed process 41006 (python3) total-vm:9kB, anon-rss:9kB, file-rss:0kB, shmem-rss:0kB",
+        )  # fmt: skip
+    trace.gone = trace.freed = {6}
+    trace.doing = {**dict.fromkeys(range(8), "spins"), 6: "sleeps"}
+    trace.go_on(40)
+    (found,) = trace.told()
+    assert (found.kind, [(c.node, c.rank, c.pid) for c in found.culprits]) == (
+        "dead_rank",
+        [("gpu002", 6, 41006)],
+    )
+    assert found.fired_at is not None
+    assert found.fired_at <= 210
+
+
+def test_a_line_that_is_missing_now_and_then_makes_nobody_dead() -> None:
+    trace = Trace(("gpu.pids",))
+    for gap in range(12):
+        trace.go_on(100, steps=True)
+        trace.gone = {gap % 8}
+        trace.go_on(5 * (1 + gap % 2), steps=True)
+        trace.gone = set()
+    assert trace.told() == []
+
+
+def test_a_hang_is_found_without_a_line_about_any_gpu() -> None:
+    trace = Trace(("gpu",))
+    trace.go_on(300, steps=True)
+    trace.doing = {**dict.fromkeys(range(8), "spins"), 3: "sleeps"}
+    trace.go_on(400)
+    (found,) = trace.told()
+    assert (found.kind, found.actionable) == ("collective_hang", False)
+    assert [(c.node, c.rank) for c in found.culprits] == [("gpu001", 3)]
+
+
+def test_without_gpus_a_rank_that_never_computes_is_no_odd_one() -> None:
+    trace = Trace(("gpu",))
+    trace.doing = {**dict.fromkeys(range(8), "trains"), 3: "sleeps"}
+    trace.go_on(300, steps=True)
+    trace.go_on(600)
+    assert trace.told() == []
+
+
+@pytest.mark.parametrize("log", ["step={step} loss={loss}", "step {step} loss {loss}"])
+def test_a_job_that_becomes_slow_is_found_by_the_dates_of_its_lines(log: str) -> None:
+    trace = Trace(log=log)
+    trace.go_on(600, steps=True)
+    trace.slower = 1.08
+    trace.go_on(600, steps=True)
+    assert [each.kind for each in trace.told()] == ["slow_job"]
+
+
+def test_lines_that_are_dated_when_they_were_read_say_nothing_about_the_time_of_a_step() -> None:
+    trace = Trace(log="step={step} loss={loss}")
+    for slower in (1.0, 1.3, 1.0, 1.3):
+        trace.slower = slower
+        trace.go_on(400, steps=True)
+    for line in trace.lines:
+        line["t"] = -(-line["t"] // 5) * 5
     assert trace.told() == []

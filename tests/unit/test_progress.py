@@ -88,6 +88,14 @@ SIGN_LINES = [
     ("evaluating", "starting evaluation at step 100", EventKind.PHASE, None, "evaluating"),
     ("validating", "validating on 3 data sets", EventKind.PHASE, None, "evaluating"),
     ("finishing", "[after training is done] datetime: 2024-05-01 10:00:00", EventKind.PHASE, None, "finishing"),
+    ("finishing", "Training loop finished, exiting", EventKind.PHASE, None, "finishing"),
+    ("finishing", "Total training time: 3:20:11", EventKind.PHASE, None, "finishing"),
+    ("finishing", "End of training.", EventKind.PHASE, None, "finishing"),
+    ("max_steps", "Reached maximum number of steps 500. Exiting.", EventKind.PHASE, None, "finishing"),
+    ("max_steps", "max_steps (500) reached, stopping", EventKind.PHASE, None, "finishing"),
+    ("torn_down", "[rank0] destroying process group", EventKind.PHASE, None, "finishing"),
+    ("torn_down", "Process group destroyed", EventKind.PHASE, None, "finishing"),
+    ("wandb_summary", "wandb: Run summary:", EventKind.PHASE, None, "finishing"),
 ]  # fmt: skip
 
 # signature, line, rank

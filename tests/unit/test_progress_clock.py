@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -272,3 +273,28 @@ def test_the_same_count_told_again_is_no_progress(lines: list[tuple[int, float, 
         again = event(int(before[source, pattern]), name, int(total) if total.isdigit() else None)
         assert not apply_step(clocks, again, 50.0, troubled_at=float("-inf"))
     assert {key: clock.rose_at for key, clock in clocks.items()} == dict.fromkeys(before, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "sizes"),
+    [
+        ("step {s} | global batch size: {b} | loss 2", [512.0, 768.0]),
+        ("step {s} batch_size={b} loss 2", [512.0, 768.0]),
+        ("step {s} | micro batch size: 2 | consumed samples: {c} | loss 2", [512.0, 768.0]),
+        ("step {s} gbs: {b} loss 2", [512.0, 768.0]),
+        ("step {s} micro batch size: 2", []),
+        ("step {s} consumed tokens: {c}", []),
+    ],
+)
+def test_the_size_of_a_batch_is_what_the_line_says_or_what_was_consumed_since(
+    line: str, sizes: list[float]
+) -> None:
+    clocks: Clocks = {}
+    consumed = 0
+    for step in range(1, 21):
+        batch = 512 if step <= 10 else 768
+        consumed += batch
+        said = msgspec.structs.replace(event(step), line=line.format(s=step, b=batch, c=consumed))
+        feed(clocks, [said], at=10.0 * step)
+    (clock,) = clocks.values()
+    assert list(dict.fromkeys(each.batch for each in clock.times if each.batch is not None)) == sizes

@@ -28,8 +28,17 @@ KEPT_INTERVALS = 50
 KEPT_TIMES = 600
 """Step times and losses that are kept for what changes slowly: at 100 s a step, most of a day."""
 
-_BATCH = re.compile(r"(?:global|total)[ _]?(?:train[ _])?batch[ _]?size['\"]?\s*[:=]\s*(\d+)", re.IGNORECASE)
-"""Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so."""
+_BATCH = re.compile(
+    r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|(?<!micro)(?<!micro[ _])(?<![a-z])(?:batch[ _]?size|gbs))['\"]?\s*[:=]\s*(\d+)",
+    re.IGNORECASE,
+)
+"""Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`."""
+
+_SAMPLES = re.compile(
+    r"(?:consumed|processed|seen|total|trained)[ _]samples['\"]?\s*[:=]\s*(\d[\d,_]*)",
+    re.IGNORECASE,
+)
+"""What rises by a batch a step. Tokens do not: where lines are packed, each batch has another number of them."""
 
 Counter = tuple[str, str]
 """(file, pattern)."""
@@ -81,6 +90,8 @@ class Clock:
     """(when, step): the last of those that were read at once."""
     times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
     losses: deque[LossPoint] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
+    consumed: float | None = None
+    """Samples that the newest line says were consumed so far."""
     _handed_out: tuple[tuple[StepTime, ...], tuple[LossPoint, ...]] | None = None
 
     def series(self) -> tuple[tuple[StepTime, ...], tuple[LossPoint, ...]]:
@@ -224,12 +235,27 @@ def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None
         seconds = (at - clock.rose_at) / (event.step - clock.step)
     if seconds is not None:
         logged = event.step_s is not None
-        size = _BATCH.search(event.line)
-        batch = float(size[1]) if size else None
+        batch = _batch(clock, event)
         clock.times.append(
             StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase, batch=batch)
         )
         clock.grew()
+
+
+def _batch(clock: Clock, event: Event) -> float | None:
+    """Samples a step, as the line says itself or as what was consumed has risen since the line before; before the clock is
+    set. To compare by: rounded to the three digits that a ramp changes."""
+    size = _BATCH.search(event.line)
+    if size is not None:
+        return float(size[1])
+    consumed = _SAMPLES.search(event.line)
+    before, clock.consumed = clock.consumed, None
+    if consumed is None or event.step is None or event.step <= clock.step:
+        return None
+    clock.consumed = float(consumed[1].replace(",", "").replace("_", ""))
+    if before is None or clock.consumed <= before:
+        return None
+    return float(f"{(clock.consumed - before) / (event.step - clock.step):.3g}")
 
 
 def _note_loss(clock: Clock, event: Event, at: float) -> None:

@@ -188,8 +188,8 @@ class Player:
         for record in moment.records:
             if isinstance(record, records.Job):
                 over = self._listing.take_job(record)
-                for each in self._nodes.values() if over is not None else ():
-                    each.forget(over or "")
+                if over is not None:
+                    self._forget(over, by_node)
                 slurm_said = True
             elif isinstance(record, records.Node):
                 self._listing.take_node(record)
@@ -225,6 +225,15 @@ class Player:
             if isinstance(record, records.Stack):
                 self._dumps.take(record, moment.t)
         self._dumps.end_those_due(moment.t)
+
+    def _forget(self, job_id: str, by_node: dict[str, list[records.Any_]]) -> None:
+        """A run of this job is over: who was listed before that, in the same moment, was of that run as well."""
+        for node in self._nodes.values():
+            node.forget(job_id)
+        for name, said in by_node.items():
+            by_node[name] = [
+                each for each in said if not isinstance(each, records.Proc) or str(each.job_id) != job_id
+            ]
 
     def _ask_slurm(self, now: float, *, force: bool = False) -> None:
         """Slurm's listing as the trace has it, as often as the controller would ask. A recording has a line for each answer."""

@@ -17,6 +17,12 @@ JOBLESS = "FUTURE"
 """The state of a node that no running job has and of which a trace says no more: it may rightly have no agent."""
 
 
+LOST_SHARE = 0.5
+"""Of the time after which a node counts as silent: Slurm has given its word already."""
+LOST = "DOWN*"
+"""The state of a node that Slurm has lost, where the trace says only that its job ended so."""
+
+
 @dataclass
 class Listing:
     """Everything that job and node lines have said."""
@@ -96,8 +102,21 @@ class Listing:
             else:
                 self._active_since.pop(job.job_id, None)
         nodes = {name: SlurmNode(name=name, address="", state=state) for name, state in states.items()}
+        nodes.update(self._lost(heard, now))
         nodes.update(self._nodes)
         return SlurmView(jobs=tuple(jobs), nodes=tuple(nodes.values()))
+
+    def _lost(self, heard: Mapping[str, float], now: float) -> dict[str, SlurmNode]:
+        """NODE_FAIL is Slurm's word that it has lost a node of the job: those that fell silent while others went on, or its only one."""
+        newest = max(heard.values(), default=now)
+        return {
+            name: SlurmNode(name=name, address="", state=LOST, reason=f"job {job.job_id} ended {job.state}")
+            for job in self.jobs.values()
+            if job.state == "NODE_FAIL"
+            for name in job.nodes
+            if name in heard
+            and heard[name] < (now if len(job.nodes) == 1 else newest) - LOST_SHARE * self.patience_s
+        }
 
     def patience_ends(self, since: float, until: float) -> bool:
         """Whether nodes that have said nothing yet begin to count as silent between these two."""

@@ -35,6 +35,9 @@ RATE_S = 20.0
 """Counters are compared over at least this time: a report every 5 s is too short for a process that works in bursts."""
 
 
+POLLS_CPU, QUIET_CPU = 0.5, 0.2
+"""Cores: a rank that computes or polls uses more than the one, a rank that waits for something less than the other."""
+
 MOMENT_S = 15.0
 """A call on a file that is over so soon: the process moves data. A longer one may be stuck."""
 
@@ -50,6 +53,8 @@ class Rates:
     io_bytes_s: float | None = None
     storage_at: float | None = None
     """When it was last seen waiting for a disk or a file, for a moment only."""
+    busy_at: float | None = None
+    """When it was last seen to use most of a core, or more than next to nothing since; None: never."""
 
     def update(self, process: Process, now: float) -> None:
         if _waits_for_a_moment(process):
@@ -60,6 +65,10 @@ class Rates:
         # Nobody has trained without using any time: nought is what a trace says that does not tell.
         used_s = max(0.0, process.cpu_s - self.cpu_s) if min(process.cpu_s, self.cpu_s) > 0 else None
         self.cpu_ratio = None if used_s is None else used_s / elapsed_s
+        if self.cpu_ratio is None:
+            self.busy_at = None
+        elif self.cpu_ratio >= (POLLS_CPU if self.busy_at is None else QUIET_CPU):
+            self.busy_at = now
         known = process.io_bytes is not None and self.io_bytes is not None
         self.io_bytes_s = (
             max(0, (process.io_bytes or 0) - (self.io_bytes or 0)) / elapsed_s if known else None
@@ -155,6 +164,7 @@ def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
                 cpu_ratio=None if rate is None else rate.cpu_ratio,
                 io_bytes_s=None if rate is None else rate.io_bytes_s,
                 storage_age_s=None if rate is None or rate.storage_at is None else now - rate.storage_at,
+                quiet_s=None if rate is None or rate.busy_at is None else now - rate.busy_at,
             )
         )
     return tuple(found)

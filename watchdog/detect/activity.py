@@ -22,6 +22,8 @@ STORAGE_S = 60.0
 """One that was seen waiting for storage for a moment within this time moves data, also where its bytes cannot be counted."""
 STUCK_S = 30.0
 """A call that has not returned for so long moves nothing."""
+FELL_QUIET_S = 240.0
+"""Without a GPU that tells more, a rank that uses no time is odd after so long: nobody waits for a lock or for the network like this."""
 LOW_POWER = 0.5
 """Of what is usual for the program on this GPU. Spinning: 68 to 110 W of 330 W; an evaluation draws what a forward pass draws."""
 FALLEN_POWER = 0.7
@@ -82,6 +84,10 @@ def standing(job: JobView, now: float, limit_s: float) -> Standing:
     if _odd_among_busy(seen):
         where = f"the GPUs of the other {len(seen) - len(idle)} ranks are busy"
         return Standing(stands=True, in_collective=True, why=where, culprits=_culprits(idle))
+    fallen = _fell_quiet_among_polling(seen)
+    if fallen:
+        where = f"the processes of the other {len(seen) - len(fallen)} ranks poll, and no GPU tells more"
+        return Standing(stands=True, in_collective=True, why=where, culprits=_culprits(fallen))
     if by[Doing.WORKS]:
         first = by[Doing.WORKS][0]
         return Standing(stands=False, why=f"rank {first.rank.process.rank} {first.why}")
@@ -224,6 +230,16 @@ def _odd_among_busy(seen: tuple[Activity, ...]) -> bool:
         and all(a.gpu is not None for a in idle)
         and not (told and any(a.doing is Doing.BUSY for a in busy))
     )
+
+
+def _fell_quiet_among_polling(seen: tuple[Activity, ...]) -> list[Activity]:
+    """Where no GPU is known, or of none its power: the few ranks that have used no time for long and used a core before, as all others
+    still do. A rank that never does (it hands on what others computed) is not among them."""
+    if any(a.gpu is not None and a.doing is not Doing.BUSY for a in seen):
+        return []
+    quiet = [a for a in seen if (a.rank.quiet_s or 0.0) >= FELL_QUIET_S and a.quiet]
+    polling = [a for a in seen if (a.rank.cpu_ratio or 0.0) >= SPINNING_CPU and not moves_data(a.rank)]
+    return _few(quiet, seen) if quiet and len(quiet) + len(polling) == len(seen) else []
 
 
 def _quiet_among_spinning(spinning: list[Activity]) -> list[Activity]:

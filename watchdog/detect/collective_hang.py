@@ -99,7 +99,7 @@ def _accuse_by_gpus(
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {seen.why}; {named}.",
         culprits=seen.culprits,
         facts=("there are no stacks of its ranks: their GPUs and processes tell that they wait",),
-        actionable=bool(seen.culprits) and age_s >= busy_limit_s,
+        actionable=bool(seen.culprits) and bool(job.gpus) and age_s >= busy_limit_s,
     )
 
 

@@ -45,6 +45,8 @@ class ProcessView(Value, frozen=True, kw_only=True):
     """Bytes a second that it read and wrote through system calls, over the same time."""
     storage_age_s: float | None = None
     """Since it was last seen waiting for a disk or a file for a moment only, as one that moves data does; None: it never was."""
+    quiet_s: float | None = None
+    """Since it, having used most of a core before, was last seen to use more than next to nothing; None: it never did, or nobody knows."""
 
     @property
     def alive(self) -> bool:

@@ -146,7 +146,10 @@ SIGNS: tuple[Sign, ...] = (
     _sign("saving", "saving checkpoint", r"saving checkpoint(?:.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+))?", "checkpointing"),
     _sign("evaluating", "evaluat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?(?:evaluation|validation)\b|\bevaluating\b(?! metrics)", "evaluating"),
     _sign("validating", "validat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?validation\b|\bvalidating\b", "evaluating"),
-    _sign("finishing", "training", r"\btraining (?:is |has )?(?:been )?(?:complete[d]?|finished|done)\b|\b(?:finished|done) training\b|\[after training is done\]", "finishing"),
+    _sign("finishing", "train", r"\btrain(?:ing)?(?: loop| run)? (?:is |has )?(?:been )?(?:complete[d]?|finished|done|ended)\b|\b(?:finished|done|completed) training\b|\[after training is done\]|\bexiting (?:the )?train(?:ing)? loop\b|\bend of training(?: reached)?[.! ]*$|\btotal training time\b|\btraining time:? (?:\d+ days?, )?\d+:\d\d:\d\d", "finishing"),
+    _sign("max_steps", ("max", "maximum"), r"\breached (?:the )?max(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b|\bmax(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b[^a-z]*(?:was |were )?reached\b", "finishing"),
+    _sign("torn_down", "process group", r"\b(?:destroying|tearing down) (?:the )?(?:\w+ )?process groups?\b|\bprocess groups? (?:was |were |has been )?destroyed\b", "finishing"),
+    _sign("wandb_summary", "wandb", r"\bwandb: Run summary:", "finishing"),
 )  # fmt: skip
 
 # Half of all prose about training has one of these words; with a number behind it, few lines.

@@ -3,7 +3,7 @@ of a format that nobody knows. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -22,10 +22,47 @@ Key = tuple[str, str]
 """(job, stream)."""
 
 
+GRIDS_S = (60.0, 30.0, 15.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+"""Whose multiples an author, or a collector, may have rounded the times of lines to."""
+EXACT_AFTER = 8
+EXACT = 0.02
+"""Of the time between two lines: a difference of a few per cent is what is looked for in them."""
+READ_WITH_OTHERS = 0.25
+"""From this share of lines on that are as old as a look at processes or GPUs: they were dated when they were read."""
+
+
+@dataclass
+class _Dates:
+    """How exactly the lines of one pattern are dated, and how long the steps between them took."""
+
+    seen: int = 0
+    read_with_others: int = 0
+    grid: int = 0
+    """The place in GRIDS_S of the coarsest one that all of them lie on; behind its end: on none."""
+    last: tuple[float, int] | None = None
+    """(time, step) of the last one that counted on."""
+
+    def take(self, t: float, step: int, with_others: bool) -> float | None:
+        """The time of a step since the line before, None where that is not exact or not known."""
+        self.seen += 1
+        self.read_with_others += with_others
+        while self.grid < len(GRIDS_S) and abs(t / GRIDS_S[self.grid] - round(t / GRIDS_S[self.grid])) > 1e-4:
+            self.grid += 1
+        before, self.last = self.last, (t, step)
+        if before is None or step <= before[1] or t <= before[0] or self.seen < EXACT_AFTER:
+            return None
+        grid_s = GRIDS_S[self.grid] if self.grid < len(GRIDS_S) else 0.0
+        if grid_s > EXACT * (t - before[0]) or self.read_with_others > READ_WITH_OTHERS * self.seen:
+            return None
+        return (t - before[0]) / (step - before[1])
+
+
 @dataclass
 class _File:
     last_steps: dict[str, float] = field(default_factory=dict)
     """Pattern -> the count that it said last: a bar that is redrawn says it again."""
+    dates: dict[str, _Dates] = field(default_factory=dict)
+    """By pattern."""
     known: int = 0
     learner: Learner | None = field(default_factory=Learner)
 
@@ -48,19 +85,21 @@ class Logs:
             for key in [key for key in table if key[0] == job_id]:
                 del table[key]
 
-    def read(self, records: Sequence[Log], now: float) -> Iterable[Event]:
-        """The events in lines that came at about the same time, in their order."""
-        for record in records:
-            key = str(record.job_id), record.stream or "log"
-            self.rows[key] = (LogFile(job_id=key[0], path=key[1], growth_age_s=0.0), record.t)
-            file = self._files.get(key)
-            if file is None:
-                if len(self._files) >= MAX_FILES:
-                    del self._files[next(iter(self._files))]
-                file = self._files[key] = _File()
-            for line, fact in self._facts(file, record):
-                if _is_news(file, fact):
-                    yield _event(key, line, fact, now - record.t)
+    def read(self, record: Log, now: float, sampled_at: Collection[float] = ()) -> Iterable[Event]:
+        """The events in a line of this moment. `sampled_at`: when processes and GPUs were looked at in it."""
+        key = str(record.job_id), record.stream or "log"
+        self.rows[key] = (LogFile(job_id=key[0], path=key[1], growth_age_s=0.0), record.t)
+        file = self._files.get(key)
+        if file is None:
+            if len(self._files) >= MAX_FILES:
+                del self._files[next(iter(self._files))]
+            file = self._files[key] = _File()
+        for line, fact in self._facts(file, record):
+            if _is_news(file, fact):
+                if fact.kind is EventKind.PROGRESS and fact.step is not None and fact.step_s is None:
+                    dates = file.dates.setdefault(fact.pattern, _Dates())
+                    fact = replace(fact, step_s=dates.take(record.t, fact.step, record.t in sampled_at))
+                yield _event(key, line, fact, now - record.t)
 
     def _facts(self, file: _File, record: Log) -> Iterable[tuple[str, LogFact]]:
         text = (record.line or "").replace("\r", "\n")

@@ -2,14 +2,15 @@
 
 A process that is said to be dead (Z, X) is dead. One that is merely not listed any more is gone only if the trace looks as if it
 listed everybody: REGULAR times in a row each rank of the job (RELIABLE times since one came back that had not been listed), and
-then MISSED times not this one, or twice as often where the regular listings were fewer than WHOLE. In every other case it stays as
-it was said last: a trace with gaps makes nobody dead. Where the agent's own report says how many processes there are (recordings
-do), and so many were listed, the rest is gone.
+then MISSED times not this one, or twice as often where the regular listings were fewer than WHOLE; once less where nobody was left out
+in RELIABLE listings. If the kernel says that it killed the process, or its GPU does not list it any more, once is enough. In every
+other case it stays as it was said last: a trace with gaps makes nobody dead. Where the agent's own report says how many processes
+there are (recordings do), and so many were listed, the rest is gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,20 +123,25 @@ class Processes:
         for key in [key for key in self.known if key not in listed]:
             del self.known[key]
 
-    def miss(self, listed: set[Key], now: float) -> float | None:
-        """Counts who was not listed, and forgets who is gone. Returns since when, None if nobody is."""
+    def miss(self, listed: set[Key], now: float, ended: Collection[int] = ()) -> float | None:
+        """Counts who was not listed, and forgets who is gone. Of the pids in `ended` something else says so, too. Returns since
+        when, None if nobody is."""
         if self._since_gap is not None:
             self._since_gap += 1
         for key, each in self.known.items():
             if key in listed or self.unplaced:
                 continue
-            if each.in_row < REGULAR:
+            if each.in_row < REGULAR and key[1] not in ended:
                 each.in_row = 0
                 continue
             each.missed += 1
             if each.missed == 1:
                 each.missed_at = now
-        gone = [key for key, each in self.known.items() if each.missed >= MISSED and self._is_gone(key, now)]
+        gone = [
+            key
+            for key, each in self.known.items()
+            if each.missed and (key[1] in ended or (each.missed >= MISSED - 1 and self._is_gone(key, now)))
+        ]
         since = min((self.known[key].missed_at for key in gone), default=None)
         for key in gone:
             del self.known[key]
@@ -146,9 +152,11 @@ class Processes:
         if now - each.listed_at < SLACK * each.every_s:
             return False
         if each.process.rank is None:
-            return True
+            return each.missed >= MISSED
         ranks = [k for other, k in self.known.items() if other[0] == key[0] and k.process.rank is not None]
         if each.missed < 2 * MISSED and any(k.in_row < WHOLE for k in ranks):
+            return False
+        if each.missed < MISSED and (self._since_gap is not None or any(k.in_row < RELIABLE for k in ranks)):
             return False
         doubtful = self._since_gap is not None and self._since_gap < RELIABLE
         if doubtful or any(k.in_row < REGULAR for k in ranks):
@@ -159,6 +167,10 @@ class Processes:
 
     def present(self) -> tuple[Process, ...]:
         return tuple(each.process for each in self.known.values())
+
+    def listed_since(self, at: float) -> tuple[Process, ...]:
+        """Those that were listed at `at` or later."""
+        return tuple(each.process for each in self.known.values() if each.listed_at >= at)
 
 
 def _listed_again(known: Known, now: float) -> None:

@@ -35,6 +35,8 @@ KEPT_OF_REPORT = (
 """What a recorded `report` line says beyond the other lines of its moment."""
 CHECKPOINTS = "checkpoints"
 """Directory of those that a trace tells of: it does not say where they lie."""
+KILLED = ("oom_kill", "segfault")
+"""What a kernel says of a process that is over with that."""
 T = TypeVar("T")
 
 
@@ -59,6 +61,10 @@ class Node:
     _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
     _checkpoints: dict[tuple[str, str], tuple[Checkpoint, float]] = field(default_factory=dict)
     _hung_since: dict[str, float] = field(default_factory=dict)
+    _sampled_at: set[float] = field(default_factory=set)
+    """When, in this moment, it was looked at what processes and GPUs do."""
+    _ended: set[int] = field(default_factory=set)
+    """Pids that the kernel says it killed, or that have left the list of their GPU, and that were not listed since."""
 
     def __post_init__(self) -> None:
         self.processes = Processes(self.tally)
@@ -95,7 +101,8 @@ class Node:
         if count is not None and count == len(listed) and not damaged:
             self.processes.all_listed(listed)
         elif (procs or words) and count is None and not damaged:
-            since = self.processes.miss(listed, now)
+            self._note_ended(said, {pid for _, pid in listed})
+            since = self.processes.miss(listed, now, self._ended)
             if since is not None and since < now:
                 late = [self._report(now, age_s=now - since)]
         if count is not None:
@@ -104,6 +111,22 @@ class Node:
             self._logs.rows.clear()
         return [*late, self._whole(said, now, more)]
 
+    def _note_ended(self, said: Sequence[records.Any_], listed: set[int]) -> None:
+        """Takes over what else says that a process is gone."""
+        computing: set[int] = set()
+        for each in said:
+            if isinstance(each, records.Gpu) and each.pids is not None:
+                computing.update(each.pids)
+                known = self._gpus.get(_gpu_name(each) or "")
+                if known is not None:
+                    self._ended.update(pid for pid in known[0].pids or () if pid not in each.pids)
+            elif isinstance(each, records.Kmsg):
+                fact = parse_kernel_line(each.line or "")
+                if fact is not None and fact.name in KILLED and fact.pid is not None:
+                    self._ended.add(fact.pid)
+        self._ended -= computing
+        self._ended -= listed
+
     def _report(self, now: float, **fields: Any) -> Report:
         self.sequence += 1
         processes, gpus = self.processes.present(), self._present(self._gpus, now)
@@ -111,7 +134,8 @@ class Node:
         if not self._recorded:
             gpus = seated(gpus, processes)
             self._holders.note(processes, gpus)
-            holders = self._holders.orphans(processes, gpus, self.over, now)
+            lately = self.processes.listed_since(now - self._fresh_s)
+            holders = self._holders.orphans(lately, gpus, self.over, now)
         given = {
             "boot_id": self.boot_id,
             "agent_id": "trace",
@@ -127,14 +151,19 @@ class Node:
         self, table: dict[Any, tuple[T, float]], now: float, *, for_ever: bool = False
     ) -> tuple[T, ...]:
         """What was said not long ago: what a GPU did a minute ago is no evidence."""
-        return tuple(
-            each for each, at in table.values() if for_ever or now - at <= max(30.0, 1.5 * self.interval_s)
-        )
+        return tuple(each for each, at in table.values() if for_ever or now - at <= self._fresh_s)
+
+    @property
+    def _fresh_s(self) -> float:
+        return max(30.0, 1.5 * self.interval_s)
 
     def _whole(self, said: Iterable[records.Any_], now: float, more: dict[str, Any]) -> Report:
         events: list[Event] = []
         node_events: list[NodeEvent] = []
         probes: list[MountProbe] = []
+        self._sampled_at = {
+            each.t for each in said if isinstance(each, records.Report | records.Proc | records.Gpu)
+        }
         for each in said:
             if isinstance(each, records.Log):
                 events.extend(self._log(each, now))
@@ -191,10 +220,10 @@ class Node:
             if event is not None:
                 yield replace(event, age_s=event.age_s + age_s)
                 return
-        yield from self._logs.read((record,), now)
+        yield from self._logs.read(record, now, self._sampled_at)
 
     def _gpu(self, record: records.Gpu) -> None:
-        name = record.uuid or (f"index {record.gpu}" if record.gpu is not None else None)
+        name = _gpu_name(record)
         if name is None:
             self.tally.ignore("a GPU without number and UUID")
             return
@@ -287,3 +316,7 @@ class Node:
                 step=record.step,
                 pattern="trace",
             )
+
+
+def _gpu_name(record: records.Gpu) -> str | None:
+    return record.uuid or (f"index {record.gpu}" if record.gpu is not None else None)

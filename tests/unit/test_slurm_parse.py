@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchdog.model import SlurmJob
-from watchdog.slurm import parse
+from watchdog.slurm import parse, states
 from watchdog.slurm.client import MAY_CHANGE, Refusal, SlurmRefused
 from watchdog.slurm.refusals import REFUSALS, parse_refusal
 
@@ -103,7 +103,7 @@ def test_a_running_job_is_read_whole(release: Release) -> None:
 def test_states_are_slurms_own_words(release: Release, what: str, state: str) -> None:
     job = release.job(what)
     assert (job.state, job.held) == (state, False)
-    assert (job.state in parse.FINISHED) == (state not in {"SUSPENDED", "STOPPED", "COMPLETING", "PENDING"})
+    assert (job.state in states.FINISHED) == (state not in {"SUSPENDED", "STOPPED", "COMPLETING", "PENDING"})
 
 
 def test_errors_go_where_they_are_sent_or_where_the_output_goes(release: Release) -> None:
@@ -118,7 +118,7 @@ def test_a_requeued_job_is_held_and_has_one_more_restart(release: Release) -> No
     assert (special.held, special.restarts) == (True, 1)
     assert special.state in {"SPECIAL_EXIT", "PENDING"}
     for job in (requeued, special):
-        assert parse.judge_requeue_hold(job)[0] is True
+        assert states.judge_requeue_hold(job)[0] is True
 
 
 def test_a_pending_job_has_no_start_and_no_nodes_and_says_what_it_wants(release: Release) -> None:
@@ -381,8 +381,8 @@ def test_everything_else_leaves_the_outcome_open(stderr: str) -> None:
 @pytest.mark.parametrize(
     ("state", "reason", "held", "done"),
     [
-        ("COMPLETING", parse.REQUEUED_HELD, True, True),
-        ("PENDING", parse.REQUEUED_HELD, True, True),
+        ("COMPLETING", states.REQUEUED_HELD, True, True),
+        ("PENDING", states.REQUEUED_HELD, True, True),
         ("PENDING", "JobHeldUser", True, True),
         ("REQUEUE_HOLD", "None", True, True),
         ("COMPLETING", "None", False, False),
@@ -396,11 +396,11 @@ def test_what_a_silent_requeue_did_is_read_from_the_job(
     state: str, reason: str, held: bool, done: bool | None
 ) -> None:
     job = SlurmJob(job_id="1", state=state, reason=reason, held=held)
-    assert parse.judge_requeue_hold(job)[0] is done
+    assert states.judge_requeue_hold(job)[0] is done
 
 
 def test_a_job_that_slurm_forgot_was_not_requeued() -> None:
-    assert parse.judge_requeue_hold(None)[0] is False
+    assert states.judge_requeue_hold(None)[0] is False
 
 
 @pytest.mark.parametrize(("phrase", "kind"), REFUSALS)
@@ -429,8 +429,8 @@ def test_who_lacks_a_right_is_told_what_to_do() -> None:
 )
 def test_a_plain_requeue_is_judged_by_the_restart_count(restarts: int, state: str, done: bool | None) -> None:
     before = SlurmJob(job_id="1", state="RUNNING")
-    assert parse.judge_requeue(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0] is done
-    assert parse.judge_requeue(before, None)[0] is False
+    assert states.judge_requeue(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0] is done
+    assert states.judge_requeue(before, None)[0] is False
 
 
 @pytest.mark.parametrize(

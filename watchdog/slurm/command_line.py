@@ -6,19 +6,16 @@ about is checked first, and no exit code is believed where Slurm is known to be 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import secrets
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Mapping, Sequence
 
 from watchdog.model import SlurmJob, SlurmNode, SlurmView
-from watchdog.slurm import parse, submit_as
+from watchdog.slurm import parse, states, submit_as
 from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
-from watchdog.slurm.commands import Answer, Commands, first_line, gather, run
+from watchdog.slurm.commands import Answer, Commands, first_line, run
+from watchdog.slurm.listings import CommandLineListings, Listings
 from watchdog.slurm.refusals import parse_refusal
 from watchdog.slurm.requests import (
     Observe,
@@ -35,9 +32,6 @@ from watchdog.slurm.requests import (
     untouched,
 )
 
-LISTING = ("--local", "--all", "--states=all")
-"""This cluster only, hidden partitions too, whatever the state."""
-NODE_LISTING = ("--local", "--all", "--Node")
 SIGNAL_OPTIONS = {SignalTo.STEPS: (), SignalTo.BATCH: ("--batch",), SignalTo.FULL: ("--full",)}
 
 
@@ -46,6 +40,7 @@ class CommandLineSlurm:
 
     `bin_directory`: where they are, empty for PATH. `environ`: the environment to start from (SLURM_CONF, PATH);
     None for our own. `observe(call, outcome)` is told how each request ended: ok, refused or unavailable.
+    `listings`: who answers questions, squeue and sinfo if nobody else does.
     """
 
     def __init__(
@@ -54,23 +49,27 @@ class CommandLineSlurm:
         deadline_s: float = 20.0,
         environ: Mapping[str, str] | None = None,
         observe: Observe = lambda call, outcome: None,
+        listings: Listings | None = None,
     ) -> None:
         self._commands = Commands(bin_directory, os.environ if environ is None else environ)
+        self._listings = listings or CommandLineListings(self._commands)
         self._requests = Requests(deadline_s, observe)
 
     # -- questions
 
     async def read_view(self) -> SlurmView:
         """All jobs, without their excluded nodes, and all nodes."""
-        return await self._requests.carry_out("read_view", self._read_view)
+        return await self._requests.carry_out_again_and_again("read_view", self._listings.view)
 
     async def read_job(self, job_id: str) -> SlurmJob | None:
         """One job with its excluded nodes."""
-        return await self._requests.carry_out("read_job", lambda: self._read_job(checked_job_id(job_id)))
+        return await self._requests.carry_out("read_job", lambda: self._listings.job(checked_job_id(job_id)))
 
     async def read_node(self, node: str) -> SlurmNode | None:
         """One node with its reason."""
-        return await self._requests.carry_out("read_node", lambda: self._read_node(node))
+        return await self._requests.carry_out(
+            "read_node", lambda: self._listings.node(*checked_nodes([node]))
+        )
 
     async def read_script(self, job_id: str) -> bytes:
         """The stored batch script."""
@@ -143,7 +142,7 @@ class CommandLineSlurm:
         """Undo the drain that `node` shows, and no other."""
 
         async def undrain() -> None:
-            untouched(await self._read_node(node.name), node)
+            untouched(await self._listings.node(*checked_nodes([node.name])), node)
             await self._update_node(node.name, "State=UNDRAIN")
 
         await self._requests.carry_out("undrain_node", undrain)
@@ -156,51 +155,6 @@ class CommandLineSlurm:
 
     # -- how
 
-    async def _read_view(self) -> SlurmView:
-        marks = new_marks()
-        jobs, nodes = await gather(self._list_jobs(marks), self._list_nodes(marks))
-        return SlurmView(
-            jobs=await asyncio.to_thread(parse.parse_jobs, whole(jobs, "squeue"), marks),
-            nodes=await asyncio.to_thread(parse.parse_nodes, whole(nodes, "sinfo"), marks),
-        )
-
-    def _list_jobs(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
-        return self._commands.run(
-            "squeue", *LISTING, *which, SQUEUE_FORMAT2=parse.long_format(parse.JOB_FIELDS, marks)
-        )
-
-    def _list_nodes(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
-        # An administrator's reason is all that a person writes in a node, so this format may be an argument.
-        return self._commands.run(
-            "sinfo", *NODE_LISTING, *which, "-O", parse.long_format(parse.NODE_FIELDS, marks)
-        )
-
-    async def _read_job(self, job_id: str) -> SlurmJob | None:
-        marks, which = new_marks(), ("--jobs", job_id)
-        long, short = await gather(
-            self._list_jobs(marks, *which),
-            self._commands.run(
-                "squeue", *LISTING, *which, SQUEUE_FORMAT=parse.short_format(parse.EXCLUDED_FIELDS, marks)
-            ),
-        )
-        if long.code and parse.says_unknown_job(long.stderr):
-            return None
-        jobs = parse.parse_jobs(whole(long, "squeue"), marks)
-        if not jobs:
-            return None
-        for job in jobs:
-            if job.job_id == job_id:
-                excluded = parse.parse_excluded(whole(short, "squeue"), marks, job_id)
-                return msgspec.structs.replace(job, excluded_nodes=excluded)
-        shown = ", ".join(job.job_id for job in jobs[:5])
-        raise SlurmRefused(f"{job_id} does not name one job; Slurm has {shown}", Refusal.NOT_ASKED)
-
-    async def _read_node(self, node: str) -> SlurmNode | None:
-        (name,), marks = checked_nodes([node]), new_marks()
-        answer = await self._list_nodes(marks, "--nodes", name)
-        found = parse.parse_nodes(whole(answer, "sinfo"), marks)
-        return next((one for one in found if one.name == name), None)
-
     async def _read_script(self, job_id: str) -> bytes:
         answer = await self._commands.run("scontrol", "write", "batch_script", job_id, "-")
         if answer.output and not answer.code:
@@ -208,28 +162,28 @@ class CommandLineSlurm:
         raise failure("scontrol", answer)  # it exits with 0 also if there is none
 
     async def _requeue(self, job_id: str, only_unfinished: bool) -> None:
-        before = await self._read_job(job_id)
+        before = await self._listings.job(job_id)
         await self._change("scontrol", "requeue", *(("Incomplete",) if only_unfinished else ()), job_id)
         # Slurm says nothing when it left the job alone: see parse.py.
-        judged(parse.judge_requeue(before, await self._read_job(job_id)))
+        judged(states.judge_requeue(before, await self._listings.job(job_id)))
 
     async def _requeue_hold(self, job_id: str, only_unfinished: bool) -> None:
         if not only_unfinished:
             await self._change("scontrol", "requeuehold", job_id)
             return
         await self._change("scontrol", "requeuehold", "Incomplete", job_id)
-        judged(parse.judge_requeue_hold(await self._read_job(job_id)))
+        judged(states.judge_requeue_hold(await self._listings.job(job_id)))
 
     async def _exclude(self, job_id: str, nodes: Sequence[str]) -> None:
         await self._change("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}")
 
     async def _add_excluded(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
-        job = await self._read_job(job_id)
+        job = await self._listings.job(job_id)
         if job is None:
             raise SlurmRefused(f"Slurm knows no job {job_id}", Refusal.NO_SUCH_JOB)
         if not set(nodes) <= set(job.excluded_nodes):
             await self._exclude(job_id, sorted({*job.excluded_nodes, *nodes}))
-            job = await self._read_job(job_id)
+            job = await self._listings.job(job_id)
         excluded = () if job is None else job.excluded_nodes
         if missing := sorted(set(nodes) - set(excluded)):
             raise SlurmUnavailable(f"Slurm does not show {', '.join(missing[:5])} among the excluded nodes")
@@ -237,7 +191,7 @@ class CommandLineSlurm:
 
     async def _send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
         # scancel waits long for a pending job to change and ends well for one that is over: so first a look.
-        job = reachable(await self._read_job(job_id), job_id)
+        job = reachable(await self._listings.job(job_id), job_id)
         if to is SignalTo.BATCH and not job.is_batch:
             raise SlurmRefused(f"job {job_id} has no batch script", Refusal.NOT_BATCH)
         answer = await self._commands.run(
@@ -274,18 +228,6 @@ class CommandLineSlurm:
         answer = await self._commands.run(command, *arguments)
         if answer.code:
             raise failure(command, answer)
-
-
-def new_marks() -> parse.Marks:
-    """Marks for one call, of 64 random bits each."""
-    return parse.Marks(field=f"x{secrets.token_hex(8)}f", record=f"x{secrets.token_hex(8)}r")
-
-
-def whole(answer: Answer, command: str) -> str:
-    """The text of a listing; raises SlurmUnavailable if the command failed."""
-    if answer.code:
-        raise SlurmUnavailable(f"{command} ended with exit code {answer.code}: {first_line(answer.stderr)}")
-    return answer.stdout
 
 
 def failure(command: str, answer: Answer) -> SlurmRefused | SlurmUnavailable:

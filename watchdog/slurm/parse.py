@@ -5,13 +5,6 @@ them raw. So every field ends with a mark that is drawn anew for each call (`Mar
 is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as it is). For a field that squeue does not
 know it prints an empty column without a title and still exits with 0: so the header is asked for and must have a title for
 each field (which title differs between releases), and an answer without a header is no empty queue.
-
-Requeueing, as observed: `scontrol requeuehold J` on a running job gives at once COMPLETING, reason `job requeued in held
-state`, priority 0, restarts + 1; when the processes are gone PENDING with the same reason. Exclusions may be
-set and the job released in both. Then PENDING with reason BeginTime until the credential's lifetime is over.
-`requeuehold Incomplete J` touches only CONFIGURING, RUNNING, STOPPED and SUSPENDED jobs, decided by
-slurmctld under its lock: a job that has ended, is completing or is pending stays as it is, *and the command says nothing and
-exits with 0*. What became of it has to be read afterwards: `judge_requeue_hold`.
 """
 
 from __future__ import annotations
@@ -23,7 +16,7 @@ from functools import lru_cache
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from watchdog.model import SlurmJob, SlurmNode
-from watchdog.slurm.client import Refusal
+from watchdog.slurm.states import is_held
 
 JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)
 """One job, or one element of an array, as scontrol takes it."""
@@ -43,15 +36,6 @@ NODE_FIELDS = ("nodelist", "nodeaddr", "statecomplete", "partitionname", "timest
 """What sinfo -O is asked for."""
 FIRST_TITLES = frozenset({"JOBID", "NODELIST"})
 
-FINISHED = frozenset(
-    {
-        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-        "REVOKED", "TIMEOUT",
-    }
-)  # fmt: skip
-WAITING = frozenset({"PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
-"""States in which a job may be held. COMPLETING: the run before is still going away."""
-REQUEUED_HELD = "job requeued in held state"
 NO_VAL = "4294967294"
 """What Slurm writes for the array index of a job that is no array."""
 
@@ -121,9 +105,7 @@ def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
 
 def _job(row: dict[str, str]) -> SlurmJob:
     job_id = _job_id(row["jobarrayid"])
-    state = row["state"]
-    if not re.fullmatch(r"[A-Z_]+", state):
-        raise ParseError(f"job {job_id} is in the state {state!r}")
+    state = checked_state(row["state"], job_id)
     is_batch = _flag(row["batchflag"], job_id)
     priority = _number(row["prioritylong"], job_id)
     name, user, host = row["name"], row["username"], row["batchhost"]
@@ -131,7 +113,6 @@ def _job(row: dict[str, str]) -> SlurmJob:
     names = Names(row["jobid"], job_id, user, name, batch_host or "")
     in_array = row["arraytaskid"] != "N/A"
     offset = row["hetjoboffset"]
-    held = row["reason"] == REQUEUED_HELD or row["reason"].startswith("JobHeld") or priority == 0
     return SlurmJob(
         job_id=job_id,
         raw_id=row["jobid"],
@@ -149,7 +130,7 @@ def _job(row: dict[str, str]) -> SlurmJob:
         start_at=None if state == "PENDING" else _time(row["starttime"], job_id),
         is_batch=is_batch,
         requeueable=_flag(row["requeue"], job_id),
-        held=state in {"REQUEUE_HOLD", "SPECIAL_EXIT"} or (state in WAITING and held),
+        held=is_held(state, row["reason"], priority),
         stdout=expand_path(row["stdout"], row["workdir"], names) if is_batch else None,
         # 22.05 repeats the path of the output there; later releases say (null).
         stderr=expand_path(_given(row["stderr"]) or row["stdout"], row["workdir"], names)
@@ -171,6 +152,13 @@ def _job(row: dict[str, str]) -> SlurmJob:
         het_offset=None if offset == "N/A" else _number(offset, job_id),
         script_path=_given(row["command"]),
     )
+
+
+def checked_state(state: str, job_id: str) -> str:
+    """`state` if it is one word in capitals, whether we know it or not; raises ParseError."""
+    if not re.fullmatch(r"[A-Z_]+", state):
+        raise ParseError(f"job {job_id} is in the state {state[:80]!r}")
+    return state
 
 
 def parse_time_limit(text: str) -> float | None:
@@ -327,33 +315,3 @@ def parse_submitted(text: str) -> str:
     if match is None:
         raise ParseError(f"sbatch ended well and named no job: {last[:80]!r}")
     return match.group(1)
-
-
-Verdict = tuple[bool | None, str, Refusal]
-"""Whether it was done (None: that can't be said yet), why, and what kind of a no it is if it was not."""
-
-
-def judge_requeue_hold(job: SlurmJob | None) -> Verdict:
-    """What `requeuehold Incomplete` did, from the job as read afterwards."""
-    if job is not None and job.held and job.state in WAITING:
-        return True, f"{job.state}, {job.reason}", Refusal.OTHER
-    return _left_alone(job)
-
-
-def judge_requeue(before: SlurmJob | None, after: SlurmJob | None) -> Verdict:
-    """What `requeue` did, from the job as read before and afterwards. The restart count rises at once."""
-    if before is not None and after is not None and after.restarts > before.restarts:
-        return True, f"{after.state}, {after.reason}", Refusal.OTHER
-    return _left_alone(after)
-
-
-def _left_alone(job: SlurmJob | None) -> Verdict:
-    if job is None:
-        return False, "Slurm no longer knows the job", Refusal.NO_SUCH_JOB
-    if job.state in FINISHED:
-        return False, f"the job has already finished ({job.state})", Refusal.FINISHED
-    if job.state == "COMPLETING":
-        return False, "the job is already ending by itself (COMPLETING)", Refusal.FINISHED
-    if job.state in WAITING:
-        return False, f"the job is not running ({job.state}, {job.reason})", Refusal.NOT_RUNNING
-    return None, f"Slurm accepted the requeue, yet the job is still {job.state}", Refusal.OTHER

@@ -7,8 +7,10 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
+from watchdog import clock
 from watchdog.model import SlurmJob, SlurmNode
-from watchdog.slurm import parse
+from watchdog.slurm import parse, states
+from watchdog.slurm.backoff import Backoff
 from watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
 
 T = TypeVar("T")
@@ -16,10 +18,10 @@ T = TypeVar("T")
 Observe = Callable[[str, str], None]
 """Is told how each request ended: its name, and ok, refused or unavailable."""
 SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}", re.ASCII)
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+"""Between two listings that fail: a slurmctld that is overloaded gets well sooner, one that comes back is seen within a minute."""
 REASON_LIMIT = 400
 """Characters of a drain's reason: one line in `sinfo -R`, and no message of Slurm grows with it."""
-SIGNALLED = frozenset({"RUNNING", "SUSPENDED", "STOPPED"})
-"""States of a job that has processes which a signal can reach."""
 OF_THE_OLD_JOB = (
     "SLURM", "SBATCH_", "SRUN_", "SALLOC_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
     "GPU_DEVICE_ORDINAL", "ENVIRONMENT",
@@ -33,26 +35,50 @@ class Requests:
     def __init__(self, deadline_s: float, observe: Observe) -> None:
         self.deadline_s = deadline_s
         self._observe = observe
+        self._backoff = Backoff(first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S)
+        self._last_error = ""
 
     async def carry_out(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
         """The result of `body`. Raises SlurmRefused, SlurmUnavailable and nothing else."""
         try:
-            async with asyncio.timeout(self.deadline_s):
-                result = await body()
+            result = await self._within_deadline(call, body)
         except SlurmRefused:
             self._observe(call, "refused")
+            self._backoff.succeeded()
             raise
+        except SlurmUnavailable as error:
+            self._observe(call, "unavailable")
+            self._last_error = error.reason
+            raise
+        self._observe(call, "ok")
+        self._backoff.succeeded()
+        return result
+
+    async def carry_out_again_and_again(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
+        """As `carry_out`, for what is asked all the time: a Slurm that does not answer is left alone for longer and longer.
+
+        Anything that Slurm does answer ends the pauses.
+        """
+        wait_s = self._backoff.wait_s(clock.monotonic())
+        if wait_s > 0:
+            raise SlurmUnavailable(
+                f"Slurm did not answer {self._backoff.failures} times in a row ({self._last_error}); "
+                f"it is asked again in {wait_s:.0f} s"
+            )
+        try:
+            return await self.carry_out(call, body)
         except SlurmUnavailable:
-            self._observe(call, "unavailable")
+            self._backoff.failed(clock.monotonic())
             raise
+
+    async def _within_deadline(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await body()
         except TimeoutError as error:
-            self._observe(call, "unavailable")
             raise SlurmUnavailable(f"no answer within {self.deadline_s:g} s ({call})") from error
         except parse.ParseError as error:
-            self._observe(call, "unavailable")
             raise SlurmUnavailable(f"the answer can't be read ({call}): {error}") from error
-        self._observe(call, "ok")
-        return result
 
 
 def not_asked(problem: str) -> SlurmRefused:
@@ -103,9 +129,9 @@ def reachable(job: SlurmJob | None, job_id: str) -> SlurmJob:
     """`job` if it has processes that a signal can reach; raises SlurmRefused."""
     if job is None:
         raise SlurmRefused(f"Slurm knows no job {job_id}", Refusal.NO_SUCH_JOB)
-    if job.state in parse.FINISHED or job.state == "COMPLETING":
+    if job.state in states.FINISHED or job.state == "COMPLETING":
         raise SlurmRefused(f"the job has ended or is ending ({job.state})", Refusal.FINISHED)
-    if job.state not in SIGNALLED:
+    if job.state not in states.SIGNALLED:
         raise SlurmRefused(f"the job is not running ({job.state})", Refusal.NOT_RUNNING)
     return job
 
@@ -122,7 +148,7 @@ def untouched(now: SlurmNode | None, then: SlurmNode) -> None:
         )
 
 
-def judged(verdict: parse.Verdict) -> None:
+def judged(verdict: states.Verdict) -> None:
     """Returns if it was done; raises SlurmRefused if not, SlurmUnavailable if that can't be said."""
     done, why, kind = verdict
     if done is False:

@@ -31,7 +31,7 @@ HOSTILE = {
 def questions() -> dict[str, list[str]]:
     """Name of a listing -> its command, with fixed marks."""
     from watchdog.slurm import parse
-    from watchdog.slurm.command_line import LISTING, NODE_LISTING
+    from watchdog.slurm.listings import LISTING, NODE_LISTING
 
     marks, guessed = parse.Marks("q7f", "q8r"), parse.Marks("xF1f", "xR2r")
     jobs = ["squeue", *LISTING]

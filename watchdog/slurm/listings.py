@@ -1,0 +1,109 @@
+"""Where a client's knowledge comes from: a Protocol, and its form on squeue and sinfo."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable
+from typing import Protocol
+
+import msgspec
+
+from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.slurm import parse
+from watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
+from watchdog.slurm.commands import Answer, Commands, first_line, gather
+
+LISTING = ("--local", "--all", "--states=all")
+"""This cluster only, hidden partitions too, whatever the state."""
+NODE_LISTING = ("--local", "--all", "--Node")
+
+
+class Listings(Protocol):
+    """Answers of Slurm. Each raises SlurmUnavailable or ParseError rather than leave something out."""
+
+    async def view(self) -> SlurmView:
+        """All jobs and all nodes."""
+        ...
+
+    async def job(self, job_id: str) -> SlurmJob | None:
+        """One job with its excluded nodes, None if there is none; raises SlurmRefused for what is not one job."""
+        ...
+
+    async def node(self, name: str) -> SlurmNode | None:
+        """One node, None if there is none of that name."""
+        ...
+
+
+class CommandLineListings:
+    """By squeue and sinfo."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    async def view(self) -> SlurmView:
+        """All jobs, without their excluded nodes, and all nodes."""
+        marks = new_marks()
+        jobs, nodes = await gather(self._jobs(marks), self._nodes(marks))
+        return SlurmView(
+            jobs=await asyncio.to_thread(parse.parse_jobs, whole(jobs, "squeue"), marks),
+            nodes=await asyncio.to_thread(parse.parse_nodes, whole(nodes, "sinfo"), marks),
+        )
+
+    async def job(self, job_id: str) -> SlurmJob | None:
+        """One job with its excluded nodes, by two commands."""
+        marks, which = new_marks(), ("--jobs", job_id)
+        long, short = await gather(
+            self._jobs(marks, *which),
+            self._commands.run(
+                "squeue", *LISTING, *which, SQUEUE_FORMAT=parse.short_format(parse.EXCLUDED_FIELDS, marks)
+            ),
+        )
+        if long.code and parse.says_unknown_job(long.stderr):
+            return None
+        found = one_job(parse.parse_jobs(whole(long, "squeue"), marks), job_id)
+        if found is None:
+            return None
+        excluded = parse.parse_excluded(whole(short, "squeue"), marks, job_id)
+        return msgspec.structs.replace(found, excluded_nodes=excluded)
+
+    async def node(self, name: str) -> SlurmNode | None:
+        """One node."""
+        marks = new_marks()
+        answer = await self._nodes(marks, "--nodes", name)
+        found = parse.parse_nodes(whole(answer, "sinfo"), marks)
+        return next((one for one in found if one.name == name), None)
+
+    def _jobs(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
+        return self._commands.run(
+            "squeue", *LISTING, *which, SQUEUE_FORMAT2=parse.long_format(parse.JOB_FIELDS, marks)
+        )
+
+    def _nodes(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
+        # An administrator's reason is all that a person writes in a node, so this format may be an argument.
+        return self._commands.run(
+            "sinfo", *NODE_LISTING, *which, "-O", parse.long_format(parse.NODE_FIELDS, marks)
+        )
+
+
+def one_job(jobs: tuple[SlurmJob, ...], job_id: str) -> SlurmJob | None:
+    """The job of that id among those that Slurm gave for it, None if it gave none; raises SlurmRefused for others."""
+    for job in jobs:
+        if job.job_id == job_id:
+            return job
+    if not jobs:
+        return None
+    shown = ", ".join(job.job_id for job in jobs[:5])
+    raise SlurmRefused(f"{job_id} does not name one job; Slurm has {shown}", Refusal.NOT_ASKED)
+
+
+def new_marks() -> parse.Marks:
+    """Marks for one call, of 64 random bits each."""
+    return parse.Marks(field=f"x{secrets.token_hex(8)}f", record=f"x{secrets.token_hex(8)}r")
+
+
+def whole(answer: Answer, command: str) -> str:
+    """The text of a listing; raises SlurmUnavailable if the command failed."""
+    if answer.code:
+        raise SlurmUnavailable(f"{command} ended with exit code {answer.code}: {first_line(answer.stderr)}")
+    return answer.stdout

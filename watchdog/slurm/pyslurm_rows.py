@@ -1,0 +1,180 @@
+"""Pure: what pyslurm's objects say, into the same values that the commands' listings give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from watchdog.model import SlurmJob, SlurmNode
+from watchdog.slurm import parse
+from watchdog.slurm.states import is_held
+
+NO_HOST = frozenset({"", "n/a"})
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """pyslurm.Job's attributes. Times are seconds since the epoch, None or 0 for none; `time_limit` is minutes."""
+
+    id: int
+    state: str
+    user_id: int
+    user_name: str = ""
+    array_id: int | None = None
+    array_task_id: int | None = None
+    array_tasks_waiting: str | None = None
+    array_tasks_parallel: int | None = None
+    heterogeneous_id: int | None = None
+    heterogeneous_offset: int | None = None
+    requeue_count: int = 0
+    is_batch_job: bool = False
+    is_requeueable: bool = False
+    priority: int | None = None
+    start_time: int | None = None
+    submit_time: int | None = None
+    eligible_time: int | None = None
+    partition: str | None = None
+    allocated_nodes: str | None = None
+    batch_host: str | None = None
+    required_nodes: str | None = None
+    excluded_nodes: str | None = None
+    num_nodes: int | None = None
+    time_limit: int | None = None
+    name: str | None = None
+    state_reason: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    dependencies: dict[str, Any] | None = None
+    command: str | None = None
+    working_directory: str | None = None
+    standard_output: str | None = None
+    standard_error: str | None = None
+    comment: str | None = None
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """pyslurm.Node's attributes."""
+
+    name: str
+    state: str
+    address: str | None = None
+    reason: str | None = None
+    reason_time: int | None = None
+    reason_user: str | None = None
+    partitions: list[str] | None = None
+
+
+def read_jobs(rows: object) -> tuple[SlurmJob, ...]:
+    """A listing of jobs, with their excluded nodes. Raises ParseError."""
+    try:
+        return tuple(_job(row) for row in msgspec.convert(rows, list[JobRow]))
+    except msgspec.ValidationError as error:
+        raise parse.ParseError(f"pyslurm's jobs are not as expected: {error}") from error
+
+
+def read_nodes(rows: object) -> tuple[SlurmNode, ...]:
+    """A listing of nodes. Raises ParseError."""
+    try:
+        return tuple(_node(row) for row in msgspec.convert(rows, list[NodeRow]))
+    except msgspec.ValidationError as error:
+        raise parse.ParseError(f"pyslurm's nodes are not as expected: {error}") from error
+
+
+def _job(row: JobRow) -> SlurmJob:
+    job_id, raw_id = job_id_of(row), str(row.id)
+    waiting = _waiting(row)
+    in_array = row.array_task_id is not None or bool(waiting)
+    host = row.batch_host or ""
+    batch_host = host if row.is_batch_job and host not in NO_HOST else None
+    names = parse.Names(raw_id, job_id, row.user_name, row.name or "", batch_host or "")
+    workdir, reason = row.working_directory or "", row.state_reason or "None"
+    return SlurmJob(
+        job_id=job_id,
+        raw_id=raw_id,
+        state=parse.checked_state(row.state, job_id),
+        reason=reason,
+        name=row.name or "",
+        user=row.user_name,
+        uid=row.user_id,
+        account=row.account or "",
+        partition=row.partition or "",
+        nodes=parse.expand_nodes(row.allocated_nodes or ""),
+        batch_host=batch_host,
+        restarts=row.requeue_count,
+        start_at=None if row.state == "PENDING" else _time(row.start_time),
+        is_batch=row.is_batch_job,
+        requeueable=row.is_requeueable,
+        held=is_held(row.state, reason, row.priority),
+        stdout=parse.expand_path(row.standard_output or "", workdir, names) if row.is_batch_job else None,
+        stderr=parse.expand_path(row.standard_error or row.standard_output or "", workdir, names)
+        if row.is_batch_job
+        else None,
+        workdir=workdir or None,
+        comment=row.comment or "",
+        excluded_nodes=parse.expand_nodes(row.excluded_nodes or ""),
+        required_nodes=parse.expand_nodes(row.required_nodes or ""),
+        node_count=row.num_nodes,
+        time_limit_s=None if row.time_limit is None else row.time_limit * 60.0,
+        qos=row.qos or "",
+        reservation=row.reservation or "",
+        dependency=dependency_text(row.dependencies),
+        submit_at=_time(row.submit_time),
+        eligible_at=_time(row.eligible_time),
+        array_job_id=str(row.array_id) if in_array else "",
+        array_tasks=str(row.array_task_id) if row.array_task_id is not None else waiting,
+        het_job_id=str(row.heterogeneous_id) if row.heterogeneous_id else "",
+        het_offset=row.heterogeneous_offset if row.heterogeneous_id else None,
+        script_path=row.command or "",
+    )
+
+
+def job_id_of(row: JobRow) -> str:
+    """As squeue writes it: `12`, `12_3`, `12_[4-9%2]`, `12+1`; the first component of a heterogeneous job is `12`."""
+    if row.array_task_id is not None:
+        return f"{row.array_id}_{row.array_task_id}"
+    if waiting := _waiting(row):
+        return f"{row.array_id}_[{waiting}]"
+    if row.heterogeneous_id and row.heterogeneous_offset:
+        return f"{row.heterogeneous_id}+{row.heterogeneous_offset}"
+    return str(row.id)
+
+
+def _waiting(row: JobRow) -> str:
+    """The elements that have not started, with how many may run at once; pyslurm leaves that out of the first."""
+    if not row.array_tasks_waiting:
+        return ""
+    return row.array_tasks_waiting + (f"%{row.array_tasks_parallel}" if row.array_tasks_parallel else "")
+
+
+def dependency_text(dependencies: dict[str, Any] | None) -> str:
+    """Slurm's words for it, put together again from pyslurm's dictionary."""
+    if not dependencies:
+        return ""
+    mark = "?" if dependencies.get("satisfy") == "any" else ","
+    parts = ["singleton"] if dependencies.get("singleton") else []
+    parts += [
+        f"{kind}:{':'.join(str(job) for job in jobs)}"
+        for kind, jobs in dependencies.items()
+        if isinstance(jobs, list) and jobs
+    ]
+    return mark.join(parts)
+
+
+def _node(row: NodeRow) -> SlurmNode:
+    if not parse.NODE_NAME.fullmatch(row.name):
+        raise parse.ParseError(f"no name of a node: {row.name[:80]!r}")
+    reason = "" if row.reason in {None, "none"} else row.reason or ""
+    return SlurmNode(
+        name=row.name,
+        address=row.address or "",
+        state=row.state.upper(),
+        reason=reason,
+        reason_at=_time(row.reason_time),
+        reason_user=(row.reason_user or "") if row.reason_time else "",
+        partitions=tuple(sorted(set(row.partitions or ()))),
+    )
+
+
+def _time(value: int | None) -> float | None:
+    return float(value) if value else None

@@ -165,6 +165,15 @@ class Controller(Section):
 class Slurm(Section):
     """How the controller talks to Slurm."""
 
+    client: Literal["auto", "pyslurm", "command_line"] = Field(
+        "auto",
+        description="Who lists jobs and nodes: pyslurm, which must be of the site's Slurm release and runs in a process of "
+        "its own, or squeue and sinfo. auto = pyslurm where it is installed and starts. Changes always go by Slurm's commands.",
+    )
+    pyslurm_python: str = Field(
+        "",
+        description="The interpreter that has pyslurm, such as /usr/bin/python3; empty = the watchdog's own.",
+    )
     bin_directory: str = Field("", description="Where squeue and scontrol are; empty = PATH.")
     poll_interval: Span = Field(10.0, description="Time between two listings of jobs and nodes.")
     deadline: Span = Field(20.0, description="An answer that takes longer counts as unknown, never as empty.")

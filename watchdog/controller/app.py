@@ -26,7 +26,7 @@ from watchdog.controller.watch import Controller
 from watchdog.notify.make import make_notifier
 from watchdog.notify.queue import Notifier
 from watchdog.runner import sd_notify
-from watchdog.slurm.command_line import CommandLineSlurm
+from watchdog.slurm.choose import make_client
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,9 @@ async def _serve(
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     metrics = ControllerMetrics()
-    slurm = CommandLineSlurm(
+    slurm = make_client(
+        config.slurm.client,
+        pyslurm_python=config.slurm.pyslurm_python,
         bin_directory=config.slurm.bin_directory,
         deadline_s=config.slurm.deadline,
         observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),

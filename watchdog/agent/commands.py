@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 KILL_SWITCH_BASE = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the agent, one a run; anywhere else they are the user's business."""
 REMEMBERED = 1000
+COLLECTIONS = 4
+"""Jobs of which evidence is collected at the same time."""
 MAX_PATH = 4096  # linux/limits.h
 MAX_UID = 2**32 - 2
 """The last number means `nobody in particular` to the kernel (chown(2))."""
@@ -170,8 +172,8 @@ class Commands:
         )
 
     def _start_collection(self, command: CollectEvidence, now: float) -> bool:
-        """One at a time: the load on the node is that of one."""
-        if self._collections:
+        """A few at a time, for jobs that share the node: each of them mostly waits between its dumps, which one child makes."""
+        if len(self._collections) >= COLLECTIONS:
             return False
         mine = tuple(process for process in self.processes if process.job_id == command.job_id)
         if not mine:

@@ -125,13 +125,14 @@ def scan(block: bytes, seen: Seen | None = None, own: tuple[Pattern, ...] = ()) 
     """
     seen = Seen() if seen is None else seen
     found = Scan()
-    pieces = list(_pieces(block))
-    for number, piece in enumerate(pieces, 1):
-        _scan_piece(piece, seen, found, own, number % SAMPLE_PIECES == 0 or number == len(pieces))
+    parts = list(pieces(block))
+    for number, piece in enumerate(parts, 1):
+        _scan_piece(piece, seen, found, own, number % SAMPLE_PIECES == 0 or number == len(parts))
     return found
 
 
-def _pieces(block: bytes) -> Iterator[bytes]:
+def pieces(block: bytes) -> Iterator[bytes]:
+    """The block in parts of whole lines, each of at most PIECE bytes if its lines allow."""
     start = 0
     while len(block) - start > PIECE:
         end = block.rfind(b"\n", start, start + PIECE) + 1

@@ -15,7 +15,8 @@ from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
-from watchdog.model import Finding, Kind, StacksWanted, Truth
+from watchdog.knowledge.frames import Place
+from watchdog.model import Culprit, Finding, Kind, StacksWanted, Truth
 
 SPACING = 0.15
 """Time between two dumps as a share of the limit: three dumps between suspicion and verdict."""
@@ -24,6 +25,10 @@ SPACING = 0.15
 class Settings(LimitSettings, Protocol):
     @property
     def busy_limit(self) -> float: ...
+
+
+FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
+"""Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep) are waits like any other."""
 
 
 def detect(view: ClusterView, settings: Settings) -> list[Finding]:
@@ -70,7 +75,26 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
     checkpoint_s = with_a_step(job, settings.checkpoint_floor)
     if voted.checkpointing and limit.seconds < checkpoint_s:
         limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
-    return _accuse(job, finding, limit, voted, max(busy_limit_s, limit.seconds))
+    alone = _alone(job, voted, standing(job, now, limit.seconds))
+    return _accuse(job, finding, limit, voted, max(busy_limit_s, limit.seconds), alone)
+
+
+def _alone(job: JobView, voted: Vote, seen: Standing) -> tuple[Culprit, ...]:
+    """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long, and neither it nor its
+    workers nor its GPU do anything. Nobody else can tell that it is waited for."""
+    still = voted.moving is False and not voted.checkpointing and seen.stands
+    if (
+        len(job.ranks) != 1
+        or (job.ranks[0].process.world_size or 1) > 1
+        or not still
+        or len(voted.groups) != 1
+    ):
+        return ()
+    group, rank = voted.groups[0], job.ranks[0]
+    if group.place not in FAULTS_OF_ONE:
+        return ()
+    reason = f"{group.place}, in {group.frames[0]}"
+    return (Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason),)
 
 
 def _accuse_by_gpus(
@@ -103,7 +127,14 @@ def _accuse_by_gpus(
     )
 
 
-def _accuse(job: JobView, finding: Finding, limit: Limit, voted: Vote, busy_limit_s: float) -> Finding:
+def _accuse(
+    job: JobView,
+    finding: Finding,
+    limit: Limit,
+    voted: Vote,
+    busy_limit_s: float,
+    alone: tuple[Culprit, ...] = (),
+) -> Finding:
     """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective. Else it is no hang that is known:
     `stalled_progress` tells of it much later.
 
@@ -111,8 +142,8 @@ def _accuse(job: JobView, finding: Finding, limit: Limit, voted: Vote, busy_limi
     that is down, or a log that is not written while the job goes on: time has to tell these two apart.
     """
     age_s = finding.lasted_s
-    stuck = voted.moving is False and voted.waiting > 0 and not voted.missing
-    culprits = (*voted.outside, *voted.undumped) if stuck else ()
+    stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing
+    culprits = alone or ((*voted.outside, *voted.undumped) if stuck else ())
     if age_s < limit.seconds or not stuck:
         return replace(
             finding,
@@ -129,7 +160,9 @@ def _accuse(job: JobView, finding: Finding, limit: Limit, voted: Vote, busy_limi
         if progress
         else "before its first step"
     )
-    if culprits:
+    if alone:
+        who = f"{describe(alone[0])} {alone[0].reason}, and does nothing"
+    elif culprits:
         first = culprits[0]
         more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
         it = "them" if more else "it"

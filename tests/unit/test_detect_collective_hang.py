@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from msgspec.structs import replace
+
 from tests.unit.builders import (
     BACKWARD,
     BARRIER,
@@ -23,7 +25,8 @@ from tests.unit.builders import (
     still,
 )
 from watchdog.detect.collective_hang import detect
-from watchdog.model import Finding, StacksWanted, Truth
+from watchdog.detect.view import JobView
+from watchdog.model import Finding, Role, StacksWanted, Truth
 
 
 @dataclass(frozen=True)
@@ -193,3 +196,43 @@ def test_stacks_that_move_are_no_hang_however_long() -> None:
         snapshot(10, [stack(r, COMPUTE) for r in range(4)]),
     )
     assert judge(progress=progress(1811.0), snapshots=moving).truth is Truth.UNKNOWN
+
+
+def alone(lines: tuple[str, ...]) -> JobView:
+    """A job of one rank that stands in `lines`, dump after dump, and does nothing, nor does anybody else of it."""
+    rank = replace(seen(0, world_size=1), cpu_ratio=0.0, io_bytes_s=0.0)
+    return job(
+        job=slurm_job(nodes=("n1",)), processes=(rank,), progress=progress(400.0), snapshots=still(lines)
+    )
+
+
+def judge_one(view: JobView) -> Finding:
+    (finding,) = detect(cluster(view), Settings())
+    return finding
+
+
+@pytest.mark.parametrize("lines", [LOADER, ("Lock.acquire (threading.py)", "train (t.py)")])
+def test_a_rank_that_has_no_peers_is_named_where_only_a_fault_keeps_it(lines) -> None:
+    finding = judge_one(alone(lines))
+    assert (finding.truth, [c.rank for c in finding.culprits], finding.actionable) == (Truth.BAD, [0], True)
+    assert "does nothing" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        COMPUTE,
+        SAVE,
+        ("sleep (time.py)", "train (t.py)"),
+        ("SSLSocket.read (ssl.py)", "urlopen (urllib/request.py)"),
+    ],
+)
+def test_a_rank_that_has_no_peers_and_may_be_waiting_for_something_is_not_accused(lines) -> None:
+    assert judge_one(alone(lines)).truth is not Truth.BAD
+
+
+@pytest.mark.parametrize("ratio", [0.9, None])
+def test_a_rank_that_has_no_peers_is_not_accused_while_its_loaders_work_or_are_not_known(ratio) -> None:
+    view = alone(LOADER)
+    worker = replace(seen(0, pid=500, role=Role.WORKER, world_size=1), cpu_ratio=ratio, io_bytes_s=0.0)
+    assert judge_one(replace(view, processes=(*view.processes, worker))).truth is not Truth.BAD

@@ -55,6 +55,11 @@ class StalledProgress(Detector):
         description="Limit while somebody works, or nobody knows; a loop of which it is known that nobody in it does anything is told "
         "at its own limit.",
     )
+    start_limit: Span = Field(
+        5400.0,
+        description="Time to the first step of a run, of a training whose log can be read; told only if it is known that its ranks do "
+        "nothing, or few of them nothing while the others wait on their GPUs.",
+    )
 
 
 class WedgedTeardown(Detector):

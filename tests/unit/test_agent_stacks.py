@@ -49,6 +49,12 @@ def test_a_dump_of_py_spy() -> None:
     assert threads[2].name == "MainThread"
 
 
+def test_who_holds_the_interpreters_lock_is_told() -> None:
+    rows = json.loads(DUMP)
+    rows[1]["owns_gil"] = True
+    assert [thread.owns_gil for thread in parse_dump(json.dumps(rows).encode())] == [False, True, False]
+
+
 @pytest.mark.parametrize("text", [b"", b"Error: Failed to suspend process", b'{"a": 1}'])
 def test_what_is_no_dump_says_so(text: bytes) -> None:
     with pytest.raises(ValueError, match="py-spy printed something else"):

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from watchdog import clock
 from watchdog.controller.packed import pack
 from watchdog.controller.pulses import is_announced
-from watchdog.detect.view import JobView, StackSnapshot
+from watchdog.detect.view import ClusterView, JobView, StackSnapshot
 from watchdog.diagnose.differences import RankFacts
 from watchdog.diagnose.filesystem import probes_wanted
 from watchdog.diagnose.verdict import Diagnosis, Gathered, diagnose
@@ -61,8 +61,12 @@ AGAIN_S: Final = 300.0
 """Evidence of the same run that is younger than this is not collected a second time for another incident."""
 SLACK_S: Final = 30.0
 """For a node to fetch its command, to read everything but stacks, and to send the answer."""
-KEPT: Final = 16
-"""Collections that are remembered, without their stacks, for those who asked for them."""
+KEPT: Final = 64
+"""Collections that are remembered when they are over, without their stacks, for those who asked for them and lest they be made twice."""
+PROBES_S: Final = 15.0
+"""For the answers of nodes that are still being asked about a filesystem when all evidence is in: a probe's deadline and a report."""
+MAX_ERROR: Final = 300
+"""Characters of a node's reason that are kept."""
 MAX_KEPT_BYTES: Final = 96 << 20
 """Of one collection in the journal, packed; what comes beyond that is judged and not kept."""
 LARGE_BYTES: Final = 1 << 20
@@ -98,6 +102,8 @@ class Collected:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     diagnosis: Diagnosis | None = None
     took_s: float | None = None
+    error: str | None = None
+    """Why it was given up."""
     kept_bytes: int = 0
     not_kept: int = 0
     """Nodes whose answer was judged, and was too much to be kept."""
@@ -143,7 +149,9 @@ class _Shared:
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
 
     def of(self, rank: RankEvidence) -> RankEvidence:
-        dumps = tuple(replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps)
+        dumps = tuple(
+            replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps[:DUMPS]
+        )
         environment = tuple(self._pairs.setdefault(pair, pair) for pair in rank.environment)
         return replace(
             rank,
@@ -164,8 +172,11 @@ class _Shared:
 class Collector:
     """Starts collections, and knows those that run. One event loop owns it."""
 
-    def __init__(self, controller: Controller):
+    def __init__(
+        self, controller: Controller, *, slack_s: float = SLACK_S, silence_every_s: float = SILENCE_EVERY_S
+    ):
         self._c = controller
+        self._slack_s, self._silence_every_s = slack_s, silence_every_s
         self._spread_s = controller.config.controller.evidence_spread
         self._keep_s = controller.config.controller.evidence_keep
         self._limit_s = controller.config.ladder.evidence_limit
@@ -202,8 +213,7 @@ class Collector:
             )  # fmt: skip
             self._running[found.key] = found
             self._known[found.id] = found
-            while len(self._known) > KEPT:
-                self._known.popitem(last=False)
+            self._forget()
             self._spawn(self._collect(found))
         elif incident_id is not None and found.incident_id is None:
             found.incident_id = incident_id
@@ -211,6 +221,12 @@ class Collector:
                 self._keep(found, "node", packed)
             found.packed.clear()
         return found
+
+    def _forget(self) -> None:
+        """The oldest of those that are over; one that runs is somebody's answer."""
+        over = [each.id for each in self._known.values() if each.finished.is_set()]
+        for collection_id in over[: max(0, len(over) - KEPT)]:
+            del self._known[collection_id]
 
     def known(self, collection_id: str) -> Collected | None:
         """One that runs, or was over lately."""
@@ -230,6 +246,8 @@ class Collector:
             await asyncio.wait_for(found.finished.wait(), self._limit_s)
         except TimeoutError:
             return RungOutcome.FAILED, f"not complete within {self._limit_s:.0f} s: {found.sentence()}"
+        if found.error is not None:
+            return RungOutcome.FAILED, f"given up ({found.error}): {found.sentence()}"
         return RungOutcome.DONE, found.sentence()
 
     def _recent(self, key: tuple[str, int], now: float) -> Collected | None:
@@ -245,20 +263,38 @@ class Collector:
             async with self._slots:
                 self._want_probes(found)
                 await self._ask_all(found)
+                await self._hear_probes(found)
                 self._conclude(found)
+        except (Exception, asyncio.CancelledError) as error:
+            found.error = type(error).__name__
+            raise
         finally:
             self._running.pop(found.key, None)
             found.rows, found.packed, found.settings, found.shared = [], [], {}, None
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
 
-    def _want_probes(self, found: Collected) -> None:
-        """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem."""
-        view = self._c.judge.view
+    def _want_probes(self, found: Collected) -> frozenset[str]:
+        """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem. Returns these mounts."""
+        now = clock.monotonic()
+        view = self._view(now)
+        mounts = set()
         for filesystem in view.filesystems:
             if any(p.process.job_id == found.job.job_id for p in filesystem.blocked):
+                mounts.add(filesystem.mount)
                 for wanted in probes_wanted(view, filesystem):
-                    self._c.evidence.probe(wanted, clock.monotonic())
+                    self._c.evidence.probe(wanted, now)
+        return frozenset(mounts)
+
+    async def _hear_probes(self, found: Collected) -> None:
+        """Whose fault a blocked filesystem is, the other nodes tell: their answers are waited for."""
+        mounts = self._want_probes(found)
+        if mounts:
+            await self._c.evidence.answered(mounts, PROBES_S)
+
+    def _view(self, now: float) -> ClusterView:
+        """As the last tick saw everything, with the filesystems as they are now."""
+        return replace(self._c.judge.view, filesystems=self._c.state.filesystem_views(now))
 
     async def _ask_all(self, found: Collected) -> None:
         """Asks every node that reports; one that falls silent meanwhile is not waited for."""
@@ -270,7 +306,7 @@ class Collector:
                     tasks[node].cancel()
                     progress = found.nodes[node]
                     progress.state, progress.error = "failed", f"the agent on {node} does not report"
-                await asyncio.wait([tasks[node] for node in pending], timeout=SILENCE_EVERY_S)
+                await asyncio.wait([tasks[node] for node in pending], timeout=self._silence_every_s)
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -281,18 +317,17 @@ class Collector:
 
     async def _ask(self, found: Collected, node: str) -> None:
         progress = found.nodes[node]
-        expires_s = self._spread_s + SLACK_S
+        expires_s = self._spread_s + self._slack_s
         command = CollectEvidence(
             id=uuid.uuid4().hex, job_id=found.job.process_id, restarts=found.job.restarts, expires_s=expires_s,
             dumps=DUMPS, apart_s=self._spread_s / (DUMPS - 1),
         )  # fmt: skip
         result = await self._c.desk.ask(node, command, expires_s + 3 * self._interval_s)
         evidence = result.evidence
-        if evidence is None:
-            progress.state, progress.error = (
-                "failed",
-                result.error or "it sent no evidence: is its release older?",
-            )
+        if evidence is None or evidence.job_id != command.job_id:
+            other = None if evidence is None else "it answered about another job"
+            why = other or result.error or "it sent no evidence: is its release older?"
+            progress.state, progress.error = "failed", why[:MAX_ERROR]
             return
         await self._take(found, node, evidence)
         ranks = [rank for rank in evidence.ranks if rank.role is Role.RANK]
@@ -380,7 +415,7 @@ class Collector:
             silent=silent,
         )
         return diagnose(
-            self._c.judge.view,
+            self._view(now),
             view,
             gathered,
             blocked_for_s=self._c.config.detectors.filesystem_stall.blocked_for,

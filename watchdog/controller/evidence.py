@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Coroutine, Iterable
+from typing import Final
 
 from watchdog.clock import monotonic
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.state import ClusterState
 from watchdog.model import DumpStacks, Finding, ProbeMount, ProbeWanted, ProcessStack, SlurmJob, StacksWanted
 
-DUMP_DEADLINE_S = 25.0
+log = logging.getLogger(__name__)
+
+DUMP_DEADLINE_S: Final = 25.0
 """For one node: two report intervals and 8 ranks x 1 s of py-spy."""
-PROBE_EVERY_S = 15.0
+PROBE_EVERY_S: Final = 15.0
 """A filesystem in trouble is asked this often whether it answers again."""
-LATER_DUMPS_EVERY_S = 300.0
+LATER_DUMPS_EVERY_S: Final = 300.0
 """Once several dumps are in, the stacks are refreshed no more often than this."""
-EARLY_DUMPS = 3
+EARLY_DUMPS: Final = 3
+REMEMBERED: Final = 1024
+"""When what was asked; beyond so many the questions that may be asked again anyway are forgotten."""
 
 
 class EvidenceDesk:
@@ -51,7 +57,7 @@ class EvidenceDesk:
         every_s = wanted.apart_s if taken < EARLY_DUMPS else LATER_DUMPS_EVERY_S
         if key in self._tasks or now - last_at < every_s:
             return
-        self._last[key] = now
+        self._note(key, now)
         self._spawn(key, self._dump_job(view.job))
 
     async def _dump_job(self, job: SlurmJob) -> None:
@@ -83,7 +89,7 @@ class EvidenceDesk:
             last_at = self._last.get(key, float("-inf"))
             if key in self._tasks or now - last_at < self._probe_every_s:
                 continue
-            self._last[key] = now
+            self._note(key, now)
             self._spawn(key, self._probe_node(node, wanted))
 
     async def _probe_node(self, node: str, wanted: ProbeWanted) -> None:
@@ -98,10 +104,36 @@ class EvidenceDesk:
         if result.probe is not None:
             self._state.apply_probe(node, result.probe, monotonic())
 
+    async def answered(self, mounts: Iterable[str], limit_s: float) -> None:
+        """Waits until nobody is being asked about one of these mounts, but no longer than `limit_s`."""
+        ends = tuple(f":{mount}" for mount in mounts)
+        out = [
+            task
+            for key, task in self._tasks.items()
+            if key.startswith("probe:") and key.partition(":")[2].endswith(ends)
+        ]
+        if ends and out:
+            await asyncio.wait(out, timeout=limit_s)
+
+    def _note(self, key: str, now: float) -> None:
+        """Remembers that it was asked. What may be asked again by now needs no memory."""
+        self._last[key] = now
+        if len(self._last) > REMEMBERED:
+            self._last = {
+                each: at
+                for each, at in self._last.items()
+                if each in self._tasks or now - at < LATER_DUMPS_EVERY_S
+            }
+
     def _spawn(self, key: str, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks[key] = task
-        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        task.add_done_callback(lambda ended: self._ended(key, ended))
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", key, exc_info=error)
 
     async def close(self) -> None:
         for task in list(self._tasks.values()):

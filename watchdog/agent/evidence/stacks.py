@@ -46,6 +46,7 @@ class _SpyThread(msgspec.Struct):
     thread_name: str | None = None
     os_thread_id: int | None = None
     active: bool = False
+    owns_gil: bool = False
     frames: list[_SpyFrame] = []
 
 
@@ -79,6 +80,7 @@ def parse_dump(text: bytes) -> tuple[ThreadStack, ...]:
             # A program that never imported `threading` has no names for its threads.
             name=thread.thread_name or ("MainThread" if thread.os_thread_id == thread.pid else ""),
             active=thread.active,
+            owns_gil=thread.owns_gil,
             frames=tuple(
                 Frame(function=frame.name, file=frame.short_filename or frame.filename, line=frame.line)
                 for frame in thread.frames[:MAX_FRAMES]

@@ -57,7 +57,13 @@ def perform(works: list[Work], python: str, mode: str, at_once: int) -> list[Res
                 return Result(work[0], bound_s=0.0, false_incidents=[f"broke down: {type(error).__name__}"])
 
         with ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(one, works))
+            futures = [pool.submit(one, work) for work in works]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:  # Ctrl-C, SIGTERM: nobody waits for the end of what runs
+                stage.closing = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
 
 def write(figures: Figures, result: Result) -> None:

@@ -59,7 +59,7 @@ def _thaw(job: Job) -> None:
 
 def _freeze_for_a_while(job: Job) -> None:
     _freeze(job)
-    time.sleep(40)
+    job.stage.pause(40)
     _thaw(job)
 
 

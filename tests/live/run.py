@@ -87,7 +87,7 @@ def _first(job: Job, fault: Fault, result: Result, at: float) -> dict[str, Any] 
                 told.add(each["id"])
                 result.false_incidents.append(f"{each['kind']}: {each['summary']}")
                 result.say(f"FALSE {each['kind']}: {each['summary']}")
-        time.sleep(LOOK_EVERY_S)
+        job.stage.pause(LOOK_EVERY_S)
     result.say(f"NOTHING was said; its log ends with: {job.text()[-300:]}")
     return None
 
@@ -105,7 +105,7 @@ def _diagnosis(job: Job, fault: Fault, result: Result, incident: dict[str, Any])
         if time.time() > deadline:
             result.say("no diagnosis came")
             return
-        time.sleep(LOOK_EVERY_S)
+        job.stage.pause(LOOK_EVERY_S)
     document, _ = found
     result.diagnosis_s = time.time() - incident["seen"]
     result.diagnosis_right = _named(job, fault, document["culprits"], "host")
@@ -145,7 +145,7 @@ def run_healthy(stage: Stage, thing: Healthy, launcher: str) -> Result:
                     told.add(each["id"])
                     result.false_incidents.append(f"{each['kind']}: {each['summary']}")
                     result.say(f"FALSE {each['kind']}: {each['summary']}")
-            time.sleep(LOOK_EVERY_S)
+            job.stage.pause(LOOK_EVERY_S)
         result.stopped = job.stopped()
         result.acted = not thing.ends and int(stage.cluster.job(job.job_id)["Restarts"]) > 0
         result.say(

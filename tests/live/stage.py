@@ -7,8 +7,9 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ def python_with_torch() -> str | None:
         if path and os.access(path, os.X_OK):
             return str(path)
     return None
+
+
+class Over(Exception):
+    """Somebody has ended the whole run."""
 
 
 @dataclass
@@ -113,7 +118,9 @@ class Stage:
     cluster: Cluster
     watchdog: Watchdog
     python: str
-    _number: int = field(default=0)
+    closing: bool = False
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    """Trainings are started from several threads."""
 
     def submit(
         self,
@@ -124,14 +131,14 @@ class Stage:
         steps: int = 100000,
     ) -> Job:
         """Starts a training of two ranks a node; `launcher` is srun (a task a rank) or torchrun (a launcher a node)."""
-        self._number += 1
+        number = next(self._numbers)
         base = Path(self.cluster.directory) / "trainings"
         base.mkdir(exist_ok=True)
-        place, faults = base / f"{self._number}-{name}", base / f"{self._number}-{name}-faults"
+        place, faults = base / f"{number}-{name}", base / f"{number}-{name}-faults"
         place.mkdir()
         faults.mkdir()
         words = f"{TRAINER} --place {place} --faults {faults} --steps {steps} {' '.join(options)}"
-        port = FIRST_PORT + self._number
+        port = FIRST_PORT + number
         if launcher == "srun":
             tasks, command = RANKS_PER_NODE, f"{self.python} {words}"
         else:
@@ -145,7 +152,7 @@ class Stage:
             f"export MASTER_ADDR={nodes[0]} MASTER_PORT={port} GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1\n"
             f"srun --ntasks-per-node={tasks} bash -c '{command}'\n"
         )
-        output = base / f"{self._number}-{name}.out"
+        output = base / f"{number}-{name}.out"
         job_id = self.cluster.sbatch(
             script, f"-N{len(nodes)}", f"--ntasks-per-node={tasks}", f"--nodelist={','.join(nodes)}", f"--output={output}",
             f"--job-name={name}",
@@ -161,7 +168,20 @@ class Stage:
         )
 
     def until(self, condition: Callable[[], Any], patience_s: float, what: str = "") -> Any:
-        return self.watchdog.wait_for(condition, patience_s, what)
+        """The first true value of `condition`. Raises WatchdogError if there is none in time, Over if the stage is closed."""
+
+        def look() -> Any:
+            if self.closing:
+                raise Over(what)
+            return condition()
+
+        return self.watchdog.wait_for(look, patience_s, what)
+
+    def pause(self, seconds: float) -> None:
+        """Between two looks."""
+        if self.closing:
+            raise Over
+        time.sleep(seconds)
 
 
 def typical(steps: list[tuple[int, float]]) -> float:

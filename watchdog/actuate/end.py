@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from watchdog.actuate.restart import refusal
 from watchdog.model import Decision, Fence, RungOutcome, SlurmJob
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable, Submission
 
@@ -22,7 +23,7 @@ async def cancel(client: SlurmClient, fence: Fence) -> Outcome:
         await client.cancel(fence.job_id)
         after = await client.read_job(fence.job_id)
     except SlurmRefused as error:
-        return (RungOutcome.FAILED if error.terminal else RungOutcome.UNKNOWN), str(error)
+        return refusal(error)
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, str(error)
     if after is not None and after.state in ("RUNNING", "PENDING", "SUSPENDED"):
@@ -36,7 +37,7 @@ async def hold(client: SlurmClient, job_id: str) -> Outcome:
         await client.hold(job_id)
         after = await client.read_job(job_id)
     except SlurmRefused as error:
-        return (RungOutcome.FAILED if error.terminal else RungOutcome.UNKNOWN), str(error)
+        return refusal(error)
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, str(error)
     if after is None or not after.held:
@@ -57,7 +58,7 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
         job = await client.read_job(job_id)
         script = await client.read_script(job_id)
     except SlurmRefused as error:
-        return (RungOutcome.FAILED if error.terminal else RungOutcome.UNKNOWN), str(error)
+        return refusal(error)
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, f"nothing was submitted: {error}"
     if job is None or job.restarts != decision.fence.restarts:
@@ -71,7 +72,7 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
     try:
         new = await client.submit(submission)
     except SlurmRefused as error:
-        return (RungOutcome.FAILED if error.terminal else RungOutcome.UNKNOWN), str(error)
+        return refusal(error)
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, f"it may have been submitted: {error}"
     return RungOutcome.DONE, f"submitted again as job {new}, held"

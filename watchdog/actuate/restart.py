@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from watchdog.model import Fence, RungOutcome
-from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+from watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
 Outcome = tuple[RungOutcome, str]
 """What became of a rung, and a sentence about it."""
@@ -29,7 +29,7 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
         await client.requeue_hold(fence.job_id, only_unfinished=only_unfinished)
         after = await client.read_job(fence.job_id)
     except SlurmRefused as error:
-        return await _ended_meanwhile(client, fence, str(error))
+        return await _ended_meanwhile(client, fence, error)
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, str(error)
     if after is not None and after.restarts == fence.restarts:
@@ -37,15 +37,22 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
     return RungOutcome.DONE, "requeued and held"
 
 
-async def _ended_meanwhile(client: SlurmClient, fence: Fence, refusal: str) -> Outcome:
+async def _ended_meanwhile(client: SlurmClient, fence: Fence, said: SlurmRefused) -> Outcome:
     """A run that ended between the look and the request is no refusal for good: the ladder looks again."""
     try:
         job = await client.read_job(fence.job_id)
     except (SlurmUnavailable, SlurmRefused):
-        return RungOutcome.FAILED, refusal
+        return refusal(said)
     if job is not None and job.state != "RUNNING":
-        return RungOutcome.UNKNOWN, f"the job had become {job.state}: {refusal}"
-    return RungOutcome.FAILED, refusal
+        final = said.kind in (Refusal.NO_PERMISSION, Refusal.NOT_BATCH, Refusal.NOT_REQUEUEABLE)
+        outcome = RungOutcome.FAILED if final else RungOutcome.UNKNOWN
+        return outcome, f"the job had become {job.state}: {said}"
+    return refusal(said)
+
+
+def refusal(error: SlurmRefused) -> Outcome:
+    """A no for good ends the rung; one that the job's next state may lift is tried again."""
+    return (RungOutcome.FAILED if error.terminal else RungOutcome.UNKNOWN), str(error)
 
 
 async def exclude(client: SlurmClient, job_id: str, nodes: Sequence[str]) -> Outcome:
@@ -54,7 +61,7 @@ async def exclude(client: SlurmClient, job_id: str, nodes: Sequence[str]) -> Out
         await client.set_excluded_nodes(job_id, nodes)
         after = await client.read_job(job_id)
     except SlurmRefused as error:
-        return RungOutcome.FAILED, str(error)
+        return refusal(error)
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, str(error)
     missing = set(nodes) - set(after.excluded_nodes if after else ())
@@ -72,7 +79,7 @@ async def release(client: SlurmClient, job_id: str) -> Outcome:
         await client.release(job_id)
         after = await client.read_job(job_id)
     except SlurmRefused as error:
-        return RungOutcome.FAILED, str(error)
+        return refusal(error)
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, str(error)
     if after is not None and after.held:

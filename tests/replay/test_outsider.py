@@ -33,7 +33,7 @@ class Trace:
         self.freed: set[int] = set()
         """Ranks whose GPU is empty."""
         self.silent: set[str] = set()
-        self.slower = 1.0
+        self.slower, self.every = 1.0, 5.0
         self.next_step_at = 10.0
         self.job("RUNNING")
 
@@ -53,7 +53,7 @@ class Trace:
     def go_on(self, seconds: float, *, steps: bool = False) -> None:
         until = self.t + seconds
         while self.t < until:
-            now = self.t + 5.0
+            now = self.t + self.every
             self.next_step_at = max(self.next_step_at, self.t)
             while steps and self.next_step_at < now:
                 self.t, took_s = self.next_step_at, 10 * self.slower * self.random.uniform(0.99, 1.01)
@@ -246,3 +246,15 @@ def test_lines_that_are_dated_when_they_were_read_say_nothing_about_the_time_of_
     for line in trace.lines:
         line["t"] = -(-line["t"] // 5) * 5
     assert trace.told() == []
+
+
+@pytest.mark.parametrize(("doing", "told"), [("sleeps", ["stalled_progress"]), ("computes", [])])
+def test_a_run_that_never_makes_its_first_step_is_told_if_nobody_works(doing: str, told: list[str]) -> None:
+    trace = Trace(("report", "gpu.pids"))
+    trace.every = 60.0
+    trace.doing = {**dict.fromkeys(range(8), "sleeps"), 0: doing}
+    trace.log("Starting training...")
+    trace.go_on(6000)
+    found = trace.told()
+    assert [each.kind for each in found] == told
+    assert all(5400 <= (each.fired_at or 0) <= 5600 and not each.actionable for each in found)

@@ -23,7 +23,7 @@ from tests.unit.builders import (
 )
 from watchdog.detect import collective_hang, stalled_progress
 from watchdog.detect.activity import Doing, activities, standing
-from watchdog.detect.view import ErrorLine, GpuView, JobView, ProcessView, RankGpu
+from watchdog.detect.view import ErrorLine, GpuView, JobView, LogView, PastRun, ProcessView, RankGpu
 from watchdog.detector_config import CollectiveHang, StalledProgress
 from watchdog.model import Checkpoint, Event, EventKind, Finding, Gpu, Role, Truth
 
@@ -255,3 +255,67 @@ def test_ranks_of_which_none_could_be_dumped_are_judged_by_their_gpus() -> None:
         snapshot(age, [stack(r, (), error="py-spy is not there") for r in range(4)]) for age in (30, 10)
     )
     assert [c.rank for c in hang(four(snapshots=undumped, **IDLE_RANK)).culprits] == [2]
+
+
+# ------------------------------------------------------------------------------------------------ before the first step
+
+
+def unborn(doing: str = "idles", cpu: float | None = 0.0, **changes: Any) -> JobView:
+    """Four ranks that have run for 5500 s and never made a step; their log began to train, and is silent."""
+    given = {
+        "progress": None,
+        "run_age_s": 5500.0,
+        "phase": "starting",
+        "log": LogView(grew_age_s=5000.0, whole=True),
+    }
+    return four(doing, cpu, **{**given, **changes})
+
+
+def test_a_training_that_never_makes_its_first_step_is_told_and_never_acted_on() -> None:
+    found = stalled(unborn())
+    assert (found.truth, found.actionable, found.culprits) == (Truth.BAD, False, ())
+    assert "has made no first step for 5500 s" in found.summary
+    assert "phase starting" in found.summary
+
+
+@pytest.mark.parametrize("doing", ["busy", "trains"])
+def test_before_the_first_step_the_rank_that_idles_while_all_others_are_busy_is_named(doing: str) -> None:
+    found = stalled(unborn(doing, 1.0, **IDLE_RANK))
+    assert found.truth is Truth.BAD
+    assert [(c.node, c.rank, c.gpu_uuid) for c in found.culprits] == [("n2", 2, "GPU-2")]
+
+
+def test_a_run_after_one_that_made_steps_is_a_training_whatever_its_log_says() -> None:
+    before = PastRun(restarts=0, began_at=0.0, ended_at=100.0, steps_seen=50)
+    assert stalled(unborn(phase=None, past=(before,))).truth is Truth.BAD
+    assert stalled(unborn(phase=None, past=(replace(before, steps_seen=0),))).truth is Truth.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        unborn(run_age_s=5300.0),
+        unborn(phase=None),
+        unborn(log=None),
+        unborn(log=LogView(grew_age_s=5000.0, whole=False)),
+        unborn(phase="finishing"),
+        unborn(silent_nodes=("n1",)),
+        unborn("idles", 0.9),
+        unborn("idles", None),
+        unborn("idles", 0.0, r0=rank(0, 1.0)),
+        unborn("idles", 0.0, r0=rank(0, 0.05, 5e7)),
+        unborn("trains", 1.0),
+        unborn("busy", 1.0),
+        unborn("busy", 1.0, log=LogView(grew_age_s=60.0, whole=True), **IDLE_RANK),
+        unborn("idles", 0.0, r3=rank(3, gone_s=400.0)),
+        unborn("idles", 0.0, r3=rank(3, state="D", blocked=blocked(400.0))),
+        unborn("idles", 0.0, g0=card(0, "idles", idle_since=NOW - 900)),
+    ],
+    ids=[
+        "not so long", "no word of a training", "its log cannot be read", "a part of its log was passed over", "it ends",
+        "a node is silent", "they compile", "nobody knows", "rank 0 builds an index", "rank 0 reads", "GPUs compute", "GPUs are busy",
+        "an unknown log grows", "a rank is gone", "a filesystem", "a GPU was in use lately",
+    ],
+)  # fmt: skip
+def test_a_start_that_may_be_well_is_not_told(view: JobView) -> None:
+    assert stalled(view).truth is Truth.UNKNOWN

@@ -10,13 +10,15 @@ from msgspec.structs import replace
 
 from watchdog.controller.progress_clock import Clock, Counter, read_progress
 from watchdog.controller.run_errors import KEPT_ERRORS, RunErrors
-from watchdog.detect.view import JobView, LoggedError, PastRun, ProcessView
+from watchdog.detect.view import JobView, LoggedError, LogView, PastRun, ProcessView
 from watchdog.diagnose.log_errors import locate
-from watchdog.model import Event, Process, ProcessStack, Role, SlurmJob
+from watchdog.model import Event, LogFile, Process, ProcessStack, Role, SlurmJob
 
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
 KEPT_SNAPSHOTS = 3
+KEPT_LOGS = 256
+"""Files of one run: standard output and error, and one each of some ranks."""
 START_SLACK_S = 3.0
 """Slurm gives start times in whole seconds, by the clock of its own machine."""
 ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
@@ -125,6 +127,8 @@ class Run:
     """Where this run's lines begin in the files of the run before."""
     log_offsets: dict[tuple[str, str], int] = field(default_factory=dict)
     """How far each node has read each file, by (node, path): less than before where a file was cut off."""
+    logs: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
+    """(node, path) -> the file as it was seen last, and when."""
     phase: tuple[str, float] | None = None
     checkpoint: tuple[int, float] | None = None
     saved_at: float = float("-inf")
@@ -175,6 +179,26 @@ def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
     if wall is None or job.start_at is None:
         return float("-inf")
     return now - max(0.0, wall - job.start_at) - START_SLACK_S
+
+
+def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
+    """A file of the run as an agent sees it now."""
+    if log.offset is not None:
+        run.log_offsets[node, log.path] = log.offset
+    if (node, log.path) in run.logs or len(run.logs) < KEPT_LOGS:
+        run.logs[node, log.path] = (log, at)
+
+
+def log_view(run: Run, now: float) -> LogView | None:
+    """What is known of its logs."""
+    grew = [now - at + log.growth_age_s for log, at in run.logs.values() if log.growth_age_s is not None]
+    if not grew:
+        return None
+    whole = all(
+        log.error is None and log.growth_age_s is not None and not log.lag_bytes and not log.skipped_bytes
+        for log, _ in run.logs.values()
+    )
+    return LogView(grew_age_s=min(grew), whole=whole and len(run.logs) < KEPT_LOGS)
 
 
 def past_run(run: Run, now: float) -> PastRun:
@@ -297,6 +321,7 @@ def follow_training(run: Run, now: float, interval_s: float) -> None:
         run.clocks.clear()
         run.snapshots.clear()
         run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
+        run.logs.clear()
 
 
 def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> set[str | None]:

@@ -25,8 +25,10 @@ from watchdog.controller.run import (
     Rates,
     Run,
     follow_training,
+    log_view,
     new_run,
     note_last_words,
+    note_log,
     process_views,
     reveal,
     started_at,
@@ -224,8 +226,8 @@ class ClusterState:
         self.nodes.apply(report, made_at)
         for log in report.logs:
             run = self._run(log.job_id)
-            if log.offset is not None and run is not None:
-                run.log_offsets[report.node, log.path] = log.offset
+            if run is not None:
+                note_log(run, report.node, log, made_at)
         for checkpoint in report.checkpoints:
             run = self._run(checkpoint.job_id)
             if run is not None and checkpoint.step is not None and run.started:
@@ -508,6 +510,8 @@ class ClusterState:
             run_age_s=now - max(run.began_at, run.grace_from),
             processes=process_views(run, now),
             progress=read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now),
+            phase=run.phase[0] if run.phase else None,
+            log=log_view(run, now),
             checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1])
             if run.checkpoint
             else None,

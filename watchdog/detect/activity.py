@@ -242,6 +242,24 @@ def _fell_quiet_among_polling(seen: tuple[Activity, ...]) -> list[Activity]:
     return _few(quiet, seen) if quiet and len(quiet) + len(polling) == len(seen) else []
 
 
+def few_idle_among_busy(job: JobView, now: float, limit_s: float) -> Standing:
+    """Of a job that never trained nobody knows what power its GPUs draw when they compute: few ranks that idle while the GPUs of all
+    others have been busy in every look for half of `limit_s`."""
+    ranks = [rank for rank in job.ranks if rank.alive]
+    seen = activities(job, ranks, now, limit_s / 2)
+    idle = [a for a in seen if a.doing is Doing.IDLE and a.gpu is not None]
+    busy = {
+        each.rank
+        for each in job.gpus
+        if each.view.busy_since is not None and now - each.view.busy_since >= limit_s / 2
+    }
+    others = [a for a in seen if a not in idle]
+    if not _all_known(job) or not _few(idle, seen) or any(a.rank.process.rank not in busy for a in others):
+        return Standing(why="what the ranks do is not known")
+    why = f"the GPUs of the other {len(others)} ranks are busy all the time"
+    return Standing(stands=True, in_collective=True, why=why, culprits=_culprits(idle))
+
+
 def _quiet_among_spinning(spinning: list[Activity]) -> list[Activity]:
     """The ranks whose process uses no time, if those of all others poll."""
     quiet = [a for a in spinning if a.quiet]

@@ -1,6 +1,11 @@
 """`stalled_progress`: no step beyond the limit, and no better name for it.
 
 At the limit itself only if it is known of every rank that it does nothing; otherwise, and where somebody works, after `busy_limit`.
+
+Before the first step there is no limit that was learnt: to load, to index and to compile may take an hour. A program that never
+writes a step which can be read, and one that trains nothing (a server, a notebook), look alike for ever. So `start_limit` is long, the
+log has to be readable and to speak of a training (or an earlier run of the job has made steps), and the ranks have to be known to
+stand.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect import collective_hang
-from watchdog.detect.activity import Standing, on_storage, standing
+from watchdog.detect.activity import Standing, few_idle_among_busy, on_storage, standing
 from watchdog.detect.limits import Limit, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended
@@ -25,6 +30,8 @@ STACKS_PATIENCE_S = 10.0
 class Settings(Protocol):
     @property
     def busy_limit(self) -> float: ...
+    @property
+    def start_limit(self) -> float: ...
 
 
 def detect(view: ClusterView, hang: collective_hang.Settings, settings: Settings) -> list[Finding]:
@@ -45,8 +52,10 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
         return replace(
             finding, summary=f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent"
         )
-    if progress is None or not any(rank.alive for rank in job.ranks):
-        return replace(finding, summary=f"no step or no living rank of job {job_id} has been seen")
+    if not any(rank.alive for rank in job.ranks):
+        return replace(finding, summary=f"no living rank of job {job_id} has been seen")
+    if progress is None:
+        return _before_the_first_step(job, finding, now, hang, settings)
     if has_ended(job):
         return replace(finding, summary=f"job {job_id} has made its last step")
     limit = progress_limit(job, hang)
@@ -66,6 +75,39 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
     if age_s < patient_s and (not evidence.stands or waits_for_stacks):
         return replace(finding, summary=f"no step for {age_s:.0f} s; {evidence.why}")
     return _accuse(job, finding, limit, evidence)
+
+
+def _before_the_first_step(
+    job: JobView, finding: Finding, now: float, hang: collective_hang.Settings, settings: Settings
+) -> Finding:
+    job_id, age_s, limit_s = job.job.job_id, job.run_age_s, settings.start_limit
+    none = f"no step of job {job_id} has been seen"
+    if age_s < limit_s:
+        return replace(finding, summary=f"{none} yet")
+    finding = replace(finding, lasted_s=age_s)
+    if job.log is None or not job.log.whole:
+        return replace(finding, summary=f"{none}: its log cannot be read")
+    if job.phase is None and not any(run.steps_seen for run in job.past):
+        return replace(finding, summary=f"{none}, and nothing says that it trains")
+    if job.phase == "finishing":
+        return replace(finding, summary=f"{none}, and its log says that it ends")
+    if collective_hang.judge(job, now, hang).truth is Truth.BAD:
+        return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
+    seen = _evidence(job, now, limit_s)
+    if not seen.stands and not vote(job.snapshots, job.ranks).groups:
+        seen = few_idle_among_busy(job, now, limit_s)
+    if not seen.stands:
+        return replace(finding, summary=f"{none}; {seen.why}")
+    if seen.in_collective and job.log.grew_age_s < limit_s / 2:
+        return replace(finding, summary=f"{none}; its log grew {job.log.grew_age_s:.0f} s ago")
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job_id} has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase {job.phase or 'starting'}), and its "
+        f"log is silent since {job.log.grew_age_s:.0f} s; {seen.why}{_who(seen.culprits)}.",
+        culprits=seen.culprits,
+        facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
+    )
 
 
 def _evidence(job: JobView, now: float, limit_s: float) -> Standing:

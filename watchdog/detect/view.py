@@ -101,6 +101,15 @@ class Checkpoint(Value, frozen=True, kw_only=True):
     age_s: float
 
 
+class LogView(Value, frozen=True, kw_only=True):
+    """What is known of the logs of a run, all of them together, where agents could read them."""
+
+    grew_age_s: float
+    """Since one of them last grew."""
+    whole: bool
+    """Every one that is known was read, up to its end, and nothing in it was passed over."""
+
+
 class Rise(Value, frozen=True, kw_only=True):
     """A counter of corrected errors that rose in look after look, never a quarter of an hour apart."""
 
@@ -305,6 +314,10 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
     """Since this run was first seen, or since a grace was granted."""
     processes: tuple[ProcessView, ...] = ()
     progress: Progress | None = None
+    phase: str | None = None
+    """What the log says that the run is in, also before its first step; None: nothing, or training."""
+    log: LogView | None = None
+    """None: no agent could read any."""
     checkpoint: Checkpoint | None = None
     snapshots: tuple[StackSnapshot, ...] = ()
     """Taken since the last step, oldest first."""

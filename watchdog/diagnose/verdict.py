@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from watchdog.detect.filesystem_stall import FLUSH_CALLS, FLUSH_PATIENCE_S
 from watchdog.detect.view import ClusterView, FilesystemView, JobView, ProcessView, StackSnapshot
+from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.differences import Difference, RankFacts, compare
 from watchdog.diagnose.filesystem import Assessment, Scope, assess, blocked_call, describe
 from watchdog.diagnose.filesystem import culprits as blocked_culprits
 from watchdog.diagnose.stack_words import class_word
 from watchdog.diagnose.stacks import Group, Vote, vote
+from watchdog.knowledge.frames import Place
 from watchdog.knowledge.hints import MAX_HINTS, Hint, hints_for
 from watchdog.model import Culprit, LockWait, Role, Value
 
@@ -136,6 +138,8 @@ def _judge(
     if not job.ranks:
         return replace(base, summary=f"No ranks of job {job_id} are known: who belongs to it cannot be said.")
     dead = [rank for rank in job.ranks if not rank.alive]
+    if dead and living and _is_over(job, voted, living):
+        return _left_over(job_id, place, base, voted, living)
     if dead and living and not _steps_since(job, min(rank.gone_s or rank.seen_age_s for rank in dead)):
         return replace(
             base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
@@ -157,6 +161,42 @@ def _judge(
             summary=f"Job {job_id} stands still{place}: {_who(_named(stopped, why))} {why}.",
         )  # fmt: skip
     return _by_vote(job_id, place, base, voted)
+
+
+def _is_over(job: JobView, voted: Vote, living: Sequence[ProcessView]) -> bool:
+    """Whether the training has made its last step, as its log says, or as all do that are left: those that are gone are no loss."""
+    torn_down = sum(len(group.ranks) for group in voted.groups if group.place is Place.TEARDOWN)
+    return has_ended(job) or torn_down == len(living)
+
+
+def _left_over(
+    job_id: str, place: str, base: Diagnosis, voted: Vote, living: Sequence[ProcessView]
+) -> Diagnosis:
+    """The training is over, and some of its ranks stay: they are the ones to look at, unless they still save."""
+    if voted.moving or voted.checkpointing:
+        return replace(
+            base, is_hang=False, kind="busy",
+            summary=f"Job {job_id} is over{place}: what is left of it still saves or moves.",
+        )  # fmt: skip
+    standing: dict[int | None, Group] = {rank: group for group in voted.groups for rank in group.ranks}
+    named = tuple(
+        Culprit(node=r.node, rank=r.process.rank, pid=r.process.pid, reason=_still(standing.get(r.process.rank)))
+        for r in living[:MAX_NAMED]
+    )  # fmt: skip
+    return replace(
+        base, is_hang=None if voted.moving is None else True, kind="wedged_teardown",
+        culprits=() if voted.moving is None else named,
+        summary=f"Job {job_id} is over and does not end{place}: {_who(named)} {named[0].reason}.",
+    )  # fmt: skip
+
+
+def _still(group: Group | None) -> str:
+    where = (
+        f"{group.place}, in {group.frames[0]}"
+        if group is not None and group.frames
+        else "could not be dumped"
+    )
+    return f"is still there: {where}"
 
 
 def _steps_since(job: JobView, seconds: float) -> bool:

@@ -14,9 +14,11 @@ from tests.unit.builders import (
     job,
     progress,
     seen,
+    snapshot,
+    stack,
     still,
 )
-from watchdog.detect.view import FilesystemView, JobView, MountAnswer, ProcessView
+from watchdog.detect.view import FilesystemView, JobView, MountAnswer, ProcessView, Progress
 from watchdog.diagnose.verdict import Diagnosis, Gathered, diagnose
 from watchdog.model import LockWait
 
@@ -52,6 +54,25 @@ def stuck(
         key="/shared", mount="/shared", blocked=(processes[3],), known_nodes=("n2",), answers=given
     )
     return job(processes=processes, progress=LATE), (filesystem,)
+
+
+LAST = progress(90.0, step=60, total_steps=60)
+SHUTDOWN = ("_shutdown (threading.py)",)
+
+
+@pytest.mark.parametrize(("known", "where"), [(LAST, SHUTDOWN), (LATE, SHUTDOWN), (LAST, COMPUTE)])
+def test_who_stays_when_the_training_is_over_is_named_and_those_that_left_are_not(
+    known: Progress, where: tuple[str, ...]
+) -> None:
+    processes = tuple(seen(rank, gone_s=None if rank == 1 else 100.0) for rank in range(4))
+    left = tuple(snapshot(age_s, [stack(1, where)]) for age_s in (30, 20, 10))
+    found = said(job(processes=processes, progress=known), Gathered(snapshots=left))
+    assert (found.is_hang, found.kind, [c.rank for c in found.culprits]) == (True, "wedged_teardown", [1])
+    saves = tuple(snapshot(age_s, [stack(1, SAVE)]) for age_s in (30, 20, 10))
+    busy = said(job(processes=processes, progress=LAST), Gathered(snapshots=saves))
+    assert (busy.is_hang, busy.kind, busy.culprits) == (False, "busy", ())
+    unseen = said(job(processes=processes, progress=LAST), Gathered())
+    assert (unseen.is_hang, unseen.culprits) == (None, ())
 
 
 def test_the_rank_outside_the_collective_is_named_in_the_sentence() -> None:

@@ -382,6 +382,29 @@ def test_files_of_nodes_with_equal_pids_are_different_ranks(tmp_path: Path) -> N
     assert (found["ranks"], found["groups"][0]["hosts"]) == (4, ["n1", "n2"])
 
 
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [("hang2.txt", None), ("py312-run7.out", None), ("trace-jean07.out", "jean07"), ("gpu07.txt", "gpu07")],
+)
+def test_the_only_file_is_named_for_the_occasion_unless_its_name_is_a_nodes(
+    tmp_path: Path, name: str, host: str | None
+) -> None:
+    text = "".join(text_of(rank, LOADER if rank == 2 else REDUCE) for rank in range(4))
+    (tmp_path / name).write_text(text)
+    _, found = run(str(tmp_path / name), "--since-last-step", "4000")
+    assert [(c["rank"], c["host"]) for c in found["culprits"]] == [(2, host)]
+
+
+def test_stacks_as_pytorch_prints_them_are_read() -> None:
+    def recorded(frames: Sequence[str]) -> str:
+        split = [frame.rstrip(")").split(" (") for frame in frames]
+        return "".join(f"  #{at} {name} from /opt/{file}\n" for at, (name, file) in enumerate(split))
+
+    text = "".join(f"Rank {rank}:\n{recorded(LOADER if rank == 1 else REDUCE)}" for rank in range(4))
+    _, found = run("-", "--since-last-step", "4000", stdin=text)
+    assert [c["rank"] for c in found["culprits"]] == [1]
+
+
 def test_a_bundle_of_an_incident_is_read_from_its_archive(tmp_path: Path) -> None:
     """As `explain --bundle` writes it: later dumps have only the threads that changed."""
 

@@ -132,6 +132,9 @@ _TOKEN = re.compile(
   | (?P<name> [A-Za-z0-9][\w./-]*[A-Za-z0-9] | [A-Za-z0-9] )
     """
 )  # fmt: skip
+FOREIGN_CHARS: Final = 40
+"""A header in another language is no longer; what is, is a sentence."""
+_FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
 _DECORATION = " \t#=-*_>:[](){}<>|`~,;+.!\"'&$"
 
 
@@ -145,6 +148,8 @@ def parse_header(line: str) -> Said | None:
         return Said(host=shell[1])
     text = line.strip()
     bare = text.strip(_DECORATION)
+    if not bare.isascii() and len(bare) <= FOREIGN_CHARS and text.endswith((":", "：", "=", "-", "】", "]")):
+        bare = _FOREIGN.sub(" ", bare).strip(_DECORATION)  # a word of another language beside the rank
     if not bare:
         return None
     decorated = bool(re.match(r"^(==+|--+|\#+|\*\*|\[|>>+|::+|=+>|<<+|~~+|@+)", text)) or text.endswith(":")
@@ -202,6 +207,16 @@ def said_by_file(path: str, pids: tuple[int, ...] = ()) -> Said:
         outer = _by_name(folder, ())
         said = replace(outer, label=None).overlaid(said) if said.host != folder else said
     return said
+
+
+_HOST_FILE: Final = re.compile(
+    r"(?i)(?:^|/)(?:trace|stacks?|py-?spy|dumps?)[-_][^/]*$|(?:^|[/._-])(?:node|host|gpu|compute|worker|nid|cn|n|r\d+n|dgx|h100|a100|ip)[-_]?\d[^/]*$|\d+(?:\.\d+){3}"
+)
+
+
+def is_named_for_its_host(path: str) -> bool:
+    """Whether a file's name follows a custom of naming it for its node (`trace-jean-07.out`, `gpu07.txt`), and not for the occasion."""
+    return _HOST_FILE.search(path) is not None
 
 
 def _by_name(name: str, pids: tuple[int, ...]) -> Said:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from watchdog.diagnose.stack_headers import Said, said_by_command, said_by_file
+from watchdog.diagnose.stack_headers import Said, is_named_for_its_host, said_by_command, said_by_file
 from watchdog.diagnose.stack_places import is_native, main_thread, normal_file
 from watchdog.diagnose.stack_text import Dump
 from watchdog.knowledge.frames import NO_RANK_COMMANDS, NO_RANKS
@@ -90,6 +90,8 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
     found = []
     for dump in dumps:
         by_file = said_by_file(dump.source, tuple(sorted(pids[dump.source])))
+        if len(pids) == 1 and by_file.rank is None and not is_named_for_its_host(dump.source):
+            by_file = replace(by_file, host="")  # somebody's name for the only file there is
         found.append(
             replace(dump, said=replace(by_file, pid=0).overlaid(dump.said), pid=dump.pid or by_file.pid)
         )

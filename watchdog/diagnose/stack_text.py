@@ -223,7 +223,11 @@ class _Reader:
             if not stream.open or stream.mode != "gdb":
                 self._begin(stream, "0", "MainThread", "first")
             return True
-        if re.match(r"\s*#0 ", line) and stream.mode != "gdb" and _GDB_FRAME.match(line):
+        if (
+            re.match(r"\s*#0 ", line)
+            and not (stream.mode == "gdb" and stream.open)
+            and _GDB_FRAME.match(line)
+        ):
             self._begin(stream, "0", "", "gdb")
             return self._frame(stream, line)
         if (match := _LOOSE_THREAD.match(line)) is not None and "Traceback" not in line:
@@ -293,7 +297,10 @@ class _Reader:
         if match[1] == "0" and stream.frames:
             self._begin(stream, "0", "", "gdb")
         python = _GDB_PYTHON.search(line)
-        if python is not None:
+        recorded = _FR_FRAME.match(line)
+        if recorded is not None:
+            frame = Frame(function=recorded[1], file=recorded[2], line=int(recorded[3][:9]))
+        elif python is not None:
             frame = Frame(function=python[3], file=python[1].strip("\"'"), line=int(python[2][:9]))
         else:
             text = match[2]

@@ -126,7 +126,7 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
         Place.DATALOADER,
         r"__next__|__iter__|next|_next|get|_get|next_batch|_next_batch|get_batch|_get_batch|fetch|_fetch|prefetch|"
         r"_prefetch|_fetch_next|get_next_batch|load_batch|_load_batch|_schedule_outputs|__getitem__",
-        r".*(data_?loaders?|data_iter\w*|fairseq/data/iterators|prefetch\w*|webdataset/.*|nvidia/dali/.*|torchdata/.*|"
+        r".*(data_?loaders?|data_iter\w*|fairseq/data/iterators|prefetch\w*(/\w+)?|webdataset/.*|nvidia/dali/.*|torchdata/.*|"
         r"streaming/base/.*|lightning/.*/fetchers|mosaic\w*/.*/dataloader|ffcv/.*|tensorflow/python/data/.*|grain/.*)"
         r"(\.py)?",
     ),

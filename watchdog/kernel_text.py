@@ -33,15 +33,19 @@ class Message:
 
 def read_messages(lines: Iterable[str]) -> Iterator[Message]:
     """Every line in which the kernel speaks, with what the knowledge makes of it. Lines of programs are left out."""
-    number = 0
     for number, line in enumerate(lines, start=1):
-        words = words_of(line[:MAX_LINE])
-        if words is None or not words.text:
-            continue
-        if match := _REPEATED.match(words.text):
-            words = replace(words, text=match["text"])
-        message = Message(number, words.text, words.node, parse_time(words.stamp))
-        yield _understood(message)
+        if (message := read_line(number, line)) is not None:
+            yield message
+
+
+def read_line(number: int, line: str) -> Message | None:
+    """One line of a file; None if it is a program's, or empty."""
+    words = words_of(line[:MAX_LINE])
+    if words is None or not words.text:
+        return None
+    if match := _REPEATED.match(words.text):
+        words = replace(words, text=match["text"])
+    return _understood(Message(number, words.text, words.node, parse_time(words.stamp)))
 
 
 def _understood(message: Message) -> Message:

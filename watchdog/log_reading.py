@@ -53,20 +53,22 @@ class Block:
         return self.numbers[min(place, len(self.numbers) - 1)]
 
 
-def read_blocks(path: str, on_bytes: Callable[[int], None] = lambda _: None) -> Iterator[Block]:
+def read_blocks(
+    path: str, on_bytes: Callable[[int], None] = lambda _: None, on_damage: Callable[[], None] = lambda: None
+) -> Iterator[Block]:
     """The file's blocks, in order; `-` is standard input. `on_bytes` is told how much of the file has been read.
 
-    Raises Unreadable. A packed file that is cut short gives what could be unpacked.
+    Raises Unreadable. A packed file that is cut short or damaged gives what could be unpacked, and `on_damage` is called.
     """
     try:
         if path == "-":
-            yield from _blocks(sys.stdin.buffer, lambda: None)
+            yield from _blocks(sys.stdin.buffer, lambda: None, on_damage)
             return
         with open(path, "rb") as file:
             unpacked = _unpack(file, path)
-            yield from _blocks(unpacked, lambda: on_bytes(file.tell()))
+            yield from _blocks(unpacked, lambda: on_bytes(file.tell()), on_damage)
     except OSError as error:
-        raise Unreadable(f"{path}: {error.strerror or error}") from error
+        raise Unreadable(f"{path} can't be read: {error.strerror or error}") from error
 
 
 def _unpack(file: IO[bytes], path: str) -> IO[bytes]:
@@ -87,11 +89,11 @@ def _unpack(file: IO[bytes], path: str) -> IO[bytes]:
     return file
 
 
-def _chunks(file: IO[bytes], tell: Callable[[], None]) -> Iterator[bytes]:
+def _chunks(file: IO[bytes], tell: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[bytes]:
     """The file's bytes in UTF-8 (or in something whose line ends are the same)."""
     decoder: codecs.IncrementalDecoder | None = None
     first = True
-    while chunk := _chunk(file):
+    while chunk := _chunk(file, on_damage):
         tell()
         if first:
             first, encoding = False, _encoding(chunk[:_PROBE])
@@ -102,17 +104,19 @@ def _chunks(file: IO[bytes], tell: Callable[[], None]) -> Iterator[bytes]:
             yield chunk
 
 
-def _chunk(file: Any) -> bytes:
+def _chunk(file: Any, on_damage: Callable[[], None]) -> bytes:
     """The next bytes, BLOCK_BYTES of them where there are so many; of a packed file that is cut short what can be unpacked."""
     parts, size = [], 0
     while size < BLOCK_BYTES:
         try:
             part = file.read1(BLOCK_BYTES - size)
         except (EOFError, zlib.error, lzma.LZMAError):
+            on_damage()
             break
         except OSError as error:
             if error.errno is not None:
                 raise
+            on_damage()
             break
         if not part:
             break
@@ -136,9 +140,9 @@ def _encoding(head: bytes) -> str | None:
     return None
 
 
-def _blocks(file: IO[bytes], tell: Callable[[], None]) -> Iterator[Block]:
+def _blocks(file: IO[bytes], tell: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[Block]:
     rest, number = b"", 1
-    for chunk in _chunks(file, tell):
+    for chunk in _chunks(file, tell, on_damage):
         data = rest + chunk if rest else chunk
         end = data.rfind(b"\n") + 1
         if not end and len(data) < LONGEST_LINE:

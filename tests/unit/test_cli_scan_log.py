@@ -90,7 +90,10 @@ def test_a_packed_file_that_is_cut_short_gives_what_it_has(tmp_path: Path, crash
     path = tmp_path / "train.log.gz"
     packed = gzip.compress(crashed.read_bytes())
     path.write_bytes(packed[: len(packed) // 2])
-    assert answer(path)[0]["progress"]["lines"] > 10
+    result = CliRunner().invoke(main, ["scan-log", "--json", str(path)])
+    assert json.loads(result.stdout)["files"][0]["progress"]["lines"] > 10
+    assert result.exit_code == 2, "that nothing was found in a half of a log does not mean that all is well"
+    assert "cut short or damaged" in result.stderr
 
 
 def test_standard_input_is_read(crashed: Path) -> None:
@@ -176,7 +179,7 @@ def test_silence_is_a_hang_only_if_enough_time_passed(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said_and_gives_code_2(tmp_path: Path, crashed: Path) -> None:
     result = run("--json", tmp_path / "absent.log", crashed)
     assert result.exit_code == 2
-    assert "absent.log: No such file or directory" in result.stderr
+    assert "absent.log can't be read: No such file or directory" in result.stderr
     assert len(json.loads(result.stdout)["files"]) == 1
     assert run("--at", "soon", crashed).exit_code == 2
     assert run(tmp_path).exit_code == 2

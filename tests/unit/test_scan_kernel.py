@@ -8,9 +8,12 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from watchdog.cli.scan_kernel import scan_kernel
 from watchdog.diagnose.kernel_file import Judged, judge_file
+from watchdog.diagnose.kernel_scan import KernelScan
 from watchdog.kernel_text import parse_time, read_messages, words_of
 from watchdog.knowledge.kernel_causes import ENDS, RULES
 from watchdog.knowledge.kernel_signatures import SIGNATURES
@@ -276,7 +279,7 @@ def test_broken_gzip_is_said_and_no_traceback(tmp_path: Path, capsys: pytest.Cap
     file = tmp_path / "dmesg.gz"
     file.write_bytes(gzip.compress(b"x" * 10000)[:-12] + b"garbage")
     assert scan_kernel([str(file)], as_json=False) == 2
-    assert "can't be read" in capsys.readouterr().err
+    assert "cut short or damaged" in capsys.readouterr().err
 
 
 def test_garbage_is_nothing(tmp_path: Path) -> None:
@@ -318,3 +321,52 @@ def test_an_explained_incident_shows_advice_as_advice(capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "advice, not what was found" in out
     assert "Try: " in out
+
+
+PLAIN = st.sampled_from(
+    [
+        "usb 1-1: new high-speed USB device number 7 using xhci_hcd",
+        "IPv6: ADDRCONF(NETDEV_CHANGE): veth1: link becomes ready",
+        "Call Trace:",
+        " rpc_wait_bit_killable+0x24/0xb0 [sunrpc]",
+        " __schedule+0x24e/0x590",
+        "scsi host3: iSCSI Initiator over TCP/IP",
+        "INFO: task python3:4411 blocked for more than 120 seconds.",
+        "nfs: server 10.0.0.5 not responding, still trying",
+        "nfs: server 10.0.0.5 OK",
+        "NVRM: Xid (PCI:0000:86:00): 31, pid=1, name=python3, Ch 00000008",
+        "",
+    ]
+)
+PREFIXES = st.sampled_from(
+    [
+        "[{:12.6f}] {}",
+        "\x1b[32m[{:12.6f}] \x1b[0m{}",
+        "Feb 11 10:00:00 n1 kernel: [{:12.6f}] {}",
+        "Feb 11 10:00:00 n2 app[12]: {:f} {}",
+        "<3>[{:12.6f}] {}",
+    ]
+)
+
+
+@given(st.lists(st.tuples(PREFIXES, PLAIN), max_size=60), st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_a_file_read_in_blocks_says_what_it_says_line_by_line(rows: list[tuple[str, str]], size: int) -> None:
+    lines = [form.format(number, text) for number, (form, text) in enumerate(rows)]
+    scan, found, number = KernelScan(), [], 1
+    for start in range(0, len(lines), size):
+        block = "".join(f"{line}\n" for line in lines[start : start + size]).encode()
+        found += list(scan.messages(block, number))
+        number += len(lines[start : start + size])
+    whole = list(read_messages(lines))
+    assert judge_file(found).lines == judge_file(whole).lines
+    assert scan.counted == len(whole)
+
+
+def test_a_storm_is_read_to_its_end_and_what_was_left_out_is_counted() -> None:
+    xid = "[{:.1f}] NVRM: Xid (PCI:0000:86:00): 31, pid={}, name=python3, Ch 00000008\n"
+    scan = KernelScan()
+    block = "".join(xid.format(n, n) for n in range(30_000)).encode()
+    numbers = [message.number for message in scan.messages(block, 1)]
+    assert len(numbers) + scan.left_out == 30_000
+    assert numbers[-1] == 30_000

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import sys
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from watchdog.cli.file_reading import reading
 from watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE
 from watchdog.cli.text import clean, count, sentence, table
 
 if TYPE_CHECKING:
     from watchdog.diagnose.kernel_file import Judged, Verdict
 
-GZIP_MAGIC: Final = b"\x1f\x8b"
-CHUNK_BYTES: Final = 1 << 20
-MAX_LINE_BYTES: Final = 1 << 16
 MAX_ROWS: Final = 60
 """Rows of a table that a person still reads; `--json` has all."""
 MAX_TEXT: Final = 140
 
 
 def scan_kernel(paths: Sequence[str], as_json: bool) -> int:
-    """Reads each file (plain or gzip; `-` is standard input) and says what the kernel reported in it.
+    """Reads each file (plain or packed; `-` is standard input) and says what the kernel reported in it.
 
-    Returns the exit code: 0 nothing found, 1 something found, 2 a file can't be read.
+    Returns the exit code: 0 nothing found, 1 something found, 2 a file can't be read (or not to its end, and nothing was found).
     """
     found: list[tuple[str, Verdict]] = []
-    unreadable = False
+    unreadable = damaged = False
     for path in paths:
-        verdict = _read(path)
+        verdict, whole = _read(path)
         unreadable = unreadable or verdict is None
+        damaged = damaged or not whole
         if verdict is not None:
             found.append((path, verdict))
     if as_json:
@@ -44,54 +40,30 @@ def scan_kernel(paths: Sequence[str], as_json: bool) -> int:
     else:
         for path, verdict in found:
             _print(path, verdict)
-    if unreadable:
+    something = any(_matters(each) for _, verdict in found for each in verdict.lines)
+    if unreadable or (damaged and not something):
         return EXIT_USAGE
-    return EXIT_FOUND if any(_matters(each) for _, verdict in found for each in verdict.lines) else EXIT_FINE
+    return EXIT_FOUND if something else EXIT_FINE
 
 
-def _read(path: str) -> Verdict | None:
-    """What one file says; None, after saying why, if it can't be read."""
+def _read(path: str) -> tuple[Verdict | None, bool]:
+    """(what one file says, whether it could be read to its end); no verdict, after saying why, if it can't be read."""
     from watchdog.diagnose.kernel_file import judge_file
-    from watchdog.kernel_text import read_messages
+    from watchdog.diagnose.kernel_scan import KernelScan
+    from watchdog.log_reading import Unreadable
 
-    name = "standard input" if path == "-" else path
+    scan = KernelScan()
     try:
-        with _opened(path) as file:
-            return judge_file(read_messages(read_lines(file)))
-    except (OSError, EOFError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        click.echo(f"{clean(name)} can't be read: {clean(reason)}", err=True)
-        return None
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked if they are packed. Raises OSError, EOFError."""
-    if path == "-":
-        yield sys.stdin.buffer
-        return
-    with open(path, "rb") as file:
-        if file.peek(2)[:2] == GZIP_MAGIC:
-            with gzip.open(file) as unpacked:
-                yield unpacked  # type: ignore[misc]
-        else:
-            yield file
-
-
-def read_lines(file: IO[bytes]) -> Iterator[str]:
-    """The lines of a file, each bounded: what is longer is cut, so that one line of gigabytes costs no memory."""
-    rest, cut = b"", False
-    while chunk := file.read(CHUNK_BYTES):
-        lines = chunk.split(b"\n")
-        lines[0] = rest + lines[0]
-        rest = lines.pop()
-        for line in lines:
-            yield line[:MAX_LINE_BYTES].decode("utf-8", "replace")
-        cut = len(rest) > MAX_LINE_BYTES
-        if cut:
-            rest = rest[:MAX_LINE_BYTES]
-    if rest:
-        yield rest.decode("utf-8", "replace")
+        with reading(path) as file:
+            verdict = judge_file(
+                message
+                for block in file.blocks
+                for message in scan.messages(block.data, block.numbers or block.first_line)
+            )
+    except Unreadable as error:
+        click.echo(clean(error), err=True)
+        return None, False
+    return replace(verdict, messages=scan.counted, dropped=verdict.dropped + scan.left_out), not file.damaged
 
 
 def _matters(line: Judged) -> bool:

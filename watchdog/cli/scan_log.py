@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from watchdog.cli.file_reading import reading, size_of
 from watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, print_json
 from watchdog.cli.text import clean, count, duration, sentence, table
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from watchdog.diagnose.log_report import Judged
 
 SHOWN_ERRORS: Final = 8
-PROGRESS_FROM_BYTES: Final = 64 * 1024**2
-"""Smaller files are read before a bar could be seen."""
 MARKDOWN: Final = (".md", ".markdown")
 MARKDOWN_BYTES: Final = 4 * 1024**2
 
@@ -41,7 +40,7 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, as_json: bool
     node) are judged together. It needs no Slurm, no configuration and no root.
 
     \b
-    Exit code: 0 nothing found, 1 something found, 2 a file can't be read.
+    Exit code: 0 nothing found, 1 something found, 2 a file can't be read, or not to its end and nothing was found.
 
     \b
     Examples:
@@ -62,7 +61,8 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, as_json: bool
             err=True,
         )
         sys.exit(EXIT_USAGE)
-    digests = {path: _read(path) for path in dict.fromkeys(files)}
+    read = {path: _read(path) for path in dict.fromkeys(files)}
+    digests = {path: digest for path, (digest, _) in read.items()}
     readable = [path for path, digest in digests.items() if digest is not None]
     judged = _judge(readable, digests, at)
     if as_json:
@@ -70,8 +70,9 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, as_json: bool
     else:
         for each in judged:
             _print(each)
-    unreadable = len(readable) < len(digests)
-    sys.exit(EXIT_USAGE if unreadable else EXIT_FOUND if any(each.verdict for each in judged) else EXIT_FINE)
+    found = any(each.verdict for each in judged)
+    blind = len(readable) < len(digests) or (not found and not all(whole for _, whole in read.values()))
+    sys.exit(EXIT_USAGE if blind else EXIT_FOUND if found else EXIT_FINE)
 
 
 def _judge(paths: list[str], digests: dict[str, Digest | None], at: str | None) -> list[Judged]:
@@ -99,32 +100,21 @@ def _settings() -> _Settings:
     return _Settings(CollectiveHang(), LossNan().steps)
 
 
-def _read(path: str) -> Digest | None:
-    """What is kept of one file; None, after saying why, if it can't be read."""
+def _read(path: str) -> tuple[Digest | None, bool]:
+    """(what is kept of one file, whether it could be read to its end); no digest, after saying why, if it can't be read."""
     from watchdog.diagnose.log_digest import Collector
-    from watchdog.log_reading import Unreadable, read_blocks
+    from watchdog.log_reading import Unreadable
 
-    size = _size(path)
+    size = size_of(path)
     collector = Collector(markdown=path.endswith(MARKDOWN) or (0 < size <= MARKDOWN_BYTES) or path == "-")
     try:
-        if size >= PROGRESS_FROM_BYTES and sys.stderr.isatty():
-            with click.progressbar(length=size, label=os.path.basename(path), file=sys.stderr) as bar:
-                for block in read_blocks(path, lambda done: bar.update(done - bar.pos)):
-                    collector.add(block.data, block.first_line, block.numbers)
-        else:
-            for block in read_blocks(path):
+        with reading(path) as file:
+            for block in file.blocks:
                 collector.add(block.data, block.first_line, block.numbers)
     except Unreadable as error:
         click.echo(clean(error), err=True)
-        return None
-    return collector.digest()
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
+        return None, False
+    return collector.digest(), not file.damaged
 
 
 def _written_at(path: str) -> float | None:

@@ -24,6 +24,8 @@ Role = Literal["cause", "consequence", "news"]
 
 MAX_LINES = 100_000
 """Lines with a fact that are kept of one file: a storm says nothing new after that."""
+STUCK = frozenset({"hung_task", "soft_lockup", "rcu_stall"})
+"""After a line of these the kernel prints what the task waits for."""
 TRACE_LINES = 80
 """Lines after a stuck task in which its call trace is looked for."""
 WITHIN_LINES = 5000
@@ -115,7 +117,7 @@ def _collect(
             continue
         entry = _Entry(message, fact, f"xid_{fact.xid}" if fact.xid is not None else fact.name)
         entries.append(entry)
-        if fact.name in ("hung_task", "soft_lockup", "rcu_stall"):
+        if fact.name in STUCK:
             tracing[message.node] = (entry, TRACE_LINES)
     return entries, uuids, counted, dropped
 
@@ -275,6 +277,17 @@ _ELSEWHERE = re.compile(
     r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG))"
 )
 """Lines at boot that say that a disk is a stick, a console's virtual medium, or somewhere in a storage network."""
+
+
+ELSEWHERE_NEEDLES = (
+    "removable disk",
+    "scsi host",
+    "registered transport",
+    " alua:",
+    "persistentdisk",
+    "lio-org",
+)
+"""One of them is in each lower-cased line that _ELSEWHERE matches."""
 
 
 def _remote_disks(entries: Sequence[_Entry]) -> set[tuple[str | None, str]]:

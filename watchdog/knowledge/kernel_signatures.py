@@ -114,7 +114,7 @@ NETWORK_FILESYSTEMS: tuple[Signature, ...] = (
     _row("nfs_rpc_error", "rpc", "rpcrdma: connection", rf"rpcrdma: connection to {SERVER} closed", WARNING),
     _row("lustre_evicted", "lus", "was evicted by", r"Lustre(?:Error)?: .*?This client was evicted by (?P<server>[\w.-]+)", ERROR),
     _row("lustre_connection_lost", "lus", "was lost; in progress", r"Lustre(?:Error)?: .*?Connection to (?:service )?(?P<mount>[\w.-]+?)?(?:-(?:OST|MDT)[0-9a-f]{4})?\s?(?:via nid |\(at )(?P<server>[^)\s]+)\)? was lost; in progress", ERROR),
-    _row("lustre_connection_restored", "lus", "connection restored to", r"Lustre: .*?Connection restored to (?:service )?(?P<mount>[\w.-]+?)?(?:-(?:OST|MDT)[0-9a-f]{4})?\s?(?:using nid |\(at )(?P<server>[^)\s]+?)\)?\.?$", INFO),
+    _row("lustre_connection_restored", "lus", "connection restored to", r"Lustre: .*?Connection restored to (?:service )?(?:(?P<mount>[\w.-]+?)?(?:-(?:OST|MDT)[0-9a-f]{4})?|[\w.]+@\w+)\s?(?:using nid |\(at )(?P<server>[^)\s]+?)\)?\.?$", INFO),
     _row("lustre_timeout", "lus", "request sent has", r"Lustre(?:Error)?: .*Request sent has (?:timed out|failed due to network error).*?(?:@(?P<server>[\w.]+@\w+)|$)", ERROR),
     _row("lustre_operation_failed", "lus", "failed", r"LustreError: .*?operation \w+ to node (?P<server>\S+) failed: rc = (?:-107|-110|-108|-19|-5|-4|-11|-16|-30)\b", ERROR),
     _row("lustre_operation_failed", "lus", "lustreerror: ", r"LustreError: .*?(?:rc|error|failed)[ =:]+-(?:107|108|110|113|5)\b", ERROR),
@@ -203,6 +203,8 @@ DISKS: tuple[Signature, ...] = (
     _row("filesystem_read_only", "btr", "forced readonly", rf"BTRFS(?: info| warning| error)? \(device {DEVICE}(?: state \w+)?\).*forced readonly", ERROR, consequence=True),
     _row("journal_aborted", "abo|jbd", "aborting journal", rf"(?:JBD2?: )?Aborting journal on device {DEVICE}\.$", ERROR),
     _row("journal_aborted", "jbd", "detected io errors while flushing", rf"JBD2: Detected IO errors while flushing file data on {DEVICE}$", ERROR),
+    # ext4_shutdown(): somebody asked for it
+    _row("filesystem_shut_down", "ext", "shut down requested", rf"EXT4-fs \({DEVICE}\): shut down requested", WARNING),
     _row("filesystem_shut_down", "xfs", "shut", rf"XFS \({DEVICE}\): .*[Ss]hut(?:ting)? ?down", ERROR),
     _row("filesystem_error", "xfs", "xfs (", rf"XFS \({DEVICE}\): (?:.*I/O error|.*[Cc]orruption|.*writeback error|.*Internal error)", ERROR),
     _row("filesystem_error", "btr", "btrfs", rf"BTRFS(?:: error| error| critical)? \(device {DEVICE}(?: state \w+)?\)(?:: | in ).*(?:errno=-5|errs: wr|corrupt|IO failure|csum failed|I/O error|parent transid)", ERROR),

@@ -99,19 +99,23 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
 def _without_a_word(
     job: JobView, finding: Finding, now: float, hang: LimitSettings, settings: Settings
 ) -> Finding:
-    """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown."""
+    """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown, or most have left and every
+    one that is left is. (Where few have left, `lingering_job` has its say.)"""
     assert job.progress is not None
     age_s = job.progress.age_s
     limit_s = max(progress_limit(job, hang).seconds, settings.teardown_limit)
-    if age_s < limit_s or not all(rank.alive for rank in job.ranks):
+    alive = [rank for rank in job.ranks if rank.alive]
+    gone = len(job.ranks) - len(alive)
+    if age_s < limit_s or 0 < gone < len(alive):
         return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} trains")
-    voted = vote(job.snapshots, job.ranks)
+    voted = vote(job.snapshots, alive)
     seen = standing(job, now, settings.teardown_limit)
-    if not (_torn_down(voted, len(job.ranks)) and seen.stands):
+    if not (_torn_down(voted, len(alive)) and seen.stands):
         return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} is not seen to end")
-    named = tuple(_still_there(rank) for rank in job.ranks[:NAMED])
+    named = tuple(_still_there(rank) for rank in alive[:NAMED])
     what = f"made its last step {age_s:.0f} s ago, as its stacks say,"
-    return _say(job, replace(finding, lasted_s=age_s), what, named, _by_stacks(voted)[1], _places(voted))
+    why = _by_stacks(voted)[1] + _have_left(gone, len(job.ranks))
+    return _say(job, replace(finding, lasted_s=age_s), what, named, why, _places(voted))
 
 
 def _torn_down(voted: Vote, ranks: int) -> bool:
@@ -152,14 +156,14 @@ def _after_last_step(
         summary = f"job {job.job.job_id} made its last step {finding.lasted_s:.0f} s ago; {why}"
         return replace(finding, summary=summary)
     named = voted.outside or seen.culprits or tuple(_still_there(rank) for rank in alive[:NAMED])
-    gone = (
-        f", {len(job.ranks) - len(alive)} of {len(job.ranks)} ranks have left"
-        if len(alive) < len(job.ranks)
-        else ""
-    )
+    gone = _have_left(len(job.ranks) - len(alive), len(job.ranks))
     return _say(
         job, finding, f"made its last step {finding.lasted_s:.0f} s ago", named, why + gone, _places(voted)
     )
+
+
+def _have_left(gone: int, ranks: int) -> str:
+    return f", {gone} of {ranks} ranks have left" if gone else ""
 
 
 def _places(voted: Vote) -> tuple[str, ...]:

@@ -208,6 +208,16 @@ def test_ranks_that_all_sit_in_their_teardown_are_told_after_two_minutes_whateve
     assert wedged(done(125.0, snapshots=still(*[TEARDOWN] * 4))).truth is Truth.BAD
 
 
+def test_the_one_that_stays_in_its_teardown_when_the_others_have_left_is_named_whatever_the_log_says() -> (
+    None
+):
+    gone = {f"r{number}": rank(number, gone_s=120.0) for number in (0, 2, 3)}
+    found = wedged(ends(**gone))
+    assert (found.truth, [culprit.rank for culprit in found.culprits]) == (Truth.BAD, [1])
+    assert "3 of 4 ranks have left" in found.summary
+    assert wedged(ends(**gone, snapshots=still(TEARDOWN, SAVE, TEARDOWN, TEARDOWN))).truth is not Truth.BAD
+
+
 @pytest.mark.parametrize(
     "view",
     [

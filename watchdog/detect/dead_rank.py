@@ -1,8 +1,9 @@
 """`dead_rank`: a rank has just gone while most of its peers are there. Told within seconds; whether the job lingers shows later.
 
 The end of a job looks alike for a moment: its ranks leave one after the other. So it is told only while the gone are few, before the
-last step, and if no step was made since. Nodes report one after the other: a rank whose node has not reported since the death was
-seen may have gone with it (Slurm ends a job on all nodes at once), and does not count as one that is left.
+last step, and if no step was made since. Nodes report one after the other: a rank that was not seen `gone_for` after the death was
+seen may have gone with it (Slurm ends a job on all nodes at once; ranks need a moment each to leave), and does not count as one that
+is left.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
         return replace(
             finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
         )
-    unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s)
+    unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - gone_for_s)
     if _are_many(len(dead) + unseen, len(ranks)):
-        waits = f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen since rank {first.process.rank} ended"
+        waits = f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen for {gone_for_s:.0f} s since rank {first.process.rank} ended"
         return replace(finding, summary=waits)
     if _survivors_rest(job):
         return replace(

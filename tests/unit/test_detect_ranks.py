@@ -114,7 +114,7 @@ def test_a_rank_whose_node_has_not_reported_since_may_have_gone_as_well() -> Non
 
     def view(*unseen: int) -> JobView:
         ranks = tuple(
-            replace(seen(rank, node=f"n{rank}", gone_s=4.0 if rank == 5 else None), seen_age_s=8.0 if rank in unseen else 2.0)
+            replace(seen(rank, node=f"n{rank}", gone_s=4.0 if rank == 5 else None), seen_age_s=8.0 if rank in unseen else 0.5)
             for rank in range(8)
         )  # fmt: skip
         return eight(processes=ranks)
@@ -123,6 +123,12 @@ def test_a_rank_whose_node_has_not_reported_since_may_have_gone_as_well() -> Non
     assert died(view(0, 1)).truth is Truth.UNKNOWN
     assert died(view(0)).truth is Truth.BAD
     assert died(view()).truth is Truth.BAD
+
+
+def test_ranks_that_were_seen_only_a_moment_after_the_death_may_be_leaving_too() -> None:
+    """PyTorch's processes take seconds to leave, each its own."""
+    ranks = tuple(replace(each, seen_age_s=0.5 if each.gone_s else 2.0) for each in eight((5, 4.0)).ranks)
+    assert died(eight(processes=ranks)).truth is Truth.UNKNOWN
 
 
 def test_a_job_that_makes_steps_without_the_rank_is_well() -> None:

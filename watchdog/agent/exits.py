@@ -1,0 +1,80 @@
+"""The end of a rank, told by the kernel when it comes: a report goes out at once, not with the next tick.
+
+A process descriptor (pidfd_open(2), Linux 5.3) can be read when its process has ended. Where the kernel has none, or refuses, nothing
+is lost but these seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterable
+from typing import Final
+
+from watchdog.agent.process_table import read_stat
+from watchdog.model import Process, Role
+
+MAX_WATCHED: Final = 64
+"""Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8."""
+
+ProcessId = tuple[int, int]
+"""(pid, start ticks)."""
+
+
+class Exits:
+    """Descriptors of the ranks that live. One loop owns it."""
+
+    def __init__(self) -> None:
+        self._fds: dict[ProcessId, int] = {}
+        self._refused: set[ProcessId] = set()
+
+    def follow(self, processes: Iterable[Process]) -> None:
+        """Watches these ranks, as of the newest look at all processes, and no others any more."""
+        ranks = {
+            (p.pid, p.start_ticks) for p in processes if p.role is Role.RANK and p.state not in ("Z", "X")
+        }
+        for gone in self._fds.keys() - ranks:
+            os.close(self._fds.pop(gone))
+        self._refused &= ranks
+        for new in sorted(ranks - self._fds.keys() - self._refused)[: MAX_WATCHED - len(self._fds)]:
+            fd = _open(new)
+            if fd is None:
+                self._refused.add(new)
+            else:
+                self._fds[new] = fd
+
+    def filenos(self) -> list[int]:
+        """Can be read when somebody has ended."""
+        return list(self._fds.values())
+
+    def any_ended(self) -> bool:
+        """Whether a rank has ended since the last call. Each is told once."""
+        if not self._fds:
+            return False
+        poll = select.poll()
+        for fd in self._fds.values():
+            poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(0)}
+        for who in [each for each, fd in self._fds.items() if fd in ready]:
+            os.close(self._fds.pop(who))
+            self._refused.add(who)
+        return bool(ready)
+
+    def close(self) -> None:
+        """Watches nobody any more."""
+        self.follow(())
+
+
+def _open(who: ProcessId) -> int | None:
+    pid, start_ticks = who
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:  # it has ended, or the kernel has no such thing for us
+        return None
+    try:
+        if read_stat(pid).start_ticks == start_ticks:
+            return fd
+    except (OSError, ValueError):
+        pass  # it has just ended: the next look tells
+    os.close(fd)
+    return None

@@ -27,6 +27,7 @@ from watchdog.agent.collectors.orphans import GpuHolders
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.commands import Commands
 from watchdog.agent.evidence import collection, cores, last_lines, node_settings, process_state, stacks
+from watchdog.agent.exits import Exits
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Function, Probes, ProbesLost
 from watchdog.agent.probe_child import TRIM_EVERY, give_back_memory
@@ -326,6 +327,7 @@ class Service:
         """With `echo` each report is also a line of JSON on standard output."""
         self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
         self.echo = echo
+        self.exits = Exits()
         self.controller_id = ""
 
     def tick(self, now: float) -> bool:
@@ -335,6 +337,7 @@ class Service:
             self.sender.read_token()
         self._take_replies(now)
         report = self.agent.tick(now)
+        self.exits.follow(report.processes)
         self.metrics.update(report, self.agent.seen, self.sender.spool_bytes)
         if not self.agent.could_see:
             return False
@@ -348,17 +351,17 @@ class Service:
         return True
 
     def between(self, now: float) -> None:
-        """Takes what children and controller said meanwhile; results of commands go out at once, with a fresh report."""
+        """Takes what children and controller said meanwhile; results of commands, and that a rank has ended, go out at once."""
         self.agent.probes.check()
         self.agent.probes.poll(now)
         self._take_replies(now)
         self.agent.commands.advance(now)
-        if self.agent.commands.has_results:
+        if self.exits.any_ended() or self.agent.commands.has_results:
             self.tick(now)
 
     def wake_fds(self) -> list[int]:
         """Descriptors for which `between` is called when they can be read."""
-        return [self.sender.fileno(), *self.agent.probes.filenos()]
+        return [self.sender.fileno(), *self.agent.probes.filenos(), *self.exits.filenos()]
 
     def _take_replies(self, now: float) -> None:
         for reply in self.sender.replies():

@@ -64,8 +64,9 @@ class Rates:
         elapsed_s = now - self.at
         if elapsed_s < RATE_S:
             return
-        # Nobody has trained without using any time: nought is what a trace says that does not tell.
-        used_s = max(0.0, process.cpu_s - self.cpu_s) if min(process.cpu_s, self.cpu_s) > 0 else None
+        # Nobody has trained without using any time: nought is what a trace says that does not tell. A loader's worker may have.
+        told = process.role is Role.WORKER or min(process.cpu_s, self.cpu_s) > 0
+        used_s = max(0.0, process.cpu_s - self.cpu_s) if told else None
         self.cpu_ratio = None if used_s is None else used_s / elapsed_s
         if self.cpu_ratio is None:
             self.busy_at = None

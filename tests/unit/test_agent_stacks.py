@@ -7,7 +7,9 @@ import json
 import pytest
 
 from watchdog.agent.evidence.stacks import choose, parse_dump
-from watchdog.model import Frame, Process, Role, ThreadStack
+from watchdog.diagnose.stack_places import locate
+from watchdog.knowledge.frames import Place
+from watchdog.model import Frame, Process, ProcessStack, Role, ThreadStack
 
 # As py-spy 0.4.3 prints it for a rank in a barrier, shortened to two frames a thread.
 DUMP = json.dumps(
@@ -53,6 +55,35 @@ def test_who_holds_the_interpreters_lock_is_told() -> None:
     rows = json.loads(DUMP)
     rows[1]["owns_gil"] = True
     assert [thread.owns_gil for thread in parse_dump(json.dumps(rows).encode())] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("roots", "at_exit"),
+    [
+        (("flush",), True),
+        (("flush", "<module>"), False),
+        (("flush", "_run_module_as_main"), False),
+    ],
+)
+def test_a_main_thread_that_the_interpreter_itself_called_is_in_an_exit_handler(
+    roots: tuple[str, ...], at_exit: bool
+) -> None:
+    """As py-spy shows a handler of atexit: the program's own frames are gone, and the interpreter has none."""
+    frames = [{"name": name, "filename": "t.py", "line": 1, "is_entry": name == roots[-1]} for name in roots]
+    thread = {"pid": 7, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 7, "frames": frames}
+    (main,) = parse_dump(json.dumps([thread]).encode())
+    assert (place_of_rank(main) is Place.TEARDOWN) is at_exit
+    (other,) = parse_dump(json.dumps([thread | {"os_thread_id": 8}]).encode())
+    assert len(other.frames) == len(roots), "only the main thread runs them"
+    (deep,) = parse_dump(json.dumps([thread | {"frames": frames[-1:] * 200}]).encode())
+    assert len(deep.frames) == 100, "of a stack that was cut the root is not known"
+
+
+def place_of_rank(thread: ThreadStack) -> Place:
+    stack = ProcessStack(
+        node="n1", pid=7, start_ticks=5, job_id="4", role=Role.RANK, rank=0, threads=(thread,)
+    )
+    return locate(stack).place
 
 
 @pytest.mark.parametrize("text", [b"", b"Error: Failed to suspend process", b'{"a": 1}'])

@@ -33,11 +33,19 @@ MAX_THREADS = 128
 MAX_OUTPUT = 4 << 20
 
 
+AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
+"""Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
+_ROOTS = ("<module>", "_run_module_as_main")
+"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is over."""
+
+
 class _SpyFrame(msgspec.Struct):
     name: str = ""
     filename: str = ""
     short_filename: str | None = None
     line: int = 0
+    is_entry: bool = False
+    """Whether the interpreter called it from C; py-spy knows that from Python 3.11 on."""
 
 
 class _SpyThread(msgspec.Struct):
@@ -81,13 +89,21 @@ def parse_dump(text: bytes) -> tuple[ThreadStack, ...]:
             name=thread.thread_name or ("MainThread" if thread.os_thread_id == thread.pid else ""),
             active=thread.active,
             owns_gil=thread.owns_gil,
-            frames=tuple(
-                Frame(function=frame.name, file=frame.short_filename or frame.filename, line=frame.line)
-                for frame in thread.frames[:MAX_FRAMES]
-            ),
+            frames=_frames(thread),
         )
         for thread in threads[:MAX_THREADS]
     )
+
+
+def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
+    frames = tuple(
+        Frame(function=frame.name, file=frame.short_filename or frame.filename, line=frame.line)
+        for frame in thread.frames[:MAX_FRAMES]
+    )
+    if len(thread.frames) > MAX_FRAMES or not thread.frames or thread.os_thread_id != thread.pid:
+        return frames
+    root = thread.frames[-1]
+    return (*frames, AT_EXIT) if root.is_entry and root.name not in _ROOTS else frames
 
 
 def dump_stacks(args: Any, state: dict[str, Any]) -> list[Any]:

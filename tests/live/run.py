@@ -55,7 +55,6 @@ def run_fault(stage: Stage, fault: Fault, launcher: str, *, act: bool = False) -
     job = stage.submit(fault.name, *options, launcher=launcher, steps=fault.steps)
     try:
         stage.training(job, 22 if act else 15)
-        last = job.steps()[-1][0]
         at = fault.break_it(job)
         incident = _first(job, fault, result, at)
         if incident is None:
@@ -67,7 +66,7 @@ def run_fault(stage: Stage, fault: Fault, launcher: str, *, act: bool = False) -
         if not act:
             result.stopped = [each for each in job.stopped() if fault.name != "stopped"]
         if act:
-            _restarted(job, result, incident, last)
+            _restarted(job, result)
         else:
             result.acted = int(stage.cluster.job(job.job_id)["Restarts"]) > 0
         return result
@@ -116,9 +115,15 @@ def _diagnosis(job: Job, fault: Fault, result: Result, incident: dict[str, Any])
             result.say(f"  ranks {group['ranks']}: {group['place']}: {' < '.join(group['frames'][:6])}")
 
 
-def _restarted(job: Job, result: Result, incident: dict[str, Any], last: int) -> None:
+def _restarted(job: Job, result: Result) -> None:
+    """Waits for the end of the action, whichever of the job's incidents it is about."""
+
     def ended() -> Any:
-        return next((a for a in job.stage.watchdog.explain(incident["id"])["actions"] if a["end"]), None)
+        watchdog = job.stage.watchdog
+        actions = [
+            a for each in watchdog.incidents(job.job_id) for a in watchdog.explain(each["id"])["actions"]
+        ]
+        return next((a for a in actions if a["end"]), None)
 
     end = job.stage.until(ended, 400, f"the action for {result.name} to end")["end"]
     result.acted = True

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite
-from statistics import median
+from statistics import median, median_low
 from typing import Protocol
 
 from watchdog.detect.series import BASELINE, CONFIRMED, segments
@@ -18,6 +18,8 @@ SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
 LEAST_SPLIT = 5
 """Values on either side of a change in a series that is too short for watchdog.detect.series."""
+MAX_TIMES = 2000
+"""Step times that are searched for changes: what is compared with all before it costs the square."""
 RECENT = 20
 """Intervals that a limit is learnt from."""
 BUSY_SHAPES = 25
@@ -191,9 +193,10 @@ def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
     times = _without_first(step_times(facts))
     logged = any(fact.fact.step_s for fact, _ in times) and facts[0].fact.pattern not in AVERAGED
     changes: list[Change] = []
-    for same in _of_one_batch(times):
+    for whole in _of_one_batch(times):
+        same = _thinned(whole)
         values = [round(seconds, 6) for _, seconds in same]
-        if not logged and values and median(values) * _steps_between(same) < 10 * CLOCK_STEP_S:
+        if not logged and values and median(values) * _steps_between(whole) < 10 * CLOCK_STEP_S:
             continue  # the clock of the log is too coarse
         if len(values) >= BASELINE + CONFIRMED:
             found = segments(tuple(values), shift)
@@ -204,6 +207,15 @@ def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
             if split is not None:
                 changes.append(_change(same[split][0], median(values[:split]), median(values[split:])))
     return tuple(change for change in changes if abs(change.percent) >= 100 * shift * 0.8)
+
+
+def _thinned(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+    """At most MAX_TIMES of them: of more, the median of so many neighbours each, with the first one's place."""
+    apart = -(-len(times) // MAX_TIMES)
+    if apart < 2:
+        return times
+    groups = [times[at : at + apart] for at in range(0, len(times), apart)]
+    return [(group[0][0], median_low([seconds for _, seconds in group])) for group in groups]
 
 
 def _steps_between(times: Sequence[tuple[Fact, float]]) -> float:

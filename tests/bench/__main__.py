@@ -17,6 +17,7 @@ from tests.bench import (
     page,
     probes,
     process_tree,
+    scan,
     scheduling,
     soak,
 )
@@ -33,6 +34,7 @@ def main() -> int:
         "noise": _noise,
         "logs": _logs,
         "kernel": _kernel,
+        "scan": _scan,
         "probe": _probe,
         "drift": _drift,
         "controller": _controller,
@@ -99,6 +101,10 @@ def _noise(figures: Figures, options: argparse.Namespace) -> None:
 
 def _logs(figures: Figures, options: argparse.Namespace) -> None:
     logs.run(figures, options.log_bytes)
+
+
+def _scan(figures: Figures, options: argparse.Namespace) -> None:
+    scan.run(figures)
 
 
 def _kernel(figures: Figures, options: argparse.Namespace) -> None:

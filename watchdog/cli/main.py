@@ -16,6 +16,7 @@ from watchdog.cli.pause import pause
 from watchdog.cli.replay import replay
 from watchdog.cli.restart import restart
 from watchdog.cli.resume import resume
+from watchdog.cli.run import run
 from watchdog.cli.scan_log import scan_log
 from watchdog.cli.status import status
 
@@ -52,6 +53,7 @@ for _command in (
     replay,
     scan_log,
     group_stacks,
+    run,
     agent,
     controller,
 ):

@@ -310,6 +310,23 @@ def test_output_paths_are_filled_in_as_slurm_does(names: parse.Names, pattern: s
     assert parse.expand_path(pattern, "/home/ann", names) == path
 
 
+@pytest.mark.parametrize(
+    ("path", "in_array", "pattern"),
+    [
+        ("/w/slurm-19.out", True, "/w/slurm-%A_%a.out"),
+        ("/w/slurm-19.out", False, "/w/slurm-19.out"),
+        ("/w/slurm-%A_%a.out", True, "/w/slurm-%A_%a.out"),
+        ("/w/slurm-2.out", True, "/w/slurm-2.out"),
+        ("/elsewhere/slurm-19.out", True, "/elsewhere/slurm-19.out"),
+        ("slurm-%j.out", True, "slurm-%j.out"),
+    ],
+)
+def test_the_default_output_of_an_arrays_element_is_where_slurm_writes_it(
+    path: str, in_array: bool, pattern: str
+) -> None:
+    assert parse.output_of(path, {"workdir": "/w", "jobid": "19"}, in_array) == pattern
+
+
 def test_a_pattern_in_a_name_is_not_filled_in_again() -> None:
     names = parse.Names(raw_id="1", job_id="1", user="ann", name="%u%%j", batch_host="n1")
     assert parse.expand_path("/d/%x", "/", names) == "/d/%u%%j"

@@ -113,6 +113,7 @@ def _job(row: dict[str, str]) -> SlurmJob:
     names = Names(row["jobid"], job_id, user, name, batch_host or "")
     in_array = row["arraytaskid"] != "N/A"
     offset = row["hetjoboffset"]
+    stdout, stderr = (output_of(_given(row[name]), row, in_array) for name in ("stdout", "stderr"))
     return SlurmJob(
         job_id=job_id,
         raw_id=row["jobid"],
@@ -131,11 +132,9 @@ def _job(row: dict[str, str]) -> SlurmJob:
         is_batch=is_batch,
         requeueable=_flag(row["requeue"], job_id),
         held=is_held(state, row["reason"], priority),
-        stdout=expand_path(row["stdout"], row["workdir"], names) if is_batch else None,
-        # 22.05 repeats the path of the output there; later releases say (null).
-        stderr=expand_path(_given(row["stderr"]) or row["stdout"], row["workdir"], names)
-        if is_batch
-        else None,
+        stdout=expand_path(stdout, row["workdir"], names) if is_batch else None,
+        # 22.05 repeats the path of the output for the errors; later releases say (null).
+        stderr=expand_path(stderr or stdout, row["workdir"], names) if is_batch else None,
         workdir=_given(row["workdir"]) or None,
         comment=_given(row["comment"]),
         required_nodes=expand_nodes(row["reqnodes"]),
@@ -152,6 +151,14 @@ def _job(row: dict[str, str]) -> SlurmJob:
         het_offset=None if offset == "N/A" else _number(offset, job_id),
         script_path=_given(row["command"]),
     )
+
+
+def output_of(path: str, row: dict[str, str], in_array: bool) -> str:
+    """The pattern of an output path. For an element of an array without --output 22.05 lists the default of a single job
+    (`slurm-19.out`), while the file is `slurm-2_1.out`; later releases say so."""
+    if in_array and path == f"{row['workdir'].rstrip('/')}/slurm-{row['jobid']}.out":
+        return path.removesuffix(f"{row['jobid']}.out") + "%A_%a.out"
+    return path
 
 
 def checked_state(state: str, job_id: str) -> str:

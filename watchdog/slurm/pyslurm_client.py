@@ -2,7 +2,8 @@
 
 For that pyslurm (22.5 to 25.11) is no help: its requeue lacks the condition that keeps a finished job from running
 again; it names jobs by number only, and the last element of an array has the number of the whole array; and after a signal
-it raises the error that was left over from an earlier request.
+it raises the error that was left over from an earlier request. What it can't say in a listing: that a job is STOPPED, SIGNALING,
+STAGE_OUT, REVOKED or RESV_DEL_HOLD (it cuts off the higher flags of a state, and gives the state below them).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import msgspec
 
 from watchdog.model import SlurmJob, SlurmNode
 from watchdog.slurm import parse
-from watchdog.slurm.states import is_held
+from watchdog.slurm.states import FINISHED, is_held
 
 NO_HOST = frozenset({"", "n/a"})
 
@@ -83,8 +83,7 @@ def read_nodes(rows: object) -> tuple[SlurmNode, ...]:
 
 def _job(row: JobRow) -> SlurmJob:
     job_id, raw_id = job_id_of(row), str(row.id)
-    waiting = _waiting(row)
-    in_array = row.array_task_id is not None or bool(waiting)
+    waiting, element = _waiting(row), _element(row)
     host = row.batch_host or ""
     batch_host = host if row.is_batch_job and host not in NO_HOST else None
     names = parse.Names(raw_id, job_id, row.user_name, row.name or "", batch_host or "")
@@ -121,23 +120,33 @@ def _job(row: JobRow) -> SlurmJob:
         dependency=dependency_text(row.dependencies),
         submit_at=_time(row.submit_time),
         eligible_at=_time(row.eligible_time),
-        array_job_id=str(row.array_id) if in_array else "",
-        array_tasks=str(row.array_task_id) if row.array_task_id is not None else waiting,
+        array_job_id=str(row.array_id) if waiting or element is not None else "",
+        array_tasks=waiting if element is None else str(element),
         het_job_id=str(row.heterogeneous_id) if row.heterogeneous_id else "",
-        het_offset=row.heterogeneous_offset if row.heterogeneous_id else None,
+        het_offset=(row.heterogeneous_offset or 0) if row.heterogeneous_id else None,
         script_path=row.command or "",
     )
 
 
 def job_id_of(row: JobRow) -> str:
     """As squeue writes it: `12`, `12_3`, `12_[4-9%2]`, `12+1`; the first component of a heterogeneous job is `12`."""
-    if row.array_task_id is not None:
-        return f"{row.array_id}_{row.array_task_id}"
+    if (element := _element(row)) is not None:
+        return f"{row.array_id}_{element}"
     if waiting := _waiting(row):
         return f"{row.array_id}_[{waiting}]"
     if row.heterogeneous_id and row.heterogeneous_offset:
         return f"{row.heterogeneous_id}+{row.heterogeneous_offset}"
     return str(row.id)
+
+
+def _element(row: JobRow) -> int | None:
+    """Which element of its array it is. pyslurm says None for the element 0, for a job that is none, and for the record of
+    an array that ended before its last elements had started."""
+    if not row.array_id or _waiting(row):
+        return None
+    if row.id == row.array_id and row.state in FINISHED and not row.allocated_nodes:
+        return row.array_task_id
+    return row.array_task_id or 0
 
 
 def _waiting(row: JobRow) -> str:

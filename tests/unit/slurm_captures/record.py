@@ -3,15 +3,20 @@
     .venv/bin/python -m tests.unit.slurm_captures.record questions >questions.json      what the client asks for
     python3 -m tests.unit.slurm_captures.record answers DIRECTORY <questions.json       as root, where that Slurm is
 
+With PYSLURM_PYTHON, an interpreter that has pyslurm of that release, what the child of the pyslurm client says is kept, too.
 The second needs no package but Slurm's, so that it also runs in the root directory of another distribution; see README.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from deploy.demo.cluster import Cluster
 
@@ -141,6 +146,28 @@ def answer(cluster: Cluster, user: str | None, argv: list[str]) -> dict[str, obj
     return {"argv": argv, "code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
 
+def ask_pyslurm(python: str, environment: dict[str, str]) -> object:
+    """The rows that the child process of the pyslurm client gives."""
+    child = Path(__file__).parents[3] / "watchdog/slurm/pyslurm_child.py"
+    request = b'{"call": "view"}'
+    done = subprocess.run(
+        [python, "-I", child],
+        input=b"%d\n" % len(request) + request,
+        capture_output=True,
+        env=environment,
+        check=True,
+    )
+    hello, answer = frames(done.stdout)
+    return {"pyslurm": hello["pyslurm"], **answer["rows"]}
+
+
+def frames(data: bytes) -> Iterator[Any]:
+    while data:
+        size, _, data = data.partition(b"\n")
+        yield json.loads(data[: int(size)])
+        data = data[int(size) :]
+
+
 def record(directory: Path, listings: dict[str, list[str]]) -> None:
     """Runs the cluster and writes all answers to `directory`."""
     directory.mkdir(exist_ok=True, parents=True)
@@ -150,6 +177,9 @@ def record(directory: Path, listings: dict[str, list[str]]) -> None:
         for name, argv in listings.items():
             done = cluster.slurm(*argv, env=environment)
             (directory / f"{name}.txt").write_text(done.stdout)
+        if python := os.environ.get("PYSLURM_PYTHON"):
+            rows = ask_pyslurm(python, environment)
+            (directory / "pyslurm.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
         told = {"version": cluster.slurm("squeue", "--version").stdout.strip(), "jobs": jobs}
         told["answers"] = refusals(cluster, jobs)
         (directory / "story.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")

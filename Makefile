@@ -98,6 +98,15 @@ trainers: $(STAMP)  ## deploy/trainers in the real frameworks (installs PyTorch,
 	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check deepspeed
 	TRAINERS_PYTHON="$(CURDIR)/.venv-trainers/bin/python" $(BIN)/python -m pytest tests/trainers $(ARGS)
 
+# No part of `make test`: it takes its time, for every threshold is as shipped. LIVE_PYTHON is another interpreter that has torch.
+.PHONY: live
+live: packages  ## real PyTorch jobs on a real Slurm, broken and healthy, and nodes that fail: a line of JSON a figure (root; ARGS='lock healthy')
+	if [ -z "$${LIVE_PYTHON:-}" ]; then \
+		[ -x .venv-live/bin/python ] || "$(PYTHON)" -m venv .venv-live; \
+		.venv-live/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy || rm -rf .venv-live; \
+	fi
+	$(BIN)/python -m tests.live $(ARGS)
+
 .PHONY: grafana
 grafana: $(STAMP)  ## deploy/grafana/dashboards anew, from generate.py
 	$(BIN)/python -m deploy.grafana.generate

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from deploy.demo.cluster import Cluster, why_impossible
 from deploy.demo.stack import Watchdog
 from tests.bench.figures import Figures, take_standard_output
-from tests.live.cases import DIAGNOSIS_S, FAULTS, HEALTHY
+from tests.live.cases import DIAGNOSIS_S, FAULTS, HEALTHY, SAVE_INTERVAL
+from tests.live.nodes import run_nodes
 from tests.live.run import HARM, Result, run_fault, run_healthy, tell
 from tests.live.stage import ACTING, Stage, python_with_torch
 
 AT_ONCE = 3
 """Trainings at the same time: their ranks mostly sleep."""
 CPUS = 16
+NEVER = 1e9
 
 Work = tuple[str, Callable[[Stage], Result]]
 
@@ -37,10 +39,10 @@ def plan(names: list[str], *, act: bool) -> list[Work]:
     return [(name, work) for name, work in found if not names or any(each in name for each in names)]
 
 
-def perform(works: list[Work], python: str, mode: str, at_once: int) -> list[Result]:
-    """Does them on a stage of their own, some at a time. One that breaks down is a result without a verdict."""
+def perform(works: list[Work], python: str, mode: str, at_once: int, done: Callable[[Result], None]) -> None:
+    """Does them on a stage of their own, some at a time; `done` gets each result as it comes, also of a case that broke down."""
     if not works:
-        return []
+        return
     with (
         Cluster(nodes=2, cpus=CPUS) as cluster,
         Watchdog(cluster, mode=mode, shipped=True, settings=ACTING if mode == "act" else None) as watchdog,
@@ -59,7 +61,8 @@ def perform(works: list[Work], python: str, mode: str, at_once: int) -> list[Res
         with ThreadPoolExecutor(at_once) as pool:
             futures = [pool.submit(one, work) for work in works]
             try:
-                return [future.result() for future in futures]
+                for future in as_completed(futures):
+                    done(future.result())
             except BaseException:  # Ctrl-C, SIGTERM: nobody waits for the end of what runs
                 stage.closing = True
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -67,37 +70,29 @@ def perform(works: list[Work], python: str, mode: str, at_once: int) -> list[Res
 
 
 def write(figures: Figures, result: Result) -> None:
-    """The figures of one result, with their bounds."""
+    """The figures of one result, with their bounds. What was never said is a very large number of seconds."""
     name = f"live.{result.name}"
+
+    def seconds(what: str, value: float | None, at_most: float) -> None:
+        figures.add(f"{name}.{what}", NEVER if value is None else value, "s", at_most=at_most)
+
     if result.bound_s is not None:
-        figures.add(
-            f"{name}.verdict_s",
-            result.verdict_s if result.verdict_s is not None else 1e9,
-            "s",
-            at_most=result.bound_s,
-        )
+        seconds("verdict_s", result.verdict_s, result.bound_s)
         figures.add(f"{name}.culprit_right", float(result.culprit_right), "", at_least=1)
-        figures.add(
-            f"{name}.diagnosis_s",
-            result.diagnosis_s if result.diagnosis_s is not None else 1e9,
-            "s",
-            at_most=DIAGNOSIS_S,
-        )
-        figures.add(f"{name}.diagnosis_right", float(result.diagnosis_right), "", at_least=1)
+        if result.asks_ranks:
+            seconds("diagnosis_s", result.diagnosis_s, DIAGNOSIS_S)
+            figures.add(f"{name}.diagnosis_right", float(result.diagnosis_right), "", at_least=1)
     if result.step_ratio is not None:
         figures.add(f"{name}.step_time_ratio", result.step_ratio, "", at_most=HARM)
     if result.resumed is not None:
         figures.add(f"{name}.resumed", float(result.resumed), "", at_least=1)
-        figures.add(
-            f"{name}.steps_lost",
-            float(result.steps_lost if result.steps_lost is not None else 1e9),
-            "steps",
-            at_most=20,
-        )
+        lost = NEVER if result.steps_lost is None else result.steps_lost
+        figures.add(f"{name}.steps_lost", lost, "steps", at_most=SAVE_INTERVAL)
     elif not result.name.startswith("act."):
         figures.add(f"{name}.acted", float(result.acted), "", at_most=0)
     figures.add(f"{name}.false_incidents", float(len(result.false_incidents)), "", at_most=0)
-    figures.add(f"{name}.left_stopped", float(len(result.stopped)), "", at_most=0)
+    if result.asks_ranks:
+        figures.add(f"{name}.left_stopped", float(len(result.stopped)), "", at_most=0)
 
 
 def main() -> int:
@@ -118,13 +113,19 @@ def main() -> int:
         tell(f"skipped: {reason}")
         return 2
     figures = Figures(take_standard_output())
-    results = perform(plan(options.names, act=False), python, "observe", options.at_once)
-    results += perform(plan(options.names, act=True), python, "act", options.at_once)
-    for result in results:
+    count = 0
+
+    def done(result: Result) -> None:
+        nonlocal count
+        count += 1
         write(figures, result)
-    tell(
-        f"{len(results)} cases, {len(figures.missed)} bounds are missed: {', '.join(figures.missed) or 'none'}"
-    )
+
+    perform(plan(options.names, act=False), python, "observe", options.at_once, done)
+    perform(plan(options.names, act=True), python, "act", options.at_once, done)
+    if not options.names or any("node" in name for name in options.names):
+        for result in run_nodes():
+            done(result)
+    tell(f"{count} cases, {len(figures.missed)} bounds are missed: {', '.join(figures.missed) or 'none'}")
     return 1 if figures.missed else 0
 
 

@@ -12,6 +12,8 @@ HANG_S = 70.0
 """Issue: a hang is told within max(60 s, 3 x the slowest of the recent steps) + 10 s; steps here take 0.3 s."""
 DEAD_S = 10.0
 DIAGNOSIS_S = 60.0
+SAVE_INTERVAL = 20
+"""Steps, as `ddp.py` saves: no restart may lose more."""
 SRUN, TORCHRUN = "srun", "torchrun"
 
 

@@ -26,6 +26,8 @@ class Result:
 
     name: str
     bound_s: float | None = None
+    asks_ranks: bool = True
+    """Whether ranks are asked for evidence, and a diagnosis comes of it."""
     verdict_s: float | None = None
     diagnosis_s: float | None = None
     culprit_right: bool = False

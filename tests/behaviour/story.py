@@ -6,16 +6,18 @@ The controller is the real one, on simulated time, with its journal in a file; o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import sqlalchemy as sa
 
 from tests.behaviour.cluster import EPOCH, Job, Scripted
 from tests.simulation.timeline import Killed, SimLoop, Timeline
 from watchdog import clock
 from watchdog.config import parse_config
-from watchdog.controller.journal import Journal
+from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
 from watchdog.model import (
@@ -50,6 +52,16 @@ class DyingJournal(Journal):
     """`before intent requeue_hold`, `after outcome release`; empty: it lives."""
     hooks: dict[str, Callable[[], object]]
     """The same moments -> what happens then, once."""
+
+    full: bool = False
+    """Its disk is full."""
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        if self.full:
+            raise JournalError("The journal has no room: its disk is full.")
+        with super()._transaction() as sql:
+            yield sql
 
     def _write(self, stage: str, work: Any) -> None:
         for moment in ("before", "after"):
@@ -89,7 +101,7 @@ class Story:
         self.cluster.add_nodes("n1", "n2", "n3", "n4")
         self.config = parse_config(config)
         self._url = f"sqlite:///{directory / 'journal.sqlite'}"
-        self._sequence = 0
+        self._sequence = self._found = 0
         self._known = ""
         """The controller that the agents have spoken to."""
         self._clock = ExitStack()
@@ -130,11 +142,19 @@ class Story:
     # ---------------------------------------------------------------------------------------- when
 
     def finds(
-        self, kind: Kind, job: Job, *, blames: str = "", mounts: tuple[str, ...] = (), actionable: bool = True
+        self,
+        kind: Kind,
+        job: Job,
+        *,
+        blames: str = "",
+        mounts: tuple[str, ...] = (),
+        actionable: bool = True,
+        when: Callable[[], object] = lambda: None,
     ) -> Incident:
         """A detector is sure of something about a job, and the controller looks at it."""
+        self._found += 1
         incident = Incident(
-            id=f"i{len(self.controller.judge.incidents) + 1}{job.id}",
+            id=f"i{self._found}",
             kind=kind,
             subject=f"job:{job.id}",
             state=IncidentState.FIRING,
@@ -154,6 +174,7 @@ class Story:
         )
         self.controller.judge.incidents.append(incident)
         self.journal.save_incident(incident)
+        when()
         self.passes(seconds=2 * TICK_S)
         return incident
 

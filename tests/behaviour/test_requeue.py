@@ -206,13 +206,13 @@ def test_given_a_requeue_that_got_lost_then_it_is_sent_again_and_the_job_runs_on
     assert story.end(hang).ok
 
 
-def test_given_a_slurm_that_is_away_for_half_an_hour_then_nothing_happens_meanwhile_and_the_action_goes_on_after(
+def test_given_a_slurm_that_is_away_for_long_then_nothing_happens_meanwhile_and_the_action_goes_on_after(
     story: Story,
 ) -> None:
     job = story.job(hangs=True)
     story.at("after decision", lambda: setattr(story.cluster, "away", True))
     hang = story.finds(Kind.COLLECTIVE_HANG, job)
-    story.passes(minutes=30)
+    story.passes(minutes=15)
     assert not story.done
     story.cluster.away = False
     story.passes(minutes=3)

@@ -1,0 +1,160 @@
+"""Nodes: what is excluded, what is not, for how long; drains of ours, and of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from tests.behaviour.story import QUICK, Story
+from watchdog.model import Kind
+
+Tell = Callable[..., Story]
+
+
+def acting(policy: str) -> str:
+    return f"mode: act\npolicy: {{cooldown: 0s, budget_percent: 100, {policy}}}\n{QUICK}"
+
+
+DRAINING = acting(
+    "kinds: {collective_hang: {drain: true}}, drain_lifetime: 10min, max_drained_nodes: 1, drained_percent: 50"
+)
+
+
+def test_given_too_few_other_nodes_then_the_job_is_requeued_without_excluding_any(story: Story) -> None:
+    job = story.job(hangs=True, wants=4)
+    hang = story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=2)
+    assert job.excluded == () and job.state == "RUNNING"
+    assert "only 3 would be left" in story.why(hang)
+    assert "without" not in story.end(hang).detail
+
+
+def test_given_other_nodes_that_are_down_then_they_do_not_count(story: Story) -> None:
+    for name in ("n3", "n4"):
+        story.cluster.nodes[name] = replace(story.cluster.nodes[name], state="DOWN")
+    job = story.job(hangs=True, wants=2)
+    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=2)
+    assert job.excluded == () and job.state == "RUNNING"
+
+
+def test_given_nodes_of_another_partition_then_they_do_not_count(story: Story) -> None:
+    story.cluster.add_nodes("c1", "c2", "c3", partition="cpu")
+    job = story.job(hangs=True, wants=4)
+    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=2)
+    assert job.excluded == ()
+
+
+def test_given_a_job_that_was_submitted_for_one_node_then_that_node_is_never_excluded(story: Story) -> None:
+    job = story.job(hangs=True, wants=1, required=("n1",))
+    hang = story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=2)
+    assert job.excluded == () and job.nodes == ("n1",)
+    assert "--nodelist" in story.why(hang)
+
+
+def test_given_nodes_that_go_down_while_the_job_waits_then_our_exclusion_is_taken_back(tell: Tell) -> None:
+    story = tell(acting("exclusion_lifetime: 7d"))
+    job = story.job(hangs=True, wants=3)
+
+    def two_go_down() -> None:
+        for name in ("n3", "n4"):
+            story.cluster.nodes[name] = replace(story.cluster.nodes[name], state="DOWN")
+
+    story.at("after outcome exclude", two_go_down)
+    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(seconds=20)
+    assert job.excluded == ("n1",)
+    story.passes(minutes=2)
+    assert job.excluded == ()
+
+
+def test_given_an_exclusion_of_ours_that_is_old_then_it_is_dropped_at_the_next_requeue_and_others_stay(
+    tell: Tell,
+) -> None:
+    story = tell(acting("exclusion_lifetime: 10min, budget_window: 1s"))
+    story.cluster.add_nodes("n5", "n6")
+    job = story.job(hangs=True, excluded=("n6",))
+    job.excluded = ("n6",)
+    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=2)
+    assert set(job.excluded) == {"n6", "n1"}
+    story.passes(minutes=10)
+    job.hangs = True
+    story.finds(Kind.LINGERING_JOB, job, blames="n2")
+    story.passes(minutes=2)
+    assert set(job.excluded) == {"n6", "n2"}
+    assert [entry.node for entry in story.journal.node_entries("excluded")] == ["n2"]
+
+
+def test_given_a_rule_that_drains_then_the_node_is_drained_with_our_reason_before_the_job_goes_on(
+    tell: Tell,
+) -> None:
+    story = tell(DRAINING)
+    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.passes(minutes=2)
+    assert story.done.index("drain n1") < story.done.index("release 7")
+    reason = story.cluster.nodes["n1"].reason
+    assert reason.startswith("slurm-watchdog: ") and hang.id in reason
+
+
+def test_given_what_is_shipped_then_no_node_is_drained(story: Story) -> None:
+    story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.passes(minutes=2)
+    assert "drain n1" not in story.done
+
+
+def test_given_a_cluster_with_drained_nodes_then_no_more_are_drained_than_the_budget(tell: Tell) -> None:
+    story = tell(DRAINING)
+    story.cluster.nodes["n4"] = replace(story.cluster.nodes["n4"], state="DOWN", reason="dead fan")
+    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.passes(minutes=2)
+    assert "drain n1" not in story.done
+    assert "not drained" in story.why(hang) and story.end(hang).ok
+
+
+def test_given_a_drain_of_ours_that_is_old_then_the_node_is_given_back(tell: Tell) -> None:
+    story = tell(DRAINING)
+    story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.passes(minutes=5)
+    assert "DRAIN" in story.cluster.nodes["n1"].state
+    story.passes(minutes=10)
+    assert story.cluster.nodes["n1"].state == "IDLE"
+    assert not story.journal.node_entries("drained")
+
+
+def test_given_a_person_who_changed_the_reason_of_our_drain_then_the_node_stays_drained(tell: Tell) -> None:
+    story = tell(DRAINING)
+    story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.passes(minutes=5)
+    node = story.cluster.nodes["n1"]
+    story.cluster.nodes["n1"] = replace(node, reason="ordered a new cable")
+    story.passes(minutes=12)
+    assert story.cluster.nodes["n1"].state == "IDLE+DRAIN"
+    assert not any(deed.startswith("undrain") for deed in story.done)
+    assert not story.journal.node_entries("drained"), "it is not ours any more"
+
+
+def test_given_a_person_who_drained_it_again_in_the_same_words_then_the_node_stays_drained(
+    tell: Tell,
+) -> None:
+    story = tell(DRAINING)
+    story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.passes(minutes=5)
+    node = story.cluster.nodes["n1"]
+    assert node.reason_at is not None
+    story.cluster.nodes["n1"] = replace(node, reason_at=node.reason_at + 60)
+    story.passes(minutes=12)
+    assert story.cluster.nodes["n1"].state == "IDLE+DRAIN"
+
+
+def test_given_a_node_that_somebody_drained_before_then_its_reason_stays(tell: Tell) -> None:
+    story = tell(DRAINING.replace("max_drained_nodes: 1", "max_drained_nodes: 4"))
+    job = story.job(hangs=True)
+    story.cluster.nodes["n1"] = replace(story.cluster.nodes["n1"], state="MIXED+DRAIN", reason="dead fan")
+    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=12)
+    assert story.cluster.nodes["n1"].reason == "dead fan"
+    assert not story.journal.node_entries("drained")

@@ -1,0 +1,163 @@
+"""Rules: which one holds for which job, and what the job's owner may change of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.behaviour.story import QUICK, Story
+from watchdog.model import Kind
+
+Tell = Callable[..., Story]
+
+OVERRIDES = f"""
+mode: act
+policy:
+  cooldown: 0s
+  budget_percent: 100
+  overrides:
+    - match: {{partition: debug}}
+      mode: "off"
+    - match: {{account: [chemistry, bio*]}}
+      mode: observe
+    - match: {{user: bob, job_name: "eval-*"}}
+      kinds: [collective_hang]
+      ladder: [evidence, cancel]
+    - match: {{user: bob}}
+      mode: observe
+{QUICK}
+"""
+
+
+@pytest.mark.parametrize(
+    ("job", "verdict", "action"),
+    [
+        ({}, "allowed", "requeue"),
+        ({"account": "chemistry"}, "observed", "requeue"),
+        ({"account": "biology"}, "observed", "requeue"),
+        ({"user": "bob"}, "observed", "requeue"),
+        ({"user": "bob", "name": "eval-3"}, "allowed", "cancel"),
+        ({"user": "bob", "name": "eval-3", "account": "chemistry"}, "observed", "requeue"),
+        ({"partition": "debug"}, "allowed", "none"),
+    ],
+)
+def test_given_rules_for_some_jobs_then_the_first_that_matches_holds(
+    tell: Tell, job: dict[str, str], verdict: str, action: str
+) -> None:
+    story = tell(OVERRIDES)
+    if "partition" in job:
+        story.cluster.add_nodes("d1", "d2", partition="debug")
+    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True, **job))
+    decision = story.decisions(hang)[0]
+    assert (decision.verdict, decision.action) == (verdict, action)
+
+
+def test_given_a_rule_for_one_kind_then_other_kinds_of_the_same_job_keep_theirs(tell: Tell) -> None:
+    story = tell(OVERRIDES)
+    job = story.job(hangs=True, user="bob", name="eval-3")
+    dead = story.finds(Kind.LINGERING_JOB, job)
+    assert story.decided(dead) == ("observed", "mode")
+
+
+def test_given_a_decision_then_it_names_the_rule_that_gave_it(tell: Tell) -> None:
+    story = tell(OVERRIDES)
+    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True, user="bob", name="eval-3"))
+    assert story.decisions(hang)[0].rule == "policy.overrides[2]"
+
+
+def test_given_a_mode_for_one_kind_then_only_that_kind_is_acted_on(tell: Tell) -> None:
+    story = tell("mode: observe\npolicy: {kinds: {lingering_job: {mode: act}}}\n" + QUICK)
+    job = story.job(hangs=True)
+    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    assert story.decided(hang) == ("observed", "mode")
+    dead = story.finds(Kind.LINGERING_JOB, job)
+    assert story.decided(dead) == ("allowed", "lingering_job")
+
+
+def test_given_a_rule_that_excludes_no_nodes_then_the_restart_may_use_them_again(tell: Tell) -> None:
+    story = tell("mode: act\npolicy: {kinds: {collective_hang: {exclude_nodes: false}}}\n" + QUICK)
+    job = story.job(hangs=True)
+    hang = story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=2)
+    assert job.excluded == () and story.end(hang).ok
+    assert "may be used again" in story.why(hang)
+
+
+# ------------------------------------------------------------------------------------------------ wishes
+
+GRACEFUL = f"""
+mode: act
+policy:
+  cooldown: 0s
+  kinds:
+    slow_node: {{ladder: [kill_switch, requeue], checkpoint_limit: 1min}}
+    collective_hang: {{ladder: [evidence, sigterm, requeue], signal_limit: 20s}}
+{QUICK}
+"""
+
+
+def test_given_a_job_with_a_kill_switch_of_its_own_then_that_file_is_written(tell: Tell) -> None:
+    story = tell(GRACEFUL)
+    job = story.job(
+        comment="watchdog: kill_switch=/shared/run/{job_id}/stop", listens_at="/shared/run/7/stop"
+    )
+    slow = story.finds(Kind.SLOW_NODE, job)
+    story.passes(minutes=4)
+    assert story.end(slow).ok and story.end(slow).steps_lost == 0
+    assert not story.cluster.started_under_switch and not story.cluster.files
+
+
+def test_given_a_job_that_wants_no_signals_then_it_gets_none(tell: Tell) -> None:
+    story = tell(GRACEFUL)
+    job = story.job(hangs=True, comment="watchdog: ladder=requeue")
+    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    story.passes(minutes=2)
+    assert [rung.split()[0] for rung in story.rungs(hang)] == ["evidence", "requeue_hold", "release"]
+
+
+def test_given_a_job_that_wants_more_than_is_permitted_then_it_gets_what_is_permitted(tell: Tell) -> None:
+    story = tell(GRACEFUL)
+    job = story.job(comment="watchdog: ladder=cancel")
+    slow = story.finds(Kind.SLOW_NODE, job)
+    decision = story.decisions(slow)[0]
+    assert decision.action == "none"
+    story.passes(minutes=3)
+    assert not story.done
+
+
+def test_given_a_job_that_wants_to_be_asked_before_it_is_requeued_then_it_is(tell: Tell) -> None:
+    story = tell(GRACEFUL)
+    job = story.job(comment="watchdog: ladder=sigusr1+requeue", on_usr1="save and exit")
+    slow = story.finds(Kind.SLOW_NODE, job)
+    story.passes(minutes=3)
+    assert story.done[0] == "signal 7 USR1 steps"
+    assert story.end(slow).steps_lost == 0
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "watchdog: of",
+        "watchdog: kill_switch=stop",
+        "watchdog: kill_switch=/work/../etc/x",
+        "watchdog: ladder=reque",
+        "watchdog: killswitch=/work/stop",
+    ],
+)
+def test_given_a_wish_that_nobody_can_understand_then_the_job_is_left_alone_and_it_says_why(
+    tell: Tell, comment: str
+) -> None:
+    story = tell(GRACEFUL)
+    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True, comment=comment))
+    assert story.decided(hang) == ("suppressed", "opted_out")
+    assert "cannot be read" in story.why(hang)
+
+
+@pytest.mark.parametrize(
+    "comment", ["my watchdog test", "", "reservation for the watchdogs", "see ticket 4: x"]
+)
+def test_given_a_comment_that_is_no_wish_then_it_changes_nothing(tell: Tell, comment: str) -> None:
+    story = tell(GRACEFUL)
+    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True, comment=comment))
+    assert story.decided(hang) == ("allowed", "collective_hang")

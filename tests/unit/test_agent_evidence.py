@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,6 +166,34 @@ def test_a_debuggers_words_are_cut_to_the_frames_of_each_thread() -> None:
         "#0  0x02 in crash () at a.c:3",
         "#1  main ()",
     )
+
+
+CRASH = """
+import ctypes, os, resource
+resource.setrlimit(resource.RLIMIT_CORE, (-1, -1))
+def save_checkpoint():
+    ctypes.string_at(0)
+save_checkpoint()
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("gdb", path="/usr/bin:/bin:/usr/local/bin") is None, reason="gdb is not installed"
+)
+def test_a_real_core_file_is_read_by_a_real_debugger(tmp_path: Path) -> None:
+    crashed = subprocess.run([sys.executable, "-c", CRASH], cwd=tmp_path, capture_output=True, timeout=60)
+    assert crashed.returncode == -signal.SIGSEGV
+    pattern, uses_pid = cores.read_pattern()
+    args = {"places": cores.places(pattern, [str(tmp_path)], uses_pid), "uid": os.getuid(), "max_age_s": 60.0}
+    found = [each for each in cores.find_cores(args, {}) if Path(each["path"]).is_relative_to(tmp_path)]
+    if not found:
+        pytest.skip(
+            f"this kernel leaves no core file in the working directory (core_pattern {pattern.strip()!r})"
+        )
+    lines = cores.read_core({"path": found[0]["path"], "program": os.path.realpath(sys.executable)}, {})
+    assert any("SIGSEGV" in line for line in lines)
+    assert any(line.startswith("Thread 1 ") for line in lines)
+    assert any(line.startswith("#0 ") for line in lines)
 
 
 def test_a_flight_recorder_dump_is_taken_as_it_is_and_never_opened(tmp_path: Path) -> None:

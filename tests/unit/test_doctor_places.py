@@ -1,0 +1,249 @@
+"""What a node and a cluster lack, rule by rule; and nothing where all is well."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from watchdog.cli.main import main
+from watchdog.config import Config
+from watchdog.doctor import read
+from watchdog.doctor.advice import Advice, Level, examine, exit_code
+from watchdog.doctor.cluster_rules import CLUSTER_RULES, ClusterFacts, parse_slurm_config, settings_of
+from watchdog.doctor.node_rules import NODE_RULES, NodeFacts
+
+NODE = NodeFacts(
+    node="n1", unit_state="active", py_spy="0.4.1", ptrace_scope=1, gpu_devices=8, nvml_gpus=8, munge=(0, 5, 18), munge_works=True,
+    clock_synchronised=True, state_directory="/var/lib/slurm-watchdog", state_filesystem="ext4", state_free_bytes=10 << 30,
+    token_file="/etc/slurm-watchdog/token", node_known=True, controller_url="http://mgmt1:9765", port="127.0.0.1:9766",
+)  # fmt: skip
+SLURM = {
+    "JobRequeue": "1", "KillOnBadExit": "0", "JobFileAppend": "0", "TaskProlog": "/etc/slurm/slurm-watchdog-task-prolog.sh",
+    "MinJobAge": "300 sec", "ProctrackType": "proctrack/cgroup", "SLURM_VERSION": "24.11.5",
+}  # fmt: skip
+CLUSTER = ClusterFacts(
+    slurm=SLURM,
+    slurm_nodes=("n1", "n2"),
+    mode="act",
+    reporting=("n1", "n2"),
+    operator=True,
+    user="slurm-watchdog",
+)
+
+
+def changed(facts: Any, **changes: Any) -> Any:
+    return type(facts)(**{**{name: getattr(facts, name) for name in facts.__struct_fields__}, **changes})
+
+
+def of_node(**changes: Any) -> list[Advice]:
+    return list(examine(changed(NODE, **changes), NODE_RULES))
+
+
+def of_cluster(**changes: Any) -> list[Advice]:
+    return list(examine(changed(CLUSTER, **changes), CLUSTER_RULES))
+
+
+def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
+    assert of_node() == []
+    bare = {
+        "gpu_devices": 0,
+        "nvml_gpus": None,
+        "ptrace_scope": None,
+        "munge": None,
+        "munge_works": None,
+        "unit_state": None,
+    }
+    assert of_node(**bare) == []
+    unseen = dict.fromkeys(["clock_synchronised", "node_known", "state_filesystem", "state_free_bytes"])
+    assert of_node(**unseen) == []
+    assert of_node(ptrace_scope=2, hidepid=True) == []  # root sees and traces all the same
+    assert of_cluster() == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "level", "changes"),
+    [
+        ("service", Level.CRITICAL, {"unit_state": "failed"}),
+        ("service", Level.CRITICAL, {"unit_state": "not installed"}),
+        ("controller", Level.CRITICAL, {"controller_problem": "Connection refused"}),
+        ("nvml", Level.CRITICAL, {"nvml": "Driver/library version mismatch", "nvml_gpus": None}),
+        ("nvml", Level.CRITICAL, {"nvml_gpus": 7}),
+        ("token", Level.CRITICAL, {"token_problem": "others may read it (mode 644)"}),
+        ("state_directory", Level.WARNING, {"state_problem": "not writable for you"}),
+        ("state_local", Level.WARNING, {"state_filesystem": "lustre"}),
+        ("state_local", Level.CRITICAL, {"state_filesystem": "nfs4", "service": "controller"}),
+        ("state_space", Level.WARNING, {"state_free_bytes": 1 << 20}),
+        ("slurm_commands", Level.CRITICAL, {"slurm_commands": False, "service": "controller"}),
+        ("slurm_commands", Level.HINT, {"slurm_commands": False}),
+        ("node_name", Level.CRITICAL, {"node_known": False}),
+        ("munge_version", Level.HINT, {"munge": (0, 5, 15)}),
+        ("munge", Level.CRITICAL, {"munge_works": False}),
+        ("py_spy", Level.WARNING, {"py_spy": None}),
+        ("ptrace_scope", Level.WARNING, {"ptrace_scope": 3}),
+        ("ptrace_scope", Level.WARNING, {"ptrace_scope": 2, "root": False}),
+        ("hidepid", Level.WARNING, {"hidepid": True, "root": False}),
+        ("kernel_log", Level.WARNING, {"kernel_log": "/dev/kmsg: Operation not permitted"}),
+        ("clock", Level.WARNING, {"clock_synchronised": False}),
+        ("port", Level.WARNING, {"port_holder": "an HTTP server without our metrics"}),
+    ],
+)  # fmt: skip
+def test_what_a_node_lacks_is_said_alone_and_with_what_mends_it(
+    rule: str, level: Level, changes: dict[str, Any]
+) -> None:
+    (found,) = of_node(**changes)
+    assert (found.rule, found.level, found.where) == (rule, level, "n1")
+    assert found.sentence.endswith(".")
+    assert found.evidence
+    assert found.add
+
+
+@pytest.mark.parametrize(
+    ("rule", "level", "changes"),
+    [
+        ("controller", Level.UNKNOWN, {"controller_problem": "does not exist"}),
+        ("blind", Level.CRITICAL, {"blind": "disk full"}),
+        ("paused", Level.WARNING, {"paused": ""}),
+        ("mode", Level.HINT, {"mode": "observe"}),
+        ("mode", Level.WARNING, {"mode": "off"}),
+        ("silent_agents", Level.WARNING, {"silent": ("n2",), "reporting": ("n1",)}),
+        ("nodes_without_agent", Level.WARNING, {"slurm_nodes": ("n1", "n2", "n3", "n4")}),
+        ("no_agents", Level.CRITICAL, {"reporting": ()}),
+        ("slurm", Level.UNKNOWN, {"slurm": None, "slurm_problem": "timed out"}),
+        ("job_requeue", Level.HINT, {"slurm": {**SLURM, "JobRequeue": "0"}}),
+        ("task_prolog", Level.HINT, {"slurm": {**SLURM, "TaskProlog": "(null)"}}),
+        ("min_job_age", Level.WARNING, {"slurm": {**SLURM, "MinJobAge": "2 sec"}}),
+        ("proctrack", Level.HINT, {"slurm": {**SLURM, "ProctrackType": "proctrack/linuxproc"}}),
+        ("slurm_version", Level.WARNING, {"slurm": {**SLURM, "SLURM_VERSION": "20.11.9"}}),
+        ("operator", Level.CRITICAL, {"operator": False}),
+        ("operator", Level.WARNING, {"operator": False, "mode": "observe"}),
+    ],
+)
+def test_what_a_cluster_lacks_is_said_with_what_mends_it(
+    rule: str, level: Level, changes: dict[str, Any]
+) -> None:
+    (found,) = [each for each in of_cluster(**changes) if each.rule == rule]
+    assert found.level is level
+    assert found.sentence.endswith(".")
+    assert found.evidence
+    assert found.add
+
+
+def test_the_code_is_that_of_a_monitoring_plugin() -> None:
+    levels = {Level.HINT: 0, Level.WARNING: 1, Level.CRITICAL: 2, Level.UNKNOWN: 3}
+    some = {level: Advice(rule="x", level=level, sentence="x.") for level in levels}
+    assert {level: exit_code([some[level]]) for level in levels} == levels
+    assert exit_code([]) == 0
+    assert exit_code([some[Level.WARNING], some[Level.UNKNOWN], some[Level.HINT]]) == 3
+    assert exit_code([some[Level.UNKNOWN], some[Level.CRITICAL]]) == 2
+
+
+def test_the_configuration_of_slurm_is_read_as_scontrol_prints_it() -> None:
+    text = "Configuration data as of 2026-11-21T15:00:00\nJobRequeue              = 1\nKillOnBadExit           = 0\nTaskProlog = (null)\n"
+    config = parse_slurm_config(text)
+    assert config["TaskProlog"] == "(null)"
+    settings = settings_of(config)
+    assert (settings.requeue, settings.kill_on_bad_exit, settings.append) == (True, False, None)
+    assert settings_of(None).requeue is None
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def test_this_machine_is_read_without_an_exception() -> None:
+    facts = read.read_node(Config(), "agent", os.uname().nodename)
+    assert facts.node == os.uname().nodename
+    assert facts.root is (os.geteuid() == 0)
+    assert isinstance(list(examine(facts, NODE_RULES)), list)
+
+
+def test_a_command_that_does_not_end_is_left_after_its_deadline() -> None:
+    code, said = read.run(["sleep", "60"], 0.2)
+    assert (code, said) == (None, "sleep: no answer within 0.2 s")
+    code, said = read.run(["/no/such/program"])
+    assert (code, "No such file" in said) == (None, True)
+
+
+def test_a_directory_is_known_with_its_filesystem_and_whether_it_can_be_written(tmp_path: Path) -> None:
+    filesystem, problem, free = read.read_directory(str(tmp_path))
+    assert filesystem
+    assert problem is None
+    assert (free or 0) > 0
+    assert read.read_directory(str(tmp_path / "none"))[1] == "it is not there"
+    assert read.read_directory("") == (None, None, None)
+
+
+def test_a_token_is_good_only_if_nobody_else_may_read_it(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("x" * 64)
+    token.chmod(0o644)
+    assert read.read_token_problem(str(token)) == "others may read it (mode 644)"
+    token.chmod(0o600)
+    assert read.read_token_problem(str(token)) is None
+    token.write_text("short")
+    assert "16 characters" in str(read.read_token_problem(str(token)))
+    assert read.read_token_problem(str(tmp_path / "none")) == "No such file or directory"
+    assert read.read_token_problem("") is None
+
+
+def test_a_controller_that_is_not_there_is_said_with_the_reason() -> None:
+    assert read.read_controller_problem("http://127.0.0.1:1") == "Connection refused"
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def run(*arguments: str, given: str | None = None) -> Any:
+    return CliRunner(env={"SLURM_WATCHDOG_SOCKET": "/no/such/socket", "COLUMNS": "100"}).invoke(
+        main, ["doctor", *arguments], input=given
+    )
+
+
+SCRIPT = "#!/bin/bash\n#SBATCH --nodes=2 --job-name=\x1b[31mred\nsrun python train.py --save x\n"
+
+
+def test_a_script_is_examined_without_slurm_or_a_controller(tmp_path: Path) -> None:
+    file = tmp_path / "train.sbatch"
+    file.write_text(SCRIPT)
+    result = run(str(file))
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"WARNING: script {file}: ")
+    assert "  add:   #SBATCH --open-mode=append\n" in result.stdout
+    assert f"  where: {file}:3\n" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_as_json_each_finding_has_its_fields() -> None:
+    result = run("-", "--json", given=SCRIPT)
+    document = json.loads(result.stdout)
+    assert (document["what"], document["subject"], document["level"]) == ("script", "-", "warning")
+    assert set(document["findings"][0]) == {"rule", "level", "sentence", "evidence", "add", "where"}
+    assert "kill_on_bad_exit" in [each["rule"] for each in document["findings"]]
+    assert result.exit_code == 1
+
+
+def test_a_well_kept_script_is_ok_with_code_0(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('os.environ["SLURM_WATCHDOG_KILL_SWITCH"]')
+    file = tmp_path / "job.sh"
+    file.write_text(
+        "#!/bin/bash\n#SBATCH --requeue --open-mode=append\nsrun -u -K -W60 python train.py --save x\n"
+    )
+    result = run(str(file))
+    assert (result.exit_code, result.stdout) == (0, f"OK: script {file}: nothing is missing.\n")
+
+
+def test_wrong_usage_has_code_2(tmp_path: Path) -> None:
+    assert run("a", "--node").exit_code == 2
+    assert run("a", "--torch", "new").exit_code == 2
+    result = run(str(tmp_path / "none"))
+    assert (result.exit_code, "can't be read" in result.stderr) == (2, True)
+
+
+def test_a_job_that_slurm_does_not_have_is_unknown() -> None:
+    result = run("--job", "999999999")
+    assert result.exit_code == 3
+    assert "Slurm has no job 999999999" in result.stdout

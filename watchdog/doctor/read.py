@@ -1,0 +1,297 @@
+"""Reads the facts that the rules judge: files, sockets, commands, each with a deadline. What can't be read is told as such."""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from watchdog.agent.mounts import mount_of, read_mounts
+from watchdog.doctor.cluster_rules import parse_slurm_config
+from watchdog.doctor.node_rules import NodeFacts
+
+if TYPE_CHECKING:
+    from watchdog.config import Config
+
+DEADLINE_S: Final = 10.0
+STA_UNSYNC: Final = 0x0040
+"""linux/timex.h"""
+PROGRAM_BYTES: Final = 1 << 20
+MAX_PROGRAMS: Final = 8
+NVML_PROGRAM: Final = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
+
+
+def run(argv: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[int | None, str]:
+    """(exit code, output) of a command; (None, why) for one that could not be run to its end. One that can't be ended is left."""
+    try:
+        process = subprocess.Popen(
+            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )  # fmt: skip
+    except OSError as error:
+        return None, f"{argv[0]}: {error.strerror}"
+    try:
+        said, _ = process.communicate(timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None, f"{argv[0]}: no answer within {deadline_s:g} s"
+    return process.returncode, said.decode(errors="replace").strip()
+
+
+def read_node(config: Config, service: str, node: str) -> NodeFacts:
+    """Everything about this node; `service` is agent or controller."""
+    agent = service == "agent"
+    directory = config.agent.state_directory if agent else config.controller.state_directory
+    filesystem, problem, free = read_directory(directory)
+    devices = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()])
+    nvml, gpus = read_nvml() if agent and devices else (None, None)
+    version, works = read_munge()
+    scontrol = os.path.join(config.slurm.bin_directory, "scontrol")
+    there = shutil.which(scontrol) is not None
+    address = config.agent.metrics_listen if agent else config.controller.listen
+    return NodeFacts(
+        node=node,
+        service=service,
+        root=os.geteuid() == 0,
+        unit_state=read_unit(f"slurm-watchdog-{service}.service"),
+        py_spy=read_py_spy() if agent else None,
+        ptrace_scope=read_number("/proc/sys/kernel/yama/ptrace_scope"),
+        hidepid=any("hidepid=" in line and "hidepid=0" not in line and "hidepid=off" not in line
+                    for line in read_lines("/proc/self/mountinfo") if " - proc " in line),
+        kernel_log=read_kernel_log(config.agent.kernel_log) if agent else None,
+        gpu_devices=devices,
+        nvml=nvml,
+        nvml_gpus=gpus,
+        munge=version,
+        munge_works=works,
+        clock_synchronised=read_clock(),
+        state_directory=directory,
+        state_filesystem=filesystem,
+        state_problem=problem,
+        state_free_bytes=free,
+        token_file=config.security.token_file,
+        token_problem=read_token_problem(config.security.token_file),
+        slurm_commands=there,
+        node_known=read_node_known(scontrol, node) if agent and there else None,
+        controller_url=config.agent.controller_url,
+        controller_problem=read_controller_problem(config.agent.controller_url) if agent else None,
+        port=address,
+        port_holder=read_port_holder(address),
+    )  # fmt: skip
+
+
+def read_directory(path: str) -> tuple[str | None, str | None, int | None]:
+    """(type of its file system, why it can't be written, free bytes). Asked in a child: it may lie where nothing answers."""
+    if not path:
+        return None, None, None
+    mount = mount_of(path, read_mounts())
+    probe = "import os,sys; p=sys.argv[1]; s=os.statvfs(p); print(int(os.access(p, os.W_OK|os.X_OK)), s.f_bavail*s.f_frsize)"
+    code, said = run([sys.executable, "-I", "-c", probe, path])
+    fs_type = None if mount is None else mount.fs_type
+    if code != 0:
+        return fs_type, "it is not there" if "FileNotFoundError" in said else said[-100:], None
+    writable, free = said.split()
+    return fs_type, None if writable == "1" else "not writable for you", int(free)
+
+
+def read_nvml() -> tuple[str | None, int | None]:
+    """(why NVML does not answer, number of GPUs), asked in a child: the driver may hang."""
+    code, said = run([sys.executable, "-c", NVML_PROGRAM])
+    return (None, int(said)) if code == 0 and said.isdecimal() else (said.splitlines()[-1][:200] if said else "no answer", None)  # fmt: skip
+
+
+def read_munge() -> tuple[tuple[int, ...] | None, bool | None]:
+    """(version, whether it makes a credential); (None, None) where there is none."""
+    if shutil.which("munge") is None:
+        return None, None
+    _, said = run(["munge", "--version"])
+    match = re.search(r"munge-(\d+)\.(\d+)(?:\.(\d+))?", said)
+    code, _ = run(["munge", "--no-input"])
+    return (tuple(int(part) for part in match.groups(default="0")) if match else None), code == 0
+
+
+def read_clock() -> bool | None:
+    """Whether the kernel's clock is disciplined; None where it may not be asked."""
+
+    class Timex(ctypes.Structure):
+        _fields_ = (("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long), ("maxerror", ctypes.c_long),
+                    ("esterror", ctypes.c_long), ("status", ctypes.c_int), ("rest", ctypes.c_byte * 512))  # fmt: skip
+
+    given = Timex()
+    try:
+        answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(given))
+    except (OSError, AttributeError):
+        return None
+    return None if answer < 0 else not given.status & STA_UNSYNC
+
+
+def read_unit(unit: str) -> str | None:
+    """State of a unit; None without systemd, or where the unit is not installed."""
+    if not Path("/run/systemd/system").is_dir():
+        return None
+    code, said = run(["systemctl", "show", "--property=LoadState,ActiveState", unit])
+    values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    if code != 0 or "ActiveState" not in values:
+        return None
+    return values["ActiveState"] if values.get("LoadState") == "loaded" else "not installed"
+
+
+def read_py_spy() -> str | None:
+    """Version of the py-spy beside this Python, else of that on PATH."""
+    beside = Path(sys.executable).with_name("py-spy")
+    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    if found is None:
+        return None
+    code, said = run([found, "--version"])
+    return said.removeprefix("py-spy ").strip() if code == 0 else None
+
+
+def read_kernel_log(path: str) -> str | None:
+    """Why it can't be read; None: it can, or nobody wants it."""
+    if not path:
+        return None
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return None
+
+
+def read_number(path: str) -> int | None:
+    lines = read_lines(path)
+    return int(lines[0]) if lines and lines[0].strip().isdecimal() else None
+
+
+def read_lines(path: str) -> list[str]:
+    """Lines of a file of the kernel; none if it is not there."""
+    try:
+        return Path(path).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def read_token_problem(file: str) -> str | None:
+    """Why the token can't be used; None: it can, or none is wanted."""
+    if not file:
+        return None
+    try:
+        mode = os.stat(file).st_mode & 0o777
+        text = Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        return error.strerror if isinstance(error, OSError) and error.strerror else "not text"
+    if mode & 0o077:
+        return f"others may read it (mode {mode:o})"
+    return None if len(text) >= 16 else "shorter than 16 characters"
+
+
+def read_node_known(scontrol: str, node: str) -> bool | None:
+    """Whether Slurm has such a node; None: it does not answer."""
+    code, said = run([scontrol, "show", "node", node])
+    return True if code == 0 and "NodeName=" in said else False if "not found" in said else None
+
+
+def read_controller_problem(url: str) -> str | None:
+    """Why /healthz gives no answer at all; a controller that says it is not well was reached."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=DEADLINE_S)
+    try:
+        connection.request("GET", "/healthz")
+        connection.getresponse().read(100)
+    except (OSError, http.client.HTTPException) as error:
+        return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    finally:
+        connection.close()
+    return None
+
+
+def read_port_holder(address: str) -> str | None:
+    """What answers on an address of ours and is not ours; None: nobody does, or we do."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return None
+    connection = http.client.HTTPConnection(
+        host.strip("[]").replace("0.0.0.0", "127.0.0.1"), int(port), timeout=DEADLINE_S
+    )
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read(1 << 20)
+    except ConnectionError:
+        return None
+    except (OSError, http.client.HTTPException) as error:
+        return (
+            f"it does not speak HTTP ({type(error).__name__})"
+            if isinstance(error, http.client.HTTPException)
+            else None
+        )
+    finally:
+        connection.close()
+    return None if b"slurm_watchdog_" in text else "an HTTP server without our metrics"
+
+
+def read_slurm_config(bin_directory: str) -> tuple[dict[str, str] | None, str]:
+    """(`scontrol show config`, why there is none)."""
+    code, said = run([os.path.join(bin_directory, "scontrol"), "show", "config"])
+    return (parse_slurm_config(said), "") if code == 0 else (None, said[-200:])
+
+
+def read_slurm_nodes(bin_directory: str) -> tuple[str, ...]:
+    """All nodes that may get jobs."""
+    code, said = run([os.path.join(bin_directory, "sinfo"), "--noheader", "--Node", "--format=%N"])
+    return tuple(dict.fromkeys(said.split())) if code == 0 else ()
+
+
+def read_operator(bin_directory: str, user: str) -> bool | None:
+    """Whether accounting has the user as operator or administrator; None without accounting."""
+    code, said = run(
+        [os.path.join(bin_directory, "sacctmgr"), "--noheader", "--parsable2", "show", "user", user, "format=user,adminlevel"]
+    )  # fmt: skip
+    if code != 0 or user in ("root", "slurm") or "disabled" in said:
+        return None
+    level = next((line.split("|")[1] for line in said.splitlines() if line.startswith(f"{user}|")), "None")
+    return level in ("Operator", "Administrator")
+
+
+def read_script(bin_directory: str, job_id: str) -> tuple[str | None, str]:
+    """(the batch script that Slurm keeps, why there is none)."""
+    code, said = run([os.path.join(bin_directory, "scontrol"), "write", "batch_script", job_id, "-"])
+    return (said, "") if code == 0 and said.startswith("#!") else (None, said[-200:] or "no batch script")
+
+
+def read_job(bin_directory: str, job_id: str) -> dict[str, str]:
+    """`scontrol show job`, the fields of its lines; empty if Slurm has none."""
+    code, said = run([os.path.join(bin_directory, "scontrol"), "show", "job", job_id, "--oneliner"])
+    return dict(re.findall(r"(?:^|\s)([A-Za-z:]+)=(.*?)(?=\s+[A-Za-z:/]+=|$)", said)) if code == 0 else {}
+
+
+def read_submit_line(bin_directory: str, job_id: str) -> list[str] | None:
+    """The words of the sbatch command that submitted a job; None without accounting."""
+    code, said = run(
+        [os.path.join(bin_directory, "sacct"), "--noheader", "--parsable2", "--allocations", "-j", job_id, "-o", "SubmitLine"]
+    )  # fmt: skip
+    try:
+        words = shlex.split(said.splitlines()[0]) if code == 0 and said else []
+    except ValueError:
+        return None
+    return words[1:] if words and words[0].endswith("sbatch") else None
+
+
+def read_programs(names: Sequence[str], directory: str) -> dict[str, str]:
+    """Texts of the programs that can be read, by their names. Asked in a child with a deadline: they lie on file systems of jobs."""
+    found = {}
+    for name in names[:MAX_PROGRAMS]:
+        path = os.path.join(directory, name)
+        if "$" in name or "`" in name:
+            continue
+        code, said = run(["head", "-c", str(PROGRAM_BYTES), "--", path])
+        if code == 0:
+            found[name] = said
+    return found

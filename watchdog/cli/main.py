@@ -9,6 +9,7 @@ from watchdog.cli.agent import agent
 from watchdog.cli.check_config import check_config
 from watchdog.cli.controller import controller
 from watchdog.cli.diagnose import diagnose
+from watchdog.cli.doctor import doctor
 from watchdog.cli.explain import explain
 from watchdog.cli.group_stacks import group_stacks
 from watchdog.cli.incidents import incidents
@@ -24,7 +25,7 @@ from watchdog.cli.status import status
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 fine, 1 something found, 2 wrong usage or configuration, 3 unknown (the controller gave no "
-    "answer). `status` is a monitoring plugin: 0 OK, 1 warning, 2 critical, 3 unknown.",
+    "answer). `status` and `doctor` are monitoring plugins: 0 OK, 1 warning, 2 critical, 3 unknown.",
 )
 @click.version_option(__version__, prog_name="slurm-watchdog")
 def main() -> None:
@@ -36,6 +37,7 @@ def main() -> None:
       slurm-watchdog explain 7f3a
       slurm-watchdog diagnose 4711         who keeps the others waiting, now
       slurm-watchdog group-stacks stacks/  the same, from stacks that somebody sent
+      slurm-watchdog doctor train.sbatch   what a job script lacks to be protected
       slurm-watchdog pause "moving the storage"
       slurm-watchdog agent --once          what the agent sees on this node
     """
@@ -46,6 +48,7 @@ for _command in (
     diagnose,
     incidents,
     explain,
+    doctor,
     pause,
     resume,
     restart,

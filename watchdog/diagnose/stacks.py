@@ -68,12 +68,13 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
     named = [
         Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"{p.place}, in {call_of(p.frames[0])}")
         for p in sorted([] if crowd else outside, key=lambda p: (p.rank, p.node, p.pid))
-    ] or ([] if crowd else _odd_one_in_another_collective(waiting, len(places)))
+    ]
+    odd = [] if named or crowd else _odd_one_in_another_collective(waiting, len(places))
     seen = {p.key for p in places}
     return Vote(
         groups=_groups(dumped),
-        outside=tuple(named),
-        waiting=len(waiting),
+        outside=tuple(named or odd),
+        waiting=len(waiting) - len(odd),
         elsewhere=len(dumped) - len(waiting),
         undumped=tuple(
             Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"could not be dumped: {p.error}")

@@ -116,7 +116,7 @@ def test_given_an_action_that_goes_on_then_a_second_incident_of_the_job_waits_fo
 
 
 def test_given_an_action_a_moment_ago_then_the_same_job_is_left_in_peace_for_the_cooldown(tell: Tell) -> None:
-    story = tell(ACT.replace("cooldown: 1min", "cooldown: 15min"))
+    story = tell(ACT.replace("cooldown: 1min", "cooldown: 15min, budget_window: 1s"))
     job = story.job(hangs=True)
     story.finds(Kind.COLLECTIVE_HANG, job)
     story.passes(minutes=3)

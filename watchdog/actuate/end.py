@@ -62,7 +62,10 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, f"nothing was submitted: {error}"
     if job is None or job.restarts != decision.fence.restarts:
-        return RungOutcome.UNKNOWN, "nothing was submitted: the job is not the run that the decision was about"
+        return (
+            RungOutcome.UNKNOWN,
+            "nothing was submitted: the job is not the run that the decision was about",
+        )
     submission = Submission(
         script=script,
         options=options_for(job, exclude, mark_of(decision)),

@@ -52,9 +52,21 @@ def say_diagnosis(incident: Incident, said: tuple[str, ...]) -> Said:
     )
 
 
+DONE: dict[Action, str] = {
+    Action.REQUEUE: "requeued",
+    Action.GRACEFUL_RESTART: "restarted gracefully",
+    Action.RESUBMIT: "ended and submitted again",
+    Action.LEAVE_TO_CHAIN: "ended for the next of its chain",
+    Action.CANCEL: "cancelled",
+    Action.ASK_TO_SAVE: "asked to save",
+    Action.HOLD: "held",
+}
+"""What is done to a job, as it is said of it."""
+
+
 def say_decision(incident: Incident, decision: Decision) -> Said:
     """What was decided about an incident, by which rule or guard, and why."""
-    done = "restarted gracefully" if decision.action is Action.GRACEFUL_RESTART else "requeued"
+    done = DONE.get(decision.action, "requeued")
     job = decision.fence.job_id if decision.fence is not None else ",".join(incident.job_ids)
     if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
         sentence = f"job {job} is being {done}"
@@ -82,8 +94,14 @@ def say_decision(incident: Incident, decision: Decision) -> Said:
 
 def by_hand(decision: Decision, job: str) -> str:
     """The command that does the same. A loop that does not turn saves nothing, so a kill switch would wait in vain."""
-    if decision.action is Action.GRACEFUL_RESTART:
+    if decision.action in (Action.GRACEFUL_RESTART, Action.ASK_TO_SAVE):
         return f"slurm-watchdog restart {job}"
+    if decision.action in (Action.CANCEL, Action.LEAVE_TO_CHAIN):
+        return f"scancel {job}"
+    if decision.action is Action.RESUBMIT:
+        return f"scontrol write batch_script {job}; scancel {job}; sbatch slurm-{job}.sh"
+    if decision.action is Action.HOLD:
+        return f"scontrol hold {job}"
     if not decision.exclude:
         return f"scontrol requeue {job}"
     nodes = ",".join(decision.exclude)
@@ -103,7 +121,8 @@ def say_outcome(incident: Incident, run: ActionRun) -> Said:
         cost = [f"it was down for {duration(end.downtime_s)}"] if end.downtime_s is not None else []
         if end.steps_lost is not None:
             cost.append(f"{plural(end.steps_lost, 'step')} done again")
-        sentence = f"job {job} was restarted: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"
+        again = decision.action in (Action.REQUEUE, Action.GRACEFUL_RESTART)
+        sentence = f"job {job} was {'restarted' if again else DONE.get(decision.action, 'restarted')}: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"
         todo = "Nothing to do for the job"
         if decision.exclude:
             todo += f". Nodes to look at: {', '.join(decision.exclude)}"
@@ -113,7 +132,7 @@ def say_outcome(incident: Incident, run: ActionRun) -> Said:
             )
             evidence.append(f"Goes on from step {end.resumed_at_step}{before}")
     else:
-        what = "restart" if decision.action is Action.GRACEFUL_RESTART else "requeue"
+        what = "restart" if decision.action is Action.GRACEFUL_RESTART else decision.action.replace("_", " ")
         sentence = f"job {job} NEEDS YOU, its {what} failed: {end.detail}"
         todo = f"See where it stands: scontrol show job {job}; what was done: slurm-watchdog explain {incident.id}"
     evidence += [

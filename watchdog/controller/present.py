@@ -50,6 +50,8 @@ def incident_json(
                 "by": d.by,
                 "reason": d.reason,
                 "exclude": list(d.exclude),
+                "rule": d.rule,
+                "ladder": list(d.ladder),
                 "outcome": _outcome(d, ends),
             }
             for d in decisions
@@ -71,6 +73,8 @@ def action_json(run: ActionRun) -> dict[str, Any]:
         "verdict": decision.verdict,
         "by": decision.by,
         "reason": decision.reason,
+        "rule": decision.rule,
+        "ladder": list(decision.ladder),
         "rungs": [
             {
                 "rung": r.rung,

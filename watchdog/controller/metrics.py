@@ -98,7 +98,9 @@ class ControllerMetrics:
     def _show_zeros(self) -> None:
         """Series whose first event matters exist before it: a counter that begins with 1 has no increase that an
         alert could see."""
-        for action in (Action.REQUEUE, Action.GRACEFUL_RESTART):
+        for action in Action:
+            if action is Action.NONE:
+                continue
             for outcome in ("ok", "failed"):
                 self.actions.labels(action, outcome)
             for guard, _ in GUARDS:

@@ -116,6 +116,7 @@ def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: Set
         culprits=tuple(culprit for name in named for culprit in _culprits(odd, name)),
         facts=tuple(f"{sign.node}: {sign.text}" for sign in odd[:12]),
         exclude_nodes=tuple(named),
+        actionable=True,
     )
 
 

@@ -124,6 +124,7 @@ def _accuse(
             f"scontrol hold {job.job.job_id}",
         ),
         lasted_s=max(0.0, now - runs[0].began_at),
+        actionable=True,
     )
 
 

@@ -49,7 +49,7 @@ def judge(past: tuple[PastRun, ...], **changes: Any) -> Finding:
 
 def test_three_deaths_before_the_first_step_are_a_loop_with_its_common_cause() -> None:
     finding = judge(DEAD)
-    assert (finding.truth, finding.subject, finding.actionable) == (Truth.BAD, "loop:7", False)
+    assert (finding.truth, finding.subject, finding.actionable) == (Truth.BAD, "loop:7", True)
     assert "each time a file is missing: " + ERROR in finding.summary
     assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
     assert "It is always n2" in finding.summary

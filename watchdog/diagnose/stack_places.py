@@ -16,6 +16,7 @@ from watchdog.knowledge.frames import (
     WAITING_ROOMS,
     Place,
 )
+from watchdog.knowledge.waiting_calls import PLACES_OF_CALLS
 from watchdog.model import Frame, ProcessStack, ThreadStack, Value
 
 _INNER_FRAMES = 12
@@ -78,6 +79,8 @@ class RankPlace(Value, frozen=True, kw_only=True):
     """Another thread of the process that holds the interpreter's lock, and its innermost frame."""
     raw: tuple[Frame, ...] = ()
     """All frames of that thread, innermost first."""
+    doing: Place = Place.OTHER
+    """What its system call tells where its frames say nothing. A word for people: no vote depends on it."""
 
 
 @lru_cache(maxsize=8192)
@@ -185,6 +188,7 @@ def locate(stack: ProcessStack) -> RankPlace:
         holds_gil=thread.owns_gil,
         gil_held_by=_gil_holder(stack, thread),
         raw=thread.frames,
+        doing=PLACES_OF_CALLS.get(stack.syscall or "", Place.OTHER) if place is Place.OTHER else place,
     )
 
 

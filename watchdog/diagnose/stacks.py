@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from watchdog.detect.view import ProcessView, StackSnapshot
 from watchdog.diagnose.stack_places import RankPlace, call_of, locate, place_of
@@ -66,13 +66,13 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
     still = frozenset(p.key for p in dumped if _stands_still(p, history))
     waiting, outside, crowd = sides(dumped, still)
     named = [
-        Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"{p.place}, in {call_of(p.frames[0])}")
+        Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"{p.doing}, in {call_of(p.frames[0])}")
         for p in sorted([] if crowd else outside, key=lambda p: (p.rank, p.node, p.pid))
     ]
     odd = [] if named or crowd else _odd_one_in_another_collective(waiting, len(places))
     seen = {p.key for p in places}
     return Vote(
-        groups=_groups(dumped),
+        groups=_groups(dumped, {(c.node, c.rank, c.pid) for c in named}),
         outside=tuple(named or odd),
         waiting=len(waiting) - len(odd),
         elsewhere=len(dumped) - len(waiting),
@@ -119,13 +119,18 @@ def _is_unhurried(place: RankPlace) -> bool:
     return any(place_of(frame.function, frame.file) in UNHURRIED for frame in place.frames)
 
 
-def _groups(places: Sequence[RankPlace]) -> tuple[Group, ...]:
+def _groups(
+    places: Sequence[RankPlace], named: Collection[tuple[str | None, int | None, int | None]]
+) -> tuple[Group, ...]:
+    """Who stands in the same frames, the most first; of those that are `named` with what their system call tells besides."""
     found: dict[tuple[str, ...], list[RankPlace]] = {}
     for place in places:
         found.setdefault(frames_key(place), []).append(place)
     return tuple(
         Group(
-            place=members[0].place,
+            place=members[0].doing
+            if all((p.node, p.rank, p.pid) in named for p in members)
+            else members[0].place,
             frames=key,
             ranks=tuple(sorted(p.rank for p in members)),
             nodes=tuple(sorted({p.node for p in members})),

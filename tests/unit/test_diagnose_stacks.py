@@ -162,6 +162,39 @@ def test_all_in_the_same_collective_names_nobody_even_if_it_is_called_from_two_p
     assert (voted.outside, voted.waiting, voted.elsewhere) == ((), 4, 0)
 
 
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        ("futex", "waits for a lock"),
+        ("clock_nanosleep", "sleeps"),
+        ("poll", "runs elsewhere"),
+        (None, "runs elsewhere"),
+    ],
+)
+def test_of_frames_that_say_nothing_the_system_call_tells_what_the_odd_one_waits_for(
+    call: str | None, place: str
+) -> None:
+    """`with lock:` is C code: py-spy shows the function that has it and no more."""
+    cached = ("wait_for_the_cache (train.py)", "train (t.py)")
+    dumps = [
+        snapshot(age_s, [*(stack(r, RECV) for r in range(3)), stack(3, cached, syscall=call)])
+        for age_s in (30, 20, 10)
+    ]
+    voted = vote(dumps)
+    assert [(c.rank, c.reason.split(",")[0]) for c in voted.outside] == [(3, place)]
+    assert {group.ranks: group.place for group in voted.groups}[(3,)] == place
+
+
+def test_a_system_call_convicts_nobody_and_clears_nobody() -> None:
+    """Three of four in code that nobody knows wait together, whatever call that is."""
+    own = ("wait_for_peers (our_own_library.py)", "train (t.py)")
+    dumps = [
+        snapshot(age_s, [*(stack(r, own, syscall="futex") for r in range(3)), stack(3, LOADER)])
+        for age_s in (30, 20, 10)
+    ]
+    assert [c.rank for c in vote(dumps).outside] == [3]
+
+
 def test_the_only_one_in_another_collective_is_named() -> None:
     gather = ("all_gather (torch/distributed/distributed_c10d.py)", "train (t.py)")
     assert outside(still(BARRIER, BARRIER, gather, BARRIER)) == [2]

@@ -54,12 +54,14 @@ class _Averages:
     def add(self, value: float | None, elapsed_s: float) -> None:
         if value is None:
             return
-        self.slow_s = min(SLOW_S, self.slow_s + elapsed_s)
-        self.fast = _average(self.fast, value, elapsed_s, FAST_S)
+        slow_s = self.slow_s + elapsed_s
+        self.slow_s = slow_s = slow_s if slow_s < SLOW_S else SLOW_S
+        self.fast = fast = _average(self.fast, value, elapsed_s, FAST_S)
         if not self.keeps_high:
-            self.slow = _average(self.slow, value, elapsed_s, self.slow_s)
+            self.slow = _average(self.slow, value, elapsed_s, slow_s)
         elif self.looks >= SETTLED_LOOKS:
-            self.slow = max(self.fast, _average(self.slow, self.fast, elapsed_s, SLOW_S))
+            slow = _average(self.slow, fast, elapsed_s, SLOW_S)
+            self.slow = fast if fast > slow else slow
         self.looks += 1
 
     def recent(self, busy_looks: int) -> float | None:
@@ -84,7 +86,7 @@ class _Past:
     looks: int = 0
     clock_hz: _Averages = field(default_factory=lambda: _Averages(USUAL_LOOKS["clock"]))
     power_w: _Averages = field(default_factory=_power)
-    pids: frozenset[int] = frozenset()
+    pids: tuple[int, ...] = ()
     """Who computed on it last: its power is usual for that program, and for no other."""
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
@@ -194,11 +196,13 @@ def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
 
 def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
-    past = node.gpus.setdefault(gpu.uuid, _Past(seen_at=now))
-    if gpu.pids:
-        if past.pids and past.pids.isdisjoint(gpu.pids):
+    past = node.gpus.get(gpu.uuid)
+    if past is None:
+        past = node.gpus[gpu.uuid] = _Past(seen_at=now)
+    if gpu.pids and gpu.pids != past.pids:
+        if past.pids and frozenset(past.pids).isdisjoint(gpu.pids):
             past.power_w = _power()
-        past.pids = frozenset(gpu.pids)
+        past.pids = gpu.pids
     ratio = gpu.utilization_ratio
     if ratio is not None:
         elapsed_s = max(0.0, now - past.seen_at)
@@ -216,7 +220,8 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         if past.ecc_uncorrected is not None and gpu.ecc_uncorrected > past.ecc_uncorrected:
             past.ecc_rose_at = now
         past.ecc_uncorrected = gpu.ecc_uncorrected
-    _note_corrections(past, gpu, now)
+    if past.counters or not (gpu.ecc_corrected is gpu.pcie_replays is gpu.nvlink_errors is None):
+        _note_corrections(past, gpu, now)
     return GpuView(
         node=name,
         gpu=gpu,
@@ -257,5 +262,5 @@ def _average(old: float | None, value: float, elapsed_s: float, constant_s: floa
     """Exponential moving average with a time constant."""
     if old is None:
         return value
-    weight = min(1.0, elapsed_s / constant_s) if constant_s > 0 else 0.0
-    return old + weight * (value - old)
+    weight = elapsed_s / constant_s if constant_s > 0 else 0.0
+    return old + (weight if weight < 1.0 else 1.0) * (value - old)

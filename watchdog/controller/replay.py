@@ -37,6 +37,9 @@ LOOKED_AHEAD = 500
 """Moments that are read before the first is judged, to see how often agents report."""
 SILENT_REPORTS = 3.0
 """A node is silent after so many reports that did not come, and never sooner than the configuration says."""
+OF_A_NODE = (records.Proc, records.Gpu, records.Log)
+"""Most lines of every trace; they say something of one node, and of nothing else."""
+NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, Damage)
 FINE_S = 3600.0
 """In a longer stretch without a line, time goes on in larger steps."""
 
@@ -186,24 +189,16 @@ class Player:
         damaged: set[str | None] = set()
         slurm_said = False
         for record in moment.records:
-            if isinstance(record, records.Job):
-                over = self._listing.take_job(record)
-                if over is not None:
-                    self._forget(over, by_node)
-                slurm_said = True
-            elif isinstance(record, records.Node):
-                self._listing.take_node(record)
-                slurm_said = True
-            elif isinstance(record, records.Fault):
-                self._faults.append(record)
-            elif isinstance(record, Damage):
-                damaged.add(record.node)
+            if not isinstance(record, OF_A_NODE):
+                if self._take(record, by_node, damaged):
+                    slurm_said = True
+                if isinstance(record, NOT_OF_A_NODE):
+                    continue
+            said = by_node.get(record.node)
+            if said is None:
+                by_node[record.node] = [record]
             else:
-                by_node.setdefault(record.node, []).append(record)
-                if isinstance(record, records.Report) and record.listed is not None:
-                    self._recorded = True
-                if isinstance(record, records.Mount):
-                    self._mounts.add(record.mount)
+                said.append(record)
         self._listing.note_use(by_node)
         self._ask_slurm(moment.t, force=slurm_said)
         restarts = {job.process_id: job.restarts for job in self._listing.jobs.values()}
@@ -225,6 +220,28 @@ class Player:
             if isinstance(record, records.Stack):
                 self._dumps.take(record, moment.t)
         self._dumps.end_those_due(moment.t)
+
+    def _take(
+        self, record: records.Any_ | Damage, by_node: dict[str, list[records.Any_]], damaged: set[str | None]
+    ) -> bool:
+        """Takes over what a record says beyond its node. Returns whether it is Slurm's word."""
+        if isinstance(record, records.Job):
+            over = self._listing.take_job(record)
+            if over is not None:
+                self._forget(over, by_node)
+            return True
+        if isinstance(record, records.Node):
+            self._listing.take_node(record)
+            return True
+        if isinstance(record, records.Fault):
+            self._faults.append(record)
+        elif isinstance(record, Damage):
+            damaged.add(record.node)
+        elif isinstance(record, records.Report) and record.listed is not None:
+            self._recorded = True
+        elif isinstance(record, records.Mount):
+            self._mounts.add(record.mount)
+        return False
 
     def _forget(self, job_id: str, by_node: dict[str, list[records.Any_]]) -> None:
         """A run of this job is over: who was listed before that, in the same moment, was of that run as well."""

@@ -70,9 +70,12 @@ class Listing:
     def note_use(self, said: Mapping[str, Sequence[records.Any_]]) -> None:
         """Where a job without a list of nodes has processes, and what is said of jobs that nobody knows."""
         known = {job.process_id: job for job in self.jobs.values()}
+        settled = {job_id for job_id, job in known.items() if job.nodes}
         for name, lines in said.items():
             for record in lines:
-                if isinstance(record, (records.Proc, records.Log)) and record.job_id is not None:
+                if not isinstance(record, (records.Proc, records.Log)) or record.job_id in settled:
+                    continue
+                if record.job_id is not None:
                     job = known.get(str(record.job_id))
                     if job is None:
                         kind = record.__struct_config__.tag

@@ -33,19 +33,22 @@ class Holders:
 
     def note(self, processes: Iterable[Process], gpus: Iterable[Gpu]) -> None:
         """Remembers whose process is whose, and on which GPU it was seen."""
+        job_of, uuids_of = self._job_of, self._uuids_of
         for process in processes:
             if process.pid > 0:
-                self._job_of[process.pid] = process.job_id
+                job_of[process.pid] = process.job_id
         for gpu in gpus:
             for pid in gpu.pids or ():
-                if gpu.uuid and gpu.uuid not in self._uuids_of.get(pid, ()):
-                    self._uuids_of[pid] = (*self._uuids_of.get(pid, ()), gpu.uuid)
+                if gpu.uuid and gpu.uuid not in uuids_of.get(pid, ()):
+                    uuids_of[pid] = (*uuids_of.get(pid, ()), gpu.uuid)
 
     def orphans(
         self, processes: Sequence[Process], gpus: Sequence[Gpu], over: Mapping[str, str], now: float
     ) -> tuple[GpuHolder, ...]:
         """Processes of jobs that are `over` (job -> its user) which hold a GPU: it lists them, or it holds memory that they had."""
         self._over_at = {job: self._over_at.get(job, now) for job in over}
+        if not over:
+            return ()
         there = {process.pid: process for process in processes if process.state not in ("Z", "X")}
         held: dict[int, list[Gpu]] = {}
         for gpu in gpus:

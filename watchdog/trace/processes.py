@@ -128,6 +128,8 @@ class Processes:
         when, None if nobody is."""
         if self._since_gap is not None:
             self._since_gap += 1
+        if len(listed) == len(self.known):
+            return None  # everybody was
         for key, each in self.known.items():
             if key in listed or self.unplaced:
                 continue
@@ -185,6 +187,16 @@ def _listed_again(known: Known, now: float) -> None:
 
 def _process(record: Proc, key: Key, old: Process | None, restarts: int, mounts: set[str]) -> Process | None:
     """The process as this line has it; what the line leaves out, other than what it is doing, is as before."""
+    if old is not None and record.more is None and record.path is record.mount is record.syscall is None:
+        # Nearly every line: the same process, in no call that is told.
+        return Process(
+            pid=old.pid, start_ticks=old.start_ticks, job_id=old.job_id, uid=-1, comm="process",
+            rank=old.rank if record.rank is None else record.rank,
+            role=Role.HELPER if record.rank is None and old.rank is None else Role.RANK,
+            state=record.state[0].replace(" ", UNKNOWN_STATE) if record.state else UNKNOWN_STATE,
+            state_age_s=record.state_age_s,
+            cpu_s=old.cpu_s if record.cpu_s is None else record.cpu_s,
+        )  # fmt: skip
     if old is not None:
         start = old.start_ticks  # it is the same process, even if its start is told only now
     else:

@@ -5,6 +5,7 @@ A trace is read as a stream; what is kept at once are the records of some second
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -13,6 +14,7 @@ from statistics import median
 from watchdog.trace.records import MAX_LINE_BYTES, Any_, Damage, Gpu, Proc, Report, Tally, parse_record
 
 CHUNK_BYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"
 WINDOW_S = 10.0
 """Records may be so much out of order: two report intervals."""
 LEAP_S = 86400.0
@@ -45,13 +47,13 @@ def read_lines(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes | None
                 too_long = False
                 yield number, None
             elif line := line.strip():
-                yield number, line.removeprefix(b"\xef\xbb\xbf")
+                yield number, line.removeprefix(BOM) if line[0] == BOM[0] else line
         if too_long or len(pending) > MAX_LINE_BYTES:
             pending, too_long = b"", True
     if too_long or len(pending) > MAX_LINE_BYTES:
         yield number + 1, None
     elif pending.strip():
-        yield number + 1, pending.strip().removeprefix(b"\xef\xbb\xbf")
+        yield number + 1, pending.strip().removeprefix(BOM)
 
 
 def read_records(lines: Iterable[tuple[int, bytes | None]], tally: Tally) -> Iterator[Numbered]:
@@ -66,7 +68,7 @@ def read_records(lines: Iterable[tuple[int, bytes | None]], tally: Tally) -> Ite
             record = parse_record(line, number, tally)
         if record is None:
             continue
-        if isinstance(record, Damage):
+        if type(record) is Damage:
             record.t = last_t
         else:
             last_t = record.t
@@ -82,6 +84,16 @@ class _Order:
     floor: float
     waiting: list[Numbered] = field(default_factory=list)
     ahead: list[Numbered] = field(default_factory=list)
+
+    def put_plainly(self, each: Numbered) -> bool:
+        """Takes a record that is in its place and ends nothing: nearly all are. False: put() has to see to it."""
+        t = each[0]
+        if t < self.floor or self.ahead or t - self.floor > 3 * WINDOW_S or t > self.newest + LEAP_S:
+            return False
+        self.waiting.append(each)
+        if t > self.newest:
+            self.newest = t
+        return True
 
     def put(self, each: Numbered) -> Iterator[Any_ | Damage]:
         t = each[0]
@@ -105,11 +117,11 @@ class _Order:
     def take(self, until: float) -> Iterator[Any_ | Damage]:
         """What is older than `until`, in order."""
         self.waiting.sort(key=itemgetter(0, 1))
-        count = sum(1 for t, _, _ in self.waiting if t < until)
+        count = bisect_left(self.waiting, until, key=itemgetter(0))
         ready, self.waiting = self.waiting[:count], self.waiting[count:]
         self.floor = max(self.floor, until)
         for _, _, record in ready:
-            if not isinstance(record, Damage):
+            if type(record) is not Damage:
                 self.tally.used += 1
             yield record
 
@@ -148,7 +160,7 @@ def in_order(records: Iterable[Numbered], tally: Tally) -> Iterator[Any_ | Damag
             order = _begin(first, tally)
             for early in first:
                 yield from order.put(early)
-        else:
+        elif not order.put_plainly(each):
             yield from order.put(each)
     if order is None and first:
         order = _begin(first, tally)

@@ -90,8 +90,13 @@ class Node:
 
         `damaged`: lines were lost around this moment, so nobody counts as missing.
         """
-        procs = [each for each in said if isinstance(each, records.Proc)]
-        words = [each for each in said if isinstance(each, records.Report)]
+        procs: list[records.Proc] = []
+        words: list[records.Report] = []
+        gpus: list[records.Gpu] = []
+        others: list[records.Any_] = []
+        kept: dict[type, list[Any]] = {records.Proc: procs, records.Report: words, records.Gpu: gpus}
+        for each in said:
+            kept.get(type(each), others).append(each)
         self.heard_at = now
         listed = self.processes.list(procs, now, restarts, mounts)
         more = next((each.more for each in reversed(words) if each.more), None) or {}
@@ -101,7 +106,7 @@ class Node:
         if count is not None and count == len(listed) and not damaged:
             self.processes.all_listed(listed)
         elif (procs or words) and count is None and not damaged:
-            self._note_ended(said, {pid for _, pid in listed})
+            self._note_ended(gpus, others, {pid for _, pid in listed})
             since = self.processes.miss(listed, now, self._ended)
             if since is not None and since < now:
                 late = [self._report(now, age_s=now - since)]
@@ -109,18 +114,24 @@ class Node:
             self._recorded = True
             self._gpus.clear()  # a recording has them all, every time
             self._logs.rows.clear()
-        return [*late, self._whole(said, now, more)]
+        self._sampled_at = {each.t for table in (procs, words, gpus) for each in table} if others else set()
+        for gpu in gpus:
+            self._gpu(gpu)
+        return [*late, self._whole(others, now, more)]
 
-    def _note_ended(self, said: Sequence[records.Any_], listed: set[int]) -> None:
+    def _note_ended(
+        self, gpus: Sequence[records.Gpu], others: Sequence[records.Any_], listed: set[int]
+    ) -> None:
         """Takes over what else says that a process is gone."""
         computing: set[int] = set()
-        for each in said:
-            if isinstance(each, records.Gpu) and each.pids is not None:
-                computing.update(each.pids)
-                known = self._gpus.get(_gpu_name(each) or "")
-                if known is not None:
-                    self._ended.update(pid for pid in known[0].pids or () if pid not in each.pids)
-            elif isinstance(each, records.Kmsg):
+        for gpu in gpus:
+            if gpu.pids is not None:
+                computing.update(gpu.pids)
+                known = self._gpus.get(_gpu_name(gpu) or "")
+                if known is not None and known[0].pids:
+                    self._ended.update(known[0].pids)
+        for each in others:
+            if isinstance(each, records.Kmsg):
                 fact = parse_kernel_line(each.line or "")
                 if fact is not None and fact.name in KILLED and fact.pid is not None:
                     self._ended.add(fact.pid)
@@ -161,14 +172,9 @@ class Node:
         events: list[Event] = []
         node_events: list[NodeEvent] = []
         probes: list[MountProbe] = []
-        self._sampled_at = {
-            each.t for each in said if isinstance(each, records.Report | records.Proc | records.Gpu)
-        }
         for each in said:
             if isinstance(each, records.Log):
                 events.extend(self._log(each, now))
-            elif isinstance(each, records.Gpu):
-                self._gpu(each)
             elif isinstance(each, records.Kmsg):
                 node_events.extend(self._kernel(each, now))
             elif isinstance(each, records.Mount):

@@ -115,7 +115,8 @@ def _without_a_word(
     named = tuple(_still_there(rank) for rank in alive[:NAMED])
     what = f"made its last step {age_s:.0f} s ago, as its stacks say,"
     why = _by_stacks(voted)[1] + _have_left(gone, len(job.ranks))
-    return _say(job, replace(finding, lasted_s=age_s), what, named, why, _places(voted))
+    finding = replace(finding, lasted_s=age_s, actionable=True)
+    return _say(job, finding, what, named, why, _places(voted))
 
 
 def _torn_down(voted: Vote, ranks: int) -> bool:
@@ -155,6 +156,7 @@ def _after_last_step(
     if finding.lasted_s < patient_s:
         summary = f"job {job.job.job_id} made its last step {finding.lasted_s:.0f} s ago; {why}"
         return replace(finding, summary=summary)
+    finding = replace(finding, actionable=stands is True)
     named = voted.outside or seen.culprits or tuple(_still_there(rank) for rank in alive[:NAMED])
     gone = _have_left(len(job.ranks) - len(alive), len(job.ranks))
     return _say(

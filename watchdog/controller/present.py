@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from watchdog.detect.view import ClusterView, JobView
-from watchdog.model import ActionRun, Decision, Incident, IncidentState, Kind
+from watchdog.model import ActionRun, Decision, Incident, IncidentState, Kind, Severity
 
 
 def incident_json(
@@ -103,6 +103,33 @@ def status_json(
             "pending": states.count(IncidentState.PENDING),
             "resolved": resolved,
         },
+        "open": [_open_json(each) for each in _most_urgent(open_incidents)],
+    }
+
+
+SHOWN_OPEN = 20
+"""Of the open incidents, in a status: it has to stay short while thousands are open. `incidents` lists them all."""
+SHOWN_STEP_TIMES = 24
+
+
+def _most_urgent(incidents: Sequence[Incident]) -> list[Incident]:
+    """Those that people are told of, what fires and is critical first, at most SHOWN_OPEN."""
+    told = [i for i in incidents if i.inhibited_by is None and i.kind is not Kind.OPERATOR_RESTART]
+    told.sort(
+        key=lambda i: (i.state is not IncidentState.FIRING, i.severity is not Severity.CRITICAL, i.opened_at)
+    )
+    return told[:SHOWN_OPEN]
+
+
+def _open_json(incident: Incident) -> dict[str, Any]:
+    return {
+        "id": incident.id,
+        "kind": incident.kind,
+        "state": incident.state,
+        "severity": incident.severity,
+        "job_id": incident.job_ids[0] if incident.job_ids else None,
+        "opened_at": incident.opened_at,
+        "summary": incident.summary,
     }
 
 
@@ -118,6 +145,7 @@ def _job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
         "step": progress.known_step if progress else None,
         "total_steps": progress.total_steps if progress else None,
         "step_s": progress.step_s if progress else None,
+        "step_times_s": [round(each.seconds, 3) for each in view.step_times[-SHOWN_STEP_TIMES:]],
         "progress_age_s": progress.age_s if progress else None,
         "limit_s": limit_s,
         "phase": (progress.phase or "training") if progress else "starting",

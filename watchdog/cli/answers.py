@@ -54,6 +54,8 @@ class Job(Answer, frozen=True, kw_only=True):
     step_s: float | None = None
     progress_age_s: float | None = None
     """Since the step last rose."""
+    step_times_s: tuple[float, ...] = ()
+    """Of the newest steps, oldest first."""
     limit_s: float | None = None
     """How old that may become before the job counts as hanging."""
     phase: str | None = None
@@ -68,6 +70,18 @@ class IncidentCounts(Answer, frozen=True, kw_only=True):
     resolved: int = 0
 
 
+class OpenIncident(Answer, frozen=True, kw_only=True):
+    """One of the most urgent of those that are open."""
+
+    id: str
+    kind: str = ""
+    state: str = ""
+    severity: str = ""
+    job_id: str | None = None
+    opened_at: float | None = None
+    summary: str = ""
+
+
 class Status(Answer, frozen=True, kw_only=True):
     mode: str
     controller: ControllerState
@@ -75,6 +89,7 @@ class Status(Answer, frozen=True, kw_only=True):
     nodes: Nodes
     incidents: IncidentCounts
     jobs: tuple[Job, ...] = ()
+    open: tuple[OpenIncident, ...] = ()
     paused: Pause | None = None
 
 

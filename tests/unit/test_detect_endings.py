@@ -39,7 +39,7 @@ def error(age_s: float, **changes: Any) -> ErrorLine:
 @pytest.mark.parametrize(("doing", "cpu"), [("idles", 0.0), ("spins", 1.0)])
 def test_a_job_whose_ranks_stay_after_the_last_step_is_told_after_ten_minutes(doing: str, cpu: float) -> None:
     found = wedged(done(doing=doing, cpu=cpu))
-    assert (found.truth, found.actionable) == (Truth.BAD, False)
+    assert (found.truth, found.actionable) == (Truth.BAD, True)
     assert [c.rank for c in found.culprits] == [0, 1, 2, 3]
     assert "made its last step 610 s ago and does not end" in found.summary
     assert wedged(done(590.0, doing, cpu)).truth is Truth.UNKNOWN

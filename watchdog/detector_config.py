@@ -63,7 +63,7 @@ class StalledProgress(Detector):
 
 
 class WedgedTeardown(Detector):
-    """The last step is made, or an error was printed, and the ranks stay. Never acted on."""
+    """The last step is made, or an error was printed, and the ranks stay. Acted on only where `policy.kinds` has a ladder for it."""
 
     grace: Span = Field(600.0, description="Time that a job gets to end when it has made its last step.")
     busy_limit: Span = Field(
@@ -168,7 +168,8 @@ class SlowJob(Detector):
 
 
 class SlowNode(Detector):
-    """The node that makes a slow job slow, where its hardware tells it from the others (limits: `slow_job`). Never acted on."""
+    """The node that makes a slow job slow, where its hardware tells it from the others (limits: `slow_job`). Acted on only where
+    `policy.kinds` has a ladder for it."""
 
 
 class LossSpike(Detector):
@@ -203,7 +204,7 @@ class DiskFull(Detector):
 
 
 class CrashLoop(Detector):
-    """A job restarts and dies each time before its first new step. Never acted on."""
+    """A job restarts and dies each time before its first new step. Acted on only where `policy.kinds` has a ladder for it: [hold]."""
 
     runs: Annotated[int, Field(ge=2, le=10)] = Field(
         3, description="So many runs one after the other have to die, …"

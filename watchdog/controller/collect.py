@@ -138,6 +138,8 @@ class _Row:
     node: str
     evidence: RankEvidence
     """Without what is only kept, and with frames that all share."""
+    syscall: str | None = None
+    """In which its main thread was."""
 
 
 class _Shared:
@@ -344,7 +346,7 @@ class Collector:
         else:
             found.packed.append(packed)
         assert found.shared is not None
-        found.rows += [_Row(node, found.shared.of(rank)) for rank in evidence.ranks]
+        found.rows += [_Row(node, found.shared.of(rank), _main_call(rank)) for rank in evidence.ranks]
         found.settings[node] = dict(evidence.settings)
 
     def _keep(self, found: Collected, kind: str, packed: str) -> None:
@@ -461,6 +463,10 @@ class Collector:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def _main_call(rank: RankEvidence) -> str | None:
+    return next((thread.syscall for thread in rank.threads if thread.thread_id == rank.pid), None)
+
+
 def _pack(evidence: NodeEvidence) -> str:
     return pack(msgspec.json.encode(evidence))
 
@@ -481,7 +487,7 @@ def _snapshots(found: Collected, now: float) -> list[StackSnapshot]:
                 ProcessStack(
                     node=row.node, pid=rank.pid, start_ticks=rank.start_ticks, job_id=found.job.job_id, role=rank.role,
                     rank=rank.rank, local_rank=rank.local_rank, threads=tuple(current.values()), error=dump.error,
-                    state=dump.state, cpu_s=dump.cpu_s, main_cpu_s=dump.main_cpu_s,
+                    state=dump.state, cpu_s=dump.cpu_s, main_cpu_s=dump.main_cpu_s, syscall=row.syscall,
                 )
             )  # fmt: skip
     silent = tuple(name for name, node in found.nodes.items() if node.state == "failed")

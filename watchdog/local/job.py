@@ -91,7 +91,7 @@ class LocalJob:
 
     async def _watch(self, process: asyncio.subprocess.Process, run: int) -> None:
         code = await process.wait()
-        self.exit_code = code if code >= 0 else 128 - code
+        self._note(code)
         if self.state != "RUNNING" or self.restarts != run:
             return  # whoever ends it knows
         self.state = "COMPLETED" if code == 0 else "FAILED"
@@ -153,6 +153,11 @@ class LocalJob:
                     log.warning("the command did not end within %.0f s of SIGTERM: SIGKILL", self.kill_wait_s)
                 killed = True
             await asyncio.sleep(LOOK_S)
+        if self._process is not None:
+            self._note(await self._process.wait())
+
+    def _note(self, code: int) -> None:
+        self.exit_code = code if code >= 0 else 128 - code
 
     def _signal(self, processes: Sequence[psutil.Process], number: int) -> None:
         for process in processes:

@@ -1,0 +1,201 @@
+"""`slurm-watchdog run`: no Slurm, and none of root's rights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.demo.stack import COMMAND, QUICK, TRAINER
+
+PATIENCE_S = 120.0
+
+
+POWERLESS = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
+"""Root by number only: no capability is left, which is all that root can do more. For machines where the interpreter is root's alone."""
+
+
+def prefix() -> tuple[str, ...]:
+    """What the command line begins with, so that nobody runs with rights."""
+    return POWERLESS if os.geteuid() == 0 else ()
+
+
+class Started:
+    """One `slurm-watchdog run`, in a directory of its own."""
+
+    def __init__(self, place: Path, *command: str, options: tuple[str, ...] = ()) -> None:
+        self.place = place
+        self.directory = place / "run"
+        config = place / "config.yaml"
+        config.write_text(json.dumps(QUICK))
+        place.chmod(0o777)
+        self.errors = place / "errors.txt"
+        words = [
+            "run",
+            "--config",
+            str(config),
+            "--directory",
+            str(self.directory),
+            "--no-page",
+            *options,
+            "--",
+            *command,
+        ]
+        with self.errors.open("wb") as errors, (place / "shown.txt").open("wb") as shown:
+            self.process = subprocess.Popen(
+                [*prefix(), str(COMMAND), *words], stdout=shown, stderr=errors, cwd=place, start_new_session=True,
+                env={**os.environ, "HOME": str(place)},
+            )  # fmt: skip
+
+    def output(self) -> str:
+        try:
+            return (self.directory / "output.log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, (
+                f"not in time: {what}\n{self.errors.read_text()}\n{self.output()[-2000:]}"
+            )
+            time.sleep(0.1)
+
+    def ends(self) -> int:
+        self.until(lambda: self.process.poll() is not None, "the end")
+        return self.process.returncode
+
+    def ask(self, *words: str) -> Any:
+        """A command against its socket, as the same user."""
+        done = subprocess.run(
+            [str(COMMAND), *words, "--json", "--socket", str(self.directory / "controller.sock")],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        return json.loads(done.stdout)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(timeout=45)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent == Path("/tmp") or parent.stat().st_uid != os.getuid():
+            break
+        parent.chmod(parent.stat().st_mode | 0o011)
+    started: list[Started] = []
+
+    def begin(*command: str, options: tuple[str, ...] = ()) -> Started:
+        started.append(Started(tmp_path, *command, options=options))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.close()
+
+
+def trainer(place: Path, *more: str) -> tuple[str, ...]:
+    (place / "faults").mkdir(exist_ok=True)
+    (place / "faults").chmod(0o777)
+    return (
+        sys.executable, str(TRAINER), "--steps", "400", "--step-seconds", "0.2", "--save-interval", "10",
+        "--checkpoint-dir", "checkpoints", "--fault-dir", "faults", *more,
+    )  # fmt: skip
+
+
+def test_a_hang_is_named_and_the_command_goes_on_from_its_checkpoint(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
+    run = start(*trainer(tmp_path))
+    run.until(lambda: "iteration       22/" in run.output(), "some steps")
+    fault = tmp_path / "faults" / "dataloader_hang.rank0"
+    fault.touch()
+    run.until(lambda: "fault injected" in run.output(), "the fault")
+    fault.unlink(missing_ok=True)
+    run.until(lambda: "loaded checkpoint" in run.output(), "the second run")
+    run.until(lambda: any(i["state"] == "resolved" for i in run.ask("incidents")), "the incident to be over")
+    (incident,) = [i for i in run.ask("incidents") if i["kind"] == "collective_hang"]
+    (culprit,) = incident["culprits"]
+    assert (culprit["rank"], incident["decisions"][0]["verdict"]) == (0, "allowed")
+    assert "waits for its data loader" in incident["summary"]
+    assert "first new step" in incident["decisions"][0]["outcome"]
+    job = run.ask("status")["jobs"][0]
+    assert (job["restarts"], job["state"]) == (1, "RUNNING")
+
+
+def test_a_restart_that_is_asked_for_loses_nothing(start: Callable[..., Started], tmp_path: Path) -> None:
+    run = start(*trainer(tmp_path))
+    run.until(lambda: "iteration       12/" in run.output(), "some steps")
+    job = run.ask("status")["jobs"][0]["job_id"]
+    run.ask("restart", job, "--no-wait")
+    run.until(lambda: "loaded checkpoint" in run.output(), "the second run")
+    run.until(lambda: any(i["state"] == "resolved" for i in run.ask("incidents")), "the incident to be over")
+    (incident,) = run.ask("incidents")
+    assert "0 steps lost" in incident["decisions"][0]["outcome"]
+    assert not list(run.directory.glob("kill-*/kill")), "the switch was taken away"
+
+
+def test_a_command_that_fails_is_started_again_as_often_as_was_said(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
+    run = start(
+        "sh", "-c", "echo run $SLURM_WATCHDOG_RESTARTS; sleep 300 & exit 7", options=("--max-restarts", "1")
+    )
+    assert run.ends() == 7
+    assert [line for line in run.output().splitlines() if line.startswith("run")] == ["run 0", "run 1"]
+    assert (tmp_path / "shown.txt").read_text() == run.output()
+
+
+def test_a_command_that_ends_well_is_left_at_that_and_nothing_outlives_it(
+    start: Callable[..., Started],
+) -> None:
+    run = start("sh", "-c", "(setsid sleep 4321 &) ; sleep 1; exit 0")
+    assert run.ends() == 0
+    left = subprocess.run(["pgrep", "-f", "sleep 4321"], capture_output=True, text=True, check=False).stdout
+    assert left == ""
+    assert "again" not in run.errors.read_text()
+
+
+def test_who_asks_it_to_end_gets_the_commands_end(start: Callable[..., Started]) -> None:
+    run = start("sh", "-c", "trap 'echo saved; exit 3' TERM; echo ready; while :; do sleep 0.1; done")
+    run.until(lambda: "ready" in run.output(), "its first line")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ends() == 3
+    assert "saved" in run.output()
+
+
+def test_an_agent_that_dies_is_started_again(start: Callable[..., Started]) -> None:
+    run = start("sh", "-c", "sleep 60")
+
+    def agents() -> list[int]:
+        found = subprocess.run(
+            ["pgrep", "-P", str(run.process.pid), "-x", "slurm-watchdog"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [int(pid) for pid in found.stdout.split()]
+
+    run.until(agents, "an agent")
+    (first,) = agents()
+    os.kill(first, signal.SIGKILL)
+    run.until(lambda: agents() and agents() != [first], "another agent")
+
+
+def test_what_cannot_be_started_is_said_at_once(start: Callable[..., Started]) -> None:
+    run = start("no-such-program-here")
+    assert run.ends() == 2
+    assert "There is no program 'no-such-program-here'" in run.errors.read_text()

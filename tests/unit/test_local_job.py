@@ -1,0 +1,190 @@
+"""A command in the place of a job: it answers, and obeys, as Slurm would."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from watchdog.local.job import LocalJob
+from watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
+
+LOOP = "echo run $SLURM_WATCHDOG_RESTARTS $SLURM_WATCHDOG_JOB_ID; while :; do sleep 0.05; done"
+
+
+def with_job(
+    tmp_path: Path, script: str, talk: Callable[[LocalJob], Awaitable[Any]], *, max_restarts: int = 0
+) -> Any:
+    async def run() -> Any:
+        job = LocalJob(
+            ["sh", "-c", script], job_id="77", node="here", output=tmp_path / "output", environ=dict(os.environ),
+            kill_switch=str(tmp_path / "{job_id}.{restarts}" / "kill"), max_restarts=max_restarts,
+        )  # fmt: skip
+        others = {each.pid for each in job.processes()}
+        job.not_ours |= others
+        job.kill_wait_s, job.settle_s = 1.0, 0.2
+        client: SlurmClient = job  # the type is checked: every question and lever is there
+        assert client
+        await job.start()
+        try:
+            return await asyncio.wait_for(talk(job), 30)
+        finally:
+            await job.stop()
+            assert job.processes() == []
+
+    return asyncio.run(run())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110, what is waited for is in the world
+            await asyncio.sleep(0.02)
+
+
+async def refusal(call: Awaitable[Any]) -> Refusal:
+    with pytest.raises(SlurmRefused) as caught:
+        await call
+    return caught.value.kind
+
+
+def lines(job: LocalJob) -> list[str]:
+    return job.output.read_text().splitlines()
+
+
+def test_it_is_listed_as_a_running_job_of_one_node(tmp_path: Path) -> None:
+    async def talk(job: LocalJob) -> None:
+        view = await job.read_view()
+        (listed,) = view.jobs
+        assert (listed.state, listed.nodes, listed.restarts, listed.stdout) == (
+            "RUNNING",
+            ("here",),
+            0,
+            str(job.output),
+        )
+        assert [node.name for node in view.nodes] == ["here"]
+        assert await job.read_job("78") is None
+        assert await job.read_node("there") is None
+
+    with_job(tmp_path, LOOP, talk)
+
+
+def test_a_requeue_counts_at_once_and_the_held_job_runs_again_when_it_is_released(tmp_path: Path) -> None:
+    async def talk(job: LocalJob) -> None:
+        await until(lambda: lines(job))
+        await job.requeue_hold("77", only_unfinished=True)
+        listed = await job.read_job("77")
+        assert listed is not None
+        assert (listed.restarts, listed.held, listed.state) == (1, True, "COMPLETING")
+        await until(lambda: job.state == "PENDING")
+        await job.requeue_hold("77", only_unfinished=True)  # once more is no error, and no second restart
+        assert (await job.read_job("77")).state == "REQUEUE_HOLD"  # type: ignore[union-attr]
+        await asyncio.sleep(0.3)
+        assert lines(job) == ["run 0 77"]
+        await job.release("77")
+        await until(lambda: lines(job) == ["run 0 77", "run 1 77"])
+        await job.release("77")  # of one that is not held: nothing
+
+    with_job(tmp_path, LOOP, talk)
+
+
+def test_a_command_that_has_ended_is_run_again_only_for_who_says_so(tmp_path: Path) -> None:
+    async def talk(job: LocalJob) -> None:
+        await asyncio.wait_for(job.over.wait(), 20)
+        assert (job.state, job.exit_code) == ("COMPLETED", 0)
+        assert await refusal(job.requeue_hold("77", only_unfinished=True)) is Refusal.FINISHED
+        await job.requeue_hold("77", only_unfinished=False)
+        assert not job.over.is_set()
+        await until(lambda: job.state == "PENDING")
+        await job.release("77")
+        await until(lambda: len(lines(job)) == 2)
+
+    with_job(tmp_path, "echo done", talk)
+
+
+def test_who_does_not_hear_sigterm_is_killed_with_all_that_is_below_it(tmp_path: Path) -> None:
+    async def talk(job: LocalJob) -> None:
+        await until(lambda: lines(job))
+        await job.requeue_hold("77", only_unfinished=True)
+        await until(lambda: job.state == "PENDING")
+        left = subprocess.run(["pgrep", "-f", "sleep 98765"], capture_output=True, check=False)  # noqa: ASYNC221
+        assert left.stdout == b""
+
+    with_job(tmp_path, "trap '' TERM; sleep 98765 & echo up; wait; sleep 98765", talk)
+
+
+def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path: Path) -> None:
+    async def talk(job: LocalJob) -> None:
+        await asyncio.wait_for(job.over.wait(), 20)
+        assert (job.state, job.exit_code, job.restarts) == ("FAILED", 9, 2)
+        assert lines(job) == ["run"] * 3
+
+    with_job(tmp_path, "echo run; exit 9", talk, max_restarts=2)
+
+
+def test_the_end_by_a_signal_is_told_as_a_shell_does(tmp_path: Path) -> None:
+    async def talk(job: LocalJob) -> None:
+        await asyncio.wait_for(job.over.wait(), 20)
+        assert job.exit_code == 128 + signal.SIGSEGV
+
+    with_job(tmp_path, "kill -SEGV $$", talk)
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [(SignalTo.BATCH, ["shell"]), (SignalTo.STEPS, ["child"]), (SignalTo.FULL, ["child", "shell"])],
+)
+def test_a_signal_reaches_whom_it_is_for(tmp_path: Path, to: SignalTo, said: list[str]) -> None:
+    child = "trap 'echo child' USR1; echo ready; while :; do sleep 0.05; done"
+    (tmp_path / "child.sh").write_text(child)
+    script = f"trap 'echo shell' USR1; sh {tmp_path}/child.sh & while :; do sleep 0.05; done"
+
+    async def talk(job: LocalJob) -> None:
+        await until(lambda: "ready" in lines(job))
+        await job.send_signal("77", "USR1", to)
+        await until(lambda: sorted(lines(job)[1:]) == said)
+
+    with_job(tmp_path, script.replace("sleep 0.05", "sleep 0.05 || :"), talk)
+
+
+def test_what_there_is_not_on_one_machine_is_refused_for_good(tmp_path: Path) -> None:
+    async def talk(job: LocalJob) -> None:
+        node = await job.read_node("here")
+        assert node is not None
+        assert await refusal(job.set_excluded_nodes("77", ["here"])) is Refusal.UNSATISFIABLE
+        assert await refusal(job.read_script("77")) is Refusal.NOT_BATCH
+        assert await refusal(job.submit(Submission(script=b"", uid=0, workdir="/"))) is Refusal.NOT_BATCH
+        assert await refusal(job.drain_node("here", "why")) is Refusal.NO_PERMISSION
+        assert await refusal(job.undrain_node(node)) is Refusal.NO_PERMISSION
+        assert await refusal(job.requeue("78", only_unfinished=True)) is Refusal.NO_SUCH_JOB
+        assert await refusal(job.hold("77")) is Refusal.NOT_PENDING
+
+    with_job(tmp_path, LOOP, talk)
+
+
+def test_cancel_ends_it_for_good(tmp_path: Path) -> None:
+    async def talk(job: LocalJob) -> None:
+        await until(lambda: lines(job))
+        await job.cancel("77")
+        await asyncio.wait_for(job.over.wait(), 20)
+        assert job.state == "CANCELLED"
+        await job.cancel("77")
+
+    with_job(tmp_path, LOOP, talk, max_restarts=3)
+
+
+def test_a_program_that_cannot_be_started_is_an_error_of_the_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        job = LocalJob(
+            [str(tmp_path / "nothing")], job_id="77", node="here", output=tmp_path / "output", environ={},
+            kill_switch=str(tmp_path / "{job_id}"), max_restarts=0,
+        )  # fmt: skip
+        with pytest.raises(OSError, match="nothing"):
+            await job.start()
+
+    asyncio.run(run())

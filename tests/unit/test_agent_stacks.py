@@ -63,6 +63,7 @@ def test_who_holds_the_interpreters_lock_is_told() -> None:
         (("wait_for_uploads",), True),
         (("wait_for_uploads", "<module>"), False),
         (("wait_for_uploads", "_run_module_as_main"), False),
+        (("_shutdown",), True),
     ],
 )
 def test_a_main_thread_that_the_interpreter_itself_called_is_in_an_exit_handler(

@@ -25,6 +25,7 @@ PLACES_OF_CALLS: Final[Mapping[str, Place]] = {
     "openat": Place.FILESYSTEM,
     "stat": Place.FILESYSTEM,
     "newfstatat": Place.FILESYSTEM,
+    "fstatat": Place.FILESYSTEM,
     "statx": Place.FILESYSTEM,
     "fsync": Place.FILESYSTEM,
     "fdatasync": Place.FILESYSTEM,

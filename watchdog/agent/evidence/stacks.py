@@ -35,8 +35,9 @@ MAX_OUTPUT = 4 << 20
 
 AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
 """Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
-_ROOTS = ("<module>", "_run_module_as_main")
-"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is over."""
+_ROOTS = ("<module>", "_run_module_as_main", "_shutdown")
+"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is over.
+`threading._shutdown`, which waits for other threads then, says so by its own name."""
 
 
 class _SpyFrame(msgspec.Struct):

@@ -51,6 +51,18 @@ CASES: list[tuple[str, str, Verdict]] = [
     ("a checkpoint that could not be written, and why", traceback("[rank0]: ", "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0") + f"[rank0]: {DISK}\n", ("disk_full", 0, None)),
     ("a checkpoint that could not be written", traceback("[rank0]: ", "RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed"), ("checkpoint_write", 0, None)),
     ("a container that was killed", steps(1, 20) + "    Reason:       OOMKilled\n    Exit Code:    137\n", ("oom_kill", None, None)),
+    ("a file and not a peer timed out", traceback("[rank5]: ", "TimeoutError: [Errno 110] Connection timed out: '/mnt/d/7.tar'"), ("io_error", 5, None)),
+    ("a server that lost its client", traceback("[rank5]: ", "OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/l/x.pt'"), ("stale_file_handle", 5, None)),
+    ("what the thread said that pins memory", "[rank4]: Exception in thread Thread-5 (_pin_memory_loop):\n" + traceback("[rank4]: ", "RuntimeError: unable to mmap 1024 bytes from file </torch_4411_99_1>: Cannot allocate memory (12)") + traceback("[rank4]: ", "RuntimeError: Pin memory thread exited unexpectedly"), ("shared_memory", 4, None)),
+    ("an AMD GPU's page fault names an agent and no node", steps(1, 9) + "Memory access fault by GPU node-4 (Agent handle: 0x55d) on address 0x7f1c000. Reason: Unknown.\nsrun: error: n112: task 35: Aborted (core dumped)\n", ("cuda_error", 35, "n112")),
+    ("a group of exceptions", "  + Exception Group Traceback (most recent call last):\n  |   File \"/opt/t.py\", line 3, in main\n  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n    |   File \"/opt/t.py\", line 9, in read\n    | OSError: [Errno 28] No space left on device\n    +------------------------------------\n", ("disk_full", None, None)),
+    ("a pasted block is indented", "Hello, this is what we got last night:\n\n" + "".join(f"    {line}\n" for line in traceback("[rank3]: ", DISK).splitlines()), ("disk_full", 3, None)),
+    ("a loss of zero without a gradient", "".join(f"{{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 2e-05, 'epoch': 0.{n:02d}}}\n" for n in range(20)), ("loss_nan", None, None)),
+    ("a task that ended and the ones that srun ended for it", steps(1, 9) + "srun: error: n3: task 9: Exited with exit code 1\nsrun: Terminating StepId=81.0\nsrun: error: n2: tasks 0-7: Terminated\n", ("task_exit", 9, "n3")),
+    ("tasks that ended alike", steps(1, 9) + "srun: error: n3: task 9: Exited with exit code 1\nsrun: error: n2: tasks 0-7: Exited with exit code 1\n", ("task_exit", None, None)),
+    # the clock of Slurm may be that of another zone
+    ("Slurm's clock is behind", steps(1, 20) + traceback("[rank4]: ", DISK) + "slurmstepd: error: *** STEP 4.0 ON n1 CANCELLED AT 2024-05-01T02:10:00 ***\n", ("disk_full", 4, None)),
+    ("Slurm's clock is ahead", steps(1, 20) + "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T19:00:21 DUE TO PREEMPTION ***\n2024-05-01 10:00:22 ERROR [rank3]: RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated.\n", None),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from watchdog.diagnose.collectives import Suspects, suspects_of
 from watchdog.diagnose.log_case import Case, Verdict, after_step, sentence, words_of
 from watchdog.diagnose.log_naming import SIGNAL_NAMES, task_of
-from watchdog.diagnose.log_ranks import Failure
+from watchdog.diagnose.log_ranks import Failure, Task
 from watchdog.diagnose.tracebacks import Error
 from watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
 
@@ -139,7 +139,9 @@ def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
     ranks = case.ranks
     codes = {code for _, code in ranks.exits}
     name = SIGNAL_NAMES[codes.pop()] if len(codes) == 1 and codes <= set(SIGNAL_NAMES) else first.name
-    task = task_of(first, name, ranks) if "srun: error" in first.raw_text and len(ranks.tasks) == 1 else None
+    others = [task for task in ranks.tasks if task.line != first.line]
+    told_after = all(task.line > first.line and _is_srun_s_kill(task) for task in others)
+    task = task_of(first, name, ranks) if "srun: error" in first.raw_text and told_after else None
     rank, host = task if task is not None else (None, None)
     case.role[id(first)] = "cause"
     who = words_of(rank, host)
@@ -147,6 +149,10 @@ def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
     return Verdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text, followed=len(told) - 1
     )
+
+
+def _is_srun_s_kill(task: Task) -> bool:
+    return task.what.startswith(("Terminated", "Killed"))
 
 
 def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:

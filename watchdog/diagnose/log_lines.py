@@ -41,6 +41,9 @@ _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
 _GROUP_RANK = re.compile(r"\[(?:PG [^\]]*? ?)?Rank (?P<group_rank>\d+)\]:?\s?")
 """In the words of ProcessGroupNCCL: a rank within its group, which may not be everybody."""
 _HOST_WORD = re.compile(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
+_INDENTED_RANK = re.compile(r"(?: {4}|\t)\s*\[(?:rank|default)\d+\]:")
+"""PyTorch's own prefix in a block of code that somebody pasted."""
+_EXCEPTION_GROUP = re.compile(r" {2,12}(?:\| ?|\+[+-]*(?: \d+ -+$| (?=Exception Group)))")
 _SERVICE = re.compile(rf"(?P<host>{_HOST}-\d+)\s+\| ")
 """What `docker compose logs` puts in front of a line."""
 _INNER_RANK = re.compile(r"\[rank(?P<rank>\d+)\]:")
@@ -163,7 +166,7 @@ def _strip(
     text: str, found: dict[str, Any], level: str | None, hosts: frozenset[str]
 ) -> tuple[str | None, str | None]:
     """The text without the first thing in front of it, which goes to `found`; None if there is nothing."""
-    bare = text.lstrip() if found or level else text
+    bare = text.lstrip() if found or level or _INDENTED_RANK.match(text) else text
     for regex in (_STAMP, _GLOG, _TORCH_OLD, _NEMO, _HF):
         match = regex.match(bare)
         if match and match.end():
@@ -191,6 +194,10 @@ def _strip(
         return (
             rest[1:] if rest.startswith(" ") and name not in ("local", "host_number") else rest
         ) if keeps else rest, level
+    match = _EXCEPTION_GROUP.match(text) if not found else None
+    if match:
+        found.setdefault("_", True)
+        return text[match.end() :], level
     match = _SERVICE.match(bare)
     if match and "host" not in found:
         found["host"] = match["host"]

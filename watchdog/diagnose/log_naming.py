@@ -40,6 +40,7 @@ _FELT_AS = {
 }  # fmt: skip
 """What the process that it happened to says of it."""
 _SLURM_WHAT = {
+    **dict.fromkeys(("cuda_error", "gpu_lost", "gpu_ecc", "device_assert", "abort", "glibc_abort"), ("Aborted",)),
     "segmentation_fault": ("Segmentation fault",), "bus_error": ("Bus error",), "oom_kill": ("Out Of Memory",), "illegal_instruction": ("Illegal",),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,6 +27,7 @@ BUSY_SHAPES = 25
 """Sorts of lines that were not seen before: a log that says so much new is no silent one."""
 AVERAGED = frozenset({"tqdm", "nemo", "levanter"})
 """Their rates are averages over the past: a change shows late and smeared, so the times of the lines are compared instead."""
+_NO_GRADIENT = re.compile(r"grad(?:ient)?[_ ]norm\W{1,4}nan\b", re.IGNORECASE)
 CLOCK_STEP_S = 1.0
 """Most logs write whole seconds: shorter steps cannot be compared by them."""
 
@@ -362,12 +364,20 @@ def _says_much_new(digest: Digest, line: int) -> bool:
     return len(new) >= BUSY_SHAPES
 
 
+def _is_no_number(fact: Fact) -> bool:
+    """A loss that is no number, or one of zero whose gradient is none: so half precision shows it where it is summed up."""
+    loss = fact.fact.loss
+    return loss is not None and (
+        not isfinite(loss) or (loss == 0.0 and _NO_GRADIENT.search(fact.text) is not None)
+    )
+
+
 def read_no_number(digest: Digest, times: int) -> NoNumber | None:
     """The loss that is no number `times` in a row, up to the end of the log."""
     facts = [fact for fact in main_facts(digest) if fact.fact.loss is not None]
     bad = []
     for fact in reversed(facts):
-        if fact.fact.loss is None or isfinite(fact.fact.loss):
+        if fact.fact.loss is None or not _is_no_number(fact):
             break
         bad.append(fact)
     if len(bad) < times:

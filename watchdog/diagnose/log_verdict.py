@@ -272,6 +272,8 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
     first = next((error for error in roots if error.name not in HEADERS), roots[0])
     if first.name == "checkpoint_write":
         first = next((e for e in roots if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
+    if first.name == "dataloader_worker":
+        first = _told_by_thread(first, case)
     name = _refined(first)
     rank, host = who_of(first, case)
     alike = [error for error in roots if _refined(error) == name]
@@ -308,6 +310,17 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         tuple(ranks), followed,
     )  # fmt: skip
+
+
+def _told_by_thread(first: Error, case: Case) -> Error:
+    """What the thread that pins memory said before its loader noticed that it is gone: a thread's error alone ends nothing."""
+    said = [
+        error
+        for error in case.errors
+        if error.who == first.who and error.source == first.source and error.weak and error.traceback
+        and 0 < first.line - error.line <= LONG_AFTER and error.name not in CONSEQUENCES | HEADERS | {"python_exception"}
+    ]  # fmt: skip
+    return said[-1] if said and "thread exited unexpectedly" in first.text else first
 
 
 def _refined(error: Error) -> str:

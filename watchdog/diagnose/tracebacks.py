@@ -20,6 +20,8 @@ GAP_LINES = 120
 """Between two lines of a traceback; further apart they are none."""
 DETAIL_LINES = 8
 """Lines after an exception that may say what it was."""
+SLURMS_CLOCK_BEHIND_S, SLURMS_CLOCK_AHEAD_S = 60.0, 1800.0
+"""Further from the last time in the log, `CANCELLED AT` was written by a clock of another zone, or long after."""
 PROSE_WORDS = 14
 """A shorter sentence with a person in it may be a program's."""
 AFTER_LINES = 6
@@ -47,7 +49,7 @@ _SOURCE = re.compile(
     r'^\s*(?:File "|frame #\d+|raise\b|#\d+ +0x|\^+|~+|at \S+\()|^\s*(?:\.\.\.|\[repeated \d+)'
 )
 _WRAPPER = re.compile(
-    r"Caught \w+ in |RayTaskError\(|^The above|ProcessRaisedException|worker raised an exception"
+    r"Caught \w+ in |RayTaskError\(|^The above|ProcessRaisedException|worker raised an exception|ExceptionGroup: .*\(\d+ sub-exceptions?\)"
 )
 _RAY_WHERE = re.compile(r"\(pid=(?P<pid>\d+), ip=(?P<host>[\w.:-]+)")
 _DIRECT = "the above exception was the direct cause"
@@ -126,7 +128,7 @@ def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -
     found: list[Error] = []
     latest: float | None = None
     for line in _apart(lines):
-        placed = clock.place(line.stamp)
+        placed = _believed(line, clock.place(line.stamp), latest)
         latest = placed if placed is not None else latest
         stream = streams.setdefault(line.who, _Stream())
         if line.number - stream.number > GAP_LINES:
@@ -151,6 +153,14 @@ def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -
             error.segment = 0 if segments is None else segments.get(line.number, 0)
             found.append(error)
     return _without_told_headers(found)
+
+
+def _believed(line: Line, at: float | None, latest: float | None) -> float | None:
+    """A line's time; None for Slurm's own word of the end, if its clock cannot be that of the log (another zone): it is
+    printed at once, and stands in the right place."""
+    if at is None or latest is None or "CANCELLED AT" not in line.raw:
+        return at
+    return at if -SLURMS_CLOCK_BEHIND_S <= at - latest <= SLURMS_CLOCK_AHEAD_S else None
 
 
 def _apart(lines: Iterable[Line]) -> Iterator[Line]:

@@ -605,6 +605,15 @@ class Changes(Value, frozen=True, kw_only=True):
     """Lists of the report that are complete in it."""
 
 
+class JobWish(Value, frozen=True, kw_only=True):
+    """What the processes of one run of a job have in their environment for the watchdog; see watchdog.controller.wishes."""
+
+    job_id: str
+    restarts: int
+    variables: tuple[tuple[str, str], ...]
+    """SLURM_WATCHDOG and those that begin with it, bounded."""
+
+
 class Report(Value, frozen=True, kw_only=True):
     """What one agent saw in one tick."""
 
@@ -631,6 +640,8 @@ class Report(Value, frozen=True, kw_only=True):
     """Records of the kernel that were overwritten before they could be read, or were too many for one report."""
     checkpoints: tuple[Checkpoint, ...] = ()
     gpu_holders: tuple[GpuHolder, ...] = ()
+    wishes: tuple[JobWish, ...] = ()
+    """Of jobs that have any; in every report, also in one of changes."""
     results: tuple[CommandResult, ...] = ()
     problems: tuple[str, ...] = ()
     """Collectors that failed this tick, each with its reason."""

@@ -34,11 +34,16 @@ gives its workers no rank in their environment: there the process that srun star
 RANK_VARIABLES = tuple(dict.fromkeys(rank for rank, _, _ in RANK_SOURCES))
 LOCAL_RANK_VARIABLES = tuple(dict.fromkeys(local for _, local, _ in RANK_SOURCES))
 WORLD_SIZE_VARIABLES = tuple(dict.fromkeys(size for _, _, size in RANK_SOURCES))
+WISH_VARIABLES = (
+    "SLURM_WATCHDOG", "SLURM_WATCHDOG_KILL_SWITCH", "SLURM_WATCHDOG_CHECKPOINT_DIR", "SLURM_WATCHDOG_LADDER",
+)  # fmt: skip
+"""With which a job's owner says what he wants of the watchdog."""
 ENVIRONMENT = (
     *RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES,
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT", "SLURM_JOB_USER",
     "SLURM_SUBMIT_DIR", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "TORCHELASTIC_RUN_ID",
     "SLURM_WATCHDOG_JOB_ID", "SLURM_WATCHDOG_RESTARTS",
+    *WISH_VARIABLES,
 )  # fmt: skip
 """All that is ever kept of a process's environment."""
 

@@ -22,12 +22,12 @@ from watchdog.agent.collectors.blocked import (
 )
 from watchdog.agent.identify import describe_mount
 from watchdog.agent.identities import IDENTIFY, MAX_IDENTIFICATIONS, Identities
-from watchdog.agent.jobs import Key, Known, Member, assign
+from watchdog.agent.jobs import WISH_VARIABLES, Key, Known, Member, assign
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import LASTING_STATES, Entry, Files, ProcessTable, read_file
 from watchdog.knowledge.syscalls import PATH_ARGUMENT
-from watchdog.model import Blocked, Process, Role
+from watchdog.model import JobWish, Blocked, Process, Role
 
 __all__ = ["IDENTIFY", "SETTLE_S", "ProcessCollector"]
 
@@ -41,6 +41,9 @@ SWITCHES_EVERY = 12
 CAP_SYS_PTRACE = 19  # linux/capability.h
 MAX_DIRECTORIES = 8
 """Of checkpoints, for one job."""
+
+MAX_WISH = 1024
+"""Characters of one variable that are told."""
 
 
 @dataclass
@@ -87,6 +90,22 @@ class ProcessCollector:
             if entry.member is not None and entry.member.job_id == job_id and "SLURM_JOB_ID" in environ:
                 return environ
         return {}
+
+    def wishes(self) -> tuple[JobWish, ...]:
+        """What the owners of the jobs here want of the watchdog, as their ranks have it, else any process of the run."""
+        found: dict[str, tuple[bool, JobWish]] = {}
+        for entry in self._mine:
+            environ, member = entry.known.environ or {}, entry.member
+            said = tuple((name, environ[name][:MAX_WISH]) for name in WISH_VARIABLES if environ.get(name))
+            if member is None or not said:
+                continue
+            is_rank = member.role is Role.RANK
+            if member.job_id not in found or (is_rank and not found[member.job_id][0]):
+                restarts = environ.get("SLURM_RESTART_COUNT", "0")
+                run = int(restarts) if restarts.isascii() and restarts.isdecimal() else 0
+                wish = JobWish(job_id=member.job_id, restarts=run, variables=said)
+                found[member.job_id] = (is_rank, wish)
+        return tuple(wish for _, wish in found.values())
 
     def details_of(self, pid: int, start_ticks: int) -> Known | None:
         """What was learnt of a process when it was met; None if it is gone."""

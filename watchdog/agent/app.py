@@ -214,6 +214,7 @@ class Agent:
             node_events_dropped=lost + self.gpus.events_dropped,
             checkpoints=rows,
             gpu_holders=holders,
+            wishes=runner.isolate("wishes", self.processes.wishes, (), seen),
             results=self.commands.take_results(),
             problems=tuple(seen.problems),
         )

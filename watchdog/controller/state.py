@@ -56,6 +56,7 @@ from watchdog.model import (
     ProcessStack,
     Report,
     Role,
+    JobWish,
     SlurmJob,
     SlurmNode,
     SlurmView,
@@ -111,6 +112,8 @@ class ClusterState:
         """Of all nodes that have reported, sorted."""
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
+        self._wishes: dict[str, JobWish] = {}
+        """SLURM_JOB_ID -> what its environment asks of the watchdog."""
         self.slurm_nodes: tuple[SlurmNode, ...] = ()
         """Of the newest listing: what a job could be placed on."""
         self._jobs_seen_on: dict[str, set[str]] = {}
@@ -130,6 +133,7 @@ class ClusterState:
         self._job_ids = {job.process_id: job.job_id for job in view.jobs}
         self.node_addresses = {node.name: node.address for node in view.nodes}
         self.slurm_nodes = view.nodes
+        self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
         self._note_slurm_nodes(view, now)
         self._on_node = {}
         self._runs_on = None
@@ -222,6 +226,7 @@ class ClusterState:
         if report.age_s > self._report_lifetime_s:
             return "expired"
         self._apply_processes(report, made_at)
+        self._wishes |= {wish.job_id: wish for wish in report.wishes if wish.job_id in self._job_ids}
         self.gpus.apply(report, made_at)
         self.nodes.apply(report, made_at)
         for log in report.logs:
@@ -410,6 +415,11 @@ class ClusterState:
     def address_of(self, node: str) -> str | None:
         """The address that Slurm has for a node; None for a node that it does not know."""
         return self.node_addresses.get(node)
+
+    def variables_of(self, job: SlurmJob) -> dict[str, str]:
+        """What the environment of this run of the job asks of the watchdog; empty if nothing, or not known."""
+        wish = self._wishes.get(job.process_id)
+        return dict(wish.variables) if wish is not None and wish.restarts == job.restarts else {}
 
     def known_nodes(self) -> tuple[str, ...]:
         if not self._names:

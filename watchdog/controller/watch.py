@@ -21,6 +21,7 @@ from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.pulses import is_announced, pulses
 from watchdog.controller.record import Recorder
 from watchdog.controller.state import ClusterState
+from watchdog.controller.wishes import fill
 from watchdog.model import (
     Incident,
     IncidentState,
@@ -138,11 +139,17 @@ class Controller:
             log_paths=tuple(dict.fromkeys(logs)) if is_host else (),
             log_offsets=tuple(starts.items()),
             checkpoint_trackers=_filled(self.config.jobs.checkpoint_trackers, job) if is_host else (),
-            checkpoint_directories=_filled(self.config.jobs.checkpoint_directories, job) if is_host else (),
+            checkpoint_directories=self._checkpoint_directories(job) if is_host else (),
             progress_patterns=tuple(self.config.jobs.progress_patterns),
             progress_files=_filled(self.config.jobs.progress_files, job) if is_host else (),
             kill_switch=self.decider.kill_switch_path(job),
         )
+
+    def _checkpoint_directories(self, job: SlurmJob) -> tuple[str, ...]:
+        """Those of the site, and the one that the job's owner names."""
+        own = self.decider.wish(job).checkpoint_dir
+        site = _filled(self.config.jobs.checkpoint_directories, job)
+        return (fill(own, job), *site) if own else site
 
     # ------------------------------------------------------------------------------------ looking at Slurm
 

@@ -235,7 +235,7 @@ class Decider:
 
     def wish(self, job: SlurmJob) -> Wish:
         """What the job's owner has asked for, in its comment or its environment."""
-        return wish_of(job.comment)
+        return wish_of(job.comment, self._c.state.variables_of(job))
 
     def _turns(self, kind: Kind, view: JobView | None) -> bool | None:
         """Whether the job's loop turns: by what the incident says, else by its steps. Somebody who asks for a restart knows himself."""

@@ -81,7 +81,7 @@ class Rehearsal:
 
     def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:
         rule = rule_for(self._book, kind, job)
-        return rule if job is None else permit(rule, wish_of(job.comment))
+        return rule if job is None else permit(rule, wish_of(job.comment, self.state.variables_of(job)))
 
     def _blind(self, now: float) -> str | None:
         """A trace that is looked at later has no warm-up; where its Slurm did not answer nothing would have been done."""

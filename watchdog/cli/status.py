@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from watchdog.cli.answers import Job, Status
+from watchdog import clock
+from watchdog.cli.answers import ControllerState, IncidentCounts, Job, Nodes, SlurmState, Status
+from watchdog.cli.client import Client, ClientError
 from watchdog.cli.options import EXIT_UNKNOWN, failures_told, open_client, operator_options, print_json
-from watchdog.cli.text import count, duration, fold_nodes, sentence, table
+from watchdog.cli.text import count, duration, fold_nodes, screen, sentence, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 OK: Final = 0
 WARNING: Final = 1
@@ -25,32 +33,120 @@ SLURM_LATE_S: Final = 60.0
 HEADINGS = ("JOB", "NAME", "USER", "STATE", "NODES", "RANKS", "STEP", "STEP TIME", "LAST STEP", "LIMIT", "PHASE",
             "CHECKPOINT", "RESTARTS")  # fmt: skip
 
+NOTHING: Final = Status(
+    mode="", controller=ControllerState(), slurm=SlurmState(), nodes=Nodes(), incidents=IncidentCounts()
+)
+"""What is known before the first answer."""
+
 
 @click.command()
+@click.option("-w", "--watch", "watching", is_flag=True, help="Draw it anew every few seconds, until Ctrl-C.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.2, 3600.0),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often, with --watch.",
+)
 @operator_options
-def status(socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+def status(
+    watching: bool, every_s: float, socket_path: str | None, config_file: str | None, as_json: bool
+) -> None:
     """What is watched and whether all is well.
 
+    With --watch a screen: what fires, the jobs with their phase, step, the times of their newest steps and how much of their
+    limit has passed without a step, those in trouble first. Piped, the same text as without it, again and again; with --json
+    one document a line.
+
     Exit code 0 OK, 1 warning, 2 critical (an incident is firing), 3 unknown (the controller gives no answer, or
-    sees nothing).
+    sees nothing). With --watch that of the last look.
 
     \b
     Examples:
       slurm-watchdog status
+      slurm-watchdog status --watch
       slurm-watchdog status --json | jq .incidents
     """
     client = open_client(socket_path, config_file)
+    if watching:
+        sys.exit(_watch(client, every_s, as_json))
     with failures_told(as_json):
         answer, document = client.status()
     code, reasons = judge(answer)
     if as_json:
         print_json(document)
-        sys.exit(code)
+    else:
+        _print(answer, code, reasons)
+    sys.exit(code)
+
+
+def _print(answer: Status, code: int, reasons: list[str]) -> None:
     sentence(_headline(answer, code, reasons), STYLES[code])
     table(HEADINGS, [_row(job) for job in answer.jobs], [_style(job) for job in answer.jobs])
     if answer.incidents.firing or answer.incidents.pending:
         sentence("More: slurm-watchdog incidents")
-    sys.exit(code)
+
+
+def _watch(client: Client, every_s: float, as_json: bool) -> int:
+    """Looks until Ctrl-C; returns the exit code of the last look."""
+    from watchdog.cli import live
+    from watchdog.runner import sleep
+
+    history, last, code = live.History(), NOTHING, EXIT_UNKNOWN
+    console = screen()
+
+    def look() -> RenderableType:
+        nonlocal last, code
+        note = f"every {every_s:g} s, Ctrl-C ends it"
+        try:
+            last, _ = client.status()
+        except ClientError as error:
+            code = EXIT_UNKNOWN
+            headline = f"{WORDS[code]}: {error.what} Below is what was seen last."
+            return live.frame(last, headline, STYLES[code], history, clock.wall(), console.height, note)
+        history.note(last.jobs)
+        code, reasons = judge(last)
+        headline = _headline(last, code, reasons)
+        return live.frame(last, headline, STYLES[code], history, clock.wall(), console.height, note)
+
+    if console.is_terminal and not as_json:
+        live.watch(look, every_s)
+        return code
+    try:
+        while True:
+            code, lines = _look_plainly(client, as_json)
+            lines()
+            sleep(every_s)
+    except KeyboardInterrupt:
+        return code
+    except BrokenPipeError:  # `status --watch | head`
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # what is still to be flushed goes nowhere
+        return code
+
+
+def _look_plainly(client: Client, as_json: bool) -> tuple[int, Callable[[], None]]:
+    """One look: its exit code, and what prints it as text or as one line of JSON."""
+    try:
+        answer, document = client.status()
+    except ClientError as error:
+        failure = {"error": error.what, "next": error.todo}
+        said = f"{WORDS[EXIT_UNKNOWN]}: {error.what}"
+        return EXIT_UNKNOWN, (lambda: click.echo(json.dumps(failure))) if as_json else (
+            lambda: sentence(said)
+        )
+    code, reasons = judge(answer)
+    if as_json:
+        return code, lambda: click.echo(json.dumps(document, ensure_ascii=True))
+
+    def print_text() -> None:
+        _print(answer, code, reasons)
+        click.echo()
+
+    return code, print_text
 
 
 def judge(status: Status) -> tuple[int, list[str]]:

@@ -29,7 +29,12 @@ _HARMLESS_CATEGORIES = frozenset("LMNPS")
 
 def clean(text: object) -> str:
     """One line without control characters, terminal sequences and invisible or direction-changing characters."""
-    bare = _TERMINAL_SEQUENCE.sub("", str(text))
+    given = str(text)
+    if (
+        given.isascii() and given.isprintable()
+    ):  # most of all text, and a status of a large cluster has thousands of cells
+        return given.rstrip()
+    bare = _TERMINAL_SEQUENCE.sub("", given)
     kept = (
         each if unicodedata.category(each)[0] in _HARMLESS_CATEGORIES else " " if each.isspace() else ""
         for each in bare
@@ -69,14 +74,9 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 def fold_nodes(nodes: Sequence[str]) -> str:
     """`n[1-3,7]`, as Slurm's users write it."""
-    if not nodes:
-        return "-"
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+    from watchdog.notify.harmless import fold
 
-    try:
-        return clean(NodeSet.fromlist(list(nodes), resolver=RESOLVER_NOGROUP))
-    except NodeSetException:
-        return clean(",".join(nodes))
+    return clean(",".join(fold(nodes))) if nodes else "-"
 
 
 def screen() -> Console:

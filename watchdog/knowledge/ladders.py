@@ -51,7 +51,8 @@ def problem_of(ladder: tuple[Step, ...]) -> str | None:
         return f"the rungs come in this order: {', '.join(ORDER)}"
     ends = [place for place, step in enumerate(ladder) if step in ENDINGS]
     if ends and ends[0] < len(ladder) - len(ends):
-        return f"{', '.join(GENTLE)} come before {', '.join(ENDINGS)}: nobody is left to hear them after"
+        before = ", ".join((Step.EVIDENCE, *GENTLE))
+        return f"{before} come before {', '.join(ENDINGS)}: after those nobody is left to ask"
     if Step.CANCEL in ladder[:-1]:
         return "cancel is never refused for a reason that another rung would mend: it comes last"
     return None

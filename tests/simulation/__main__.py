@@ -46,7 +46,7 @@ class Told:
 def run_one(option: str, number: int) -> Told:
     """One seed, or one crash point."""
     began = time.process_time()
-    recipe, script = (recipe_of(number), None) if option == "seeds" else crash_point(number)
+    recipe, script = (recipe_of(number), None) if option == "seeds" else crash_point(number, option)
     with simulation(recipe, script) as sim:
         sim.run()
         return tell(sim, option, number, began)
@@ -62,10 +62,10 @@ def tell(sim: Simulation, option: str, number: int, began: float) -> Told:
     )  # fmt: skip
 
 
-def run_crash_points(numbers: Sequence[int]) -> list[Told]:
+def run_crash_points(numbers: Sequence[int], option: str = "crash-points") -> list[Told]:
     """Those of one story, each a fork."""
     began = time.process_time()
-    found = run_story(numbers, lambda sim, number: tell(sim, "crash-points", number, 0.0))
+    found = run_story(numbers, option, lambda sim, number: tell(sim, option, number, 0.0))
     forks_s = sum(each.cpu_s for each in found)
     return (
         [replace(found[0], cpu_s=found[0].cpu_s + time.process_time() - began), *found[1:]]
@@ -96,15 +96,22 @@ def main() -> int:
         default=range(0),
         help="one action and a controller that dies in it: 0-10000, or one",
     )
+    parser.add_argument(
+        "--cycles",
+        type=numbers,
+        default=range(0),
+        help="one kill switch, deaths of the controller, and nodes that are cut off while it is out: 0-1000, or one",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true", help="a line a run")
     options = parser.parse_args()
     work = [("seeds", [each]) for each in options.seeds]
     work += [("crash-points", each) for each in by_story(options.crash_points)]
+    work += [("cycles", each) for each in by_story(options.cycles)]
     if not work:
-        parser.error("give --seeds or --crash-points")
+        parser.error("give --seeds, --crash-points or --cycles")
     began = time.monotonic()
-    alone = len(options.seeds) + len(options.crash_points) == 1
+    alone = sum(len(some) for _, some in work) == 1
     with ProcessPoolExecutor(options.processes) as pool:
         found = report(pool.map(run_some, *zip(*work, strict=True), chunksize=1), options.verbose or alone)
     summary(found, time.monotonic() - began)
@@ -113,7 +120,7 @@ def main() -> int:
 
 def run_some(option: str, some: Sequence[int]) -> list[Told]:
     """One seed, or crash points of one story."""
-    return run_crash_points(some) if len(some) > 1 else [run_one(option, each) for each in some]
+    return run_crash_points(some, option) if len(some) > 1 else [run_one(option, each) for each in some]
 
 
 def report(runs: Iterable[list[Told]], verbose: bool) -> list[Told]:

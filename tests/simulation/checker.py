@@ -296,8 +296,29 @@ def no_switch_outlives_its_run(h: History) -> Iterator[str]:
                 yield f"run {deed.job_id}.{deed.restarts} heard the switch of {by_run.get(wrote)} at {deed.t:.0f}"
         if deed.by == "us" and deed.what == "release" and "switch is out" in deed.detail:
             yield f"job {deed.job_id} was released at {deed.t:.0f} under a kill switch"
-        if deed.what == "switch left":
+        if deed.what == "switch left" and not _is_harmless(h, deed):
             yield f"a kill switch was left: {deed.detail}"
+
+
+def _is_harmless(h: History, left: Deed) -> bool:
+    """Whether a switch that was left names its run in its path, and that run is over: nobody looks there any more."""
+    path = left.detail.partition(" ")[2]
+    wrote = [d.detail for d in h.ours("switch written") if d.detail.partition(" ")[2].startswith(f"{path} ")]
+    by_run = {run.decision.id: run.decision.fence for run in h.actions if run.decision.fence is not None}
+    fence = (
+        by_run.get(json.loads(wrote[-1].partition("{")[1] + wrote[-1].partition("{")[2])["decision"])
+        if wrote
+        else None
+    )
+    return (
+        fence is not None
+        and f"/{fence.job_id}.{fence.restarts}/" in path
+        and any(
+            (d.job_id, d.restarts) == (fence.job_id, fence.restarts)
+            and (d.what == "requeue" or d.what.startswith("ends "))
+            for d in h.deeds
+        )
+    )
 
 
 def evidence_comes_first(h: History) -> Iterator[str]:

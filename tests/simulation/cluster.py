@@ -10,6 +10,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from tests.accuracy import looks
 from tests.accuracy.logs import FORMATS
 from tests.accuracy.looks import Look
@@ -72,6 +74,13 @@ class SimJob(Job):
     def __init__(self, job_id: str, plan: Plan, rng: random.Random, at: float, cluster: Cluster):
         super().__init__(job_id, plan, [], rng, at)
         self.cluster = cluster
+        self.slurm_id = job_id
+        """As Slurm's commands call it; its processes know it by `job_id`."""
+        self.array = ""
+        self.task = 0
+        self.at_once = 0
+        """How many elements of its array run at once (%); 0: any number."""
+        self.begun = False
         self.wants = plan.nodes
         self.held_by: str | None = None
         self.excluded: tuple[str, ...] = ()
@@ -149,27 +158,54 @@ class Cluster(World):
             self.truth.note(Deed(self.timeline.now, by, what, detail=detail))
         else:
             start = job.slurm_start_at
-            self.truth.note(Deed(self.timeline.now, by, what, job.job_id, job.restarts, start, detail=detail))
+            self.truth.note(
+                Deed(self.timeline.now, by, what, job.slurm_id, job.restarts, start, detail=detail)
+            )
 
     def wall(self) -> float:
         return EPOCH + self.timeline.now + self.clock_offset_s
 
     def live_fault(self, job: SimJob) -> Fault | None:
         for fault in reversed(self.truth.faults):
-            if fault.job_id == job.job_id and fault.restarts == job.restarts and fault.ended is None:
+            if fault.job_id == job.slurm_id and fault.restarts == job.restarts and fault.ended is None:
                 return fault
         return None
 
     # ------------------------------------------------------------------------------------ jobs
 
     def new_job(self, plan: Plan) -> SimJob:
+        job = self._new_job(plan)
+        self.deed("person", "submit", job)
+        return job
+
+    def _new_job(self, plan: Plan) -> SimJob:
         self.catch_up()
         number = str(1001 + len(self.sim_jobs))
         job = SimJob(number, plan, random.Random(self.rng.random()), self.timeline.now, self)
         self.sim_jobs[number] = job
         self.jobs.append(job)
-        self.deed("person", "submit", job)
         return job
+
+    def new_array(self, plan: Plan, tasks: int, at_once: int) -> list[SimJob]:
+        """`--array=1-TASKS%AT_ONCE`."""
+        found = [self._new_job(plan) for _ in range(tasks)]
+        for task, job in enumerate(found, start=1):
+            job.array, job.task, job.at_once = found[0].job_id, task, at_once
+            job.slurm_id = f"{job.array}_{task}"
+            self.deed("person", "submit", job)
+        return found
+
+    def find(self, slurm_id: str) -> SimJob | None:
+        """The job that Slurm's commands mean, unless it has forgotten it."""
+        found = next((job for job in self.sim_jobs.values() if job.slurm_id == slurm_id), None)
+        return None if found is None or found.job_id in self.forgotten else found
+
+    def array_is_full(self, job: SimJob) -> bool:
+        others = (each for each in self.jobs if isinstance(each, SimJob) and each.array == job.array)
+        return (
+            bool(job.at_once)
+            and sum(each.state in ("RUNNING", "COMPLETING") for each in others) >= job.at_once
+        )
 
     def catch_up(self) -> None:
         """Everything that the jobs do until now."""
@@ -204,7 +240,12 @@ class Cluster(World):
             node.name for job in self.jobs if job.state in ("RUNNING", "COMPLETING") for node in job.nodes
         }
         for job in self.sim_jobs.values():
-            if job.state != "PENDING" or job.held_by is not None or now < job.eligible_at:
+            if (
+                job.state != "PENDING"
+                or job.held_by is not None
+                or now < job.eligible_at
+                or self.array_is_full(job)
+            ):
                 continue
             free = [
                 n for n in self.nodes
@@ -214,7 +255,7 @@ class Cluster(World):
                 nodes = free[: job.wants]
                 busy |= {node.name for node in nodes}
                 job.slurm_start_at = float(int(self.wall()))
-                job.leaving, job.over_at = None, None
+                job.leaving, job.over_at, job.begun = None, None, True
                 job.start(now, nodes)
                 self.deed("slurm", "start", job, ",".join(node.name for node in nodes))
 
@@ -274,7 +315,7 @@ class Cluster(World):
         elif kind == "dead_rank":
             job.freeze(now, looks.SPIN_REDUCE)
             job.kill(now, [rank.number])
-        fault = Fault(kind, job.job_id, job.restarts, now, told=len(job.told_at))
+        fault = Fault(kind, job.slurm_id, job.restarts, now, told=len(job.told_at))
         self.truth.faults.append(fault)
         self.deed("fault", f"begins {kind}", job, f"rank {rank.number} on {rank.node}")
         return fault
@@ -332,8 +373,10 @@ class Cluster(World):
     def listed(self, job: SimJob) -> SlurmJob:
         there = job.state in ("RUNNING", "COMPLETING")
         reason = "JobHeldUser" if job.state == "PENDING" and job.held_by else ""
+        if job.state == "PENDING" and not reason and self.array_is_full(job):
+            reason = "JobArrayTaskLimit"
         return SlurmJob(
-            job_id=job.job_id, state=job.state, reason=reason, name=job.plan.name, user=job.plan.user, uid=UID, partition="gpu",
+            job_id=job.slurm_id, raw_id=job.job_id, array_job_id=job.array, array_tasks=str(job.task or ""), state=job.state, reason=reason, name=job.plan.name, user=job.plan.user, uid=UID, partition="gpu",
             nodes=tuple(n.name for n in job.nodes) if there else (), batch_host=job.host.name if there and job.nodes else None,
             restarts=job.restarts, start_at=job.slurm_start_at, requeueable=True, stdout=LOG, workdir="/gpfs/m4",
             held=job.held_by is not None, comment=job.comment,
@@ -342,8 +385,9 @@ class Cluster(World):
     def listing(self) -> SlurmView:
         self.catch_up()
         busy = {n.name for job in self.jobs if job.state in ("RUNNING", "COMPLETING") for n in job.nodes}
+        known = [job for job in self.jobs if isinstance(job, SimJob)]
         return SlurmView(
-            jobs=tuple(self.listed(job) for job in self.jobs if isinstance(job, SimJob)),
+            jobs=(*(self.listed(job) for job in known if job.begun or not job.array), *self._arrays(known)),
             nodes=tuple(
                 SlurmNode(
                     name=n.name,
@@ -353,6 +397,15 @@ class Cluster(World):
                 for n in self.nodes
             ),
         )
+
+    def _arrays(self, known: list[SimJob]) -> Iterator[SlurmJob]:
+        """One record for all elements of an array that have not begun yet."""
+        for array in dict.fromkeys(job.array for job in known if job.array and not job.begun):
+            waiting = [job for job in known if job.array == array and not job.begun]
+            tasks = f"{waiting[0].task}-{waiting[-1].task}%{waiting[0].at_once}"
+            yield replace(
+                self.listed(waiting[0]), job_id=f"{array}_[{tasks}]", array_tasks=tasks, raw_id=array
+            )
 
 
 FORMS = tuple(name for name, form in FORMATS.items() if form.tells_saved and form.every == 1)

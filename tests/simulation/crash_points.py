@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
-from tests.simulation.recipe import RUN_SWITCH, SHARED_SWITCH, Rates, Recipe
+from tests.simulation.recipe import NODE_SWITCH, RUN_SWITCH, SHARED_SWITCH, Rates, Recipe
 from tests.simulation.sim import Simulation
 
 FATES = ("ok", "done and lost", "lost", "refused", "done late")
@@ -93,19 +94,52 @@ class Branch:
         return not turns
 
 
-def crash_point(number: int, branch: Callable[[Simulation], None] | None = None) -> tuple[Recipe, Script]:
-    """The recipe and the script of one crash point. `branch`, where given, is called in its place at the first write."""
-    story = number // POINTS
+class CycleBranch(Branch):
+    """One cycle of a kill switch: beside the deaths, half of the time something befalls the nodes that have it, or may have it."""
+
+    def take(self, sim: Simulation) -> None:
+        super().take(sim)
+        rng = random.Random(f"cycle {self.number}")
+        nodes = [node.name for job in sim.cluster.sim_jobs.values() for node in job.nodes]
+        for _ in range(rng.choice((0, 0, 1, 1, 2))):
+            node, at_s = rng.choice(nodes), rng.choice((rng.uniform(0, 20), rng.uniform(0, 150)))
+            what = rng.choice(("cut", "cut", "agent"))
+            if what == "cut":
+                sim.timeline.after(
+                    at_s, partial(sim.cut, frozenset({node}), rng.choice((5.0, 30.0, 120.0, 400.0)))
+                )
+            else:
+                sim.timeline.after(at_s, partial(sim.restart_agent, node, rng.choice((1.0, 30.0, 200.0))))
+
+
+def cycle_of(story: int) -> Recipe:
+    """The recipe of the cycles of one story: always a restart that is asked for, the switch wherever a site may want it."""
     recipe = story_of(story)
-    own = Branch(number)
+    recipe.kill_switch = (RUN_SWITCH, SHARED_SWITCH, NODE_SWITCH)[story % 3]
+    return recipe
+
+
+def crash_point(
+    number: int, option: str = "crash-points", part: Script | None = None
+) -> tuple[Recipe, Script]:
+    """The recipe and the script of one crash point, or of one cycle of a kill switch. `part`, where given, is called at the first write
+    in the place of what is special about the number."""
+    story = number // POINTS
+    cycle = option == "cycles"
+    recipe = cycle_of(story) if cycle else story_of(story)
+    own = branch_of(number, option)
 
     def script(sim: Simulation) -> None:
         def first(stage: str) -> bool:
-            (branch or own.take)(sim)
+            (part or own.take)(sim)
             assert sim.die_at is not None
             return sim.die_at(stage)
 
         sim.die_at = first
-        trouble(sim, graceful=story % 2 == 1)
+        trouble(sim, graceful=cycle or story % 2 == 1)
 
     return recipe, script
+
+
+def branch_of(number: int, option: str) -> Branch:
+    return CycleBranch(number) if option == "cycles" else Branch(number)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tests.simulation.crash_points import POINTS, Branch, crash_point
+from tests.simulation.crash_points import POINTS, branch_of, crash_point
 from tests.simulation.sim import Simulation, simulation
 
 T = TypeVar("T")
@@ -35,8 +35,8 @@ def by_story(numbers: Sequence[int]) -> list[list[int]]:
     return list(found.values())
 
 
-def run_story(numbers: Sequence[int], tell: Callable[[Simulation, int], T]) -> list[T]:
-    """What `tell(simulation, number)` says of each of these crash points of one story, after its run.
+def run_story(numbers: Sequence[int], option: str, tell: Callable[[Simulation, int], T]) -> list[T]:
+    """What `tell(simulation, number)` says of each of these numbers (crash points, or cycles) of one story, after its run.
 
     Raises RuntimeError if a fork ended without a word; what ended it stands on standard error.
     """
@@ -58,7 +58,7 @@ def run_story(numbers: Sequence[int], tell: Callable[[Simulation, int], T]) -> l
                 gc.disable()
                 asyncio._set_running_loop(sim.life.loop)  # it is kept with the number of the process
                 _go_on_with_a_copy(sim, number)
-                return Branch(number).take(sim)
+                return branch_of(number, option).take(sim)
             os.close(write)
             with open(read, "rb") as pipe:
                 said.append(pipe.read())
@@ -66,7 +66,7 @@ def run_story(numbers: Sequence[int], tell: Callable[[Simulation, int], T]) -> l
         gc.unfreeze()
         raise Parted
 
-    recipe, script = crash_point(numbers[0], part)
+    recipe, script = crash_point(numbers[0], option, part)
     with simulation(recipe, script) as sim:
         try:
             sim.run()

@@ -11,6 +11,8 @@ from watchdog.config import Config
 
 SHARED_SWITCH = "/gpfs/switches/{user}.{job_id}"
 RUN_SWITCH = "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill"
+NODE_SWITCH = "/run/switch-of-{job_id}"
+"""On each node, and where the next run looks for its own."""
 
 OF_SPEED = ("slow_job", "slow_node", "loss_spike", "loss_nan", "gpu_clock_low")
 CRASHES = 0.5
@@ -64,6 +66,8 @@ class Recipe:
     step_s: tuple[float, ...] = (10.0, 15.0, 20.0)
     sizes: tuple[int, ...] = (1, 1, 1, 2, 3)
     """Nodes, and so ranks, of a job."""
+    totals: tuple[int, ...] = (300, 100_000, 100_000, 100_000)
+    """Steps that a job makes, if it is left alone."""
     kill_at_writes: float = 0.0
     """Chance that a write of the journal is the controller's last deed, before or after it is on disk."""
     rates: Rates = field(default_factory=Rates)

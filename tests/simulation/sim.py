@@ -163,7 +163,7 @@ class Simulation:
         plan = Plan(
             nodes=rng.choice(self.recipe.sizes), per_node=1, format=rng.choice(FORMS), step_s=rng.choice(self.recipe.step_s), jitter=0.02,
             start_s=30.0, save_every=rng.choice((20, 40)), save_s=rng.choice((10.0, 30.0)),
-            total=rng.choice((300, 100_000, 100_000, 100_000)), name=f"j{rng.randrange(10**6)}",
+            total=rng.choice(self.recipe.totals), name=f"j{rng.randrange(10**6)}",
         )  # fmt: skip
         return self.cluster.new_job(plan)
 
@@ -301,7 +301,7 @@ class Simulation:
         controller = life.controller
 
         def ask() -> None:
-            known = controller.state.jobs.get(job.job_id)
+            known = controller.state.jobs.get(job.slurm_id)
             if known is None:
                 return
             exclude = tuple(known.nodes[:1]) if self.rng.random() < 0.7 else ()

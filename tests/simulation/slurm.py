@@ -94,8 +94,8 @@ class SimSlurm:
             raise SlurmUnavailable(f"no answer within {DEADLINE_S:g} s ({name})") from None
 
     def _job(self, job_id: str) -> SimJob:
-        job = self._cluster.sim_jobs.get(job_id)
-        if job is None or job_id in self._cluster.forgotten:
+        job = self._cluster.find(job_id)
+        if job is None:
             raise SlurmRefused("Invalid job id specified")
         self._cluster.catch_up()
         return job
@@ -111,8 +111,8 @@ class SimSlurm:
     async def read_job(self, job_id: str) -> SlurmJob | None:
         def look() -> SlurmJob | None:
             self._cluster.catch_up()
-            job = self._cluster.sim_jobs.get(job_id)
-            if job is None or job_id in self._cluster.forgotten:
+            job = self._cluster.find(job_id)
+            if job is None:
                 return None
             return replace(self._cluster.listed(job), excluded_nodes=job.excluded)
 

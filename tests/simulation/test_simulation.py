@@ -52,6 +52,17 @@ def test_wherever_the_controller_dies_the_action_is_done_once_or_ended_in_writin
     assert sum(each.actions for each in found) >= 8, "hardly anything was decided"
 
 
+@pytest.mark.parametrize("story", range(3))
+def test_a_kill_switch_never_ends_the_run_after_its_own_wherever_it_lies_and_whoever_is_away(
+    story: int,
+) -> None:
+    """A path of its run, one on the shared filesystem, one on each node that the next run looks at, too."""
+    found = run_crash_points(range(story * POINTS, story * POINTS + 10), "cycles")
+    assert [each.violations for each in found if each.violations] == []
+    assert len(found) == 10
+    assert sum(each.succeeded for each in found) >= 5, "hardly any job was moved"
+
+
 def test_a_fork_at_the_crash_point_is_the_run_that_the_crash_point_is_alone() -> None:
     assert run_crash_points([POINTS + 3, POINTS + 7])[1].digest == run_one("crash-points", POINTS + 7).digest
 

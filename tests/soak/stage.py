@@ -25,12 +25,19 @@ from watchdog.model import ActionRun, Decision
 T = TypeVar("T")
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "controller": {"warm_up": "5s", "agent_silent_after": "10s", "report_lifetime": "8s"},
+    "controller": {"warm_up": "5s", "agent_silent_after": "10s", "report_lifetime": "8s", "page_listen": ""},
     "detectors": {
         "collective_hang": {"floor": "12s", "startup_grace": "120s", "warmup_steps": 3},
         "lingering_job": {"grace": "8s"},
     },
-    "policy": {"cooldown": "5s", "budget": 1000, "budget_percent": 100, "attempts": 1000},
+    "policy": {
+        "cooldown": "5s",
+        "budget": 1000,
+        "budget_percent": 100,
+        "budget_window": "5s",
+        "attempts": 1000,
+        "storm_jobs": 1000,
+    },
     "ladder": {"exit_limit": "10s", "step_limit": "40s", "confirm_limit": "120s", "checkpoint_limit": "60s"},
 }
 """Over the demo's: a busy machine may be slow. Attempts and budgets are the simulator's matter: here there is to be much to do."""
@@ -152,7 +159,7 @@ class Stage:
 
     def turning(self) -> list[str]:
         """Jobs that run and have made some steps in this run, and nothing was done to that run."""
-        hurt = {(deed.job_id, deed.restarts) for deed in self.deeds if deed.what.startswith("fault ")}
+        hurt = set(self.hurt_runs())
         found = []
         for job_id in self.jobs:
             job = self.job(job_id)
@@ -160,6 +167,10 @@ class Stage:
             if job.get("JobState") == "RUNNING" and mine not in hurt and self.steps_of(job_id) >= 8:
                 found.append(job_id)
         return found
+
+    def hurt_runs(self) -> list[tuple[str, int]]:
+        """Runs that something was done to, oldest first."""
+        return list(dict.fromkeys((d.job_id, d.restarts) for d in self.deeds if d.what.startswith("fault ")))
 
     def hurt(self, job_id: str, name: str, content: str = "") -> None:
         """Something in the job's newest run goes wrong at its next step."""

@@ -13,6 +13,8 @@ from tests.soak.stage import Stage, say
 
 JOBS = (2, 1, 1)
 """Nodes of each of the jobs."""
+STUCK_S = 90.0
+"""So long nothing turns and nothing is done: then the hurt jobs are replaced."""
 BETWEEN_S = (2.0, 8.0)
 """Between two faults."""
 
@@ -112,7 +114,12 @@ def crash_points(stage: Stage, number: int, jobs: tuple[int, ...] = JOBS) -> Tol
 
 def _while_something_is_done(stage: Stage) -> Iterator[None]:
     """At random moments of the actions that are open now; a few to each round, so that they also come to their ends."""
-    stage.wait_for(lambda: stage.open_actions() or stage.turning(), "something to do")
+    begun = time.monotonic()
+    while not (stage.open_actions() or stage.turning()):
+        if time.monotonic() > begun + STUCK_S:
+            _give_up_hurt_jobs(stage)
+            begun = time.monotonic()
+        time.sleep(1.0)
     begun = time.monotonic()
     while not stage.open_actions() and time.monotonic() < begun + 45:
         time.sleep(0.05)
@@ -123,6 +130,17 @@ def _while_something_is_done(stage: Stage) -> Iterator[None]:
         if not stage.open_actions():
             return
         yield
+
+
+def _give_up_hurt_jobs(stage: Stage) -> None:
+    """What nothing is done about any more, for a reason that stands in the journal, a person ends."""
+    hurt = set(stage.hurt_runs())
+    for job_id in stage.jobs:
+        job = stage.job(job_id)
+        if job.get("JobState") == "RUNNING" and (job_id, int(job["Restarts"])) in hurt:
+            stage.note("person scancel", job_id, int(job["Restarts"]))
+            stage.cluster.slurm("scancel", job_id, check=False)
+    _renew(stage)
 
 
 def judged(stage: Stage, counted: Counter[str]) -> Told:
@@ -153,7 +171,7 @@ def _unexplained(stage: Stage) -> list[str]:
         for run in incident.runs
     }
     acted = {(d.fence.job_id, d.fence.restarts + 1) for d in stage.decisions() if d.fence is not None}
-    hurt = {(deed.job_id, deed.restarts) for deed in stage.deeds if deed.what.startswith("fault ")}
+    hurt = set(stage.hurt_runs())
     found = []
     for job_id in stage.jobs:
         job = stage.job(job_id)

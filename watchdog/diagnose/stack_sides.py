@@ -27,6 +27,12 @@ very same frames: three of four."""
 
 UNHURRIED = frozenset({Place.CHECKPOINT, Place.NETWORK})
 """One rank may write or upload for half an hour while its stack stands still and the others wait in a barrier."""
+ENDLESS = frozenset(
+    {Place.DATALOADER, Place.LOCK, Place.QUEUE, Place.FILESYSTEM, Place.DEBUGGER, Place.TEARDOWN}
+)
+"""Who stands still in there for minutes does so for ever."""
+LONG = frozenset({Place.COMPILATION, Place.PREPARATION, Place.IMPORT, Place.RENDEZVOUS})
+"""What may take half an hour by its nature."""
 OF_THEIR_OWN = frozenset(Place) - WAITS_FOR_PEERS - {Place.OTHER, Place.BACKWARD, Place.DEVICE}
 """Places that have nothing to do with peers: many ranks in the same one don't wait for the few that are not."""
 MAYBE_WAITING = frozenset({Place.BACKWARD, Place.DEVICE})

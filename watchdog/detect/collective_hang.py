@@ -75,6 +75,9 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
     checkpoint_s = with_a_step(job, settings.checkpoint_floor)
     if voted.checkpointing and limit.seconds < checkpoint_s:
         limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
+    evaluation_s = with_a_step(job, settings.evaluation_floor)
+    if voted.patient and limit.seconds < evaluation_s:
+        limit = Limit(seconds=evaluation_s, reason="the stacks show an evaluation or a compilation")
     alone = _alone(job, voted, standing(job, now, limit.seconds))
     return _accuse(job, finding, limit, voted, max(busy_limit_s, limit.seconds), alone)
 

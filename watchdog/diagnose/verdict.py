@@ -30,6 +30,8 @@ BLOCKED_FOR_S: Final = 60.0
 STEP_FACTOR: Final = 2.0
 """A step may take so much longer than the slowest of the recent ones before its job counts as standing still here."""
 STEP_FLOOR_S: Final = 15.0
+PATIENCE_S: Final = 1800.0
+"""For an evaluation or a compilation that stacks show, as `collective_hang.evaluation_floor` is shipped."""
 MAX_NAMED: Final = 32
 
 
@@ -160,7 +162,7 @@ def _judge(
             base, is_hang=True, kind="rank_stopped", culprits=_named(stopped, why),
             summary=f"Job {job_id} stands still{place}: {_who(_named(stopped, why))} {why}.",
         )  # fmt: skip
-    return _by_vote(job_id, place, base, voted)
+    return _by_vote(job, place, base, voted)
 
 
 def _is_over(job: JobView, voted: Vote, living: Sequence[ProcessView]) -> bool:
@@ -210,7 +212,8 @@ def _by_filesystem(job_id: str, place: str, base: Diagnosis, first: FilesystemVe
     return replace(base, is_hang=True, kind=kind, culprits=first.blocked, summary=summary)
 
 
-def _by_vote(job_id: str, place: str, base: Diagnosis, voted: Vote) -> Diagnosis:
+def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosis:
+    job_id = job.job.job_id
     if not voted.groups:
         return replace(
             base, summary=f"Job {job_id}{place}: no stack of any rank could be had, so nothing can be said."
@@ -234,6 +237,11 @@ def _by_vote(job_id: str, place: str, base: Diagnosis, voted: Vote) -> Diagnosis
         return replace(
             base, is_hang=False, kind="busy", culprits=(),
             summary=f"Job {job_id}{place}: a checkpoint or a transfer is under way, which may take its time; {waiting}.",
+        )  # fmt: skip
+    if voted.patient and (job.progress is None or job.progress.age_s < PATIENCE_S):
+        return replace(
+            base, is_hang=False, kind="busy",
+            summary=f"Job {job_id}{place}: an evaluation or a compilation is under way, which may take its time; {waiting}.",
         )  # fmt: skip
     culprits = (*voted.outside, *voted.undumped)
     if culprits and voted.waiting:

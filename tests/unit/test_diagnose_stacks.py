@@ -185,6 +185,33 @@ def test_of_frames_that_say_nothing_the_system_call_tells_what_the_odd_one_waits
     assert {group.ranks: group.place for group in voted.groups}[(3,)] == place
 
 
+EVALUATE = ("evaluate (t.py)", "train (t.py)")
+
+
+@pytest.mark.parametrize(
+    ("where", "call", "patient"),
+    [
+        (EVALUATE, "clock_nanosleep", True),
+        (EVALUATE, None, True),
+        (EVALUATE, "futex", False),
+        ((*LOADER[:3], *EVALUATE), "poll", False),
+        (("_compile_kernel (triton/runtime/jit.py)", "train (t.py)"), None, True),
+        (("wait_for_the_cache (t.py)", "train (t.py)"), None, False),
+    ],
+)  # fmt: skip
+def test_a_rank_that_evaluates_or_compiles_takes_its_time_and_one_that_is_stuck_there_does_not(
+    where: tuple[str, ...], call: str | None, patient: bool
+) -> None:
+    """Rank 3 alone, with the others in a barrier."""
+    dumps = [
+        snapshot(age_s, [*(stack(r, BARRIER) for r in range(3)), stack(3, where, syscall=call)])
+        for age_s in (30, 20, 10)
+    ]
+    voted = vote(dumps)
+    assert ([c.rank for c in voted.outside], voted.patient) == ([3], patient)
+    assert not vote(still(BARRIER, BARRIER, BARRIER, BARRIER)).patient
+
+
 def test_a_system_call_convicts_nobody_and_clears_nobody() -> None:
     """Three of four in code that nobody knows wait together, whatever call that is."""
     own = ("wait_for_peers (our_own_library.py)", "train (t.py)")

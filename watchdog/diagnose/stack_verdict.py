@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from watchdog.diagnose.stack_places import WAITS_FOR_PEERS, RankPlace, call_of, is_native, locate, place_of
 from watchdog.diagnose.stack_ranks import Cast, RankProcess, cast
-from watchdog.diagnose.stack_sides import UNHURRIED, collective_of, frames_key, odd_one, sides
+from watchdog.diagnose.stack_sides import ENDLESS, LONG, UNHURRIED, collective_of, frames_key, odd_one, sides
 from watchdog.diagnose.stack_text import Dump
 from watchdog.diagnose.stack_words import (
     children_of,
@@ -44,11 +44,6 @@ STARTUP_S: Final = 3600.0
 
 FEW: Final = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they share a node, any number that is a minority."""
-
-_ENDLESS = frozenset(
-    {Place.DATALOADER, Place.LOCK, Place.QUEUE, Place.FILESYSTEM, Place.DEBUGGER, Place.TEARDOWN}
-)
-_LONG = frozenset({Place.COMPILATION, Place.PREPARATION, Place.IMPORT, Place.RENDEZVOUS})
 
 
 _DEBUGGER_FILES: Final = re.compile(r"\b(pdb|bdb|cmd|ipdb|IPython|debugpy|pydev\w*)\b")
@@ -186,7 +181,7 @@ def _moved(process: RankProcess) -> bool:
     seen = [each for each in seen if each.error is None]
     if len({each.place for each in seen}) > 1:
         return True
-    if not seen or seen[0].place in _ENDLESS | UNHURRIED | {Place.DEVICE, Place.SUBPROCESS, Place.SLEEP}:
+    if not seen or seen[0].place in ENDLESS | UNHURRIED | {Place.DEVICE, Place.SUBPROCESS, Place.SLEEP}:
         return False
     lines = (tuple(f.line for f in p.frames if not is_native(f.file)) for p in seen)
     working = seen[0].place not in WAITS_FOR_PEERS
@@ -244,7 +239,7 @@ def _with_waiting(case: _Case) -> _Ruling:
     proven = [p for p in outside if _convicts(case, p)]
     few = len(outside) < len(case.waiting)
     same = len({p.place for p in outside}) == 1
-    if not few and not (same and case.late and outside[0].place in _ENDLESS):
+    if not few and not (same and case.late and outside[0].place in ENDLESS):
         proven = []
     if proven:
         return True, _class_of(proven), proven, _who_does(case, proven)
@@ -260,7 +255,7 @@ def _convicts(case: _Case, p: RankPlace) -> bool:
     if case.given.since_last_step_s is not None:
         return _patience_is_over(case, p)
     if case.repeated:
-        return p.place not in UNHURRIED | _LONG and "startup" not in p.contexts
+        return p.place not in UNHURRIED | LONG and "startup" not in p.contexts
     return _proves(case, p)
 
 
@@ -273,7 +268,7 @@ def _proves(case: _Case, p: RankPlace) -> bool:
         return False
     together = len({each.node for each in outside}) == 1 and len({each.node for each in case.places}) > 1
     few = len(outside) < len(case.waiting) and (len(outside) <= FEW or together)
-    if not few or p.place not in _ENDLESS or "startup" in p.contexts:
+    if not few or p.place not in ENDLESS or "startup" in p.contexts:
         return False
     if p.place is Place.DATALOADER:
         return p.raw[:1] != p.frames[:1]  # it waits in a queue; what loads in the process itself works
@@ -294,9 +289,9 @@ def _patience_is_over(case: _Case, p: RankPlace) -> bool:
         return False
     unhurried_s = max(UNHURRIED_S, UNHURRIED_STEPS * typical_s)
     saving = any(place_of(f.function, f.file) in UNHURRIED for f in p.raw)
-    if p.place in _LONG or "startup" in p.contexts:
+    if p.place in LONG or "startup" in p.contexts:
         return since_s >= max(STARTUP_S, unhurried_s)
-    evaluates = "evaluation" in p.contexts and p.place not in _ENDLESS
+    evaluates = "evaluation" in p.contexts and p.place not in ENDLESS
     if p.place in UNHURRIED or saving or evaluates:
         return since_s >= unhurried_s
     return True
@@ -373,7 +368,7 @@ def _without_waiting(case: _Case) -> _Ruling:
     teardown = [p for p in places if p.place is Place.TEARDOWN]
     if teardown:
         rest = [p for p in places if p.place is not Place.TEARDOWN]
-        named = [p for p in rest if p.place in _ENDLESS] if rest and len(rest) < len(teardown) else []
+        named = [p for p in rest if p.place in ENDLESS] if rest and len(rest) < len(teardown) else []
         if not rest and len(teardown) == 1 and case.cast.world > 1:
             named = teardown
         if named:
@@ -388,13 +383,13 @@ def _without_waiting(case: _Case) -> _Ruling:
         only = places[0]
         hang = (
             (case.late or bool(case.repeated))
-            and only.place in _ENDLESS
+            and only.place in ENDLESS
             and (not case.late or _patience_is_over(case, only))
         )
         return hang, cls, [only] if hang else [], f"{_who_does(case, [only])}"
     alike = len({p.place for p in places}) == 1 and places[0].place is not Place.OTHER
     hang = case.late and alike and all(_patience_is_over(case, p) for p in places)
-    if any(p.place in _LONG or "startup" in p.contexts for p in places) and not hang:
+    if any(p.place in LONG or "startup" in p.contexts for p in places) and not hang:
         return (
             False,
             cls if cls != "working" else "startup",

@@ -70,6 +70,7 @@ class Driver:
         self.run = run
         self._tools = tools
         self._taken_up_at = clock.wall()
+        self._listens_from = clock.monotonic()
         self._step: int | None = run.decision.step_at_decision
         self._total_steps: int | None = None
         self._submission_noticed: float | None = None
@@ -148,9 +149,11 @@ class Driver:
             case Rung.EXCLUDE:
                 return await self._exclude(move.nodes)
             case Rung.REMOVE_KILL_SWITCH:
-                # An agent that is late after our own start is no dead one: it is passed over at the third try only.
+                # An agent that is late after our own start is no dead one: it is passed over at the third try only, and by one who
+                # has listened for a while, however often others have tried before.
                 reporting = frozenset(decision.nodes)
-                if move.attempt > SURE_TRIES:
+                listened_s = clock.monotonic() - self._listens_from
+                if move.attempt > SURE_TRIES and listened_s >= self._tools.command_deadline_s:
                     reporting = frozenset(self._tools.state.reporting_nodes(clock.monotonic()))
                 return await kill_switch.remove(
                     self._ask, decision, reporting, self._tools.command_deadline_s

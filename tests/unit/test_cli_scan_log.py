@@ -183,3 +183,29 @@ def test_what_cannot_be_read_is_said_and_gives_code_2(tmp_path: Path, crashed: P
     assert len(json.loads(result.stdout)["files"]) == 1
     assert run("--at", "soon", crashed).exit_code == 2
     assert run(tmp_path).exit_code == 2
+
+
+def test_a_rank_whose_file_is_not_here_is_not_said_to_be_silent(tmp_path: Path) -> None:
+    paths = [tmp_path / "rank0_missing" / f"rank_{rank}.log" for rank in range(1, 8)]
+    paths[0].parent.mkdir()
+    for path in paths:
+        rank = path.stem.partition("_")[2]
+        path.write_text(
+            f"world_size: 8\n[rank{rank}]:[E501 10:40:00.1 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation "
+            "timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600070 milliseconds.\n"
+        )
+    verdict = answer(*paths)[0]["verdict"]
+    assert (verdict["rank"], verdict["missing_ranks"]) == (None, [])
+    assert "7 ranks said so" in verdict["summary"]
+
+
+def test_a_file_named_for_an_address_is_of_that_host(tmp_path: Path) -> None:
+    for number in range(3):
+        what = (
+            "OSError: [Errno 28] No space left on device"
+            if number == 2
+            else "RuntimeError: Connection closed by peer"
+        )
+        (tmp_path / f"10.0.0.{number}.log").write_text(f"[rank{number}]: {what}\n")
+    verdict = answer(*sorted(tmp_path.iterdir()))[0]["verdict"]
+    assert (verdict["class"], verdict["rank"], verdict["host"]) == ("disk_full", 2, "10.0.0.2")

@@ -41,6 +41,8 @@ class Suspects:
     reason: str
     """Half a sentence."""
     line: int | None = None
+    silent: bool = False
+    """They are named because they said nothing."""
 
 
 def suspects_of(
@@ -171,4 +173,4 @@ def _missing(said: set[int], known: set[int], world: int | None) -> Suspects | N
         return None  # an excerpt, perhaps
     if not missing or len(missing) > max(1, int(FEW_SILENT * len(everybody))) or len(said) < LEAST_SAID:
         return None
-    return Suspects(missing, "said nothing while the collective of all others timed out")
+    return Suspects(missing, "said nothing while the collective of all others timed out", silent=True)

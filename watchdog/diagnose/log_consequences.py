@@ -47,6 +47,13 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
         if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts):
             by_place[place] = error.group_rank
     suspects = suspects_of(timeouts, by_place, case.ranks.seen, case.ranks.world)
+    if (
+        suspects is not None
+        and suspects.silent
+        and case.ranks.files
+        and not set(suspects.ranks) <= case.ranks.files
+    ):
+        suspects = None  # its file is not here
     said = sorted({rank for rank in by_place.values() if rank is not None})
     first = timeouts[0]
     name = (

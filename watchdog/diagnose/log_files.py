@@ -14,7 +14,7 @@ _NUMBERED = re.compile(
     re.IGNORECASE,
 )
 _NODE = re.compile(
-    r"(?:^|[/._-])(?P<host>(?:node|host|gpu|compute|worker-node|nid|cn|n|dgx|h100|a100|ip)[-_]?\d[\w-]*?)(?=[._/]|$)",
+    r"(?:^|[/._-])(?P<host>(?:node|host|gpu|compute|worker-node|nid|cn|n|dgx|h100|a100|ip)[-_]?\d[\w-]*?|\d{1,3}(?:\.\d{1,3}){3})(?=[._/]|$)",
     re.IGNORECASE,
 )
 _STREAM = re.compile(
@@ -40,7 +40,7 @@ def named_by(path: str) -> NamedBy:
     if match:
         key, local = key[: match.start("local")] + "*", int(match["local"])
         key = re.sub(r"attempt_\d+/\*$", "*", key)
-    match = _RANK.search(key)
+    match = next(reversed([*_RANK.finditer(key)]), None)  # the file's own name before those of its folders
     if match:
         key, rank = key[: match.start("rank")] + "*" + key[match.end("rank") :], int(match["rank"])
     match = _NUMBERED.search(key) if rank is None and local is None else None

@@ -106,6 +106,8 @@ class Ranks:
     rank_hosts: dict[int, str] = field(default_factory=dict)
     pids: set[tuple[str | None, int]] = field(default_factory=set)
     """(host, number) that mpirun puts in front of what a dying process says: its pid."""
+    files: frozenset[int] = frozenset()
+    """Of logs with a file for each rank: whose are here. What the others said is not known."""
     by_pid: dict[str, set[tuple[int, str | None]]] = field(default_factory=dict)
     """Pid -> (rank, host) of lines that name both."""
     dead: set[tuple[str, str | None]] = field(default_factory=set)

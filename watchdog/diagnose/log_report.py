@@ -124,6 +124,12 @@ def judge_job(
             digest.lines = with_rank(digest.lines, rank, local, name.host if together else None)
     if together:
         ranks = read_ranks([line for digest in digests for line in digest.lines])
+        of_files = [name.rank for name in names]
+        ranks.files = (
+            frozenset(rank for rank in of_files if rank is not None)
+            if all(r is not None for r in of_files)
+            else frozenset()
+        )
     for number, (path, digest) in enumerate(zip(paths, digests, strict=True)):
         progress = read_progress(digest)
         at = parse_time(seen_at, digest.clock) if seen_at is not None else None

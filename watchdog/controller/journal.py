@@ -148,7 +148,14 @@ NODE_LEDGER = sa.Table(
 )
 """What we did to nodes, one row each: an exclusion from a job, a drain; and when it was taken back."""
 
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: NODE_LEDGER.create}
+
+def _to_2(sql: sa.Connection) -> None:
+    """Threads of messages, and the ledger of nodes. A journal of schema 1 may have the former already."""
+    for table in (THREADS, NODE_LEDGER):
+        table.create(sql, checkfirst=True)
+
+
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _to_2}
 """From version n to n + 1, in the same transaction as the new version number."""
 
 
@@ -625,7 +632,6 @@ class Journal:
             META.create_all(sql)
             sql.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION))
             return
-        THREADS.create(sql, checkfirst=True)
         version = sql.execute(sa.select(SCHEMA.c.version)).scalar_one()
         while version < SCHEMA_VERSION and version in MIGRATIONS:
             MIGRATIONS[version](sql)

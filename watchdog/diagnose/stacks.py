@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from watchdog.detect.view import ProcessView, StackSnapshot
 from watchdog.diagnose.stack_places import RankPlace, call_of, locate, place_of
-from watchdog.diagnose.stack_sides import UNHURRIED, ProcessKey, frames_key, odd_one, sides
+from watchdog.diagnose.stack_sides import ENDLESS, LONG, UNHURRIED, ProcessKey, frames_key, odd_one, sides
 from watchdog.knowledge.frames import Place
 from watchdog.model import Culprit, ProcessStack, Role, Value
 
@@ -44,6 +44,8 @@ class Vote(Value, frozen=True, kw_only=True):
     """Ranks that do not wait in a collective, named in `outside` or too many to be named."""
     checkpointing: bool = False
     """Whether any rank stands below a function that writes or reads a checkpoint."""
+    patient: bool = False
+    """Whether every rank that stands outside is in something that takes its time: an evaluation, a compilation, a data set."""
     moving: bool | None = None
     """Whether any rank moved or computed between the dumps; None if that cannot be said."""
 
@@ -85,6 +87,7 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
             sorted({r.process.rank or 0 for key, r in wanted.items() if key not in seen and r.alive})
         ),
         checkpointing=any(_is_unhurried(p) for p in dumped),
+        patient=bool(outside) and all(_takes_its_time(p) for p in outside),
         moving=_moving(places, {p.key for p in waiting}, history),
     )
 
@@ -117,6 +120,13 @@ def _stands_still(place: RankPlace, history: History) -> bool:
 
 def _is_unhurried(place: RankPlace) -> bool:
     return any(place_of(frame.function, frame.file) in UNHURRIED for frame in place.frames)
+
+
+def _takes_its_time(place: RankPlace) -> bool:
+    """In an evaluation a rank that waits for data, a lock or a file is as stuck as anywhere."""
+    if place.place in LONG:
+        return True
+    return "evaluation" in place.contexts and not {place.place, place.doing} & ENDLESS
 
 
 def _groups(

@@ -283,3 +283,30 @@ def test_a_try_that_failed_before_the_one_that_came_to_its_end_is_over() -> None
         + "{'train_runtime': 120.5, 'epoch': 1.0}\n"
     )
     assert verdict_of(text) is None
+
+
+def test_a_letter_with_two_excerpts_tells_of_two_incidents() -> None:
+    def pasted(text: str) -> str:
+        return "".join(f"    {line}\n" for line in text.splitlines())
+
+    letter = (
+        f"Hello,\non Monday this came:\n\n{pasted(traceback('[rank3]: ', 'RuntimeError: mat1 and mat2 shapes cannot be multiplied'))}\n"
+        f"and on Friday, after we had mended that:\n\n{pasted(''.join(timeout(r) for r in range(8) if r != 6))}\nAny ideas?\n"
+    )
+    judged = read(letter)
+    assert judged.verdict is not None
+    assert (judged.verdict.name, judged.verdict.rank, judged.verdict.followed) == ("shape_mismatch", 3, 0)
+
+
+def test_a_log_whose_lines_are_indented_is_one_log() -> None:
+    assert verdict_of("start\n" + "".join(f"    {line}\n" for line in traceback("", DISK).splitlines())) == (
+        "disk_full",
+        None,
+        None,
+    )
+
+
+def test_progress_between_indented_lines_is_no_letter() -> None:
+    log = "".join(f"step {n}/900 loss 2.5\n    forward: 1.2 s\n    backward: 2.2 s\n" for n in range(1, 40))
+    judged = read(log)
+    assert judged.sources[0].progress.last_step == 39

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from watchdog.diagnose.log_lines import Line, host_word, read_line
+from watchdog.diagnose.log_lines import Line, classify, host_word, read_line
 from watchdog.diagnose.log_time import Clock, Stamp, stamp_of
 from watchdog.log_scan import MAX_LINE_BYTES, Seen, letters, scan
 from watchdog.model import EventKind
@@ -32,6 +32,7 @@ SETUP_BYTES = 64 * 1024**2
 HOST_SHARE = 0.1
 HOST_LINES = 3
 _SETUP = (b"orld", b"WORLD_SIZE", b"nranks", b"rocesses", b"nproc_per_node")
+_INDENTED = re.compile(r"(?: {4}|\t)")
 _FENCE = re.compile(r"^\s*(?:> ?)*(?:```|~~~)")
 _TOLD_TO_END = re.compile(
     r"CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION)|death signal|got signal: 15|Job step aborted"
@@ -148,7 +149,11 @@ class Collector:
         for number, text in self._tail:
             raw.setdefault(number, text)
         ordered = sorted(raw.items())
-        segments = _fenced(ordered) if self._markdown else None
+        segments = (
+            (_fenced(ordered) or _indented(ordered, {fact.line for fact in self._facts}))
+            if self._markdown
+            else None
+        )
         if segments is not None:
             ordered = [(number, text) for number, text in ordered if number in segments]
             self._facts = [fact for fact in self._facts if fact.line in segments]
@@ -187,6 +192,32 @@ def _fenced(lines: list[tuple[int, str]]) -> dict[int, int] | None:
         if current is not None:
             segments[number] = current
     return segments if len(segments) >= 1 and number_of >= 1 else None
+
+
+def _indented(lines: list[tuple[int, str]], facts: set[int]) -> dict[int, int] | None:
+    """Of a letter whose excerpts are indented the lines of these, by excerpt; None if anything else in it could be of a log.
+
+    `facts` are the numbers of lines that tell of progress.
+    """
+    segments: dict[int, int] = {}
+    current, telling, inside = 0, 0, False
+    for number, text in lines:
+        if not text.strip():
+            continue
+        if _INDENTED.match(text):
+            segments[number], inside = current, True
+            continue
+        if (
+            number in facts
+            or classify(text) is not None
+            or stamp_of(text) is not None
+            or read_line(number, text).who.named
+        ):
+            return None
+        telling += 1
+        current += inside
+        inside = False
+    return segments if telling and segments and max(segments.values()) >= 1 else None
 
 
 def _hosts(texts: list[str]) -> frozenset[str]:

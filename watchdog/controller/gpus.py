@@ -46,6 +46,10 @@ class GpuPids:
                 seats[pid] = _Seat(started[pid], named, made_at)
         self._seats[report.node] = seats
 
+    def forget(self, node: str) -> None:
+        """This node is no part of the cluster any more."""
+        self._seats.pop(node, None)
+
     def uuid_of(self, node: str | None, pid: int | None) -> str | None:
         """The GPU of this process; None if it is not known, or if it computes on several."""
         seat = self._seats.get(node or "", {}).get(pid or 0)

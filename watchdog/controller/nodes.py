@@ -150,6 +150,12 @@ class Nodes:
         )
         self._views[report.node] = replace(view, quiet=True) if is_quiet(view) else view
 
+    def forget(self, name: str) -> None:
+        """This node is no part of the cluster any more."""
+        self._nodes.pop(name, None)
+        if self._views.pop(name, None) is not None:
+            self._names.remove(name)
+
     def views(self) -> tuple[NodeView, ...]:
         """All nodes, by name."""
         return tuple(map(self._views.__getitem__, self._names))

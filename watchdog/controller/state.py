@@ -67,6 +67,8 @@ READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
 TROUBLE_BREAK_S = 60.0
 """Trouble that comes back sooner is the same."""
+KEPT_NODE_S = 86_400.0
+"""A node that Slurm does not list (any more) is forgotten so long after its last report."""
 KEPT_GONE_S = 3600.0
 """A process that is gone is remembered this long, so that its death can be told."""
 
@@ -135,6 +137,7 @@ class ClusterState:
         self.slurm_nodes = view.nodes
         self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
         self._note_slurm_nodes(view, now)
+        self._forget_nodes(now)
         self._on_node = {}
         self._runs_on = None
         for job in view.jobs:
@@ -144,6 +147,19 @@ class ClusterState:
             self.apply_job(job, now, wall)
         for job_id in [job_id for job_id in self._runs if job_id not in self.jobs]:
             self.history.leave(self._runs.pop(job_id), now)
+
+    def _forget_nodes(self, now: float) -> None:
+        """Nodes of a cloud have a new name each time they are started."""
+        for name in [
+            name
+            for name, node in self._nodes.items()
+            if now - node.reported_at > KEPT_NODE_S and name not in self.node_addresses
+        ]:
+            del self._nodes[name]
+            self._jobs_seen_on.pop(name, None)
+            self.nodes.forget(name)
+            self.gpus.forget(name)
+            self._names, self._reporting = (), None
 
     def _note_slurm_nodes(self, view: SlurmView, now: float) -> None:
         """Slurm's words about nodes, and since when each is not away any more, for those that were."""

@@ -126,6 +126,8 @@ class Member:
     world_size: int | None = None
     left_over: bool = False
     """It belongs to an earlier run of the job, which was requeued to this node meanwhile."""
+    launcher: bool = False
+    """It has started ranks: it never is one, also when they are gone and only its own variables are left."""
 
 
 Key = tuple[int, int]
@@ -311,6 +313,7 @@ def _ranks_of_step(
     inside = {process.pid: process for process in group}
     kind = next((kind for kind in kinds if _is_given_here(kind, group, table)), None)
     chosen = _choose(kind, inside, before) if kind else {}
+    above_ranks = {above.pid for pid in chosen for above in _ancestors(inside[pid], inside)}
     members = {}
     for process in group:
         old = before.get((process.pid, process.start_ticks))
@@ -324,7 +327,8 @@ def _ranks_of_step(
         elif old is not None and old.rank is not None and (old.role is Role.WORKER or not process.environ):
             role, rank = old.role, old.rank
         else:
-            members[process.pid] = Member(place.job_id, place.step_id, Role.HELPER)
+            launched = process.pid in above_ranks or (old is not None and old.launcher)
+            members[process.pid] = Member(place.job_id, place.step_id, Role.HELPER, launcher=launched)
             continue
         if process.environ or old is None:
             local_rank, world_size = (_first_of(process.environ, kind, column) for column in (1, 2))
@@ -374,8 +378,8 @@ def _choose(kind: str, inside: Mapping[int, Known], before: Mapping[Key, Member]
     for process in inside.values():
         value = _number(process.environ, kind)
         old = before.get((process.pid, process.start_ticks))
-        was_worker = old is not None and old.role is Role.WORKER
-        if value is not None and process.pid not in launchers and not _is_helper(process) and not was_worker:
+        was_other = old is not None and (old.role is Role.WORKER or old.launcher)
+        if value is not None and process.pid not in launchers and not _is_helper(process) and not was_other:
             candidates[process.pid] = value
     by_rank: dict[int, list[Known]] = {}
     for pid, value in candidates.items():

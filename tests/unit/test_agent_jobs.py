@@ -99,6 +99,26 @@ def test_ranks_of_torchrun_come_from_its_children(launcher: str) -> None:
     assert members[23] == Member("4", "0", Role.RANK, 3, 1, 4)
 
 
+def test_a_launcher_whose_ranks_have_gone_is_none_of_them() -> None:
+    """`python -m torch.distributed.run` waits for other nodes when its own ranks have ended, and has only srun's variables."""
+
+    def child(rank: int) -> dict[str, str]:
+        return task(1, RANK=rank, LOCAL_RANK=rank - 2, WORLD_SIZE=4, TORCHELASTIC_RUN_ID="x")
+
+    step, launcher = stepd(20, "0"), process(21, 20, "python", task(1))
+    assert roles(belonging(step, launcher)) == {21: ("rank", 1)}, "so far it may well train itself"
+    ranks = (process(22, 21, "python", child(2)), process(23, 21, "python", child(3)))
+    before = as_before(belonging(step, launcher, *ranks))
+    for _ in range(3):
+        members = belonging(step, launcher, before=before)
+        assert roles(members) == {21: ("helper", None)}
+        before = as_before(members)
+    again = (process(32, 21, "python", child(2)), process(33, 21, "python", child(3)))  # an elastic restart
+    assert roles(belonging(step, launcher, *again, before=before)) == {
+        21: ("helper", None), 32: ("rank", 2), 33: ("rank", 3),
+    }  # fmt: skip
+
+
 def test_torchrun_in_the_batch_script_without_srun() -> None:
     members = belonging(
         stepd(10, "batch"), process(11, 10, "slurm_script", BATCH, exe="bash"), process(12, 11, "torchrun", BATCH),

@@ -54,7 +54,7 @@ QUICK: dict[str, dict[str, Any]] = {
         "collective_hang": {"floor": "8s", "startup_grace": "60s", "warmup_steps": 3},
         "lingering_job": {"grace": "6s"},
     },
-    "policy": {"cooldown": "1s", "budget": 20, "budget_percent": 100, "attempts": 10},
+    "policy": {"cooldown": "1s", "budget": 20, "budget_percent": 100, "attempts": 10, "storm_cooldown": "3s"},
     "ladder": {"exit_limit": "10s", "step_limit": "30s", "confirm_limit": "120s"},
 }
 """Steps here take half a second, not 105: every time of the shipped configuration, scaled to that."""

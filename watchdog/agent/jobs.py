@@ -313,7 +313,7 @@ def _ranks_of_step(
     inside = {process.pid: process for process in group}
     kind = next((kind for kind in kinds if _is_given_here(kind, group, table)), None)
     chosen = _choose(kind, inside, before) if kind else {}
-    above_ranks = {above.pid for pid in chosen for above in _ancestors(inside[pid], inside)}
+    above_ranks = {above for pid in chosen for above in _ancestors(inside[pid], inside)}
     members = {}
     for process in group:
         old = before.get((process.pid, process.start_ticks))

@@ -366,3 +366,45 @@ def test_a_process_that_uses_no_time_ever_is_one_of_which_that_is_not_known() ->
     zero, one, two = cluster.job.ranks
     assert (zero.cpu_ratio, one.cpu_ratio) == (None, 0.0)
     assert (one.storage_age_s, two.storage_age_s) == (None, 0.0)
+
+
+def _failed_at_once(before: str | None, state: str, source: str = "/home/u/slurm-9.out") -> ClusterState:
+    """Job 9 is `state` in a listing; it was `before` in the one before that, or not there."""
+    cluster = Cluster()
+    old = () if before is None else (slurm_job(job_id="9", state=before, nodes=()),)
+    cluster.state.apply_slurm(SlurmView(jobs=(slurm_job(), *old), nodes=()), cluster.now)
+    cluster.now += 15
+    both = (slurm_job(), slurm_job(job_id="9", state=state))
+    cluster.state.apply_slurm(SlurmView(jobs=both, nodes=()), cluster.now)
+    error = Event(
+        kind=EventKind.ERROR, job_id="9", age_s=0, source=source, pattern="traceback", line="Traceback", backlog=True
+    )  # fmt: skip
+    cluster.report(events=(error,))
+    return cluster.state
+
+
+@pytest.mark.parametrize("before", [None, "PENDING", "REQUEUED"])
+def test_a_job_that_began_and_failed_between_two_listings_is_told_with_the_words_of_its_own_log(
+    before: str | None,
+) -> None:
+    (ended,) = _failed_at_once(before, "FAILED").view(2000.0).ended
+    assert (ended.job.job_id, ended.run.unseen if ended.run else None) == ("9", True)
+    assert [error.line for error in (ended.run.errors if ended.run else ())] == ["Traceback"]
+
+
+def test_words_in_a_file_that_others_may_have_written_are_not_its_own() -> None:
+    (ended,) = _failed_at_once(None, "OUT_OF_MEMORY", "/home/u/train-79.out").view(2000.0).ended
+    assert ended.run is not None
+    assert ended.run.errors == ()
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "TIMEOUT", "PREEMPTED"])
+def test_a_short_job_that_ended_otherwise_is_no_matter(state: str) -> None:
+    assert _failed_at_once(None, state).view(2000.0).ended == ()
+
+
+def test_what_was_over_when_the_controller_was_started_is_not_told() -> None:
+    cluster = ClusterState(silent_after_s=15, report_lifetime_s=60)
+    cluster.apply_slurm(SlurmView(jobs=(slurm_job(state="FAILED"),), nodes=()), 1000.0)
+    cluster.apply_slurm(SlurmView(jobs=(slurm_job(state="FAILED"),), nodes=()), 1015.0)
+    assert cluster.view(1020.0).ended == ()

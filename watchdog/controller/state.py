@@ -6,6 +6,7 @@ of one job, (job id, restart count): a restart drops all of it, so that nothing 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -67,6 +68,8 @@ READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
 TROUBLE_BREAK_S = 60.0
 """Trouble that comes back sooner is the same."""
+FAILED_AT_ONCE = frozenset({"FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"})
+"""States of a job of which it matters that nobody saw it run (squeue(1), job state codes)."""
 KEPT_NODE_S = 86_400.0
 """A node that Slurm does not list (any more) is forgotten so long after its last report."""
 KEPT_GONE_S = 3600.0
@@ -100,6 +103,8 @@ class ClusterState:
         self.gpus = GpuPids()
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""
+        self._before: dict[str, str] | None = None
+        """Job -> its state in the listing before the newest; None: there was none."""
         self._acted_on: dict[str, int] = {}
         """Job -> restart count, of actions that an earlier controller left open: how such a job ended counts, too."""
         self._on_node: dict[str, set[str]] = {}
@@ -130,6 +135,7 @@ class ClusterState:
 
         `wall` is the date of `now`: with it, what was logged before a run's start time is known to be older than it.
         """
+        self._before = None if self.slurm_at is None else {name: job.state for name, job in self.jobs.items()}
         self.slurm_at = now
         self.jobs = {job.job_id: job for job in view.jobs}
         self._job_ids = {job.process_id: job.job_id for job in view.jobs}
@@ -196,6 +202,10 @@ class ClusterState:
             elif self._acted_on.get(job.job_id) == job.restarts and job.state != "PENDING":
                 run = self._runs[job.job_id] = new_run(job, now, None, wall)
                 run.started, run.valid_from, run.inactive_since = True, started_at(job, now, wall), now
+            elif self._was_too_short(job):
+                run = self._runs[job.job_id] = new_run(job, now, None, wall)
+                run.started, run.unseen, run.inactive_since = True, True, now
+                run.valid_from = started_at(job, now, wall)
             return
         if run is None or run.job.restarts != job.restarts:
             self._runs[job.job_id] = new_run(job, now, run, wall)
@@ -208,6 +218,12 @@ class ClusterState:
                 run.began_at, run.started = now, True
                 run.valid_from = max(run.valid_from, started_at(job, now, wall))
             run.job, run.inactive_since = job, None
+
+    def _was_too_short(self, job: SlurmJob) -> bool:
+        """Whether the job began and failed between two listings: it waited in the one before, or was not there at all."""
+        if self._before is None or job.state not in FAILED_AT_ONCE or not job.nodes:
+            return False
+        return self._before.get(job.job_id, "PENDING") in (*WAITS, "CONFIGURING")
 
     def complete(self, report: Report) -> Report | None:
         """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here."""
@@ -341,7 +357,8 @@ class ClusterState:
             if event.kind is EventKind.ERROR and not event.backlog:
                 note_last_words(run, node, at, event)
             return
-        if event.backlog and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
+        its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
+        if event.backlog and not its_own and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
             return
         troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
         if event.kind is EventKind.PROGRESS and (event.step is not None or event.count is not None):
@@ -614,6 +631,12 @@ class ClusterState:
     def remember_action(self, fence: Fence) -> None:
         """This run may have ended because of an action, while nobody listened: agents tell the recent past again."""
         self._acted_on[fence.job_id] = fence.restarts
+
+
+def _is_named_after(path: str, job: SlurmJob) -> bool:
+    """Whether the file has the job's number in its name, as Slurm's default has: then nobody else wrote its lines."""
+    numbers = {job.process_id, job.job_id.partition("_")[0]}
+    return bool(numbers & set(re.findall(r"\d+", path.rpartition("/")[2])))
 
 
 def _trains(run: Run, key: ProcessKey) -> bool:

@@ -209,3 +209,8 @@ def test_a_file_named_for_an_address_is_of_that_host(tmp_path: Path) -> None:
         (tmp_path / f"10.0.0.{number}.log").write_text(f"[rank{number}]: {what}\n")
     verdict = answer(*sorted(tmp_path.iterdir()))[0]["verdict"]
     assert (verdict["class"], verdict["rank"], verdict["host"]) == ("disk_full", 2, "10.0.0.2")
+
+
+def test_json_has_the_advice_beside_the_verdict(crashed: Path) -> None:
+    hints = answer(crashed)[0]["verdict"]["hints"]
+    assert hints and set(hints[0]) == {"usually", "try_next", "documented"}

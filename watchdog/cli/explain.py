@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -16,6 +16,9 @@ from watchdog.cli.diagnosis_text import print_diagnosis
 from watchdog.cli.incidents import STYLES, who
 from watchdog.cli.options import failures_told, open_client, operator_options, print_json
 from watchdog.cli.text import clean_lines, count, duration, moment, sentence, table
+
+if TYPE_CHECKING:
+    from watchdog.knowledge.hints import Hint
 
 LINES_OF_EVIDENCE: Final = 40
 """Lines shown of one piece of evidence; `--json` has all of it."""
@@ -62,6 +65,7 @@ def explain(
             return
         if as_json:
             _fetch_all(document, fetch)
+            document["hints"] = [hint.as_json() for hint in _hints(found.incident)]
     if as_json:
         print_json(document)
     else:
@@ -132,14 +136,18 @@ def _print(found: Explanation, now: float) -> None:
 
 def _print_hints(incident: Incident) -> None:
     """What it usually is and what to try: advice beside what was found, and said to be no more."""
-    from watchdog.diagnose.incident_hints import incident_hints
-
-    hints = incident_hints(incident.kind, incident.summary, [_as_text(fact) for fact in incident.evidence])
+    hints = _hints(incident)
     if hints:
         _heading("Usually (advice, not what was found)")
     for hint in hints:
         see = f" See: {hint.documented}." if hint.documented else ""
         sentence(f"- {hint.usually} Try: {hint.try_next}{see}")
+
+
+def _hints(incident: Incident) -> tuple[Hint, ...]:
+    from watchdog.diagnose.incident_hints import incident_hints
+
+    return incident_hints(incident.kind, incident.summary, [_as_text(fact) for fact in incident.evidence])
 
 
 def _heading(text: str) -> None:

@@ -20,6 +20,7 @@ from watchdog.diagnose.log_ranks import Ranks, read_ranks
 from watchdog.diagnose.log_time import parse_time
 from watchdog.diagnose.log_verdict import judge, with_rank
 from watchdog.diagnose.tracebacks import find_errors
+from watchdog.knowledge.hints import hints_for
 
 MAX_ERRORS = 400
 """Of one file in the answer: the first ones, the cause, and the last."""
@@ -75,6 +76,7 @@ class Judged:
             "class": verdict.name, "host": verdict.host, "rank": verdict.rank, "line": verdict.line, "summary": verdict.summary,
             "text": verdict.text, "first_failing_ranks": list(verdict.first_ranks), "missing_ranks": list(verdict.missing),
             "followed": verdict.followed,
+            "hints": [hint.as_json() for hint in hints_for(verdict.name, verdict.text)],
         }  # fmt: skip
         if len(self.sources) > 1:
             answer["path"] = self.sources[verdict.source].path

@@ -22,6 +22,10 @@ class Hint(Value, frozen=True, kw_only=True):
     documented: str = ""
     """Name of a document or an option, in words; empty if there is none."""
 
+    def as_json(self) -> dict[str, str]:
+        """All three, for `--json`."""
+        return {"usually": self.usually, "try_next": self.try_next, "documented": self.documented}
+
 
 @dataclass(frozen=True)
 class HintRow:

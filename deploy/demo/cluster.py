@@ -669,7 +669,8 @@ class Cluster:
             self.join(node)
             if node not in self._inits:
                 self._boot(node)
-        jobs = [job["job_id"] for job in self.squeue()]
+        # Whole arrays: of the elements that have not started squeue prints the first ones only.
+        jobs = sorted({job["job_id"].partition("_")[0] for job in self.squeue()})
         if jobs:
             self.slurm("scancel", *jobs, check=False)
         if not wait_until(lambda: not self.squeue(), timeout_s, 0.2):

@@ -35,6 +35,10 @@ class Fault:
     acts: bool = False
     """Whether it is to be restarted where the watchdog may act."""
     mend: Callable[[Job], None] = lambda job: None
+    asks_ranks: bool = True
+    """Whether ranks are left to be asked."""
+    or_nobody: bool = False
+    """Whether it is right as well to name nobody."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("killed", ("dead_rank",), (1,), lambda job: job.signal("KILL", 1), within_s=DEAD_S, options=("--on-error=stay",),
           launchers=(SRUN,), also=("lingering_job", "log_error"), acts=True),
+    # With gloo the others notice, and end with an error of their own: the job is over within seconds, and Slurm tells.
+    Fault("killed_and_all_follow", ("log_error",), (1,), lambda job: job.signal("KILL", 1), also=("dead_rank", "lingering_job"),
+          or_nobody=True, asks_ranks=False),
     Fault("lock", ("collective_hang",), (0,), lambda job: job.do("lock", 0), acts=True),
     Fault("other_collective", ("collective_hang",), (2,), lambda job: job.do("mismatch", 2), acts=True),
     Fault("retry_for_ever", ("collective_hang",), (1,), lambda job: job.do("sleep", 1), launchers=(SRUN,)),

@@ -52,7 +52,9 @@ def tell(text: str) -> None:
 
 def run_fault(stage: Stage, fault: Fault, launcher: str, *, act: bool = False) -> Result:
     """Breaks a training and looks at what is said. With `act` it is waited for until it is restarted and makes new steps."""
-    result = Result(f"{'act.' if act else ''}{fault.name}.{launcher}", bound_s=fault.within_s)
+    result = Result(
+        f"{'act.' if act else ''}{fault.name}.{launcher}", bound_s=fault.within_s, asks_ranks=fault.asks_ranks
+    )
     options = [each.format(scratch=stage.cluster.scratch) for each in fault.options]
     job = stage.submit(fault.name, *options, launcher=launcher, steps=fault.steps)
     try:
@@ -64,8 +66,9 @@ def run_fault(stage: Stage, fault: Fault, launcher: str, *, act: bool = False) -
         result.verdict_s = max(0.0, incident["seen"] - at)
         result.culprit_right = _named(job, fault, incident["culprits"], "node")
         result.say(f"{incident['kind']} after {result.verdict_s:.1f} s: {incident['summary']}")
-        _diagnosis(job, fault, result, incident)
-        if not act:
+        if fault.asks_ranks:
+            _diagnosis(job, fault, result, incident)
+        if not act and fault.asks_ranks:
             result.stopped = [each for each in job.stopped() if fault.name != "stopped"]
         if act:
             _restarted(job, result)
@@ -97,7 +100,7 @@ def _named(job: Job, fault: Fault, culprits: list[dict[str, Any]], node: str) ->
     """Whether the culprits are the ranks to blame, with the node and the process id that they themselves know."""
     said = sorted((each["rank"], each[node], each["pid"]) for each in culprits)
     wanted = sorted((rank, job.rank(rank)["node"], job.rank(rank)["pid"]) for rank in fault.ranks)
-    return said == wanted
+    return said == wanted or (fault.or_nobody and not said)
 
 
 def _diagnosis(job: Job, fault: Fault, result: Result, incident: dict[str, Any]) -> None:

@@ -93,8 +93,6 @@ FAULTS: tuple[Fault, ...] = (
           options=("--teardown=thread",)),
     Fault("teardown_atexit", ("wedged_teardown",), (1,), lambda job: job.done("teardown", 1), within_s=150.0, steps=60,
           options=("--teardown=atexit", "--no-total"), launchers=(SRUN,)),
-    Fault("teardown_barrier", ("wedged_teardown", "collective_hang"), (1,), lambda job: job.done("teardown", 1), within_s=150.0,
-          steps=60, options=("--teardown=barrier",), launchers=(SRUN,)),
 )  # fmt: skip
 
 HEALTHY: tuple[Healthy, ...] = (

@@ -1,0 +1,263 @@
+"""`slurm-watchdog attach`: one job of one's own on a real cluster. Its agents run inside of it, the controller where it was called.
+
+No root is needed: whoever owns the job may start a step in it (`srun --overlap`), requeue it and hold it; and that step, being the
+same user's, may read the stacks of its ranks. Everything that both sides need lies in one directory that all nodes see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from watchdog.agent.jobs import LOCAL_RANK_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES
+from watchdog.config import Config, load_config
+from watchdog.controller.app import live, open_doors
+from watchdog.controller.journal import Journal
+from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.run import ACTIVE_STATES, GOES_ON
+from watchdog.controller.watch import Controller
+from watchdog.local.service import QUIET, free_port
+from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.notify.make import make_notifier
+from watchdog.slurm.client import SlurmUnavailable
+from watchdog.slurm.command_line import CommandLineSlurm
+from watchdog.slurm.commands import Commands
+from watchdog.slurm.listings import CommandLineListings, Listings
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+AGAIN_S: Final = 10.0
+"""Between two tries to start agents in a job: a step that is refused is refused for some time."""
+LAST_LOOK_S: Final = 10.0
+"""After the end of the job: its last lines are read, an action that waited for its end goes on."""
+
+
+class OneJob:
+    """What Slurm says, of one job only, and of the nodes that it has."""
+
+    def __init__(self, listings: Listings, job_id: str):
+        self._listings, self._job_id = listings, job_id
+
+    async def view(self) -> SlurmView:
+        """The job, if there is one; all nodes, for it may be moved to any."""
+        view = await self._listings.view()
+        return msgspec.structs.replace(
+            view, jobs=tuple(job for job in view.jobs if job.job_id == self._job_id)
+        )
+
+    async def job(self, job_id: str) -> SlurmJob | None:
+        """That one, and no other."""
+        return await self._listings.job(job_id) if job_id == self._job_id else None
+
+    async def node(self, name: str) -> SlurmNode | None:
+        """Any node."""
+        return await self._listings.node(name)
+
+    async def close(self) -> None:
+        """Ends whatever the listings keep."""
+        await self._listings.close()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the person asked for."""
+
+    job_id: str
+    directory: Path
+    """Seen by all nodes of the job: below the home directory, as a rule."""
+    act: bool
+    listen: str
+    """HOST:PORT that the nodes reach; empty: this machine's address on the way to them, and a free port."""
+    config_file: str | None
+    page_listen: str
+    kill_switch: str = ""
+    """Path template of what the trainer looks for; empty: what the file says, or one that nobody has told the job of."""
+
+
+def run(wanted: Wanted) -> int:
+    """Watches until the job is over. Returns 0, or 1 if it is not there (any more). Raises OSError, ConfigError, JournalError."""
+    wanted.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token = wanted.directory / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    return asyncio.run(_run(wanted, token.read_text()))
+
+
+async def _run(wanted: Wanted, token: str) -> int:
+    slurm = CommandLineSlurm(listings=OneJob(CommandLineListings(Commands("", os.environ)), wanted.job_id))
+    view = await slurm.read_view()
+    job = view.jobs[0] if view.jobs else None
+    if job is None or job.state not in GOES_ON:
+        log.error(
+            "job %s is %s: there is nothing to watch",
+            wanted.job_id,
+            "not known to Slurm" if job is None else job.state,
+        )
+        return 1
+    config = _configuration(wanted, wanted.listen or f"{_address_towards(view.nodes)}:{free_port()}")
+    journal = Journal(f"sqlite:///{wanted.directory / 'journal.sqlite'}")
+    try:
+        notifier = make_notifier(config, journal)
+        controller = Controller(
+            config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics()
+        )
+        doors = await open_doors(controller, token, "")
+        stop, asked = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, asked.set)
+        watching = asyncio.create_task(live(controller, notifier, stop))
+        agents = Agents(wanted)
+        try:
+            await _until_over(slurm, controller, agents, wanted.job_id, asked)
+        finally:
+            await agents.stop()
+            stop.set()
+            await asyncio.gather(watching, return_exceptions=True)
+            for door in doors:
+                await door.cleanup()
+    finally:
+        journal.close()
+    return 0
+
+
+def _configuration(wanted: Wanted, listen: str) -> Config:
+    """The person's file with what has a place put into the directory; written down, for the agents read it, too."""
+    given: dict[str, Any] = (
+        yaml.safe_load(Path(wanted.config_file).read_text()) or {} if wanted.config_file else {}
+    )
+    directory = wanted.directory
+    own: dict[str, Any] = {
+        "mode": "act" if wanted.act else "observe",
+        "agent": {
+            "controller_url": f"http://{listen}",
+            "metrics_listen": "",
+            "state_directory": "",
+            "node_name": "",
+        },
+        "controller": {
+            "listen": listen,
+            "page_listen": wanted.page_listen,
+            "socket": str(directory / "controller.sock"),
+            "state_directory": str(directory),
+        },
+        "security": {"token_file": str(directory / "token")},
+        "jobs": {"kill_switch": str(directory / "kill-{job_id}.{restarts}"), "partitions": []},
+        "detectors": {kind: {"mode": "off"} for kind in QUIET},
+    }
+    if wanted.kill_switch or "kill_switch" in (given.get("jobs") or {}):
+        own["jobs"]["kill_switch"] = wanted.kill_switch or given["jobs"]["kill_switch"]
+    _merge(given, own)
+    file = directory / "config.yaml"
+    file.write_text(json.dumps(given, indent=2))
+    return load_config(str(file))
+
+
+def _merge(into: dict[str, Any], own: Mapping[str, Any]) -> None:
+    for key, value in own.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _address_towards(nodes: Sequence[SlurmNode]) -> str:
+    """The address of this machine from which packets to the nodes go out; nothing is sent to find out."""
+    for node in nodes:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((node.address, 9))
+            return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+async def _until_over(
+    slurm: CommandLineSlurm, controller: Controller, agents: Agents, job_id: str, asked: asyncio.Event
+) -> None:
+    """Keeps agents on the nodes of every run of the job; returns when somebody wants us to end, or when it is over for good."""
+    over_since: float | None = None
+    loop = asyncio.get_running_loop()
+    while not asked.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), LOOK_S)
+        try:
+            job = await slurm.read_job(job_id)
+        except SlurmUnavailable:
+            continue
+        if job is not None and job.state in GOES_ON:
+            over_since = None
+            await agents.follow(job if job.state in ACTIVE_STATES else None)
+            continue
+        over_since = over_since or loop.time()
+        if loop.time() - over_since > LAST_LOOK_S and not controller.decider.acting():
+            log.warning(
+                "job %s is %s: it is not watched any more", job_id, "gone" if job is None else job.state
+            )
+            return
+
+
+class Agents:
+    """The step that holds them: one agent a node, for one run of the job."""
+
+    def __init__(self, wanted: Wanted):
+        self._wanted = wanted
+        self._step: asyncio.subprocess.Process | None = None
+        self._run: tuple[int, float | None] | None = None
+        self._tried_at = float("-inf")
+
+    async def follow(self, job: SlurmJob | None) -> None:
+        """Sees to it that agents are in this run of the job; None: it does not run, and whoever is left is ended."""
+        run = None if job is None else (job.restarts, job.start_at)
+        lives = self._step is not None and self._step.returncode is None
+        if lives and run != self._run:
+            await self.stop()
+            lives = False
+        now = asyncio.get_running_loop().time()
+        if job is None or lives or now - self._tried_at < AGAIN_S:
+            return
+        self._tried_at, self._run = now, run
+        log.info("agents are started on %d nodes of job %s", len(job.nodes), job.job_id)
+        with (self._wanted.directory / "agents.log").open("ab") as lines:
+            self._step = await asyncio.create_subprocess_exec(
+                *command(job, self._wanted.directory), stdin=asyncio.subprocess.DEVNULL, stdout=lines, stderr=lines,
+                start_new_session=True, cwd="/",
+            )  # fmt: skip
+
+    async def stop(self) -> None:
+        """SIGTERM to srun, which hands it on; SIGKILL after a while."""
+        if self._step is None or self._step.returncode is not None:
+            return
+        self._step.terminate()
+        try:
+            await asyncio.wait_for(self._step.wait(), 10)
+        except TimeoutError:
+            self._step.kill()
+            await self._step.wait()
+
+
+def command(job: SlurmJob, directory: Path) -> list[str]:
+    """The step that starts an agent on every node: beside the training, without any share of it.
+
+    Rank variables are taken away again, so that nobody takes an agent for a rank. `--mem=0` asks for no memory of its own.
+    """
+    nodes = str(len(job.nodes))
+    ranks = dict.fromkeys((*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES))
+    unset = [word for name in ranks for word in ("-u", name)]
+    return [
+        "srun", "--overlap", f"--jobid={job.process_id}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mem=0",
+        "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=slurm-watchdog",
+        "env", *unset, sys.executable, "-P", "-c", "from watchdog.cli.main import main; main()", "agent", "--config", str(directory / "config.yaml"),
+    ]  # fmt: skip

@@ -6,6 +6,7 @@ import click
 
 from watchdog import __version__
 from watchdog.cli.agent import agent
+from watchdog.cli.attach import attach
 from watchdog.cli.check_config import check_config
 from watchdog.cli.controller import controller
 from watchdog.cli.diagnose import diagnose
@@ -57,6 +58,7 @@ for _command in (
     scan_log,
     group_stacks,
     run,
+    attach,
     agent,
     controller,
 ):

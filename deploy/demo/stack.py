@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / "deploy" / "demo" / "trainer.py"
 COMMAND = Path(sys.executable).with_name("slurm-watchdog")
 PORT = 9765
+COMES_UP_S = 120.0
+"""For a controller or an agent to come up on a machine with much else to do: an interpreter alone may take ten seconds there."""
 
 QUICK: dict[str, dict[str, Any]] = {
     "agent": {
@@ -174,7 +176,7 @@ class Watchdog:
                 self.start_agent(node)
             self.wait_for(
                 lambda: set(self.status()["nodes"]["reporting"]) >= set(self.nodes),
-                20,
+                COMES_UP_S,
                 "every agent to report",
             )
         except BaseException:
@@ -201,7 +203,7 @@ class Watchdog:
             self.controller = subprocess.Popen(
                 argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
             )
-        self.wait_for(self._answers, 20, "the controller to answer")
+        self.wait_for(self._answers, COMES_UP_S, "the controller to answer")
 
     def kill_controller(self) -> None:
         """As the machine's OOM killer would: kill -9."""

@@ -9,11 +9,16 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import io
 import lzma
+import os
+import shutil
+import subprocess
 import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -62,31 +67,61 @@ def read_blocks(
     """
     try:
         if path == "-":
-            yield from _blocks(sys.stdin.buffer, lambda: None, on_damage)
+            yield from _blocks(_unpack(sys.stdin.buffer, path), lambda: None, on_damage)
             return
-        with open(path, "rb") as file:
-            unpacked = _unpack(file, path)
+        with open(path, "rb") as file, closing(_unpack(file, path)) as unpacked:
             yield from _blocks(unpacked, lambda: on_bytes(file.tell()), on_damage)
     except OSError as error:
         raise Unreadable(f"{path} can't be read: {error.strerror or error}") from error
 
 
-def _unpack(file: IO[bytes], path: str) -> IO[bytes]:
-    head = file.read(8)
-    file.seek(0)
+def _unpack(file: Any, path: str) -> Any:
+    """What gives the unpacked bytes of a buffered file. Raises Unreadable."""
+    if not hasattr(file, "peek"):
+        file = io.BufferedReader(file)
+    head = file.peek(8)[:8]
     for magic, opened in _MAGIC:
         if head.startswith(magic):
-            unpacked: IO[bytes] = opened(file)
-            return unpacked
-    if head.startswith(_ZSTD):
-        try:
-            from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
+            return opened(file)
+    if not head.startswith(_ZSTD):
+        return file
+    try:
+        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        program = shutil.which("zstd")
+        if program is None or path == "-":
             raise Unreadable(
-                f"{path}: packed with zstd, which this Python cannot unpack; try: zstd -dc {path} | slurm-watchdog scan-log -"
+                f"{path} is packed with zstd, and there is neither Python 3.14 nor the program zstd here to unpack it"
+                if program is None
+                else "standard input is packed with zstd: give the file's name instead"
             ) from None
-        return zstd.ZstdFile(file)  # type: ignore[no-any-return, unused-ignore]
-    return file
+        return _Unpacking(program, file)
+    return zstd.ZstdFile(file)
+
+
+class _Unpacking:
+    """A file that a program unpacks beside us; it ends with us."""
+
+    def __init__(self, program: str, file: IO[bytes]) -> None:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        self._process = subprocess.Popen(
+            [program, "-dcq"], stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
+    def read1(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end. Raises EOFError if the program could not unpack all."""
+        assert self._process.stdout is not None
+        data: bytes = self._process.stdout.read1(size)  # type: ignore[attr-defined]
+        if not data and self._process.wait() != 0:
+            raise EOFError
+        return data
+
+    def close(self) -> None:
+        """Ends the program, if it has not ended by itself."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process.kill()
+        self._process.wait()
 
 
 def _chunks(file: IO[bytes], tell: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[bytes]:

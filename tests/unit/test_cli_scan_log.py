@@ -6,6 +6,8 @@ import bz2
 import gzip
 import json
 import lzma
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,22 @@ def test_packed_files_are_read(tmp_path: Path, crashed: Path, pack: Any) -> None
     path = tmp_path / "train.log.packed"
     path.write_bytes(pack(crashed.read_bytes()))
     assert answer(path)[0]["verdict"]["line"] == 124
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="no zstd here")
+@pytest.mark.parametrize("cut", [1, 2])
+def test_what_zstd_packed_is_read_by_its_program(tmp_path: Path, crashed: Path, cut: int) -> None:
+    path = tmp_path / "train.log.zst"
+    packed = subprocess.run(["zstd", "-q", "-c", str(crashed)], capture_output=True, check=True).stdout
+    path.write_bytes(packed[: len(packed) // cut])
+    result = run("--json", path)
+    if cut == 1:
+        assert json.loads(result.stdout)["files"][0]["verdict"]["line"] == 124
+    assert ("cut short or damaged" in result.stderr) == (cut == 2)
+
+
+def test_a_packed_log_is_read_from_standard_input(crashed: Path) -> None:
+    assert answer("-", stdin=gzip.compress(crashed.read_bytes()))[0]["verdict"]["rank"] == 5
 
 
 def test_a_packed_file_that_is_cut_short_gives_what_it_has(tmp_path: Path, crashed: Path) -> None:

@@ -220,6 +220,16 @@ def test_workers_and_launchers_are_left_out_and_one_that_hangs_is_told_with_its_
     assert "its worker 50000 is in a call to a file system" in found.culprits[0].reason
 
 
+def test_a_logger_that_waits_for_its_lock_waits_for_a_lock() -> None:
+    logger = (
+        "acquire (logging/__init__.py:927)",
+        "handle (logging/__init__.py:1026)",
+        "info (logging/__init__.py:1539)",
+        *TAIL,
+    )
+    assert said(verdict(REDUCE, REDUCE, logger, REDUCE, since=HOUR, step=5)) == (True, "lock", [2])
+
+
 def test_who_holds_the_interpreters_lock_is_told() -> None:
     holder = 'Thread 77 (active+gil): "feeder"\n    pack (native_pack.py:3)\n'
     idle = (f"step ({'model.py'}:3)", *TAIL)

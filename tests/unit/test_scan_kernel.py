@@ -197,6 +197,7 @@ def test_a_disk_of_the_nodes_own_that_fails_may_exclude_it() -> None:
         "[5.0] XFS (nvme0n1p1): User initiated shutdown received. Shutting down filesystem",
         "[5.0] sd 0:0:1:0: [sdb] tag#0 FAILED Result: hostbyte=DID_BAD_TARGET driverbyte=DRIVER_OK cmd_age=0s",
         "[5.0] block nvme2n1: no available path - failing I/O\n[6.0] Buffer I/O error on dev nvme2n1, logical block 0, async page read",
+        "[6.0] print_req_error: critical target error, dev sdx, sector 8",
         "[6.0] I/O error, dev vdb, sector 12 op 0x0:(READ)",
         "[6.0] I/O error, dev sr0, sector 12 op 0x0:(READ)",
         "[6.0] I/O error, dev loop3, sector 12 op 0x0:(READ)",

@@ -310,3 +310,7 @@ def test_progress_between_indented_lines_is_no_letter() -> None:
     log = "".join(f"step {n}/900 loss 2.5\n    forward: 1.2 s\n    backward: 2.2 s\n" for n in range(1, 40))
     judged = read(log)
     assert judged.sources[0].progress.last_step == 39
+
+
+def test_a_number_that_is_no_step_breaks_nothing() -> None:
+    assert read(steps(1, 9) + f"step {'9' * 400}/5000 | loss: 2.5 |\n").sources[0].progress.last_step == 8

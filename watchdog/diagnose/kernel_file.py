@@ -267,10 +267,10 @@ LOCAL_DISK_CLASSES = frozenset(
 """Of a disk of the node's own these say that its filesystem no longer works; of any other they say nothing about the node."""
 _PHYSICAL = re.compile(r"nvme\d+n?\d*|sd[a-z]{1,3}|ata\d+")
 _NOT_BROKEN = re.compile(
-    r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)|no (?:available|usable) path",
+    r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)|critical (?:target|nexus|space allocation) error|no (?:available|usable) path",
     re.IGNORECASE,
 )
-"""A full disk, a filesystem that somebody shut down, a controller that still answers and is only reset, paths of a storage network."""
+"""A full disk, a request that the target refused, a filesystem that somebody shut down, a controller that still answers and is only reset, paths of a storage network."""
 _NO_PATH = re.compile(r"no (?:available|usable) path", re.IGNORECASE)
 _ELSEWHERE = re.compile(
     r"(?:sd \S+ \[(?P<disk>sd[a-z]+)\] Attached SCSI removable disk"

@@ -27,6 +27,7 @@ MAX_LATE = 20_000
 ERRORS_IN_FULL = 6_000
 STEPS_IN_FULL = 6_000
 MAX_FACTS = 120_000
+MAX_STEP = 1 << 53
 SETUP_BYTES = 64 * 1024**2
 """So far from the beginning a log is searched for the size of the job."""
 HOST_SHARE = 0.1
@@ -116,6 +117,8 @@ class Collector:
         self._lines = number(count - 1)
 
     def _note(self, number: int, text: str, fact: LogFact) -> None:
+        if max(fact.step or 0, fact.count or 0) > MAX_STEP:
+            return  # no run makes so many
         if len(self._facts) >= MAX_FACTS:
             self._facts = self._facts[::2]
         batch = _BATCH.search(text) if "batch" in text else None

@@ -215,6 +215,7 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
         r"paramiko|wandb|mlflow|neptune|comet_ml|clearml|grpc|google/cloud|azure|minio|adlfs|swanlab|s3torchconnector|hf_transfer|pymongo|redis|sqlalchemy)/.*\.py",
     ),
     (Place.NETWORK, r"create_connection|getaddrinfo|do_handshake|recv_into|sendall", r".*\b(socket|ssl)\.py"),
+    (Place.LOCK, r"acquire|createLock", r".*logging/__init__\.py"),
     (
         Place.FILESYSTEM,
         r"emit|flush|_open|doRollover|shouldRollover",

@@ -365,5 +365,6 @@ def _step_seconds(text: str) -> float | None:
         at = lower.find(needle)
         match = regex.search(lower, max(0, at - len("train_"))) if at >= 0 else None
         if match is not None:
-            return _scaled(match["value"], 0.001 if match["unit"] == "ms" else 1.0)
+            factor = 1000.0 if match.groupdict().get("kilo") else 1.0  # nanotron writes 1.05K for 1050
+            return _scaled(match["value"], factor * (0.001 if match["unit"] == "ms" else 1.0))
     return None

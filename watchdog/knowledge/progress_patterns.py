@@ -71,13 +71,16 @@ NOT_PROGRESS = re.compile(
     r"\bPULSE\b|waiting to be scheduled|\bre-?try|\bretri|\battempt\b|\bresum(?:e|ed|ing)\b|\brestor|\bre-?start"
     r"|\bload(?:ed|ing)\b|\bdownload|\btokeniz|\bfetching\b|\bgenerating\b|\bfilter(?:ing)?\b|\bsanity\b|\bheartbeat\b"
     r"|\bcheckpoint(?:s|ing)?\b.*\b\d+\s*/\s*\d+|\bwarm-?up steps?\b|\bnum_(?:train_)?(?:steps|iters)\b|(?<!/)\bmax_(?:steps|iters)\b"
-    r"|\btotal (?:optimization |training )?steps\b|\bNum (?:steps|batches)\b|^\s*Map\b|\bgradient accumulation\b",
+    r"|\btotal (?:optimization |training )?steps\b|\bNum (?:steps|batches)\b|^\s*Map\b|\bgradient accumulation\b"
+    r"|\b(?:warm-?up|auto-?tun\w+|compil\w+|pre-?process\w*|micro|denois\w+|sampling|inference|install\w*|build\w*|set-?up|export\w*"
+    r"|convert\w*|profil\w+|calibrat\w+|quantiz\w+)\b[\]\s|:>-]{0,3}(?:step|iter(?:ation)?|batch)\b[\s:#=\[]*\d",
     re.IGNORECASE,
 )
 NOT_PROGRESS_NEEDLES = (
     "pulse", "waiting to be", "retry", "re-try", "retri", "attempt", "resum", "restor", "restart", "re-start", "load",
     "tokeniz", "fetching", "generating", "filter", "sanity", "heartbeat", "checkpoint", "warm", "num_", "num ", "max_", "total ", "map",
-    "accumulation",
+    "accumulation", "auto", "compil", "process", "micro", "denois", "sampling", "inference", "install", "build", "set-up", "setup", "export",
+    "convert", "profil", "calibrat", "quantiz",
 )  # fmt: skip
 """One of them is in each lower-cased line that NOT_PROGRESS matches: to search for these is much quicker."""
 # A step that is only spoken of: "starting from step 40", "timeout at step 30". "loss at step 10: 0.5" is one that was made.
@@ -144,18 +147,23 @@ SIGNS: tuple[Sign, ...] = (
     _sign("evaluation_bar", "evaluat", r"\bEvaluat(?:ing|ion)\b(?:\s*:)?\s+\d+%\|", "evaluating"),
     _sign("eval_bar", "%|", r"^\s*(?:eval|val|test|testing)\b[^|]*\d+%\||\bTesting DataLoader \d+[^|]*\d+%\||\bClass +Images +Instances .*\d+%\|", "evaluating"),
     # Anybody
+    _sign(
+        "evaluation_step", ("step", "iter", "batch"),
+        r"^(?:(?!\b(?:global|train)?[ _]?(?:step|iter|loss))[^=]){0,60}?\b(?:eval(?:uation)?|val(?:id(?:ation)?)?|test)[\]\s|:>_-]{1,4}(?:step|iter(?:ation)?|batch)\b[\s:#=\[]*\d",
+        "evaluating",
+    ),
     _sign("saved", "checkpoint", r"(?:checkpoint saved|saved checkpoint|checkpoint complete)\b.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+)", complete=True),
     _sign("saving", "saving checkpoint", r"saving checkpoint(?:.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+))?", "checkpointing"),
     _sign("evaluating", "evaluat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?(?:evaluation|validation)\b|\bevaluating\b(?! metrics)", "evaluating"),
     _sign("validating", "validat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?validation\b|\bvalidating\b", "evaluating"),
-    _sign("finishing", "train", r"\btrain(?:ing)?(?: loop| run)? (?:is |has )?(?:been )?(?:complete[d]?|finished|done|ended)\b|\b(?:finished|done|completed) training\b|\[after training is done\]|\bexiting (?:the )?train(?:ing)? loop\b|\bend of training(?: reached)?[.! ]*$|\btotal training time\b|\btraining time:? (?:\d+ days?, )?\d+:\d\d:\d\d", "finishing"),
-    _sign("max_steps", ("max", "maximum"), r"\breached (?:the )?max(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b|\bmax(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b[^a-z]*(?:was |were )?reached\b", "finishing"),
+    _sign("finishing", "training", r"\btraining(?: loop| run)? (?:is |has )?(?:been )?(?:complete[d]?|finished|done|ended)\b|\b(?:finished|done|completed) training\b|\[after training is done\]|\bexiting (?:the )?training loop\b|\bend of training(?: reached)?[.! ]*$|\btotal training time\b|\btraining time:? (?:\d+ days?, )?\d+:\d\d:\d\d", "finishing"),
+    _sign("max_steps", ("step", "iter", "epoch"), r"\breached (?:the )?max(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b|\bmax(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b[^a-z]*(?:was |were )?reached\b", "finishing"),
     _sign("torn_down", "process group", r"\b(?:destroying|tearing down) (?:the )?(?:\w+ )?process groups?\b|\bprocess groups? (?:was |were |has been )?destroyed\b", "finishing"),
     _sign("wandb_summary", "wandb", r"\bwandb: Run summary:", "finishing"),
 )  # fmt: skip
 
 # Half of all prose about training has one of these words; with a number behind it, few lines.
-COUNTED = re.compile(r"(?:step|iter(?:ation)?|update|batch)[\s:#=\[]*\d")
+COUNTED = re.compile(r"(?:step|iter(?:ation)?|update|batch)s?[\s:#=\[]*\d")
 STEP_WORDS = ("step", "iter", "update", "batch")
 STEP_WORD = r"(?:global[ _]?step|train[ _]?step|step|iteration|iter|update|batch)"
 
@@ -189,7 +197,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _in_epoch("timm", "loss", r"\bTrain: (?P<epoch>\d+) \[\s*(?P<step>\d+)/(?P<total>\d+)\b(?:.*?\bTime: (?P<step_s>\d[\d.]*)s)?"),
     _in_epoch("swin", "loss", r"\bTrain: \[(?P<epoch>\d+)/\d+\]\[(?P<step>\d+)/(?P<total>\d+)\](?:.*?\btime (?P<step_s>\d[\d.]*))?"),
     _in_epoch("bracket_pair", "loss", r"(?<!\S)\[(?P<epoch>\d+)/\d+\]\s?\[\s*(?P<step>\d+)/(?P<total>\d+)\]"),
-    _pattern("mnist", "epoch: ", r"\bTrain Epoch: (?P<epoch>\d+) \[(?P<part>\d+)/(?P<whole>\d+) \("),
+    _pattern("mnist", "epoch: ", r"\bTrain Epoch: (?P<epoch>\d+) \[\s*(?P<part>\d+)/(?P<whole>\d+) \("),
+    _pattern("keras", "loss: ", r"^\s*(?P<count>\d+)/(?P<total>\d+) (?:\[[=>.]+\]|[━╸╺╴╶─]+(?: |$)).*?\b(?:loss|acc(?:uracy)?): "),
+    _pattern("samples_of_epoch", "loss: ", r"^loss: [\d.]+\s+\[\s*(?P<count>\d+)/\s*(?P<total>\d+)\]$"),
     _in_epoch("espnet", "batch: ", r"\b(?P<epoch>\d+)epoch:train:\d+-(?P<step>\d+)batch: (?:.*\btrain_time=(?P<step_s>[\d.]+))?"),
     _in_epoch("wenet", "batch ", r"\bTRAIN (?:\| )?Batch (?P<epoch>\d+)/(?P<step>\d+)\b"),
     _in_epoch("dllogger", "training iteration: ", r"\bTraining Epoch: (?P<epoch>\d+) Training Iteration: (?P<step>\d+)\b"),
@@ -201,10 +211,12 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern("stable_baselines", "total_timesteps", r"\|\s*(?:time/)?total_timesteps\s*\|\s*(?P<count>\d+)\s*\|"),
     # A dictionary of the Hugging Face Trainer behind what a logger writes first.
     _pattern("hf_logged", "epoch", r"\{'loss': .*'global_step/max_steps': '(?P<step>\d+)/(?P<total>\d+)'"),
+    _pattern("dict_logged", ("step'", 'step"', "iteration'", 'iteration"', "iter'", 'iter"'), r"\{(?=[^{}]*['\"](?:[\w/]*loss|lr|learning_rate|grad_norm)['\"]\s*:)[^{}]*?['\"](?:train/|trainer/|training/)?(?:global_step|step|iteration|iter)['\"]\s*:\s*['\"]?(?P<step>\d+)\b"),
     _pattern("hf_epoch", "epoch", r"\{'loss': .*'epoch': '?(?P<count>\d[\d.]*)"),
     _counted("global_step", r"(?<![\w.-])global[ _-]?steps?\s*[:=]\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])"),
     _counted("key_value", r"(?<![\w.-])" + STEP_WORD + r"\s*=\s*(?P<step>\d+)(?:\s*/\s*(?P<total>\d+))?\b(?!\.\d*[1-9])"),
     _counted("step_of", r"(?<![\w.-])" + STEP_WORD + r"\s*(?:[:#]\s*)?\[?\s?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)\b"),
+    _counted("steps_of", r"(?<![\w.-])(?:steps|iterations|iters|updates)\s*(?:[:=]\s*)?\[?\s?(?P<step>\d+)\s*/\s*(?P<total>\d+)\b"),
     _counted("bracketed", r"\[\s*" + STEP_WORD + r"\s*(?:[:#=]\s*)?(?P<step>\d+)\s*\]"),
     _counted("step", r"(?:^|[\s|>,;\]:(])" + STEP_WORD + r"\s*(?:[:#]\s*)?(?P<step>\d+)(?=\s*(?:$|[\s|:,;)\]]))(?!\.\d)"),
     _pattern("tokens", "tokens", r"\b(?:consumed|processed|seen|total|trained)[ _]tokens\s*[:=]\s*(?P<count>\d[\d,_]*)\b(?!\.\d|/s)|\btokens[ _](?:seen|processed|consumed)\s*[:=]\s*(?P<count_b>\d[\d,_]*)\b", re.IGNORECASE),
@@ -229,7 +241,10 @@ _PLAIN = re.compile(
     rf"(?:step_time|iter_time|step time|time per step|sec_per_step|train_step_timing in s)\s*[=:]\s*(?P<value>{NUMBER})(?:\s*(?P<unit>ms)\b)?"
 )
 STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("elapsed_time_per", re.compile(rf"elapsed_time_per_iteration_(?P<unit>m?s): (?P<value>{NUMBER})")),
+    (
+        "elapsed_time_per",
+        re.compile(rf"elapsed_time_per_iteration_(?P<unit>m?s): (?P<value>{NUMBER})(?P<kilo>k)?"),
+    ),
     ("iter time: ", re.compile(rf"iter time: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
     ("dt: ", re.compile(rf"\bdt: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
     ("elapsed time per", re.compile(rf"elapsed time per iteration \((?P<unit>m?s)\):\s*(?P<value>{NUMBER})")),
@@ -284,7 +299,7 @@ FRAMEWORKS: dict[str, str] = {
     "torchtitan": "torchtitan", "verl": "verl", "modded_nanogpt": "nanogpt", "llm_c": "llm.c", "nanogpt": "nanogpt", "maxtext": "maxtext",
     "composer": "composer", "composer_epoch": "composer", "composer_time": "composer", "fairseq": "fairseq", "num_updates": "fairseq",
     "mmengine": "mmengine", "mmengine_iter": "mmengine", "detectron2": "detectron2", "timm": "timm", "swin": "swin", "espnet": "espnet",
-    "wenet": "wenet", "mlperf": "mlperf", "clu": "jax", "pax": "pax", "levanter": "levanter", "stable_baselines": "stable_baselines",
+    "keras": "keras", "wenet": "wenet", "mlperf": "mlperf", "clu": "jax", "pax": "pax", "levanter": "levanter", "stable_baselines": "stable_baselines",
     "hf_logged": "huggingface", "hf_epoch": "huggingface", "hf_trainer": "huggingface", "hf_trainer_epoch": "huggingface",
     "dllogger": "dllogger", "dllogger_json": "dllogger",
 }  # fmt: skip

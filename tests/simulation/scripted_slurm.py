@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from watchdog.model import (
     Command,
@@ -17,11 +18,21 @@ from watchdog.model import (
     SlurmView,
     WriteKillSwitch,
 )
-from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+from watchdog.slurm.client import SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 NODES = ("n1", "n2")
 EXCLUDED_BEFORE = ("bad7",)
 OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"})
+
+
+@dataclass
+class Submitted:
+    """A job that was submitted in place of the one of the story: held first."""
+
+    job_id: str
+    mark: str
+    held: bool = True
+    runs_from: float | None = None
 
 
 class World:
@@ -52,6 +63,11 @@ class World:
         self.paused = False
         self.ended = False
         self.history: list[str] = []
+        self.signals: list[str] = []
+        self.hung = False
+        """Whether the decision says that the loop did not turn: nothing is lost then by ending it."""
+        self.cancels_by_us = 0
+        self.submitted: list[Submitted] = []
         self.requeues_by_us = 0
         self.releases_by_us = 0
         self.life = self.random.choice(["hangs", "hangs", "finishes", "node_fails", "cancelled", "recovers"])
@@ -155,6 +171,9 @@ class World:
     async def read_job(self, job_id: str) -> SlurmJob | None:
         if self.faults and self.random.random() < 0.1:
             raise SlurmUnavailable("time-out")
+        new = next((each for each in self.submitted if each.job_id == job_id), None)
+        if new is not None:
+            return self.as_listed(new)
         return SlurmJob(
             job_id=job_id,
             state=self.state,
@@ -175,8 +194,12 @@ class World:
             assert self.restarts == 0, "another run than the decision's was requeued"
             if self.state in OVER:
                 made_all = self.total_steps is not None and self.step >= self.total_steps
-                assert self.graceful and self.switches and not made_all, "a finished job was run again"
-                assert self.checkpoint_step is not None, "run again without a complete checkpoint"
+                asked = (self.graceful and self.switches) or self.signals
+                assert asked and not made_all, "a finished job was run again"
+                ended_by_us = self.signals and self.hung and self.state == "FAILED"
+                assert self.checkpoint_step is not None or ended_by_us, (
+                    "run again without a complete checkpoint"
+                )
                 assert self.state != "CANCELLED", "a cancelled job was run again"
             self.requeues_by_us += 1
             assert self.requeues_by_us == 1
@@ -194,7 +217,21 @@ class World:
 
     async def release(self, job_id: str) -> None:
         stalled, paused = self.stalled, self.paused
+        new = next((each for each in self.submitted if each.job_id == job_id), None)
         fate = self._fate_of_request("release")
+        if new is not None and fate not in ("refused", "lost") and new.held:
+            assert self.state in OVER, "the new job was let go while the old one was there"
+            assert self.restarts == 0, "the old job runs again, and so would the new one"
+            assert not self.dangerous_switches(), "released under a kill switch"
+            assert all(each.held for each in self.submitted), "two new jobs were let go"
+            new.held, new.runs_from = False, self.now + self.random.uniform(1, 30)
+            self.next_first_step = 401
+            self.first_step_at = new.runs_from + 20
+        if new is not None:
+            if fate == "refused":
+                raise SlurmRefused("access denied")
+            self._answer(fate)
+            return
         if fate == "refused":
             raise SlurmRefused("access denied")
         if fate != "lost" and self.held_by is not None:
@@ -214,7 +251,60 @@ class World:
         raise AssertionError("no action holds a job by itself")
 
     async def cancel(self, job_id: str) -> None:
-        raise AssertionError("no action cancels a job")
+        # scancel has no fence: what Slurm requeues by itself in the moment between the look and this cannot be told apart.
+        state, restarts = self.state, self.restarts
+        fate = self._fate_of_request("cancel")
+        if restarts != self.restarts:
+            return
+        if fate == "refused":
+            raise SlurmRefused("access denied")
+        if fate != "lost" and state not in OVER:
+            assert self.restarts == 0, "another run than the decision's was cancelled"
+            assert self.requeues_by_us == 0, "requeued and cancelled"
+            if self.state == "RUNNING":
+                self.cancels_by_us += 1
+                self._come_to_an_end("CANCELLED")
+        self._answer(fate)
+
+    async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
+        restarts = self.restarts
+        fate = self._fate_of_request(f"signal {signal}")
+        if restarts != self.restarts:
+            return
+        if fate == "refused":
+            raise SlurmRefused("access denied")
+        if fate != "lost" and self.state == "RUNNING":
+            assert self.restarts == 0, "another run than the decision's got a signal"
+            assert signal not in self.signals, "a signal was sent twice"
+            self.signals.append(signal)
+            deed = self.random.choice(["nothing", "saves", "saves and ends", "ends"])
+            if "saves" in deed:
+                self.checkpoint_step = self.step
+            if "ends" in deed:
+                self._come_to_an_end("COMPLETED" if "saves" in deed else "FAILED")
+        self._answer(fate)
+
+    async def read_script(self, job_id: str) -> bytes:
+        return b"#!/bin/sh"
+
+    async def submit(self, submission: Submission) -> str:
+        fate = self._fate_of_request("submit")
+        if fate == "refused":
+            raise SlurmRefused("Invalid account")
+        assert "--hold" in submission.options, "a second one that nobody knows of would run"
+        if fate != "lost":
+            (comment,) = [each for each in submission.options if each.startswith("--comment=")]
+            self.submitted.append(
+                Submitted(str(9000 + len(self.submitted)), comment.removeprefix("--comment="))
+            )
+        self._answer(fate)
+        return self.submitted[-1].job_id
+
+    def as_listed(self, new: Submitted) -> SlurmJob:
+        running = new.runs_from is not None and self.now >= new.runs_from
+        return SlurmJob(
+            job_id=new.job_id, state="RUNNING" if running else "PENDING", held=new.held, comment=new.mark
+        )
 
     # ------------------------------------------------------------------------------------ nodes
 

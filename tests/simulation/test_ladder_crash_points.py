@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, World
-from watchdog.actuate import kill_switch, restart
+from watchdog.actuate import end, kill_switch, restart, signal
 from watchdog.controller.ladder import Do, End, LadderLimits, Settle, Wait, next_move
 from watchdog.controller.ladder import World as Known
 from watchdog.model import (
@@ -20,6 +20,8 @@ from watchdog.model import (
     Rung,
     RungOutcome,
     RungRecord,
+    SlurmJob,
+    Step,
     Verdict,
 )
 from watchdog.slurm.client import SlurmUnavailable
@@ -69,12 +71,24 @@ class Journal:
         return ActionRun(decision=self.decision, records=tuple(self.records.values()), end=self.end)
 
 
-def decision_for(world: World) -> Decision:
+LADDERS: tuple[tuple[Step, ...], ...] = (
+    (Step.SIGUSR1, Step.SIGTERM, Step.REQUEUE),
+    (Step.KILL_SWITCH, Step.SIGTERM, Step.REQUEUE),
+    (Step.SIGTERM, Step.REQUEUE, Step.RESUBMIT, Step.CANCEL),
+    (Step.KILL_SWITCH, Step.RESUBMIT),
+    (Step.RESUBMIT,),
+    (Step.CANCEL,),
+)
+
+
+def decision_for(world: World, ladder: tuple[Step, ...] = ()) -> Decision:
     path = "/run/slurm-watchdog/jobs/7.0/kill" if world.run_in_path else "/shared/kill"
     return Decision(
         id="d",
         incident_id="i",
         action=Action.GRACEFUL_RESTART if world.graceful else Action.REQUEUE,
+        ladder=ladder,
+        loop_turns=world.random.choice([None, True, False]) if ladder else None,
         verdict=Verdict.ALLOWED,
         by="rule",
         reason="",
@@ -89,7 +103,7 @@ def decision_for(world: World) -> Decision:
     )
 
 
-async def look(world: World) -> Known:
+async def look(world: World, decision: Decision) -> Known:
     try:
         job = await world.read_job("7")
         known = True
@@ -103,10 +117,20 @@ async def look(world: World) -> Known:
         step=world.step,
         total_steps=world.total_steps,
         complete_checkpoint_step=world.checkpoint_step if first_run else None,
-        next_first_step=world.next_first_step if not first_run else None,
+        next_first_step=world.next_first_step
+        if not first_run or (world.submitted and world.now >= getattr(world, "first_step_at", 9e9))
+        else None,
+        submitted=submitted(world, decision) if known else None,
+        submission_looked_for=known,
         stalled_mounts=("/shared",) if world.stalled else (),
         paused=world.paused,
     )
+
+
+def submitted(world: World, decision: Decision) -> SlurmJob | None:
+    """As the driver finds it in Slurm's listing: by its mark, the first of several."""
+    mark = end.mark_of(decision)
+    return next((world.as_listed(each) for each in world.submitted if mark in each.mark), None)
 
 
 async def pull(world: World, decision: Decision, do: Do) -> tuple[RungOutcome, str]:
@@ -123,7 +147,15 @@ async def pull(world: World, decision: Decision, do: Do) -> tuple[RungOutcome, s
         case Rung.REMOVE_KILL_SWITCH:
             return await kill_switch.remove(world.ask, decision, frozenset(NODES) - world.silent, 10)
         case Rung.RELEASE:
-            return await restart.release(world, "7")
+            new = submitted(world, decision) if do.instead else None
+            return await restart.release(world, "7" if new is None else new.job_id)
+        case Rung.SIGNAL_USR1 | Rung.SIGNAL_TERM:
+            name = "USR1" if do.rung is Rung.SIGNAL_USR1 else "TERM"
+            return await signal.send(world, decision.fence, name, "steps")
+        case Rung.CANCEL:
+            return await end.cancel(world, decision.fence)
+        case Rung.RESUBMIT:
+            return await end.resubmit(world, decision, do.nodes)
         case _:
             raise AssertionError(do.rung)
 
@@ -135,7 +167,7 @@ async def live(world: World, journal: Journal) -> None:
         if world.now > 1000.0 + CALM_AFTER_S:
             world.calm()
         assert world.now < 1000.0 + CALM_AFTER_S + BOUND_S, "it does not come to an end"
-        move = next_move(run, await look(world), LIMITS)
+        move = next_move(run, await look(world, journal.decision), LIMITS)
         if isinstance(move, End):
             journal.end, world.ended = move.end, True
             return
@@ -149,9 +181,12 @@ async def live(world: World, journal: Journal) -> None:
         run = journal.run()
 
 
-async def history(seed: int) -> tuple[World, Journal]:
-    world = World(seed, graceful=bool(seed % 2), run_in_path=bool(seed // 2 % 2))
-    journal = Journal(world, decision_for(world))
+async def history(seed: int, ladder: tuple[Step, ...] = ()) -> tuple[World, Journal]:
+    graceful = Step.KILL_SWITCH in ladder if ladder else bool(seed % 2)
+    world = World(seed, graceful=graceful, run_in_path=bool(seed // 2 % 2))
+    decision = decision_for(world, ladder)
+    world.hung = decision.loop_turns is False
+    journal = Journal(world, decision)
     while journal.end is None:
         try:
             await live(world, journal)
@@ -168,7 +203,9 @@ def check_end(world: World, journal: Journal) -> None:
     )
     assert set(world.excluded) >= set(EXCLUDED_BEFORE)
     assert not world.dangerous_switches(), "a kill switch was left behind"
-    if end.ok:
+    if end.ok and journal.decision.ladder and world.restarts == 0:
+        assert world.state in ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT"), "ended, and it is there"
+    elif end.ok:
         assert world.restarts > 0
         assert world.next_first_step is not None
         assert world.held_by is None
@@ -194,3 +231,23 @@ def test_whatever_is_lost_and_whoever_dies_a_run_is_requeued_once_and_every_acti
     good, bad = asyncio.run(block_of_histories())
     assert good > 50, "the script hardly ever lets an action succeed"
     assert bad > 50, "the script hardly ever makes an action fail"
+
+
+@pytest.mark.parametrize("ladder", LADDERS, ids="+".join)
+def test_the_same_holds_for_signals_and_for_every_way_to_end_a_run(ladder: tuple[Step, ...]) -> None:
+    async def histories() -> tuple[int, int]:
+        good = bad = 0
+        for seed in range(400):
+            try:
+                world, journal = await history(seed, ladder)
+                check_end(world, journal)
+                running = sum(not each.held for each in world.submitted)
+                assert running + (world.state == "RUNNING") <= 1, "it runs twice"
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+            good, bad = good + journal.end.ok, bad + (not journal.end.ok)
+        return good, bad
+
+    good, bad = asyncio.run(histories())
+    assert good > 40, "the script hardly ever lets an action succeed"
+    assert bad > 10, "the script hardly ever makes an action fail"

@@ -166,15 +166,7 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: World, limits: La
         return Wait(reason="the job has ended; waiting to hear whether it saved")
     if stage is Stage.ENDING:
         return Wait(reason="the job is ending")
-    signalled = any(
-        r.rung is not Rung.WRITE_KILL_SWITCH for r in asks(run)
-    )  # and it hung: nothing else could end it
-    if (
-        signalled
-        and run.decision.loop_turns is False
-        and world.job.state in ENDED_BADLY
-        and not _made_last_step(world)
-    ):
+    if _ended_by_our_signal(run, world):
         if world.paused:
             return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
         return end_run(run, stage, world, limits)
@@ -189,6 +181,14 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: World, limits: La
         world,
         f"the job ended ({world.job.state}) without showing a complete checkpoint; restart it by hand",
     )
+
+
+def _ended_by_our_signal(run: ActionRun, world: World) -> bool:
+    """Whether the run was ended by a signal that is known to be sent, in a loop that stood still: it lost nothing by that."""
+    assert world.job is not None
+    signalled = any(r.rung is not Rung.WRITE_KILL_SWITCH and r.outcome is RungOutcome.DONE for r in asks(run))
+    hung = run.decision.loop_turns is False and not _goes_on(run, world)
+    return signalled and hung and world.job.state in ENDED_BADLY and not _made_last_step(world)
 
 
 def _has_waited(run: ActionRun, world: World, limits: LadderLimits) -> bool:

@@ -139,6 +139,8 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: World, limits: LadderLi
         if world.now - since > limits.step_s and world.submission_looked_for:
             return leave(run, world, "the job that was submitted in its place is gone: somebody cancelled it")
         return Wait(reason="the job that was submitted is not in Slurm's listing yet")
+    if stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN):
+        return leave(run, world, "the old job was requeued by somebody else, and must not run twice")
     if stage in (Stage.SAME_RUN, Stage.ENDING):
         if world.paused:
             return Wait(reason="paused: the job is not cancelled until `slurm-watchdog resume`")

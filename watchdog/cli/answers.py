@@ -167,6 +167,9 @@ class ActionRun(Answer, frozen=True, kw_only=True):
     verdict: str = ""
     by: str = ""
     reason: str = ""
+    rule: str = ""
+    """The part of the configuration, or the wish, that gave the ladder."""
+    ladder: tuple[str, ...] = ()
     rungs: tuple[Rung, ...] = ()
     end: End | None = None
 

@@ -181,6 +181,8 @@ def _as_text(document: object) -> str:
 
 def _print_action(each: ActionRun) -> None:
     _heading(f"Action: {each.action}, {each.verdict} by {each.by}: {each.reason}")
+    if each.ladder:
+        sentence(f"Ladder: {', '.join(each.ladder)} (rule: {each.rule or 'what is shipped'})")
     table(
         ("TIME", "RUNG", "ATTEMPT", "OUTCOME", "DETAIL"),
         [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,6 +50,10 @@ DRIVE_AGAIN_S = 15.0
 """After an action's task has failed (a full disk under the journal), before it is taken up again."""
 
 
+MANY = 20
+"""Open incidents from which on decisions not to act are written together."""
+
+
 @dataclass
 class Surroundings:
     """What is the same for every incident of one look; `recent` grows with what is allowed meanwhile."""
@@ -59,6 +65,13 @@ class Surroundings:
     running_jobs: int
     nodes_known: int
     nodes_silent: int
+    drained_by_us: int
+    in_trouble: dict[Kind, int]
+    """Jobs with an incident of a kind that fires and that nothing explains."""
+    crash_loops: dict[str, str]
+    """Job -> what is said of its crash loop."""
+    outages: tuple[Incident, ...]
+    """Of filesystems."""
 
 
 class Decider:
@@ -110,6 +123,7 @@ class Decider:
             self._failed.difference_update(decision.id for decision in self._earlier.pop(incident_id))
         self._sweep(now)
         surroundings: Surroundings | None = None
+        held: list[tuple[Incident, Decision]] | None = [] if len(incidents) > MANY else None
         for incident in incidents:
             if (
                 incident.state is not IncidentState.FIRING
@@ -125,9 +139,21 @@ class Decider:
                     if self._is_settled(incident, job_id):
                         continue
                     surroundings = surroundings or self._surroundings(now)
-                    self._decide_one(incident, job_id, now, surroundings)
+                    self._decide_one(incident, job_id, now, surroundings, held)
                 except JournalError as error:
                     self._c.journal_error = str(error)
+        self._take_together(held or [])
+
+    def _take_together(self, held: list[tuple[Incident, Decision]]) -> None:
+        """Decisions that nothing is done for: of thousands at once the disk is waited for once, and the others' actions are not kept."""
+        try:
+            with self._c.journal.together() if held else nullcontext():
+                for incident, decision in held:
+                    self._take(incident, decision)
+        except JournalError as error:
+            self._c.journal_error = str(error)
+            for incident, _ in held:  # what the journal has of them is read again
+                self._earlier.pop(incident.id, None)
 
     def _decisions(self, incident_id: str) -> list[Decision]:
         """What was decided about an incident before. Raises JournalError."""
@@ -150,7 +176,14 @@ class Decider:
         decided anew, under the guards that count attempts and time."""
         return any(is_final(each) and each.id not in self._failed for each in self._about(incident, job_id))
 
-    def _decide_one(self, incident: Incident, job_id: str, now: float, surroundings: Surroundings) -> None:
+    def _decide_one(
+        self,
+        incident: Incident,
+        job_id: str,
+        now: float,
+        surroundings: Surroundings,
+        held: list[tuple[Incident, Decision]] | None,
+    ) -> None:
         earlier = self._about(incident, job_id)
         job = self._c.state.jobs.get(job_id)
         situation = self._situation(incident, job, now, surroundings)
@@ -160,10 +193,15 @@ class Decider:
             decide(incident, situation, self._limits, uuid.uuid4().hex[:12]), incident, job, None
         )
         again = bool(earlier) and earlier[-1].id in self._failed and is_final(decision)
-        if again or is_news(decision, earlier):
+        if not (again or is_news(decision, earlier)):
+            return
+        if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
             self._take(incident, decision)
-            if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
-                surroundings.recent.append(decision)
+            surroundings.recent.append(decision)
+        elif held is None:
+            self._take(incident, decision)
+        else:
+            held.append((incident, decision))
 
     def _surroundings(self, now: float) -> Surroundings:
         """Raises JournalError."""
@@ -179,6 +217,15 @@ class Decider:
             running_jobs=sum(1 for j in c.state.jobs.values() if j.state in ACTIVE_STATES),
             nodes_known=len(nodes),
             nodes_silent=len(nodes) - len(c.state.reporting_nodes(now)),
+            drained_by_us=len(c.journal.node_entries("drained")),
+            in_trouble={kind: len(jobs) for kind, jobs in _in_trouble(c.judge.incidents).items()},
+            crash_loops={
+                job_id: each.summary
+                for each in reversed(c.judge.incidents)
+                if each.kind is Kind.CRASH_LOOP and each.state is IncidentState.FIRING
+                for job_id in each.job_ids
+            },
+            outages=tuple(each for each in c.judge.incidents if each.kind is Kind.FILESYSTEM_OUTAGE),
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
@@ -191,8 +238,6 @@ class Decider:
     ) -> Situation:
         c = self._c
         view = c.state.job_view(job.job_id, now) if job is not None else None
-        firing = [i for i in c.judge.incidents if i.kind is incident.kind and i.state is IncidentState.FIRING]
-        troubled = {job_id for i in firing if i.inhibited_by is None for job_id in i.job_ids}
         return Situation(
             now_wall=around.wall,
             rule=self._rule(incident.kind, job),
@@ -205,27 +250,17 @@ class Decider:
                 for d in self._drivers.values()
             ),
             running_jobs=around.running_jobs,
-            jobs_in_trouble=len(troubled),
+            jobs_in_trouble=around.in_trouble.get(incident.kind, 0),
             nodes_known=around.nodes_known,
             nodes_silent=around.nodes_silent,
-            mounts_stalled=self._outages(incident),
+            mounts_stalled=_stalled(incident, around.outages),
             step=view.progress.known_step if view is not None and view.progress is not None else None,
             step_s=view.progress.step_s if view is not None and view.progress is not None else None,
             loop_turns=self._turns(incident.kind, view),
             nodes=c.state.slurm_nodes,
-            crash_loop=next(
-                (
-                    each.summary
-                    for each in c.judge.incidents
-                    if each.kind is Kind.CRASH_LOOP
-                    and each.state is IncidentState.FIRING
-                    and job is not None
-                    and job.job_id in each.job_ids
-                ),
-                None,
-            ),
+            crash_loop=None if job is None else around.crash_loops.get(job.job_id),
             storm_over_s=None if self._storm_at is None else now - self._storm_at,
-            drained_by_us=len(c.journal.node_entries("drained")),
+            drained_by_us=around.drained_by_us,
         )
 
     def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:
@@ -258,15 +293,6 @@ class Decider:
             process_job_id=job.process_id,
             kill_switch_uid=job.uid,
             kill_switch_content=kill_switch.content_for(decision.id, incident.id, incident.summary, asked_by),
-        )
-
-    def _outages(self, incident: Incident) -> tuple[str, ...]:
-        """Filesystems with an open outage that concerns one of the incident's jobs."""
-        return tuple(
-            mount
-            for other in self._c.judge.incidents
-            if other.kind is Kind.FILESYSTEM_OUTAGE and set(other.job_ids) & set(incident.job_ids)
-            for mount in other.mounts
         )
 
     def _paused(self) -> str | None:
@@ -457,6 +483,21 @@ class Decider:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _in_trouble(incidents: Iterable[Incident]) -> dict[Kind, set[str]]:
+    """The jobs of the incidents of each kind that fire and that no other one explains."""
+    found: dict[Kind, set[str]] = {}
+    for incident in incidents:
+        if incident.state is IncidentState.FIRING and incident.inhibited_by is None:
+            found.setdefault(incident.kind, set()).update(incident.job_ids)
+    return found
+
+
+def _stalled(incident: Incident, outages: Iterable[Incident]) -> tuple[str, ...]:
+    """Filesystems with an open outage that concerns one of the incident's jobs."""
+    jobs = set(incident.job_ids)
+    return tuple(mount for other in outages if not jobs.isdisjoint(other.job_ids) for mount in other.mounts)
 
 
 def _names(run: ActionRun) -> tuple[str, str, str]:

@@ -1,0 +1,105 @@
+"""Thousands of incidents at once: the tick writes them together, and the few messages are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.unit import builders
+from tests.unit.notices import incident, open_journal
+from watchdog import clock
+from watchdog.config import Config
+from watchdog.controller.journal import Journal, JournalError
+from watchdog.controller.judge import Change
+from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.watch import Controller
+from watchdog.model import Incident, SlurmNode, SlurmView, Verdict
+from watchdog.notify.queue import Notifier
+from watchdog.notify.slack_channel import LogPoster, Pace, SlackChannel
+from watchdog.slurm.client import SlurmUnavailable
+
+MANY = 200
+
+
+class NoSlurm:
+    """Gives no answer; nothing here asks it for any but a view."""
+
+    async def read_view(self) -> SlurmView:
+        raise SlurmUnavailable("not asked")
+
+
+def make(journal: Journal, number: int) -> tuple[Controller, list[Incident]]:
+    """A controller that has just heard of as many jobs, each with an incident that fires."""
+    notifier = Notifier(journal, [SlackChannel(LogPoster(), "a", pace=Pace(5))], "a")
+    controller = Controller(
+        Config(mode="act"), journal=journal, slurm=NoSlurm(), notifier=notifier, metrics=ControllerMetrics()  # type: ignore[arg-type]
+    )  # fmt: skip
+    now, wall = clock.monotonic(), clock.wall()
+    names = [f"n{n}" for n in range(number)]
+    jobs = tuple(builders.slurm_job(job_id=str(n), nodes=(name,)) for n, name in enumerate(names))
+    nodes = tuple(SlurmNode(name=name, address="127.0.0.1", state="ALLOCATED") for name in names)
+    controller.state.apply_slurm(SlurmView(jobs=jobs, nodes=nodes), now, wall)
+    incidents = [
+        incident(n, jobs_now=(str(n),), runs=((str(n), 0),), actionable=True, fired_at=wall, opened_at=wall)
+        for n in range(number)
+    ]
+    controller.judge.incidents = list(incidents)
+    return controller, incidents
+
+
+def test_a_tick_with_many_incidents_waits_for_the_disk_a_few_times_and_loses_nothing(tmp_path: Path) -> None:
+    journal, commits = open_journal(tmp_path), 0
+
+    def count(connection: object) -> None:
+        nonlocal commits
+        commits += 1
+
+    async def go() -> None:
+        controller, incidents = make(journal, MANY)
+        now = clock.monotonic()
+        sa.event.listen(journal._engine, "commit", count)
+        controller._tell_changes([Change(before=None, after=each) for each in incidents], now)
+        told = commits
+        controller.decider.decide(now)
+        # What was decided of each before is asked of the journal, which waits for no disk; the rest is one transaction.
+        decided = commits - told
+        assert told <= 5
+        assert decided <= MANY + 20
+        decisions = journal.decisions()
+        assert len(decisions) == MANY
+        assert {decision.verdict for decision in decisions} == {Verdict.SUPPRESSED}
+        assert len(journal.outbox_pending(10 * MANY)) == 2 * MANY
+        before = commits
+        controller.decider.decide(now + 1.0)
+        assert len(journal.decisions()) == MANY
+        assert commits - before < 20
+        await controller.collector.close()
+
+    asyncio.run(go())
+
+
+def test_decisions_whose_transaction_failed_are_decided_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = open_journal(tmp_path)
+
+    async def go() -> None:
+        controller, _ = make(journal, 40)
+
+        def full(decision: object) -> None:
+            raise JournalError("the disk is full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(journal, "add_decision", full)
+            controller.decider.decide(clock.monotonic())
+        assert journal.decisions() == []
+        assert controller.journal_error == "the disk is full"
+        controller.journal_error = None
+        controller.decider.decide(clock.monotonic())
+        assert len(journal.decisions()) == 40
+        await controller.collector.close()
+
+    asyncio.run(go())

@@ -120,9 +120,19 @@ bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a fig
 	$(BIN)/python -m tests.bench $(ARGS)
 
 .PHONY: soak
-soak: $(STAMP)  ## floods, a driver that hangs and a day of ticks, for MINUTES=n: memory, descriptors and threads must not grow (root)
+soak: packages  ## random faults on a real Slurm with a watchdog that acts, for MINUTES=n, and what came of it by the history checker (root)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
+
+.PHONY: soak-agent
+soak-agent: $(STAMP)  ## floods, a driver that hangs and a day of ticks, for MINUTES=n: memory, descriptors and threads must not grow (root)
 	$(BIN)/python -m tests.bench soak --minutes $(MINUTES)
 MINUTES ?= 30
+
+.PHONY: crash-points
+crash-points: $(STAMP)  ## 10,000 deaths of the controller in the middle of actions and 1,000 kill switches, simulated (minutes of both cores)
+	$(BIN)/python -m tests.simulation --crash-points 0-$(POINTS)
+	$(BIN)/python -m tests.simulation --cycles 0-$$(($(POINTS) / 10))
+POINTS ?= 10000
 
 .PHONY: accuracy
 accuracy: $(STAMP)  ## how well it judges: every case and 10,000 healthy job-hours, simulated (minutes; ARGS='case_05 healthy_day', ARGS=--help)

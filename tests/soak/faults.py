@@ -42,13 +42,8 @@ def ask_restart(stage: Stage) -> Lasting:
     """An operator wants a healthy job elsewhere, by kill switch."""
     turning = stage.turning()
     if turning and stage.controller_lives and not stage.paused:
-        job_id = stage.rng.choice(turning)
-        stage.note("asked", job_id, int(stage.job(job_id).get("Restarts", -1)))
-        with contextlib.suppress(OSError, ValueError):
-            exclude = [stage.rng.choice(stage.cluster.nodes)] if stage.rng.random() < 0.3 else []
-            stage.watchdog.ask(
-                "POST", "/v1/restart", {"job_id": job_id, "exclude": exclude, "reason": "soak"}
-            )
+        exclude = (stage.rng.choice(stage.cluster.nodes),) if stage.rng.random() < 0.3 else ()
+        stage.ask_restart(stage.rng.choice(turning), exclude)
     return None
 
 

@@ -144,26 +144,31 @@ def _give_up_hurt_jobs(stage: Stage) -> None:
 
 
 def judged(stage: Stage, counted: Counter[str]) -> Told:
-    """Calm: everything that was begun comes to its end; every job turns, is over, or the journal says why not."""
+    """Calm, and then what the checker says."""
     say("calm")
+    settle(stage)
+    history = history_of(stage)
+    return Told(history, counted, violations=check(history))
+
+
+def settle(stage: Stage) -> None:
+    """Everything that was begun comes to its end; every job turns, is over, or the journal says why not."""
     stage.tools.fates([])
     if not stage.controller_lives:
         stage.wait_for(stage.start_controller, "the controller to start")
     stage.wait_for(lambda: not stage.open_actions(), "every action to end in writing")
     stage.wait_for(
-        lambda: not _unexplained(stage),
-        f"every job to turn, to be over or to be explained: {_unexplained(stage)}",
+        lambda: not unexplained(stage),
+        f"every job to turn, to be over or to be explained: {unexplained(stage)}",
     )
     stage.wait_for(lambda: not stage.open_actions(), "every action to end in writing")
     stage.wait_for(
         lambda: set(stage.watchdog.status()["nodes"]["reporting"]) >= set(stage.cluster.nodes),
         "every agent to report",
     )
-    history = history_of(stage)
-    return Told(history, counted, violations=check(history))
 
 
-def _unexplained(stage: Stage) -> list[str]:
+def unexplained(stage: Stage) -> list[str]:
     """Jobs that stand, and nothing in the journal is about that run."""
     known = {
         run

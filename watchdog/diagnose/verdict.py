@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from watchdog.detect.filesystem_stall import FLUSH_CALLS, FLUSH_PATIENCE_S
+from watchdog.detect.lingering_job import PROGRESS_SLACK_S
 from watchdog.detect.view import ClusterView, FilesystemView, JobView, ProcessView, StackSnapshot
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.differences import Difference, RankFacts, compare
@@ -142,7 +143,8 @@ def _judge(
     dead = [rank for rank in job.ranks if not rank.alive]
     if dead and living and _is_over(job, voted, living):
         return _left_over(job_id, place, base, voted, living)
-    if dead and living and not _steps_since(job, min(rank.gone_s or rank.seen_age_s for rank in dead)):
+    gone_s = min((rank.gone_s or rank.seen_age_s for rank in dead), default=0.0)
+    if dead and living and not _steps_since(job, gone_s - PROGRESS_SLACK_S):
         return replace(
             base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
             summary=f"Job {job_id} lost {_who(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",

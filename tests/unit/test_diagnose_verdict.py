@@ -56,6 +56,23 @@ def stuck(
     return job(processes=processes, progress=LATE), (filesystem,)
 
 
+@pytest.mark.parametrize(
+    ("step_age_s", "kind"), [(29.0, "lingering_job"), (35.0, "lingering_job"), (2.0, "progressing")]
+)
+def test_a_step_that_was_read_a_moment_after_the_death_was_made_before_it(
+    step_age_s: float, kind: str
+) -> None:
+    """That a rank has ended is reported at once, its last line with the next look at the log."""
+    processes = tuple(seen(rank, gone_s=30.0 if rank == 1 else None) for rank in range(4))
+    known = progress(step_age_s, step_s=2.0, intervals_s=(2.0, 2.0, 2.5))
+    found = said(
+        job(processes=processes, progress=known),
+        Gathered(snapshots=still(COMPUTE, COMPUTE, COMPUTE, COMPUTE)),
+    )
+    assert found.kind == kind
+    assert [c.rank for c in found.culprits] == ([1] if kind == "lingering_job" else [])
+
+
 LAST = progress(90.0, step=60, total_steps=60)
 SHUTDOWN = ("_shutdown (threading.py)",)
 

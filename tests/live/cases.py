@@ -77,6 +77,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "frozen_filesystem", ("filesystem_stall",), (2,), _freeze, options=("--side-log={scratch}/side.txt",), mend=_thaw,
+        also=("collective_hang",),
     ),
     Fault("killed", ("dead_rank",), (1,), lambda job: job.signal("KILL", 1), within_s=DEAD_S, options=("--on-error=stay",),
           launchers=(SRUN,), also=("lingering_job", "log_error"), acts=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -53,8 +54,18 @@ def tell(text: str) -> None:
     sys.stderr.flush()
 
 
+def alone_on_scratch(stage: Stage, options: tuple[str, ...]) -> AbstractContextManager[object]:
+    """For a training that writes to the nodes' own filesystems: no other one does meanwhile."""
+    return stage.scratch if any("{scratch}" in each for each in options) else nullcontext()
+
+
 def run_fault(stage: Stage, fault: Fault, launcher: str, *, act: bool = False) -> Result:
     """Breaks a training and looks at what is said. With `act` it is waited for until it is restarted and makes new steps."""
+    with alone_on_scratch(stage, fault.options):
+        return _run_fault(stage, fault, launcher, act=act)
+
+
+def _run_fault(stage: Stage, fault: Fault, launcher: str, *, act: bool) -> Result:
     result = Result(
         f"{'act.' if act else ''}{fault.name}.{launcher}", bound_s=fault.within_s, asks_ranks=fault.asks_ranks
     )
@@ -142,6 +153,11 @@ def _restarted(job: Job, result: Result) -> None:
 
 def run_healthy(stage: Stage, thing: Healthy, launcher: str) -> Result:
     """Watches a training that is well. Midway its ranks are asked for evidence: its steps may not suffer."""
+    with alone_on_scratch(stage, thing.options):
+        return _run_healthy(stage, thing, launcher)
+
+
+def _run_healthy(stage: Stage, thing: Healthy, launcher: str) -> Result:
     result = Result(f"healthy.{thing.name}.{launcher}")
     options = [each.format(scratch=stage.cluster.scratch) for each in thing.options]
     job = stage.submit(thing.name, *options, launcher=launcher, steps=120 if thing.ends else 100000)

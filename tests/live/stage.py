@@ -6,6 +6,7 @@ import json
 import os
 import re
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -119,6 +120,8 @@ class Stage:
     watchdog: Watchdog
     python: str
     closing: bool = False
+    scratch: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the training that freezes the nodes' own filesystems: whoever else writes there would stand as well."""
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     """Trainings are started from several threads."""
 

@@ -740,7 +740,7 @@ def wedged_teardown(s: Setup) -> Scene:
 
 
 Builder = Callable[[Setup], Scene]
-ALL = (1, 2, 8, 48)
+ALL = (1, 2, 4, 8, 16, 48)
 
 
 @dataclass(frozen=True)
@@ -762,7 +762,7 @@ class Case:
 CASES: tuple[Case, ...] = (
     Case(1, "frozen_filesystem", frozen_filesystem),
     Case(1, "frozen_filesystem_asleep", frozen_filesystem_asleep),
-    Case(1, "filesystem_outage", filesystem_outage, (2, 8, 48)),
+    Case(1, "filesystem_outage", filesystem_outage, (2, 4, 8, 16, 48)),
     Case(2, "hang_at_evaluation", hang_at_evaluation),
     Case(2, "hang_in_a_step", hang_in_a_step),
     Case(2, "hang_of_everybody", hang_of_everybody),
@@ -791,7 +791,7 @@ CASES: tuple[Case, ...] = (
     Case(14, "stopped_rank", stopped_rank),
     Case(15, "agent_silent", agent_silent),
     Case(15, "node_down", node_down),
-    Case(15, "partition", partition, (2, 8, 48)),
+    Case(15, "partition", partition, (2, 4, 8, 16, 48)),
     Case(15, "slurm_unreachable", slurm_unreachable, (1, 8), by_trace=False),
     Case(16, "crash_loop", crash_loop, (1, 2, 8)),
     Case(18, "wedged_teardown", wedged_teardown),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tests.accuracy import looks
-from tests.accuracy.logs import FORMATS, HARMLESS, overflow_skip, stamp
+from tests.accuracy.logs import FORMATS, HARMLESS, Step, overflow_skip, stamp
 from tests.accuracy.scene import TIMED_FORMATS, Expect, Scene, Setup
 from tests.accuracy.training import LOG, Job, Plan, Span
 from tests.accuracy.world import World
@@ -117,7 +117,7 @@ def long_checkpoint(s: Setup) -> Scene:
         s,
         SHORT_DAY_S,
         save_every=s.rng.choice((30, 60)),
-        save_s=s.rng.choice((300.0, 700.0, 1300.0)),
+        save_s=s.rng.choice((300.0, 700.0, 1600.0)),
         save_told=told,
     )
 
@@ -208,6 +208,54 @@ def starved_gpus(s: Setup) -> Scene:
         scene.world.at(t + s.rng.uniform(100.0, 500.0), starve)
 
     scene.world.at(300.0, starve)
+    return scene
+
+
+def full_utilisation(s: Setup) -> Scene:
+    """Now and then rank 0 does something alone for minutes, and all others wait for it at 100 % utilisation and little power."""
+    scene = _scene(s, 3 * H, step_s=s.rng.choice((10.0, 30.0)), save_every=100)
+    job = scene.job
+
+    def begins(span: Span, t: float) -> None:
+        waits = span.doing == "step" and s.rng.random() < 0.04
+        job.others, job.overrides = (looks.SPIN_REDUCE, {0: looks.COMPILE}) if waits else (None, {})
+        if waits:
+            span.seconds += s.rng.uniform(20.0, 150.0)
+            job.stretch(span, t)
+        job.look_again(t)
+
+    job.on_begin = begins
+    return scene
+
+
+def redrawn_bar(s: Setup) -> Scene:
+    """A bar that is drawn again every few seconds, many times between two steps: its count rises when a step is done."""
+    scene = _scene(
+        s,
+        3 * H,
+        ("hf", "lightning", "nemo"),
+        step_s=s.rng.choice((20.0, 60.0, 105.0)),
+        eval_every=60,
+        eval_s=300.0,
+    )
+    job = scene.job
+
+    def again(t: float) -> None:
+        draw = job.format.redraws
+        if job.state == "RUNNING" and job.doing == "step" and job.step and draw is not None:
+            plan = job.plan
+            now = Step(job.step, plan.total, plan.step_s, plan.loss, plan.batch, len(job.ranks), t)
+            job.say(t, "\r" + draw(now))
+        scene.world.at(t + s.rng.uniform(2.0, 15.0), again)
+
+    scene.world.at(200.0, again)
+    return scene  # fmt: skip
+
+
+def harmless_words(s: Setup) -> Scene:
+    """Lines with words like error, fail or exception, at every other step, of which nothing is wrong."""
+    scene = _scene(s, 3 * H, step_s=s.rng.choice((10.0, 30.0)), save_every=100)
+    scene.job.extra = lambda span, t: [s.rng.choice(HARMLESS)] if s.rng.random() < 0.5 else []
     return scene
 
 
@@ -400,7 +448,7 @@ class Thing:
 SMALL = ((1, 8), (1, 4), (1, 8))
 THINGS: tuple[Thing, ...] = (
     Thing("day", day, 12.0, ((1, 8), (1, 4), (1, 8), (1, 8), (2, 8), (1, 8), (1, 4), (1, 8), (1, 4), (8, 8))),
-    Thing("day_of_384_ranks", large_day, 0.15, ((48, 8), (24, 8))),
+    Thing("day_of_384_ranks", large_day, 0.06, ((48, 8), (24, 8))),
     Thing("fast_steps", fast_steps, 0.4, SMALL),
     Thing("long_start", long_start),
     Thing("index_build", index_build),
@@ -413,6 +461,9 @@ THINGS: tuple[Thing, ...] = (
     Thing("retries", retries, 0.6, SMALL),
     Thing("moments_in_d", moments_in_d, 0.8),
     Thing("starved_gpus", starved_gpus, 0.6),
+    Thing("full_utilisation", full_utilisation, 0.8),
+    Thing("redrawn_bar", redrawn_bar, 0.6, SMALL),
+    Thing("harmless_words", harmless_words, 0.6, SMALL),
     Thing("rotated_log", rotated_log, 0.6, SMALL),
     Thing("replayed_step", replayed_step, 0.6, SMALL),
     Thing("requeue", requeue, 1.5),

@@ -15,7 +15,7 @@ from tests.accuracy.run import run_case, run_thing
 from tests.accuracy.score import Score
 from tests.bench.figures import Figures, quantile
 
-SEEDS = {1: 8, 2: 8, 8: 4, 48: 2}
+SEEDS = {1: 8, 2: 8, 4: 4, 8: 4, 16: 2, 48: 1}
 """Runs of each case, by its number of nodes."""
 TRACE_SEEDS = {1: 3, 2: 3, 8: 1}
 """… and of those that go as text through `replay` as well."""

@@ -101,9 +101,9 @@ def run_case(case: Case, seed: int, nodes: int, way: str) -> Score:
     return score(case.key, seed, nodes, way, scene, incidents, failures, late_s)
 
 
-FINE_EVERY = 8
+FINE_EVERY = 16
 COARSE_S, COARSE_LOOKS_S = 20.0, 60.0
-"""One run in eight has reports and looks every 5 s, as agents ship; the others every 20 and 60 s, to simulate more hours. Whatever
+"""One run in sixteen has reports and looks every 5 s, as agents ship; the others every 20 and 60 s, to simulate more hours. Whatever
 is not as it should be makes the looks as frequent as in the service."""
 
 

@@ -18,7 +18,7 @@ WINDOW = 100
 LEAST = 20
 NEWEST = 3
 """So many in a row have to be high: one outlier is a bad batch. As many have to be low again for the end."""
-LEARN_EVERY = 10
+LEARN_EVERY = 20
 
 
 class Settings(Protocol):

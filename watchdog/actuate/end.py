@@ -69,6 +69,7 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
     submission = Submission(
         script=script,
         options=options_for(job, exclude, mark_of(decision)),
+        like=job_id,
         uid=job.uid,
         workdir=job.workdir or "/",
     )
@@ -82,8 +83,7 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
 
 
 def options_for(job: SlurmJob, exclude: Sequence[str], mark: str) -> tuple[str, ...]:
-    """sbatch's options for a new job like `job`: what Slurm tells of it. What was given on the command line and Slurm does not tell
-    (GPUs, tasks a node, output files) has to stand in the script."""
+    """sbatch's options for a new job like `job`: what is decided here. The client adds what else Slurm tells of it (`like`)."""
     options = ["--hold", f"--comment={f'{job.comment} {mark}'.strip()}"]
     if job.state in ("RUNNING", "SUSPENDED", "COMPLETING"):
         options.append(f"--dependency=afterany:{job.job_id}")

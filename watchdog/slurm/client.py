@@ -84,6 +84,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     script: bytes
     options: tuple[str, ...] = ()
     """Long options of sbatch, one a string: `--exclude=n1`. They win over the script's own #SBATCH lines."""
+    like: str = ""
+    """A job: what it was given on sbatch's command line is taken over as far as Slurm still tells it (tasks, CPUs, memory,
+    GPUs, constraints, output files, its index in an array); `options` win over that."""
     uid: int
     """Whose job it shall be. For another's than our own user we have to be root."""
     workdir: str

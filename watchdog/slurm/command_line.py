@@ -15,7 +15,8 @@ from watchdog.model import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm import parse, states, submit_as
 from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 from watchdog.slurm.commands import Answer, Commands, first_line, run
-from watchdog.slurm.listings import CommandLineListings, Listings
+from watchdog.slurm.listings import LISTING, CommandLineListings, Listings, new_marks
+from watchdog.slurm.options import OPTION_FIELDS, options_of, parse_options
 from watchdog.slurm.refusals import parse_refusal
 from watchdog.slurm.requests import (
     Observe,
@@ -54,6 +55,10 @@ class CommandLineSlurm:
         self._commands = Commands(bin_directory, os.environ if environ is None else environ)
         self._listings = listings or CommandLineListings(self._commands)
         self._requests = Requests(deadline_s, observe)
+
+    async def close(self) -> None:
+        """Ends what was started to answer questions. It may be asked again all the same."""
+        await self._listings.close()
 
     # -- questions
 
@@ -204,6 +209,8 @@ class CommandLineSlurm:
         options = [checked_option(option) for option in submission.options]
         if not submission.workdir.startswith("/") or "\0" in submission.workdir:
             raise not_asked(f"{submission.workdir[:80]!r} is no absolute path of a working directory")
+        if submission.like:
+            options = [*await self._options_of(checked_job_id(submission.like)), *options]
         environ = None if submission.environ is None else job_environment(submission.environ)
         header = json.dumps(environ, ensure_ascii=True).encode()
         answer = await run(
@@ -219,6 +226,15 @@ class CommandLineSlurm:
         if answer.code:
             raise failure("sbatch", answer)
         return parse.parse_submitted(answer.stdout)
+
+    async def _options_of(self, job_id: str) -> Sequence[str]:
+        marks = new_marks()
+        answer = await self._commands.run(
+            "squeue", *LISTING, "--jobs", job_id, SQUEUE_FORMAT2=parse.long_format(OPTION_FIELDS, marks)
+        )
+        if answer.code:
+            raise failure("squeue", answer)
+        return options_of(parse_options(answer.stdout, marks), job_id)
 
     async def _update_node(self, node: str, *changes: str) -> None:
         await self._change("scontrol", "update", f"NodeName={node}", *changes)

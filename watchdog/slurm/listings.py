@@ -14,8 +14,9 @@ from watchdog.slurm import parse
 from watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
 from watchdog.slurm.commands import Answer, Commands, first_line, gather
 
-LISTING = ("--local", "--all", "--states=all")
-"""This cluster only, hidden partitions too, whatever the state."""
+LISTING = ("--local", "--all", "--states=all", "--array-unique")
+"""This cluster only, hidden partitions too, whatever the state; and each element of an array that has a record of its own on a
+line of its own: otherwise squeue puts those that wait for the same reason on one line, requeued ones among them."""
 NODE_LISTING = ("--local", "--all", "--Node")
 
 
@@ -32,6 +33,10 @@ class Listings(Protocol):
 
     async def node(self, name: str) -> SlurmNode | None:
         """One node, None if there is none of that name."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what was started for it."""
         ...
 
 
@@ -73,6 +78,9 @@ class CommandLineListings:
         answer = await self._nodes(marks, "--nodes", name)
         found = parse.parse_nodes(whole(answer, "sinfo"), marks)
         return next((one for one in found if one.name == name), None)
+
+    async def close(self) -> None:
+        """Nothing is left of a command that has ended."""
 
     def _jobs(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
         return self._commands.run(

@@ -36,6 +36,8 @@ NODE_FIELDS = ("nodelist", "nodeaddr", "statecomplete", "partitionname", "timest
 """What sinfo -O is asked for."""
 FIRST_TITLES = frozenset({"JOBID", "NODELIST"})
 
+SMALLEST_NO_VALUE = 0xFFFFFFFD
+"""From here on a number means that there is none (slurm.h: NO_CONSUME_VAL, NO_VAL, INFINITE)."""
 NO_VAL = "4294967294"
 """What Slurm writes for the array index of a job that is no array."""
 
@@ -97,14 +99,14 @@ def parse_jobs(text: str, marks: Marks) -> tuple[SlurmJob, ...]:
 
 def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
     """The excluded nodes of one job in a listing of `EXCLUDED_FIELDS`. Raises ParseError, also if it isn't in it."""
-    found = {_job_id(shown): excluded for shown, excluded in parse_table(text, EXCLUDED_FIELDS, marks)}
+    found = {checked_id(shown): excluded for shown, excluded in parse_table(text, EXCLUDED_FIELDS, marks)}
     if job_id not in found:
         raise ParseError(f"the answer for job {job_id} is about {sorted(found)[:5]}")
     return expand_nodes(found[job_id])
 
 
 def _job(row: dict[str, str]) -> SlurmJob:
-    job_id = _job_id(row["jobarrayid"])
+    job_id = checked_id(row["jobarrayid"])
     state = checked_state(row["state"], job_id)
     is_batch = _flag(row["batchflag"], job_id)
     priority = _number(row["prioritylong"], job_id)
@@ -137,7 +139,7 @@ def _job(row: dict[str, str]) -> SlurmJob:
         stderr=expand_path(stderr or stdout, row["workdir"], names) if is_batch else None,
         workdir=_given(row["workdir"]) or None,
         comment=_given(row["comment"]),
-        required_nodes=expand_nodes(row["reqnodes"]),
+        required_nodes=nodes_if_any(row["reqnodes"]),
         node_count=parse_count(row["numnodes"]),
         time_limit_s=parse_time_limit(row["timelimit"]),
         qos=_given(row["qos"]),
@@ -182,15 +184,19 @@ def parse_count(text: str) -> int | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KM]?)(?:-\d+(?:\.\d+)?[KM]?)?", text, re.ASCII)
     if match is None:
         return None
-    return int(float(match.group(1)) * {"": 1, "K": 1024, "M": 1024**2}[match.group(2)])
+    count = int(float(match.group(1)) * {"": 1, "K": 1024, "M": 1024**2}[match.group(2)])
+    return count if count < SMALLEST_NO_VALUE else None
 
 
-def _job_id(text: str) -> str:
+def checked_id(text: str) -> str:
     """squeue's own id as scontrol takes it: the first component of a heterogeneous job, `16+0`, is `16` there.
 
-    `16+1` and the unsplit rest of an array, `6_[2-9%2]`, stay as they are: no command takes them.
+    `16+1` and the unsplit rest of an array, `6_[2-9%2]`, stay as they are: no command takes them. Of a rest with many gaps
+    squeue prints the first 64 characters (SLURM_BITSTR_LEN); it becomes `6_[0,2,4,...]`.
     """
     text = text.removesuffix("+0")
+    if "[" in text and "]" not in text:
+        text = re.sub(r"(?<=[\[,])[^,\[]*$", "...]", text)
     if not re.fullmatch(r"\d+(\+\d+|_\d+|_\[[0-9,:%.-]+\])?", text, re.ASCII):
         raise ParseError(f"no id of a job: {text[:80]!r}")
     return text
@@ -230,6 +236,14 @@ def expand_nodes(text: str) -> tuple[str, ...]:
         return tuple(str(node) for node in NodeSet(text, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise ParseError(f"no list of nodes: {text[:80]!r} ({error})") from error
+
+
+def nodes_if_any(text: str) -> tuple[str, ...]:
+    """As `expand_nodes`, for what nothing depends on: one job's odd list spoils no listing."""
+    try:
+        return expand_nodes(text)
+    except ParseError:
+        return ()
 
 
 # ------------------------------------------------------------------------------------------------- log paths

@@ -8,6 +8,7 @@ STAGE_OUT, REVOKED or RESV_DEL_HOLD (it cuts off the higher flags of a state, an
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import sys
@@ -39,7 +40,8 @@ class PyslurmListings:
         if not isinstance(rows, dict) or rows.keys() != {"jobs", "nodes"}:
             raise SlurmUnavailable("pyslurm's process gave no listing")
         return SlurmView(
-            jobs=pyslurm_rows.read_jobs(rows["jobs"]), nodes=pyslurm_rows.read_nodes(rows["nodes"])
+            jobs=await asyncio.to_thread(pyslurm_rows.read_jobs, rows["jobs"]),
+            nodes=await asyncio.to_thread(pyslurm_rows.read_nodes, rows["nodes"]),
         )
 
     async def job(self, job_id: str) -> SlurmJob | None:
@@ -50,7 +52,7 @@ class PyslurmListings:
             if rows is not None and (found := pyslurm_rows.read_jobs(rows)):
                 return one_job(found, job_id)
         rows = await self._rows({"call": "jobs"})
-        jobs = pyslurm_rows.read_jobs(rows if rows is not None else [])
+        jobs = await asyncio.to_thread(pyslurm_rows.read_jobs, rows if rows is not None else [])
         like = tuple(job for job in jobs if job_id in (job.job_id, job.raw_id) or job.array_job_id == job_id)
         return one_job(like, job_id)
 
@@ -104,6 +106,11 @@ class FirstOf:
         except WorkerGone as error:
             self._tell(error)
             return await self._second.node(name)
+
+    async def close(self) -> None:
+        """Ends what was started for either."""
+        await self._first.close()
+        await self._second.close()
 
     def _tell(self, error: WorkerGone) -> None:
         if not self._told:

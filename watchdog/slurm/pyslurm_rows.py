@@ -112,7 +112,7 @@ def _job(row: JobRow) -> SlurmJob:
         workdir=workdir or None,
         comment=row.comment or "",
         excluded_nodes=parse.expand_nodes(row.excluded_nodes or ""),
-        required_nodes=parse.expand_nodes(row.required_nodes or ""),
+        required_nodes=parse.nodes_if_any(row.required_nodes or ""),
         node_count=row.num_nodes,
         time_limit_s=None if row.time_limit is None else row.time_limit * 60.0,
         qos=row.qos or "",

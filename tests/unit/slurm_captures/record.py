@@ -73,6 +73,7 @@ def tell_story(cluster: Cluster) -> dict[str, str]:
         "held": submit(SLEEP, "--hold", "-J", "held", "--nodelist=n[1-3]", "-N3", "-t1-02:03:04"),
         "begins": submit(SLEEP, pending, "-J", "begins", "-N2-4"),
         "too large": submit(SLEEP, "-N5", "-J", "too-large"),
+        "gaps": submit(SLEEP, pending, f"--array={','.join(str(n * n) for n in range(30))}%2", "-J", "gaps"),
         "guess": submit(SLEEP, pending, f"--job-name={MARK_IN_A_NAME}"),
     }  # fmt: skip
     jobs["depends"] = submit(SLEEP, f"--dependency=afterok:{jobs['plain']}", "-J", "depends")
@@ -80,6 +81,7 @@ def tell_story(cluster: Cluster) -> dict[str, str]:
         jobs[what] = submit(SLEEP, pending, f"--job-name={name}", f"--comment=cmt {name}")
     for what in ("stubborn", "suspended", "stopped", "special", "requeued", "plain", "times out", "on n5"):
         cluster.wait_for_job_state(jobs[what], "RUNNING")
+    run("scontrol", "update", f"JobId={jobs['gaps']}_4,{jobs['gaps']}_9", "Comment=split off")
     run("scancel", jobs["cancelled"])
     run("scontrol", "suspend", jobs["suspended"])
     run("scancel", "--signal=STOP", jobs["stopped"])

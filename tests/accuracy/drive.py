@@ -115,6 +115,11 @@ class Drive:
             calm_s = min(self.calm_s, SUSPECT_S) if t < self._suspect_until else self.calm_s
             self._next_look = t + calm_s * (0.7 + 0.6 * self.world.rng.random())
 
+    def look_every(self, calm_s: float, now: float) -> None:
+        """From `now` on it is looked that often, at least."""
+        self.calm_s = calm_s
+        self._next_look = min(self._next_look, now + calm_s)
+
     # ------------------------------------------------------------------------------------ agents
 
     def _send(self, t: float) -> None:

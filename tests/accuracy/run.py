@@ -19,12 +19,16 @@ from watchdog.model import Incident
 
 
 def direct(scene: Scene, config: Config | None = None) -> Story:
-    """The scene through state and judgement, without JSON; questions are answered. Ends some time after the verdict."""
-    drive = Drive(scene.world, config or Config())
+    """The scene through state and judgement, without JSON; questions are answered. Ends some time after the verdict.
+
+    From the fault on the looks are as frequent as in the service, before it as in coarse healthy runs.
+    """
+    drive = Drive(scene.world, config or Config(), calm_s=COARSE_LOOKS_S)
 
     def done(story: Story, now: float) -> bool:
         if scene.fault_at is None or now < scene.fault_at:
             return False
+        drive.look_every(INTERVAL_S, now)
         right = [
             i
             for i in right_ones(scene.expect, story.incidents.values())

@@ -152,7 +152,7 @@ WELL = WELL_KEPT["srun"]
         ("nccl_error_handling", Level.WARNING, WELL + "export TORCH_NCCL_ASYNC_ERROR_HANDLING=0\n"),
         ("nccl_error_handling", Level.HINT, WELL + "export NCCL_ASYNC_ERROR_HANDLING=1\n"),
         ("nccl_error_handling", Level.WARNING, WELL.replace("pytorch/2.4", "pytorch/1.13") + "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1\n"),
-        ("nccl_error_handling", Level.WARNING, WELL.replace("pytorch/2.4", "pytorch/2.0")),
+        ("nccl_error_handling", Level.WARNING, WELL.replace("pytorch/2.4", "pytorch/1.12")),
         ("checkpoint_directory", Level.HINT, WELL.replace("--save checkpoints", "--config run.yaml")),
         ("ignored_directive", Level.WARNING, WELL + "#SBATCH --time=10:00\n"),
         ("opted_out", Level.HINT, WELL.replace("--requeue", "--requeue --comment=watchdog=off")),
@@ -170,9 +170,9 @@ def test_what_is_missing_is_said_with_the_line_to_add(rule: str, level: Level, t
 def test_the_right_name_of_the_variable_depends_on_the_release_of_pytorch() -> None:
     bare = WELL.replace("module load pytorch/2.4\n", "")
     assert rules(bare) == set()  # it is not known, and on by default for years
-    (old,) = advice(bare, torch=(2, 1))
+    (old,) = advice(bare, torch=(1, 13))
     assert old.add == "export NCCL_ASYNC_ERROR_HANDLING=1"
-    assert advice(bare, torch=(2, 2)) == []
+    assert advice(bare, torch=(2, 0)) == advice(bare, torch=(2, 2)) == []  # on by itself
     assert (
         advice(bare.replace("python train.py", "torchrun train.py"), torch=(1, 13)) == []
     )  # it sets it itself
@@ -183,7 +183,8 @@ def test_the_right_name_of_the_variable_depends_on_the_release_of_pytorch() -> N
     [
         ("module load pytorch/2.1.2-gpu", (2, 1)),
         ("docker.io/pytorch/pytorch:1.13.1-cuda11.6-cudnn8-runtime", (1, 13)),
-        ("nvcr.io/nvidia/pytorch:23.10-py3", (2, 1)),
+        ("nvcr.io/nvidia/pytorch:23.10-py3", (2, 0)),
+        ("nvcr.io/nvidia/pytorch:20.12-py3", (1, 13)),
         ("nvcr.io#nvidia/pytorch:24.05-py3", (2, 2)),
         ("conda activate torch==2.3.1", (2, 3)),
         ("conda activate py38-pt111", None),

@@ -17,10 +17,13 @@ OUR_CALLBACKS = re.compile(r"\b(hf_trainer|lightning_callback|plain_pytorch)\b")
 ON = frozenset({"1", "yes", "true", "y", "on"})
 OLD, NEW = "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RENAMED = (2, 2)
-"""PyTorch 2.2 put TORCH_ before it, and has it on by default (pytorch/pytorch#114880); before, torchrun switched it on and nobody else did."""
+"""PyTorch 2.2 put TORCH_ before it, and warns of the old name: pytorch/pytorch#114077."""
+ON_BY_ITSELF = (2, 0)
+"""It came with 1.7 and was off (pytorch/pytorch#44163); by 2.1 it had been on for a while (#110723). torchrun has always switched it on."""
 TORCH = re.compile(r"(?:py)?torch[/=:@_-]{1,2}v?(\d{1,2})\.(\d{1,2})", re.IGNORECASE)
 NGC_YEARS = range(20, 40)
-"""NVIDIA's images are numbered by year and month; 24.01 is the first with PyTorch 2.2."""
+NGC_SINCE = (((24, 1), (2, 2)), ((23, 3), (2, 0)), ((20, 0), (1, 13)))
+"""NVIDIA's images are numbered by year and month: since when they have at least which PyTorch; the oldest ones have 1.13 or less."""
 
 
 class SlurmSettings(Value, frozen=True, kw_only=True):
@@ -167,10 +170,16 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
                 add=f"export {right}={value}",
             )  # fmt: skip
     unset = _value_of(script, OLD) is None and _value_of(script, NEW) is None
-    if unset and torch is not None and torch < RENAMED and not uses_launcher(script) and not script.sources:
+    if (
+        unset
+        and torch is not None
+        and torch < ON_BY_ITSELF
+        and not uses_launcher(script)
+        and not script.sources
+    ):
         yield Advice(
             rule="nccl_error_handling", level=Level.WARNING, where=script.path,
-            evidence=f"PyTorch {torch[0]}.{torch[1]}, and {OLD} is not set",
+            evidence=f"PyTorch before 2.0, and {OLD} is not set",
             sentence="A collective that fails or times out does not end its rank: the job hangs in the place of failing.",
             add=f"export {OLD}=1",
         )  # fmt: skip
@@ -189,7 +198,7 @@ def torch_version(text: str) -> tuple[int, int] | None:
     for match in TORCH.finditer(text):
         major, minor = int(match[1]), int(match[2])
         if major in NGC_YEARS:
-            return RENAMED if (major, minor) >= (24, 1) else (2, 1)
+            return next(version for since, version in NGC_SINCE if (major, minor) >= since)
         if 1 <= major <= 9:
             return major, minor
     return None

@@ -147,7 +147,6 @@ def _configuration(wanted: Wanted, listen: str) -> Config:
             "controller_url": f"http://{listen}",
             "metrics_listen": "",
             "state_directory": "",
-            "node_name": "",
         },
         "controller": {
             "listen": listen,
@@ -162,6 +161,7 @@ def _configuration(wanted: Wanted, listen: str) -> Config:
     if wanted.kill_switch or "kill_switch" in (given.get("jobs") or {}):
         own["jobs"]["kill_switch"] = wanted.kill_switch or given["jobs"]["kill_switch"]
     _merge(given, own)
+    given["agent"].pop("node_name", None)  # each agent has a name of its own: that of its node
     file = directory / "config.yaml"
     file.write_text(json.dumps(given, indent=2))
     return load_config(str(file))

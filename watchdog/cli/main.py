@@ -9,6 +9,7 @@ from watchdog.cli.agent import agent
 from watchdog.cli.attach import attach
 from watchdog.cli.check_config import check_config
 from watchdog.cli.controller import controller
+from watchdog.cli.demo import demo
 from watchdog.cli.diagnose import diagnose
 from watchdog.cli.doctor import doctor
 from watchdog.cli.explain import explain
@@ -59,6 +60,7 @@ for _command in (
     group_stacks,
     run,
     attach,
+    demo,
     agent,
     controller,
 ):

@@ -278,6 +278,10 @@ class Story:
         }
 
 
+PAGE = "http://127.0.0.1:9767"
+"""`controller.page_listen` as it is shipped."""
+
+
 def tell(nodes: int = 4) -> int:
     """Tells the whole story. Returns 0 if every act ended as it should."""
     teller = Teller()
@@ -300,6 +304,10 @@ def tell(nodes: int = 4) -> int:
             environment = cards.environment if cards is not None else None
             watchdog = stack.enter_context(Watchdog(cluster, mode="act", agent_env=environment))
             teller.say("we", f"watchdog: {len(watchdog.agents)} agents and a controller, mode act")
+            teller.say(
+                "we",
+                f"while this runs, the page: {PAGE}; metrics: {_metrics(cluster)} (make demo KEEP=1 leaves it up)",
+            )
             story = Story(cluster, watchdog, teller, cards)
             story.begin()
             for act in (story.filesystem_freezes, story.rank_hangs, story.operator_moves_the_run):
@@ -316,10 +324,15 @@ def tell(nodes: int = 4) -> int:
     return 0 if good and len(acts) == 3 else 1
 
 
+def _metrics(cluster: Cluster) -> str:
+    return f"http://{cluster.controller_address}:{PORT}/metrics"
+
+
 def _keep(cluster: Cluster, watchdog: Watchdog, teller: Teller) -> None:
     teller.act("KEEP=1: everything stays up until Ctrl-C")
     teller.say("we", f"{COMMAND} status --socket {watchdog.socket}")
-    teller.say("we", f"metrics: http://{cluster.controller_address}:{PORT}/metrics")
+    teller.say("we", f"the page: {PAGE}")
+    teller.say("we", f"metrics: {_metrics(cluster)}")
     teller.say("we", f"Slurm: SLURM_CONF={cluster.env['SLURM_CONF']} squeue")
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stop.set())

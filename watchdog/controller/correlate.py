@@ -61,6 +61,7 @@ WAITS_FOR_NOTHING = frozenset(
         (Kind.STALLED_PROGRESS, Kind.COLLECTIVE_HANG),
         (Kind.STALLED_PROGRESS, Kind.LINGERING_JOB),
         (Kind.STALLED_PROGRESS, Kind.WEDGED_TEARDOWN),
+        (Kind.WEDGED_TEARDOWN, Kind.LINGERING_JOB),
     }
 )
 """(kind, what would explain it): told at once, although the explanation is already suspected. A dead rank is known in seconds, and

@@ -276,6 +276,12 @@ def test_a_job_that_stands_does_not_wait_for_stacks_that_may_never_come() -> Non
     assert told(story) == {HANG}
 
 
+def test_who_stays_in_its_teardown_is_told_although_those_that_left_are_a_suspicion_of_their_own() -> None:
+    story = Story()
+    suspicion = replace(UNKNOWN, kind=Kind.LINGERING_JOB, wanted=(StacksWanted(job_id="7"),), lasted_s=200.0)
+    assert story.after(0, suspicion, bad(Kind.WEDGED_TEARDOWN)) == [(Kind.WEDGED_TEARDOWN, FIRING)]
+
+
 def test_a_wedged_teardown_explains_the_hang_in_it() -> None:
     story = Story()
     story.after(0, BAD, bad(Kind.WEDGED_TEARDOWN), bad(Kind.STALLED_PROGRESS), bad(Kind.LOG_ERROR))

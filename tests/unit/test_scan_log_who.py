@@ -63,6 +63,12 @@ CASES: list[tuple[str, str, Verdict]] = [
     # the clock of Slurm may be that of another zone
     ("Slurm's clock is behind", steps(1, 20) + traceback("[rank4]: ", DISK) + "slurmstepd: error: *** STEP 4.0 ON n1 CANCELLED AT 2024-05-01T02:10:00 ***\n", ("disk_full", 4, None)),
     ("Slurm's clock is ahead", steps(1, 20) + "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T19:00:21 DUE TO PREEMPTION ***\n2024-05-01 10:00:22 ERROR [rank3]: RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated.\n", None),
+    # several processes have the same prefix
+    ("a victim of the same host", traceback("n2: ", LOST) + traceback("n2: ", "AssertionError: expected 3, got 4"), ("assertion", None, "n2")),
+    ("a victim of the same local rank on another node", traceback("[default6]:", LOST) + traceback("[default6]:", "ModuleNotFoundError: No module named 'a'") + table((14, 6, "n2", 1, "10:00:05")), ("import_error", 14, "n2")),
+    ("torchrun's own prefix: a task is its launcher", traceback("[default6]:", DISK) + "srun: error: n2: task 1: Exited with exit code 1\n", ("disk_full", None, "n2")),
+    ("the table of another node lists its victim", table((2, 2, "n1", -6, "10:00:09")) + traceback("n2: ", "RuntimeError: CUDA error: unspecified launch failure") + table((12, 4, "n2", 1, "10:00:02"), (13, 5, "n2", -15, "10:00:20")), ("cuda_error", 12, "n2")),
+    ("a source line behind a level is no exception", "".join(f"2024-05-01 10:00:00,1 [rank 3] ERROR {line}\n" for line in traceback("", DISK).splitlines()), ("disk_full", 3, None)),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
 

@@ -57,7 +57,7 @@ _NOT_HOSTS = re.compile(
     re.IGNORECASE,
 )
 _LEVEL = re.compile(
-    r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|ERR)\b(?:[\])>|:*\s-]+|$)",
+    r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|ERR)\b(?:\s*[\])>|:*-]+\s?|\s|$)",  # what follows keeps its indentation
 )
 _GLOG = re.compile(r"\[?(?P<letter>[IWEFD])\d{3,4} [\d:.]+(?: +\d+)? (?:(?P<file>[\w./<>-]+:\d+)\])?\s?")
 _TORCH_OLD = re.compile(r"\[?(?P<letter>[IWEF]) (?P<file>[\w./-]+:\d+)\] ?")

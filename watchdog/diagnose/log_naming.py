@@ -136,8 +136,9 @@ def placed(error: Error, name: str, case: Case, host: str | None) -> tuple[int |
             failures=[row for row in ranks.failures if segments.get(row.line) == error.segment],
             tasks=[task for task in ranks.tasks if segments.get(task.line) == error.segment],
         )
-    row = _first_failure(ranks.failures, name)
-    if row is not None and (host is None or row.host is None or host.split(".")[0] == row.host.split(".")[0]):
+    there = [row for row in ranks.failures if host is None or _short(row.host) in ("", _short(host))]
+    row = _first_failure(there, name, error.traceback)
+    if row is not None:
         return row.rank, host or row.host
     task = task_of(error, name, ranks)
     if task is not None and (host is None or host == task[1]):
@@ -145,16 +146,21 @@ def placed(error: Error, name: str, case: Case, host: str | None) -> tuple[int |
     return None, host
 
 
-def _first_failure(failures: Sequence[Failure], name: str) -> Failure | None:
+def _short(host: str | None) -> str:
+    return (host or "").partition(".")[0]
+
+
+def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Failure | None:
     """The row of torchrun's tables that an error without a name belongs to, if it can be only one.
 
     Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may list such a one first.
+    What Python `raised` ends a process with code 1.
     """
     codes = {code for code, signal in SIGNAL_NAMES.items() if signal == name} or {1, 2}
     if name in ("oom_kill", "killed"):
         codes = {-9}
     if name in ("abort", "cuda_error", "glibc_abort", "device_assert", "gpu_ecc"):
-        codes = {1, -6}
+        codes = {1} if raised and any(row.code == 1 for row in failures) else {1, -6}
     rows = [row for row in failures if row.code in codes]
     if len(rows) == 1:
         return rows[0]

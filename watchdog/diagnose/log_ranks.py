@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from watchdog.diagnose.log_lines import Line, Who
 from watchdog.diagnose.log_time import Stamp, stamp_of
 
+LOCAL_RANKS = 16
+"""More ranks than on any node."""
 LIKELY_WORLD = 1 << 14
 """Numbers from here on are no ranks where the log does not say how many there are."""
 MAX_WORLD = 1 << 20
 _LAUNCHER = re.compile(
     r"torch[./]distributed[./](?:run|launch|elastic)|\btorchrun\b|ChildFailedError|torchelastic|accelerate[ ./](?:launch|commands)|deepspeed[./]launcher|\[launch\.py:|nproc_per_node|local_rank: \d+ \(pid|mp\.spawn"
 )
+_TEED = re.compile(r"(?:\d+: |[\w.-]+: )?\[default\d+\]:")
+"""torchrun's prefix: Slurm's tasks are its launchers."""
 _WORLD = re.compile(
     r"\bworld[ _]?size\W{1,4}(?P<a>\d{1,7})\b|\bWORLD_SIZE\W{1,3}(?P<b>\d{1,7})\b|\bnranks (?P<c>\d{1,7})\b|\bnum_processes\W{1,4}(?P<d>\d{1,7})\b|"
     r"GLOBAL_RANK: \d+, MEMBER: \d+/(?P<e>\d+)|distributed_backend=\w+ with (?P<g>\d+) processes|All distributed processes registered\. Starting with (?P<f>\d+) processes",
@@ -135,6 +139,17 @@ class Ranks:
         ranks = {rank for rank, where in self.by_pid.get(pid, ()) if host is None or where in (None, host)}
         return ranks.pop() if len(ranks) == 1 else None
 
+    def is_one_process(self, who: Who) -> bool:
+        """Whether all lines of a `who` are one process's: a host has several, and so has a local rank but on a single node."""
+        if who.rank is not None or who.number is not None or who.pid is not None:
+            return True
+        if who.local is None:
+            return False
+        if who.host is not None:
+            return True
+        several = any(row.rank != row.local for row in self.failures if row.rank is not None)
+        return not several and max(self.seen, default=0) <= LOCAL_RANKS and (self.world or 0) <= LOCAL_RANKS
+
     def _is_pid(self, who: Who) -> bool:
         return (who.number or 0) >= (self.world or LIKELY_WORLD) or (who.host, who.number) in self.pids
 
@@ -188,7 +203,9 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
             mixed = mixed or (who.number is not None and who.number != who.rank)
         elif who.number is not None and who.host is not None:
             on_hosts.setdefault(who.number, set()).add(who.host)
-        mixed = mixed or (who.local is not None and who.number is not None)
+        mixed = mixed or (
+            who.local is not None and (who.number is not None or _TEED.match(line.raw) is not None)
+        )
     ranks.failures = [*_read_tables(lines), *_read_words(lines)]
     ranks.launcher = ranks.launcher or bool(ranks.failures)
     ranks.tasks_are_ranks = not ranks.launcher and not mixed

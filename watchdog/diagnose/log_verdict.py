@@ -138,7 +138,11 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     roots = [error for error in before if _is_root(error) and not error.chained]
     firm = [error for error in roots if not error.weak] or roots
     deaths = _deaths(alive)
-    fatal = [error for error in firm if _is_fatal(error, case, deaths) and not _came_of_it(error, alive)]
+    fatal = [
+        error
+        for error in firm
+        if _is_fatal(error, case, deaths) and not _came_of_it(error, alive, case.ranks)
+    ]
     if fatal:
         return _of_cause(case, fatal, alive)
     if after:
@@ -238,7 +242,7 @@ def _is_fatal(error: Error, case: Case, deaths: Sequence[Error]) -> bool:
     return last - error.line <= LAST_LINES
 
 
-def _came_of_it(error: Error, alive: Sequence[Error]) -> bool:
+def _came_of_it(error: Error, alive: Sequence[Error], ranks: Ranks) -> bool:
     """Whether an error came of a cascade: later in time than the first timeout, or what a rank says that had lost the others before."""
     if error.name in FIRST_HAND:
         return False
@@ -248,7 +252,7 @@ def _came_of_it(error: Error, alive: Sequence[Error]) -> bool:
         timed = other.name in TIMED_OUT and other.own_time and error.own_time
         if timed and other.at is not None and error.at is not None and error.at > other.at + 1:
             return True
-        same = other.who == error.who and error.who.named and other.source == error.source
+        same = other.who == error.who and ranks.is_one_process(error.who) and other.source == error.source
         if same and other.line < error.line and error.name in AFTER_SIGTERM | {"cuda_error"}:
             return True
     return False

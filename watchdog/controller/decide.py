@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from watchdog import clock
-from watchdog.actuate import drain, kill_switch
+from watchdog.actuate import kill_switch
+from watchdog.controller import janitor
 from watchdog.controller.drive import Driver, Tools
 from watchdog.controller.journal import JournalError
 from watchdog.controller.judge import STANDING
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 HISTORY_S = 7 * 86400.0
 """Attempts on a job are counted over a week, Slurm's usual longest time limit."""
 JANITOR_S = 60.0
-"""Between two looks at our drains that may be taken back."""
+"""Between two looks at what we did to nodes and may be taken back."""
 DRIVE_AGAIN_S = 15.0
 """After an action's task has failed (a full disk under the journal), before it is taken up again."""
 
@@ -448,34 +449,34 @@ class Decider:
             self._c.journal_error = str(error)
             return None
 
-    # ------------------------------------------------------------------------------------ drains of ours
+    # ------------------------------------------------------------------------------------ what we did to nodes
 
     def _sweep(self, now: float) -> None:
-        """Now and then: our drains that have lasted long enough are taken back, in a task of their own."""
-        lifetime_s = self._c.config.policy.drain_lifetime
+        """Now and then: exclusions and drains of ours that have lasted long enough are taken back, in a task of their own."""
         busy = self._janitor is not None and not self._janitor.done()
-        if lifetime_s <= 0 or busy or now - self._swept_at < JANITOR_S:
+        if busy or now - self._swept_at < JANITOR_S:
             return
         self._swept_at = now
         try:
             if self._paused() is None and self._c.blind(now) is None:
-                self._janitor = asyncio.create_task(self._take_back_drains(clock.wall() - lifetime_s))
+                self._janitor = asyncio.create_task(self._take_back())
         except JournalError as error:
             self._c.journal_error = str(error)
 
-    async def _take_back_drains(self, before: float) -> None:
-        journal = self._c.journal
+    async def _take_back(self) -> None:
+        c, policy = self._c, self._c.config.policy
+        acting = (driver.run.decision.fence for driver in self._drivers.values())
+        busy = frozenset(fence.job_id for fence in acting if fence is not None)
         try:
-            for entry in journal.node_entries("drained"):
-                if entry.at < before:
-                    settled, why = await drain.undrain(
-                        self._c.slurm, entry.node, entry.reason, entry.reason_at
-                    )
-                    log.warning("drain of %s: %s", entry.node, why)
-                    if settled:
-                        journal.end_node_entry(entry.id, clock.wall(), why)
+            await janitor.sweep(
+                c.journal,
+                c.slurm,
+                c.state.jobs,
+                busy,
+                janitor.Lifetimes(drain_s=policy.drain_lifetime, exclusion_s=policy.exclusion_lifetime),
+            )
         except JournalError as error:
-            self._c.journal_error = str(error)
+            c.journal_error = str(error)
 
     async def close(self) -> None:
         """Stops driving. Nothing is lost: the journal has every intent, and the next start takes it up."""

@@ -119,7 +119,7 @@ def say_outcome(incident: Incident, run: ActionRun) -> Said:
         sentence, todo = f"job {job}: {decision.action} goes on", "Nothing to do"
     elif end.ok:
         cost = [f"it was down for {duration(end.downtime_s)}"] if end.downtime_s is not None else []
-        if end.steps_lost is not None:
+        if end.steps_lost is not None and "lost" not in end.detail:  # which the ladder says itself, mostly
             cost.append(f"{plural(end.steps_lost, 'step')} done again")
         again = decision.action in (Action.REQUEUE, Action.GRACEFUL_RESTART)
         sentence = f"job {job} was {'restarted' if again else DONE.get(decision.action, 'restarted')}: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"

@@ -160,7 +160,7 @@ class Watchdog:
                 "state_directory": str(self.directory / "state"),
             },
             "security": {"token_file": str(token)},
-            "notify": {"slack": {"webhook_url_file": str(webhook)}},
+            "notify": {"slack": {"webhook_url_file": str(webhook), "messages_per_minute": 60}},
         }
         for layer in layers:
             _merge(config, layer)

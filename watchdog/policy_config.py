@@ -105,7 +105,7 @@ class Policy(Section):
     max_excluded_nodes: Count = Field(8, description="Never exclude more nodes than this from one job.")
     exclusion_lifetime: Span = Field(
         604800.0,
-        description="Exclusions that the watchdog added are dropped after this time, when the job is requeued or waits.",
+        description="Exclusions that the watchdog added are dropped after this time, from a job that waits or when it is requeued.",
     )
     max_drained_nodes: Count = Field(
         2, description="No node is drained where so many are drained or down already, whoever did it, …"

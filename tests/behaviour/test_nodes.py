@@ -158,3 +158,28 @@ def test_given_a_node_that_somebody_drained_before_then_its_reason_stays(tell: T
     story.passes(minutes=12)
     assert story.cluster.nodes["n1"].reason == "dead fan"
     assert not story.journal.node_entries("drained")
+
+
+def test_given_a_job_that_waits_when_our_exclusion_is_over_then_it_may_use_the_node_again(tell: Tell) -> None:
+    story = tell(acting("exclusion_lifetime: 10min"))
+    job = story.job(hangs=True, excluded=("n4",))
+    job.excluded = ("n4",)
+    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=2)
+    job.held = True
+    story.cluster.requeued(job, held=True)
+    story.passes(minutes=5)
+    assert set(job.excluded) == {"n4", "n1"}
+    story.passes(minutes=6)
+    assert job.excluded == ("n4",)
+    assert not story.journal.node_entries("excluded")
+
+
+def test_given_a_job_that_is_gone_then_the_ledger_forgets_its_exclusions(tell: Tell) -> None:
+    story = tell(acting("exclusion_lifetime: 3min"))
+    job = story.job(hangs=True)
+    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=2)
+    del story.cluster.jobs["7"]
+    story.passes(minutes=4)
+    assert not story.journal.node_entries("excluded")

@@ -7,6 +7,10 @@ from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
 
+FRESH_S = 12.0
+"""An agent that reports every 5 s was heard within this time, or it is as quiet as its node."""
+
+
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for each node that has ever reported and that Slurm knows, as far as it is asked about or down."""
     states = {node.name: node for node in view.slurm_nodes}
@@ -32,7 +36,7 @@ def _judge(
     age_s = view.now - node.reported_at
     agent = (
         f"its agent has not reported for {age_s:.0f} s, too"
-        if silent
+        if silent or age_s > FRESH_S
         else "yet its agent reports: slurmd is gone, not the node"
     )
     jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else ""

@@ -96,6 +96,14 @@ def test_a_node_that_slurm_lost_while_its_agent_reports_is_told_as_such() -> Non
     assert found[0].lasted_s == 0.0
 
 
+def test_an_agent_that_has_been_quiet_as_long_as_its_node_is_not_said_to_report() -> None:
+    """Slurm may know of a lost node before an agent counts as silent."""
+    view = cluster(0, of=4, states={"n2": "DOWN*"})
+    nodes = tuple(replace(each, reported_at=NOW - 20.0) if each.name == "n2" else each for each in view.nodes)
+    (found,) = [f for f in node_down.detect(replace(view, nodes=nodes)) if f.truth is Truth.BAD]
+    assert "its agent has not reported for 20 s, too" in found.summary
+
+
 @pytest.mark.parametrize(
     ("silent", "of", "expected"),
     [(1, 10, False), (2, 10, False), (3, 10, True), (3, 100, False), (21, 100, True), (1, 1, False), (2, 2, True), (0, 5, False)],

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tests.bench import (
     agent,
     at_scale,
+    commands,
     drift,
     kernel,
     logs,
@@ -39,6 +40,7 @@ def main() -> int:
         "drift": _drift,
         "controller": _controller,
         "page": _page,
+        "commands": _commands,
     }
     apart = {"soak": _soak}
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
@@ -139,6 +141,10 @@ def _controller(figures: Figures, options: argparse.Namespace) -> None:
 
 def _page(figures: Figures, options: argparse.Namespace) -> None:
     page.run(figures)
+
+
+def _commands(figures: Figures, options: argparse.Namespace) -> None:
+    commands.run(figures)
 
 
 def _soak(figures: Figures, options: argparse.Namespace) -> None:

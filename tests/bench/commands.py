@@ -1,0 +1,73 @@
+"""What an operator waits for: `status` of a large cluster; and what thousands of incidents at once cost the controller's tick."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.bench.figures import Figures
+from tests.unit.notices import open_journal
+from tests.unit.test_cli import FakeController, job, status
+from tests.unit.test_storm import make
+from watchdog import clock
+from watchdog.controller.judge import Change
+
+NODES = 10_000
+NODES_OF_A_JOB = 8
+MAX_STATUS_S = 1.0
+INCIDENTS = 5000
+TRIES = 5
+
+
+def run(figures: Figures) -> None:
+    figures.add(f"status.seconds_{NODES}_nodes", _status_s(), "s", at_most=MAX_STATUS_S)
+    told, decided, again = asyncio.run(_storm_s())
+    figures.add(f"storm.put_up_seconds_{INCIDENTS}_incidents", told, "s")
+    figures.add(f"storm.decide_seconds_{INCIDENTS}_incidents", decided, "s")
+    figures.add(f"storm.decide_again_seconds_{INCIDENTS}_incidents", again, "s")
+
+
+def _status_s() -> float:
+    """From the command line to the end of the process, the best of some tries."""
+    names = [f"gpu{number:05d}" for number in range(NODES)]
+    starts = range(0, NODES, NODES_OF_A_JOB)
+    document = status(
+        nodes={"reporting": names[: NODES * 99 // 100], "silent": names[NODES * 99 // 100 :]},
+        jobs=[job(job_id=str(at), nodes=names[at : at + NODES_OF_A_JOB], step_times_s=[4.2] * 24) for at in starts],
+    )  # fmt: skip
+    program = str(Path(sys.executable).with_name("slurm-watchdog"))
+    with tempfile.TemporaryDirectory() as directory:
+        controller = FakeController(Path(directory) / "c.sock")
+        controller.answers["GET", "/v1/status"] = document
+        try:
+            return min(_timed([program, "status", "--socket", str(controller.path)]) for _ in range(TRIES))
+        finally:
+            controller.close()
+
+
+def _timed(argv: list[str]) -> float:
+    began = time.monotonic()
+    done = subprocess.run(argv, capture_output=True, timeout=60)
+    assert done.returncode == 1, done.stderr  # some nodes are silent
+    return time.monotonic() - began
+
+
+async def _storm_s() -> tuple[float, float, float]:
+    """Seconds of one tick to write and put up as many incidents, to decide about all of them, and to find nothing new a tick later."""
+    with tempfile.TemporaryDirectory() as directory:
+        controller, incidents = make(open_journal(Path(directory)), INCIDENTS)
+        now = clock.monotonic()
+        began = time.monotonic()
+        controller._tell_changes([Change(before=None, after=each) for each in incidents], now)
+        told = time.monotonic()
+        controller.decider.decide(now)
+        decided = time.monotonic()
+        controller.decider.decide(now + 1.0)
+        again = time.monotonic()
+        await controller.collector.close()
+        controller.journal.close()
+        return told - began, decided - told, again - decided

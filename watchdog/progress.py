@@ -51,6 +51,9 @@ OWN_CHARS = 300
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 LONGEST_EPOCH = 1e9
 """Steps of an epoch whose length is not known: epoch and step become one number that rises."""
+NO_NUMBER = ("NaN", "Infinity")
+"""As Python's and JavaScript's writers of JSON put what it has no word for."""
+_NO_NUMBER = re.compile(r"(?<=[:\[,\s])(NaN|-?Infinity)(?=\s*[,}\]])")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
@@ -288,7 +291,7 @@ def _from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
     """A line of JSON, or a Python dictionary as the Hugging Face Trainer prints it: progress if it has a step."""
     pattern = "json"
     try:
-        data = msgspec.json.decode(text.replace("NaN", "null") if "NaN" in text else text)
+        data = msgspec.json.decode(_NO_NUMBER.sub(r'"\1"', text) if has_needle(NO_NUMBER, text) else text)
     except (msgspec.MsgspecError, RecursionError):
         pattern = "hf_trainer"
         try:

@@ -258,3 +258,22 @@ def test_a_run_that_never_makes_its_first_step_is_told_if_nobody_works(doing: st
     found = trace.told()
     assert [each.kind for each in found] == told
     assert all(5400 <= (each.fired_at or 0) <= 5600 and not each.actionable for each in found)
+
+
+def test_lines_of_a_log_between_two_looks_at_gpus_are_no_looks_at_them() -> None:
+    """One node has the log. Its cards are known no better than those of the other one, and nobody is odd for that."""
+    trace = Trace()
+    trace.every = 60.0
+    trace.go_on(900, steps=True)
+    trace.doing = {**dict.fromkeys(range(8), "spins"), 6: "sleeps"}
+    trace.go_on(400)
+    (found,) = trace.told()
+    assert (found.kind, [c.rank for c in found.culprits]) == ("collective_hang", [6])
+
+
+def test_a_loss_that_is_no_number_any_more_is_told_also_where_json_has_no_word_for_it() -> None:
+    trace = Trace(log='{{"step": {step}, "loss": {loss}}}')
+    trace.go_on(200, steps=True)
+    trace.loss = "NaN"
+    trace.go_on(200, steps=True)
+    assert [each.kind for each in trace.told()] == ["loss_nan"]

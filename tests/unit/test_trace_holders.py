@@ -55,12 +55,22 @@ def test_nobody_is_an_orphan_whose_job_goes_on_or_is_not_known() -> None:
 
 def test_ranks_are_seated_in_their_order_where_no_line_lists_processes() -> None:
     cards = [card(1, None), card(0, None)]
-    assert [(c.index, c.pids) for c in seated(cards, [rank(5), rank(4)])] == [(0, (104,)), (1, (105,))]
+    assert [(c.index, c.pids) for c in seated(cards, [rank(5), rank(4)], {})] == [(0, (104,)), (1, (105,))]
 
 
 def test_nobody_is_seated_where_it_does_not_fit() -> None:
     cards = (card(0, None), card(1, None))
     for ranks in ([], [rank(0)], [rank(0), rank(1), rank(2)], [rank(0), rank(1, job_id="8")]):
-        assert seated(cards, ranks) == cards
+        assert seated(cards, ranks, {}) == cards
     listed = (card(0, (100,)), card(1, None))
-    assert seated(listed, [rank(0), rank(1)]) == listed
+    assert seated(listed, [rank(0), rank(1)], {}) == listed
+
+
+def test_a_card_of_which_nothing_new_is_said_is_the_same_one_again() -> None:
+    """What is said twice was not looked at twice."""
+    cards, seats = [card(0, None)], dict[str, tuple[Gpu, Gpu]]()
+    (first,) = seated(cards, [rank(0)], seats)
+    (again,) = seated(cards, [rank(0)], seats)
+    (other,) = seated([card(0, None)], [rank(0)], seats)
+    assert again is first
+    assert other is not first

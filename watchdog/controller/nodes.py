@@ -56,7 +56,9 @@ class _Averages:
             return
         slow_s = self.slow_s + elapsed_s
         self.slow_s = slow_s = slow_s if slow_s < SLOW_S else SLOW_S
-        self.fast = fast = _average(self.fast, value, elapsed_s, FAST_S)
+        # One look says little: whoever looks once a minute has to average over several of them.
+        fast_s = SETTLED_LOOKS * elapsed_s
+        self.fast = fast = _average(self.fast, value, elapsed_s, fast_s if fast_s > FAST_S else FAST_S)
         if not self.keeps_high:
             self.slow = _average(self.slow, value, elapsed_s, slow_s)
         elif self.looks >= SETTLED_LOOKS:
@@ -92,6 +94,8 @@ class _Past:
     ecc_rose_at: float | None = None
     counters: dict[str, int] = field(default_factory=dict)
     rising: dict[str, Rise] = field(default_factory=dict)
+    view: GpuView | None = None
+    """As it was handed out last."""
 
 
 @dataclass(slots=True)
@@ -205,6 +209,8 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     past = node.gpus.get(gpu.uuid)
     if past is None:
         past = node.gpus[gpu.uuid] = _Past(seen_at=now)
+    if past.view is not None and past.view.gpu is gpu and not past.rising:
+        return past.view  # nobody has looked at it since: said again, for something else was
     if gpu.pids and gpu.pids != past.pids:
         if past.pids and frozenset(past.pids).isdisjoint(gpu.pids):
             past.power_w = _power()
@@ -228,7 +234,7 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         past.ecc_uncorrected = gpu.ecc_uncorrected
     if past.counters or not (gpu.ecc_corrected is gpu.pcie_replays is gpu.nvlink_errors is None):
         _note_corrections(past, gpu, now)
-    return GpuView(
+    past.view = GpuView(
         node=name,
         gpu=gpu,
         seen_at=past.seen_at,
@@ -241,6 +247,7 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         ecc_uncorrected_rose_at=past.ecc_rose_at,
         rising=tuple(past.rising.values()),
     )
+    return past.view
 
 
 def _note_corrections(past: _Past, gpu: Gpu, now: float) -> None:

@@ -225,7 +225,8 @@ PATTERNS: tuple[Pattern, ...] = (
 
 # "Step 2: load the model": behind the number two words or more, and nothing that was measured ("loss=nan" was).
 PROSE = re.compile(
-    r"(?!.*[=:]\s*[-+]?(?:nan|inf)(?:inity)?\b)[^A-Za-z\d]*[A-Za-z]+[^A-Za-z\d]+[A-Za-z][^\d]*", re.IGNORECASE
+    r"(?!.*(?:[=:]|(?:loss|ppl|perplexity|norm|reward)\b)\s*[-+]?(?:nan|inf)(?:inity)?\b)[^A-Za-z\d]*[A-Za-z]+[^A-Za-z\d]+[A-Za-z][^\d]*",
+    re.IGNORECASE,
 )
 # A bar of tqdm whose description, or whose unit, says that it is of something else than training.
 OTHER_BAR = re.compile(

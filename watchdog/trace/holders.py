@@ -85,7 +85,11 @@ class Holders:
         )
 
 
-def seated(gpus: Sequence[Gpu], processes: Iterable[Process]) -> tuple[Gpu, ...]:
+Seats = dict[str, tuple[Gpu, Gpu]]
+"""UUID or place -> a GPU as the trace has it, and as it was handed out: the same one again, as long as nothing new is said of it."""
+
+
+def seated(gpus: Sequence[Gpu], processes: Iterable[Process], seats: Seats) -> tuple[Gpu, ...]:
     """The GPUs with the ranks that compute on them, where no line of the node lists any process: the ranks of the one job that is
     there, in their order, if they are as many as the GPUs. Elsewhere the GPUs as they are."""
     if any(gpu.pids is not None for gpu in gpus):
@@ -98,4 +102,12 @@ def seated(gpus: Sequence[Gpu], processes: Iterable[Process]) -> tuple[Gpu, ...]
     in_order = zip(
         sorted(gpus, key=lambda gpu: gpu.index), sorted(ranks, key=lambda r: r.rank or 0), strict=True
     )
-    return tuple(replace(gpu, pids=(rank.pid,)) for gpu, rank in in_order)
+    return tuple(_seat(gpu, rank.pid, seats) for gpu, rank in in_order)
+
+
+def _seat(gpu: Gpu, pid: int, seats: Seats) -> Gpu:
+    name = gpu.uuid or str(gpu.index)
+    known = seats.get(name)
+    if known is None or known[0] is not gpu or known[1].pids != (pid,):
+        known = seats[name] = gpu, replace(gpu, pids=(pid,))
+    return known[1]

@@ -23,7 +23,7 @@ from watchdog.model import (
     Report,
 )
 from watchdog.trace import records
-from watchdog.trace.holders import Holders, seated
+from watchdog.trace.holders import Holders, Seats, seated
 from watchdog.trace.logs import Logs
 from watchdog.trace.processes import Processes
 from watchdog.trace.records import Tally
@@ -56,6 +56,7 @@ class Node:
     over: dict[str, str] = field(default_factory=dict)
     """Jobs that have ended, and their users, as Slurm's listing has them at this moment."""
     _holders: Holders = field(default_factory=Holders)
+    _seats: Seats = field(default_factory=dict)
     _recorded: bool = False
     """A recording says itself who holds a GPU."""
     _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
@@ -143,7 +144,7 @@ class Node:
         processes, gpus = self.processes.present(), self._present(self._gpus, now)
         holders: tuple[GpuHolder, ...] = ()
         if not self._recorded:
-            gpus = seated(gpus, processes)
+            gpus = seated(gpus, processes, self._seats)
             self._holders.note(processes, gpus)
             lately = self.processes.listed_since(now - self._fresh_s)
             holders = self._holders.orphans(lately, gpus, self.over, now)

@@ -119,12 +119,11 @@ def _named(job: Job, fault: Fault, culprits: list[dict[str, Any]], node: str) ->
 
 def _diagnosis(job: Job, fault: Fault, result: Result, incident: dict[str, Any]) -> None:
     deadline = time.time() + DIAGNOSIS_S + SLACK_S
-    while (found := job.diagnosis(incident["id"])) is None:
+    while (document := job.diagnosis()) is None:
         if time.time() > deadline:
             result.say("no diagnosis came")
             return
         job.stage.pause(LOOK_EVERY_S)
-    document, _ = found
     result.diagnosis_s = time.time() - incident["seen"]
     result.diagnosis_right = _named(job, fault, document["culprits"], "host")
     result.say(f"diagnosis after {result.diagnosis_s:.1f} s: {document['class']}: {document['summary']}")

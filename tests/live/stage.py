@@ -90,11 +90,14 @@ class Job:
             if each["state"] == "firing" and not each["inhibited_by"]
         ]
 
-    def diagnosis(self, incident_id: str) -> tuple[dict[str, Any], float] | None:
-        """The diagnosis that is kept with an incident, and when it was kept."""
-        for part in self.stage.watchdog.explain(incident_id)["evidence"]:
-            if part["kind"] == "diagnosis":
-                return part["document"], float(part["at"])
+    def diagnosis(self) -> dict[str, Any] | None:
+        """The diagnosis of this run: kept once, with the first of the job's incidents that asked for it."""
+        watchdog = self.stage.watchdog
+        for incident in watchdog.incidents(self.job_id):
+            for part in watchdog.explain(incident["id"])["evidence"]:
+                if part["kind"] == "diagnosis":
+                    document: dict[str, Any] = part["document"]
+                    return document
         return None
 
     def stopped(self) -> list[str]:

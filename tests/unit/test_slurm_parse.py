@@ -150,8 +150,67 @@ def test_the_elements_of_an_array_and_the_rest_of_it_are_told_apart(release: Rel
         assert job.process_id.isdigit()
     (rest,) = [job for job in elements.values() if "[" in job.job_id]
     assert rest.job_id == f"{array}_[{rest.array_tasks}]"
-    assert rest.array_tasks.endswith("%2")
+    assert (rest.array_tasks, rest.stdout) == ("2-9", None)
     assert release.job("plain").array_job_id == ""
+
+
+def test_elements_with_records_of_their_own_are_listed_one_by_one_and_many_gaps_spoil_nothing(
+    release: Release,
+) -> None:
+    array = release.id_of("gaps")
+    jobs = release.jobs
+    for element in ("4", "9"):
+        job = jobs[f"{array}_{element}"]
+        assert (job.comment, job.array_tasks, job.array_job_id) == ("split off", element, array)
+    (rest,) = [job for job in jobs.values() if job.array_job_id == array and "[" in job.job_id]
+    assert rest.job_id.startswith(f"{array}_[0-1,16,25,")
+    assert rest.job_id.endswith("441,484,529,576,625,676,729,784,841]")
+
+
+def listing(*rows: dict[str, str]) -> str:
+    empty = {
+        "jobid": "6", "jobarrayid": "6_0", "state": "PENDING", "restartcnt": "0", "batchflag": "1", "requeue": "1",
+        "prioritylong": "1", "starttime": "N/A", "userid": "0", "username": "ann", "batchhost": "n/a", "arrayjobid": "6",
+        "arraytaskid": "0", "hetjobid": "N/A", "hetjoboffset": "N/A", "submittime": "1", "eligibletime": "1",
+    }  # fmt: skip
+    header = {"jobid": "JOBID"}
+    return "".join(
+        MARKS.field.join([row.get(name, "X" if row is header else "") for name in parse.JOB_FIELDS])
+        + MARKS.record
+        + "\n"
+        for row in (header, *({**empty, **row} for row in rows))
+    )
+
+
+def element(index: int, **more: str) -> dict[str, str]:
+    return {"jobarrayid": f"6_{index}", "arraytaskid": str(index), **more}
+
+
+def test_unstarted_elements_are_one_job_and_those_that_have_run_are_jobs_of_their_own() -> None:
+    text = listing(
+        element(0, jobid="7", state="RUNNING", nodelist="n1", batchhost="n1"),
+        element(1, jobid="8", restartcnt="1"),
+        *(element(index) for index in range(2, 10)),
+        element(11),
+    )
+    jobs = {job.job_id: job for job in parse.parse_jobs(text, MARKS)}
+    assert list(jobs) == ["6_0", "6_1", "6_[2-9,11]"]
+    assert (jobs["6_1"].restarts, jobs["6_1"].raw_id) == (1, "8")
+    assert (jobs["6_[2-9,11]"].array_tasks, jobs["6_[2-9,11]"].raw_id) == ("2-9,11", "6")
+
+
+def test_the_last_element_has_the_number_of_the_array_and_is_a_job_all_the_same() -> None:
+    assert [job.job_id for job in parse.parse_jobs(listing(element(9)), MARKS)] == ["6_9"]
+    requeued = listing(element(8, jobid="7", state="RUNNING"), element(9, restartcnt="2"))
+    assert {job.job_id: job.restarts for job in parse.parse_jobs(requeued, MARKS)} == {"6_8": 0, "6_9": 2}
+
+
+def test_ten_thousand_unstarted_elements_are_one_short_job() -> None:
+    text = listing(*(element(index) for index in range(0, 30_000, 3)))
+    (job,) = parse.parse_jobs(text, MARKS)
+    assert job.job_id.startswith("6_[0,3,6,")
+    assert job.job_id.endswith(",...]")
+    assert len(job.job_id) < 220
 
 
 def test_the_components_of_a_heterogeneous_job_are_told_apart(release: Release) -> None:
@@ -183,14 +242,15 @@ def test_a_guessed_mark_spoils_the_answer_and_forges_nothing(release: Release) -
 
 def test_an_answer_cut_anywhere_is_refused_or_ends_at_a_record(release: Release) -> None:
     text = release.text("jobs")
-    whole = parse.parse_jobs(text, MARKS)
+    whole = release.jobs
+    rests = {job.raw_id for job in whole.values() if "[" in job.job_id}  # fewer elements, another id
     for end in range(0, len(text) - 1, 61):
         try:
             jobs = parse.parse_jobs(text[:end], MARKS)
         except parse.ParseError:
             continue
         assert text[:end].endswith("q8r\n")
-        assert jobs == whole[: len(jobs)]
+        assert all(job == whole[job.job_id] for job in jobs if job.raw_id not in rests)
 
 
 def test_excluded_nodes_are_those_of_the_job(release: Release) -> None:
@@ -280,6 +340,27 @@ def test_node_lists_are_expanded(text: str, nodes: tuple[str, ...]) -> None:
     assert sorted(parse.expand_nodes(text)) == sorted(nodes)
 
 
+def test_ten_thousand_nodes_are_as_many_names_and_are_kept_once() -> None:
+    nodes = parse.expand_nodes("gpu[00001-10000]")
+    assert (len(nodes), nodes[0], nodes[-1]) == (10000, "gpu00001", "gpu10000")
+    odd = parse.expand_nodes("gpu[00001,00003,09999]")
+    assert odd == ("gpu00001", "gpu00003", "gpu09999")
+    assert odd[2] is nodes[9998]
+
+
+def test_ten_thousand_nodes_are_listed_once_each_whatever_their_partitions() -> None:
+    rows = [
+        (f"gpu{number:05d}", "10.0.0.1", "idle", partition, "Unknown", "Unknown", "none")
+        for number in range(1, 10001)
+        for partition in ("all", "main")
+    ]
+    header = ("NODELIST", *(["X"] * (len(parse.NODE_FIELDS) - 1)))
+    text = "".join(MARKS.field.join(row) + MARKS.record + "\n" for row in (header, *rows))
+    nodes = parse.parse_nodes(text, MARKS)
+    assert len(nodes) == 10000
+    assert {node.partitions for node in nodes} == {("all", "main")}
+
+
 @pytest.mark.parametrize("text", ["n[1-", "n[a-b]"])
 def test_a_broken_node_list_is_an_error(text: str) -> None:
     with pytest.raises(parse.ParseError):
@@ -325,6 +406,34 @@ def test_the_default_output_of_an_arrays_element_is_where_slurm_writes_it(
     path: str, in_array: bool, pattern: str
 ) -> None:
     assert parse.output_of(path, {"workdir": "/w", "jobid": "19"}, in_array) == pattern
+
+
+@pytest.mark.parametrize(
+    ("printed", "job_id"),
+    [
+        ("16+0", "16"),
+        ("16+1", "16+1"),
+        ("6_7", "6_7"),
+        ("6_[2-9%2]", "6_[2-9%2]"),
+        ("6_[1-399:2]", "6_[1-399:2]"),
+        ("6_[1,3,5,...]", "6_[1,3,5,...]"),
+        # As 22.05 prints the elements 0, 1, 4, 9, 16, ... of an array.
+        ("62_[0-1,4,9,16,25,36,49,64,81,1", "62_[0-1,4,9,16,25,36,49,64,81,...]"),
+        ("62_[0-1,4,", "62_[0-1,4,...]"),
+        ("62_[12", "62_[...]"),
+        ("62_[", "62_[...]"),
+    ],
+)
+def test_the_id_of_an_array_with_many_gaps_may_be_cut_off_and_spoils_no_listing(
+    printed: str, job_id: str
+) -> None:
+    assert parse.checked_id(printed) == job_id
+
+
+@pytest.mark.parametrize("printed", ["", "x", "6_", "6_[2-9]x", "6 7", "6_[a]", "٣"])
+def test_what_is_no_id_is_noticed(printed: str) -> None:
+    with pytest.raises(parse.ParseError):
+        parse.checked_id(printed)
 
 
 def test_a_pattern_in_a_name_is_not_filled_in_again() -> None:

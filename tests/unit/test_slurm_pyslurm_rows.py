@@ -29,10 +29,13 @@ def rows_of(release: Path) -> dict[str, Any]:
 
 def comparable(job: SlurmJob) -> SlurmJob:
     """Without what squeue can't list, what pyslurm can't say (a job that was stopped runs, for it cuts off the higher
-    flags of a state), and the output of elements that have not started: there is no such file."""
+    flags of a state), and of elements that have not started the output, which does not exist, and their list, which
+    both cut off after so many characters."""
     unstarted = "[" in job.job_id
     return replace(
         job,
+        job_id=f"{job.array_job_id}_[...]" if unstarted else job.job_id,
+        array_tasks="..." if unstarted else job.array_tasks,
         excluded_nodes=(),
         state="RUNNING" if job.state == "STOPPED" else job.state,
         stdout=None if unstarted else job.stdout,
@@ -50,10 +53,9 @@ def test_there_are_recordings() -> None:
 
 
 def test_jobs_are_the_same_as_in_the_commands_listing(release: Path) -> None:
-    listed = {
-        job.job_id: comparable(job) for job in parse.parse_jobs((release / "jobs.txt").read_text(), MARKS)
-    }
-    told = {job.job_id: comparable(job) for job in pyslurm_rows.read_jobs(rows_of(release)["jobs"])}
+    text = (release / "jobs.txt").read_text()
+    listed = {job.job_id: job for job in map(comparable, parse.parse_jobs(text, MARKS))}
+    told = {job.job_id: job for job in map(comparable, pyslurm_rows.read_jobs(rows_of(release)["jobs"]))}
     assert told.keys() == listed.keys()
     for job_id, job in listed.items():
         assert told[job_id] == job
@@ -92,12 +94,6 @@ def row(**values: Any) -> dict[str, Any]:
         # pyslurm says None for the element 0.
         ({"array_id": 18}, "18_0", "18", "0"),
         ({"array_id": 20}, "20_0", "20", "0"),
-        (
-            {"array_id": 20, "array_tasks_waiting": "2-9", "array_tasks_parallel": 2},
-            "20_[2-9%2]",
-            "20",
-            "2-9%2",
-        ),
         ({"array_id": 20, "array_tasks_waiting": "2-9"}, "20_[2-9]", "20", "2-9"),
         # An array that was cancelled before all had started.
         ({"array_id": 20, "state": "CANCELLED"}, "20", "", ""),

@@ -255,7 +255,7 @@ def test_the_child_gives_all_jobs_and_nodes_and_what_the_library_prints_is_no_an
     listings = world(
         jobs=[
             job_values(name="a\nb"),
-            job_values(id=6, array_id=6, array_tasks_waiting="2-4", array_tasks_parallel=1),
+            job_values(id=6, array_id=6, array_tasks_waiting="2-4"),
         ],
         nodes=[
             node
@@ -265,13 +265,13 @@ def test_the_child_gives_all_jobs_and_nodes_and_what_the_library_prints_is_no_an
 
     async def ask() -> Any:
         view = await listings.view()
-        one, array, none = await listings.job("5"), await listings.job("6_[2-4%1]"), await listings.job("77")
+        one, array, none = await listings.job("5"), await listings.job("6_[2-4]"), await listings.job("77")
         node, no_node = await listings.node("n1"), await listings.node("n2")
         await listings.close()
         return view, one, array, none, node, no_node
 
     view, one, _array, none, node_read, no_node = run(ask)
-    assert [(job.job_id, job.name) for job in view.jobs] == [("5", "a\nb"), ("6_[2-4%1]", "")]
+    assert [(job.job_id, job.name) for job in view.jobs] == [("5", "a\nb"), ("6_[2-4]", "")]
     assert view.jobs[0] == one
     assert none is None
     assert view.nodes == (node_read,)

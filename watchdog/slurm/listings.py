@@ -14,9 +14,10 @@ from watchdog.slurm import parse
 from watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
 from watchdog.slurm.commands import Answer, Commands, first_line, gather
 
-LISTING = ("--local", "--all", "--states=all", "--array-unique")
-"""This cluster only, hidden partitions too, whatever the state; and each element of an array that has a record of its own on a
-line of its own: otherwise squeue puts those that wait for the same reason on one line, requeued ones among them."""
+LISTING = ("--local", "--all", "--states=all", "--array")
+"""This cluster only, hidden partitions too, whatever the state; and each element of an array on a line of its own: otherwise
+squeue puts all that wait on one line, also those that have run, were requeued and are jobs of their own. (22.05 has a finer
+option for it, --array-unique, that later releases lack.) parse_jobs folds the unstarted rest again."""
 NODE_LISTING = ("--local", "--all", "--Node")
 
 

@@ -10,10 +10,13 @@ each field (which title differs between releases), and an answer without a heade
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+from ClusterShell.RangeSet import RangeSet
+from msgspec.structs import replace
 
 from watchdog.model import SlurmJob, SlurmNode
 from watchdog.slurm.states import is_held
@@ -30,6 +33,9 @@ JOB_FIELDS = (
     "dependency", "reason", "account", "workdir", "command", "stdout", "stderr", "comment", "name",
 )  # fmt: skip
 """What squeue -O is asked for, in this order."""
+STATE, ARRAY, ELEMENT = (JOB_FIELDS.index(name) for name in ("state", "arrayjobid", "arraytaskid"))
+REST_LIMIT = 200
+"""Characters of a list of elements that have not started."""
 EXCLUDED_FIELDS = ("%i", "%x")
 """The excluded nodes exist in squeue -o only, the restart count in squeue -O only."""
 NODE_FIELDS = ("nodelist", "nodeaddr", "statecomplete", "partitionname", "timestamp", "user", "reason")
@@ -90,11 +96,33 @@ def parse_table(text: str, fields: tuple[str, ...], marks: Marks) -> list[list[s
 def parse_jobs(text: str, marks: Marks) -> tuple[SlurmJob, ...]:
     """The listing of jobs (`JOB_FIELDS`, times as seconds since the epoch), without excluded nodes.
 
+    The elements of an array that have not started share one record in Slurm, and become one job here: `6_[2-9]`.
     Raises ParseError.
     """
+    jobs: list[SlurmJob] = []
+    unstarted: dict[str, list[str]] = {}
+    for row in parse_table(text, JOB_FIELDS, marks):
+        array, element = row[ARRAY], row[ELEMENT]
+        if row[0] == array and row[STATE] == "PENDING" and element.isdigit():
+            elements = unstarted.setdefault(array, [])
+            elements.append(element)
+            if len(elements) > 1:
+                continue
+        jobs.append(_job(dict(zip(JOB_FIELDS, row, strict=True))))
     return tuple(
-        _job(dict(zip(JOB_FIELDS, row, strict=True))) for row in parse_table(text, JOB_FIELDS, marks)
+        _rest(job, unstarted[job.raw_id])
+        if len(unstarted.get(job.raw_id, ())) > 1 and job.state == "PENDING"
+        else job
+        for job in jobs
     )
+
+
+def _rest(job: SlurmJob, elements: list[str]) -> SlurmJob:
+    """The job that stands for several elements, from the first of them."""
+    tasks = str(RangeSet.fromlist(elements))
+    if len(tasks) > REST_LIMIT:
+        tasks = tasks[: tasks.rindex(",", 0, REST_LIMIT) + 1] + "..."
+    return replace(job, job_id=f"{job.array_job_id}_[{tasks}]", array_tasks=tasks, stdout=None, stderr=None)
 
 
 def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
@@ -233,7 +261,8 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     if text in {"", "(null)", "n/a", "None", "None assigned"}:
         return ()
     try:
-        return tuple(str(node) for node in NodeSet(text, resolver=RESOLVER_NOGROUP))
+        # The names are shared by all jobs that have had these nodes: what is kept stays small on 10,000 of them.
+        return tuple(sys.intern(str(node)) for node in NodeSet(text, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise ParseError(f"no list of nodes: {text[:80]!r} ({error})") from error
 

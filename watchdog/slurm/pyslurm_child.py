@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 JOB_ATTRIBUTES = (
-    "id", "array_id", "array_task_id", "array_tasks_waiting", "array_tasks_parallel", "heterogeneous_id",
+    "id", "array_id", "array_task_id", "array_tasks_waiting", "heterogeneous_id",
     "heterogeneous_offset", "state", "requeue_count", "is_batch_job", "is_requeueable", "priority", "start_time",
     "submit_time", "eligible_time", "user_id", "partition", "allocated_nodes", "batch_host", "required_nodes",
     "excluded_nodes", "num_nodes", "time_limit",

@@ -23,7 +23,6 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     array_id: int | None = None
     array_task_id: int | None = None
     array_tasks_waiting: str | None = None
-    array_tasks_parallel: int | None = None
     heterogeneous_id: int | None = None
     heterogeneous_offset: int | None = None
     requeue_count: int = 0
@@ -84,6 +83,7 @@ def read_nodes(rows: object) -> tuple[SlurmNode, ...]:
 def _job(row: JobRow) -> SlurmJob:
     job_id, raw_id = job_id_of(row), str(row.id)
     waiting, element = _waiting(row), _element(row)
+    has_files = row.is_batch_job and not waiting
     host = row.batch_host or ""
     batch_host = host if row.is_batch_job and host not in NO_HOST else None
     names = parse.Names(raw_id, job_id, row.user_name, row.name or "", batch_host or "")
@@ -105,9 +105,9 @@ def _job(row: JobRow) -> SlurmJob:
         is_batch=row.is_batch_job,
         requeueable=row.is_requeueable,
         held=is_held(row.state, reason, row.priority),
-        stdout=parse.expand_path(row.standard_output or "", workdir, names) if row.is_batch_job else None,
+        stdout=parse.expand_path(row.standard_output or "", workdir, names) if has_files else None,
         stderr=parse.expand_path(row.standard_error or row.standard_output or "", workdir, names)
-        if row.is_batch_job
+        if has_files
         else None,
         workdir=workdir or None,
         comment=row.comment or "",
@@ -129,7 +129,7 @@ def _job(row: JobRow) -> SlurmJob:
 
 
 def job_id_of(row: JobRow) -> str:
-    """As squeue writes it: `12`, `12_3`, `12_[4-9%2]`, `12+1`; the first component of a heterogeneous job is `12`."""
+    """As squeue writes it: `12`, `12_3`, `12_[4-9]`, `12+1`; the first component of a heterogeneous job is `12`."""
     if (element := _element(row)) is not None:
         return f"{row.array_id}_{element}"
     if waiting := _waiting(row):
@@ -150,10 +150,8 @@ def _element(row: JobRow) -> int | None:
 
 
 def _waiting(row: JobRow) -> str:
-    """The elements that have not started, with how many may run at once; pyslurm leaves that out of the first."""
-    if not row.array_tasks_waiting:
-        return ""
-    return row.array_tasks_waiting + (f"%{row.array_tasks_parallel}" if row.array_tasks_parallel else "")
+    """The elements that have not started."""
+    return row.array_tasks_waiting or ""
 
 
 def dependency_text(dependencies: dict[str, Any] | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watchdog.controller.ladder_restart import described_end, end_of_restart, take_care
+from watchdog.controller.ladder_restart import LATE_S, described_end, end_of_restart, take_care
 from watchdog.controller.ladder_state import (
     Do,
     End,
@@ -131,7 +131,10 @@ def _chain_end(run: ActionRun, world: World) -> ActionEnd:
 def go_on_elsewhere(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
     """A new job was submitted, held: the old one is ended, then the new one is let go."""
     new = world.submitted
-    if not done(run, Rung.RESUBMIT):
+    if new is None and not done(run, Rung.RESUBMIT):
+        last = tries(run, Rung.RESUBMIT)[-1]
+        if not world.submission_looked_for or world.now < (last.outcome_at or last.intent_at) + LATE_S:
+            return Wait(reason=f"whether a job was submitted is not known yet: {last.detail}")
         move, why = _resubmit(run, stage, world, limits)
         return leave(run, world, why) if move is None else move
     if new is None:

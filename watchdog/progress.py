@@ -51,9 +51,9 @@ OWN_CHARS = 300
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 LONGEST_EPOCH = 1e9
 """Steps of an epoch whose length is not known: epoch and step become one number that rises."""
-NO_NUMBER = ("NaN", "Infinity")
-"""As Python's and JavaScript's writers of JSON put what it has no word for."""
-_NO_NUMBER = re.compile(r"(?<=[:\[,\s])(NaN|-?Infinity)(?=\s*[,}\]])")
+NO_NUMBER = ("NaN", "nan", "Inf", "inf")
+"""As writers of JSON put what it has no word for."""
+_NO_NUMBER = re.compile(r"(?<=[:\[,\s])(-?(?:NaN|nan|Infinity|[Ii]nf))(?=\s*[,}\]])")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 

@@ -33,6 +33,8 @@ class Trace:
         self.freed: set[int] = set()
         """Ranks whose GPU is empty."""
         self.silent: set[str] = set()
+        self.states: dict[int, str] = {}
+        """Of ranks, where they are not those of what they do."""
         self.slower, self.every = 1.0, 5.0
         self.next_step_at = 10.0
         self.job("RUNNING")
@@ -77,7 +79,7 @@ class Trace:
                 job_id=JOB,
                 rank=rank,
                 pid=pid,
-                state=state,
+                state=self.states.get(rank, state),
                 cpu_s=round(cores * self.t + 50, 1),
             )
         held = rank not in self.freed
@@ -277,3 +279,23 @@ def test_a_loss_that_is_no_number_any_more_is_told_also_where_json_has_no_word_f
     trace.loss = "NaN"
     trace.go_on(200, steps=True)
     assert [each.kind for each in trace.told()] == ["loss_nan"]
+
+
+def test_where_nobody_tells_the_time_of_processes_those_that_ran_and_sleep_now_use_none() -> None:
+    trace = Trace(("proc.cpu_s",))
+    trace.go_on(300, steps=True)
+    trace.doing = {**dict.fromkeys(range(8), "spins"), 6: "sleeps"}
+    trace.go_on(200)
+    (found,) = trace.told()
+    assert (found.kind, [c.rank for c in found.culprits]) == ("collective_hang", [6])
+
+
+@pytest.mark.parametrize("left_out", [("proc.cpu_s", "proc.state"), ("proc.cpu_s",)])
+def test_a_process_that_is_said_to_sleep_all_the_time_says_nothing_by_it(left_out: tuple[str, ...]) -> None:
+    """While rank 0 saves, and its author writes S for everybody."""
+    trace = Trace(left_out)
+    trace.states = dict.fromkeys(range(8), "S")
+    trace.go_on(300, steps=True)
+    trace.doing = {**dict.fromkeys(range(8), "spins"), 0: "saves"}
+    trace.go_on(900)
+    assert trace.told() == []

@@ -732,7 +732,7 @@ class SlurmJob(Value, frozen=True, kw_only=True):
     array_job_id: str = ""
     """The whole array's id, empty for a job that is no element."""
     array_tasks: str = ""
-    """Its index in the array; of the record that stands for all elements that have not started yet `4-9%1`."""
+    """Its index in the array; of the job `6_[4-9]` that stands for all elements that have not started yet `4-9`."""
     het_job_id: str = ""
     """The first component's id, for every component of a heterogeneous job."""
     het_offset: int | None = None

@@ -116,14 +116,25 @@ def test_given_a_job_that_wants_no_signals_then_it_gets_none(tell: Tell) -> None
     assert [rung.split()[0] for rung in story.rungs(hang)] == ["evidence", "requeue_hold", "release"]
 
 
-def test_given_a_job_that_wants_more_than_is_permitted_then_it_gets_what_is_permitted(tell: Tell) -> None:
+def test_given_a_job_that_wants_what_is_not_permitted_then_it_is_left_alone_and_it_says_so(
+    tell: Tell,
+) -> None:
     story = tell(GRACEFUL)
     job = story.job(comment="watchdog: ladder=cancel")
     slow = story.finds(Kind.SLOW_NODE, job)
-    decision = story.decisions(slow)[0]
-    assert decision.action == "none"
+    assert story.decided(slow) == ("suppressed", "opted_out")
+    assert "cancel, which is not permitted" in story.why(slow)
     story.passes(minutes=3)
     assert not story.done
+
+
+def test_given_a_job_that_wants_more_than_is_permitted_then_it_gets_what_is_permitted(tell: Tell) -> None:
+    story = tell(GRACEFUL)
+    job = story.job(hangs=True, comment="watchdog: ladder=requeue+cancel")
+    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    story.passes(minutes=2)
+    assert [rung.split()[0] for rung in story.rungs(hang)] == ["evidence", "requeue_hold", "release"]
+    assert "not permitted: cancel" in story.decisions(hang)[-1].rule
 
 
 def test_given_a_job_that_wants_to_be_asked_before_it_is_requeued_then_it_is(tell: Tell) -> None:

@@ -125,6 +125,9 @@ def permit(rule: Rule, wish: Wish) -> Rule:
         return rule
     wanted = [step for step in wish.ladder if step in rule.ladder or (rule.ladder and step in HARMLESS)]
     dropped = [step for step in wish.ladder if step not in wanted]
+    if rule.ladder and not wanted:
+        wants = "nothing done" if not wish.ladder else f"{', '.join(dropped)}, which is not permitted"
+        return replace(rule, refused=f"its owner wants {wants} ({wish.source})")
     kept = [step for step in rule.ladder if step is Step.EVIDENCE]
     source = f"{rule.source}, and the wish of its owner ({wish.source})"
     if dropped:

@@ -1,0 +1,58 @@
+"""What a job's environment asks of the watchdog: from its processes, by way of reports, to the run that it is about and no other."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from msgspec.structs import replace
+
+from tests.unit.builders import slurm_job
+from watchdog.agent.collectors.process import MAX_WISH, ProcessCollector
+from watchdog.controller.state import ClusterState
+from watchdog.model import JobWish, Report, Role, SlurmNode, SlurmView
+from watchdog.report_changes import changes_between, make_whole
+from watchdog.wire import decode_report, encode_report
+
+OFF = JobWish(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),))
+REPORT = Report(node="n1", boot_id="b", agent_id="a", sequence=1, wishes=(OFF,))
+
+
+def entry(job_id: str, role: Role, environ: dict[str, str] | None) -> SimpleNamespace:
+    known = SimpleNamespace(environ=environ)
+    return SimpleNamespace(known=known, member=SimpleNamespace(job_id=job_id, role=role))
+
+
+def test_ranks_speak_for_the_job_and_the_batch_shell_where_they_say_nothing() -> None:
+    mine = [
+        entry("7", Role.HELPER, {"SLURM_WATCHDOG": "off"}),
+        entry("7", Role.RANK, {"SLURM_WATCHDOG_KILL_SWITCH": "/k", "SLURM_RESTART_COUNT": "2", "HOME": "/x"}),
+        entry("7", Role.RANK, {"SLURM_WATCHDOG_KILL_SWITCH": "/other"}),
+        entry("8", Role.HELPER, {"SLURM_WATCHDOG": "x" * 5000}),
+        entry("9", Role.RANK, {"HOME": "/x"}),
+        entry("10", Role.RANK, None),
+    ]
+    first, second = ProcessCollector.wishes(SimpleNamespace(_mine=mine))  # type: ignore[arg-type]
+    assert first == JobWish(job_id="7", restarts=2, variables=(("SLURM_WATCHDOG_KILL_SWITCH", "/k"),))
+    assert (second.job_id, len(second.variables[0][1])) == ("8", MAX_WISH)
+
+
+def test_a_report_of_changes_carries_them_and_the_wire_as_well() -> None:
+    later = replace(REPORT, sequence=2)
+    small = changes_between(REPORT, later)
+    assert small is not None and small.wishes == (OFF,)
+    assert make_whole(REPORT, small) == later
+    assert decode_report(encode_report(REPORT)).wishes == (OFF,)
+
+
+def test_they_count_for_the_run_that_said_so_and_are_forgotten_with_the_job() -> None:
+    state = ClusterState(silent_after_s=45, report_lifetime_s=30)
+    node = SlurmNode(name="n1", address="", state="ALLOCATED")
+    job = slurm_job()
+    state.apply_slurm(SlurmView(jobs=(job,), nodes=(node,)), 0.0)
+    assert state.variables_of(job) == {}
+    state.apply_report(REPORT, 1.0)
+    assert state.variables_of(job) == {"SLURM_WATCHDOG": "off"}
+    assert state.variables_of(slurm_job(restarts=1)) == {}, "the next run may have another environment"
+    assert state.variables_of(slurm_job(job_id="8")) == {}
+    state.apply_slurm(SlurmView(jobs=(), nodes=(node,)), 2.0)
+    assert state.variables_of(job) == {}

@@ -28,7 +28,7 @@ from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavaila
 
 EPOCH = 1_700_000_000.0
 UID = 1000
-LOG = "/work/job.log"
+LOG = "/scratch/job.log"
 OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 ENDING_S = 3.0
 ELIGIBLE_AFTER_S = 5.0
@@ -233,7 +233,7 @@ class Scripted:
             job_id=job.id, state=job.state, reason=job.reason, name=job.name, user=job.user, uid=UID, account=job.account,
             partition=job.partition, nodes=job.nodes, batch_host=job.nodes[0] if job.nodes else None, restarts=job.restarts,
             start_at=job.start_at, excluded_nodes=job.excluded, is_batch=job.is_batch, requeueable=job.requeueable, held=job.held,
-            stdout=LOG, workdir="/work", comment=job.comment, node_count=job.wants, required_nodes=job.required,
+            stdout=LOG, workdir="/scratch", comment=job.comment, node_count=job.wants, required_nodes=job.required,
             dependency=job.dependency, array_job_id=job.array, raw_id=job.id.replace("_", "0") if job.array else "",
         )  # fmt: skip
 

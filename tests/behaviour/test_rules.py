@@ -151,9 +151,9 @@ def test_given_a_job_that_wants_to_be_asked_before_it_is_requeued_then_it_is(tel
     [
         "watchdog: of",
         "watchdog: kill_switch=stop",
-        "watchdog: kill_switch=/work/../etc/x",
+        "watchdog: kill_switch=/scratch/../etc/x",
         "watchdog: ladder=reque",
-        "watchdog: killswitch=/work/stop",
+        "watchdog: killswitch=/scratch/stop",
     ],
 )
 def test_given_a_wish_that_nobody_can_understand_then_the_job_is_left_alone_and_it_says_why(

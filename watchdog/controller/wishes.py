@@ -1,7 +1,7 @@
 """What a job's owner wants of the watchdog: words in `--comment`, or variables of the job. Pure.
 
     #SBATCH --comment="watchdog: off"
-    #SBATCH --comment="watchdog: kill_switch=/work/run7/stop,checkpoint_dir=/work/run7/ckpt,ladder=kill_switch+requeue"
+    #SBATCH --comment="watchdog: kill_switch=/scratch/run7/stop,checkpoint_dir=/scratch/run7/ckpt,ladder=kill_switch+requeue"
     export SLURM_WATCHDOG="off"        or the same words as after `watchdog:`
 
 A wish that cannot be understood leaves the job alone: somebody meant something by it.

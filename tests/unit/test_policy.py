@@ -11,7 +11,18 @@ from tests.unit.builders import slurm_job
 from watchdog.controller.policy import ASKED_FOR, GUARDS, Limits, Situation, decide, is_final, is_news
 from watchdog.controller.rules import Rule
 from watchdog.knowledge.ladders import SHIPPED
-from watchdog.model import Action, Decision, Fence, Incident, IncidentState, Kind, Severity, Verdict
+from watchdog.model import (
+    Action,
+    Decision,
+    Fence,
+    Incident,
+    IncidentState,
+    Kind,
+    Severity,
+    SlurmNode,
+    Step,
+    Verdict,
+)  # fmt: skip
 
 LIMITS = Limits(
     cooldown_s=900,
@@ -182,3 +193,42 @@ def test_evidence_that_comes_and_goes_is_told_once_if_nothing_else_was() -> None
     assert not is_news(judge(weak), [judge(mode="observe")])
     assert not is_news(judge(mode="observe"), [judge(mode="observe")])
     assert is_news(judge(), [judge(weak)])
+
+
+@pytest.mark.parametrize("silent", range(1, 101))
+def test_above_a_fifth_of_the_nodes_silent_nothing_is_done_whatever_else_is_clear(silent: int) -> None:
+    decision = judge(nodes_known=100, nodes_silent=silent)
+    expected = (Verdict.SUPPRESSED, "storm") if silent > 20 else (Verdict.ALLOWED, str(Kind.COLLECTIVE_HANG))
+    assert (decision.verdict, decision.by) == expected
+
+
+def test_what_of_a_ladder_is_not_possible_is_left_out_and_said() -> None:
+    ladder = (Step.KILL_SWITCH, Step.REQUEUE, Step.RESUBMIT, Step.CANCEL)
+    rule = Rule(mode="act", ladder=ladder, source="t")
+    situation = replace(SITUATION, rule=rule, job=slurm_job(requeueable=False), loop_turns=False)
+    decision = decide(INCIDENT, situation, LIMITS, "d")
+    assert decision.ladder == (Step.RESUBMIT, Step.CANCEL)
+    assert decision.action is Action.RESUBMIT
+    assert "no kill switch" in decision.reason and "no requeue" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "action", "words"), [("off", Action.NONE, "the mode is off"), ("act", Action.REQUEUE, "clear")]
+)
+def test_a_kind_whose_mode_is_off_is_told_only(mode: str, action: Action, words: str) -> None:
+    decision = judge(mode=mode)
+    assert (decision.action, decision.verdict) == (action, Verdict.ALLOWED)
+    assert words in decision.reason
+
+
+def test_a_node_is_drained_only_where_the_rule_says_so_and_within_both_budgets() -> None:
+    nodes = tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(1, 101))
+    rule = Rule(mode="act", ladder=SHIPPED[Kind.COLLECTIVE_HANG], source="t", drain=True)
+    limits = replace(LIMITS, max_drained_nodes=3, drained_percent=2.0)
+    fits = decide(INCIDENT, replace(SITUATION, rule=rule, nodes=nodes), limits, "d")
+    assert fits.drain == ("n1",)
+    out = (*nodes[:-2], *(replace(node, state="DRAINED") for node in nodes[-2:]))
+    full = decide(INCIDENT, replace(SITUATION, rule=rule, nodes=out), limits, "d")
+    assert full.drain == () and "not drained" in full.reason and full.verdict is Verdict.ALLOWED
+    shipped = decide(INCIDENT, replace(SITUATION, nodes=nodes), limits, "d")
+    assert shipped.drain == ()

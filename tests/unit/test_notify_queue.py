@@ -357,6 +357,19 @@ def test_a_slack_that_never_answers_keeps_nobody_from_working(journal: Journal) 
     assert journal.outbox_pending(1)
 
 
+def test_the_pace_forgets_what_is_a_minute_old_and_what_a_clock_left_in_the_future() -> None:
+    pace = Pace(5)
+    for at in (100.0, 102.0, 104.0, 106.0, 108.0):
+        assert pace.wait_s(at) == 0.0
+        pace.note(at)
+    assert (pace.free(109.0), round(pace.wait_s(109.0))) == (0, 51)
+    assert (pace.free(160.5), pace.wait_s(160.5)) == (1, 0.0)
+    assert (pace.free(50.0), pace.wait_s(50.0)) == (5, 0.0)  # the clock was set back
+    pace.note(50.0)
+    assert len(pace._sent) == 1
+    assert pace.wait_s(50.5) == 0.5  # a second between two
+
+
 # ------------------------------------------------------------------------------------------------- many
 
 

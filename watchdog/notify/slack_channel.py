@@ -44,6 +44,8 @@ class Pace:
 
     def note(self, now: float) -> None:
         """A message went out, or may have."""
+        while self._sent and not now - WINDOW_S < self._sent[0] <= now:
+            self._sent.popleft()
         self._sent.append(now)
 
     def free(self, now: float) -> int:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -112,3 +116,21 @@ def test_nonsense_is_counted_by_reason_and_costs_nothing_else() -> None:
     }
     strip = lambda outcome: [(i.kind, i.opened_at, i.fired_at, i.culprits) for i in outcome.incidents]  # noqa: E731
     assert strip(hurt) == strip(clean)
+
+
+@pytest.mark.parametrize("name", sorted(set(EXPECTED) - {"nonsense", "healthy"}))
+def test_in_what_order_nodes_and_their_processes_report_at_one_moment_changes_nothing(name: str) -> None:
+    lines = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
+    shuffled = []
+    for _, moment in groupby(lines, key=lambda line: line["t"]):
+        said = list(moment)
+        in_order = [line for line in said if line["kind"] in ("job", "node", "fault", "log")]
+        others = [line for line in said if line not in in_order]
+        Random(3).shuffle(others)
+        shuffled += [*in_order, *others]
+
+    def told(outcome: Outcome) -> list[object]:
+        return [(i.kind, i.subject, i.fired_at, set(i.culprits), i.state) for i in outcome.incidents]
+
+    data = "\n".join(json.dumps(line) for line in shuffled).encode()
+    assert told(replay(io.BytesIO(data).read, Config(), numbered_ids())) == told(play(name))

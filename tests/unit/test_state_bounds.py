@@ -22,9 +22,9 @@ from watchdog.model import (
     SlurmView,
 )
 
-LISTED = 10
+LISTED = 5
 """Ended jobs that Slurm still lists."""
-JUDGED = 100
+JUDGED = 250
 """At one of so many jobs everything is judged."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from watchdog.diagnose.log_digest import Digest
 from watchdog.diagnose.log_progress import NoNumber, Progress, Silence
@@ -23,6 +24,11 @@ class Source:
     no_number: NoNumber | None = None
     roles: dict[int, str] = field(default_factory=dict)
     """Of each error's place its role."""
+
+    @cached_property
+    def last_error_line(self) -> int:
+        """0 if there is no error."""
+        return max((error.line for error in self.errors), default=0)
 
 
 @dataclass(frozen=True)

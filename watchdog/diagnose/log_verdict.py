@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
 from watchdog.diagnose.log_case import Case, Source, Verdict, after_step, duration, sentence, words_of
 from watchdog.diagnose.log_consequences import LAST_CHOICE, TIMED_OUT, of_consequences
 from watchdog.diagnose.log_errors import STEP_SLACK_S
-from watchdog.diagnose.log_lines import Line, classify
+from watchdog.diagnose.log_lines import Line, Who, classify
 from watchdog.diagnose.log_naming import (
     GPU_NAMES,
     failed_node,
@@ -138,11 +140,8 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     roots = [error for error in before if _is_root(error) and not error.chained]
     firm = [error for error in roots if not error.weak] or roots
     deaths = _deaths(alive)
-    fatal = [
-        error
-        for error in firm
-        if _is_fatal(error, case, deaths) and not _came_of_it(error, alive, case.ranks)
-    ]
+    cascade = _cascade(alive)
+    fatal = [e for e in firm if _is_fatal(e, case, deaths) and not cascade.has_brought(e, case.ranks)]
     if fatal:
         return _of_cause(case, fatal, alive)
     if after:
@@ -151,7 +150,8 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     late = _late_cause(case) if any(error.name in TIMED_OUT for error in before) else None
     if late is not None:
         return _of_cause(case, [late], alive)
-    told = [error for error in before if not _is_root(error) or error in firm]
+    kept = {id(error) for error in firm}
+    told = [error for error in before if not _is_root(error) or id(error) in kept]
     return of_consequences(case, told, ended < len(alive))
 
 
@@ -214,16 +214,16 @@ def _rises_after(error: Error, case: Case) -> int:
 
 
 def _goes_on_quietly(error: Error, source: Source) -> bool:
-    """Whether its stream says many ordinary things after an error of the soft kind, and nothing ends the run."""
-    if error.name not in SOFT or any(not _is_root(each) for each in source.errors if each.line > error.line):
+    """Whether its stream says many ordinary things after an error of the soft kind, and no error is told any more."""
+    if error.name not in SOFT or error.line < source.last_error_line:
         return False
-    later = [
+    ordinary = (
         line
-        for line in source.digest.lines
-        if line.number > error.line and line.who == error.who and line.text.strip()
-    ]
-    ordinary = [line for line in later if line.stamp is not None or line.level == "info"]
-    return len(ordinary) >= QUIET_LINES and not any(each.line > error.line for each in source.errors)
+        for line in reversed(source.digest.lines)
+        if line.number > error.line and (line.stamp is not None or line.level == "info")
+        and line.who == error.who and line.text.strip()
+    )  # fmt: skip
+    return len(list(islice(ordinary, QUIET_LINES))) == QUIET_LINES
 
 
 def _deaths(alive: Sequence[Error]) -> list[Error]:
@@ -242,20 +242,38 @@ def _is_fatal(error: Error, case: Case, deaths: Sequence[Error]) -> bool:
     return last - error.line <= LAST_LINES
 
 
-def _came_of_it(error: Error, alive: Sequence[Error], ranks: Ranks) -> bool:
-    """Whether an error came of a cascade: later in time than the first timeout, or what a rank says that had lost the others before."""
-    if error.name in FIRST_HAND:
-        return False
-    for other in alive:
-        if other is error or other.weak or other.name not in FELT:
-            continue
-        timed = other.name in TIMED_OUT and other.own_time and error.own_time
-        if timed and other.at is not None and error.at is not None and error.at > other.at + 1:
+@dataclass(frozen=True)
+class _Cascade:
+    """Where and when ranks first felt that they had lost the others."""
+
+    timed_out_at: float | None
+    line_of: Mapping[tuple[int, Who], int]
+    """Of each file and stream."""
+
+    def has_brought(self, error: Error, ranks: Ranks) -> bool:
+        """Whether an error came of it: later in time than the first timeout, or what a rank says that had lost the others before."""
+        if error.name in FIRST_HAND:
+            return False
+        if (
+            self.timed_out_at is not None
+            and error.own_time
+            and error.at is not None
+            and error.at > self.timed_out_at + 1
+        ):
             return True
-        same = other.who == error.who and ranks.is_one_process(error.who) and other.source == error.source
-        if same and other.line < error.line and error.name in AFTER_SIGTERM | {"cuda_error"}:
-            return True
-    return False
+        line = self.line_of.get((error.source, error.who))
+        after = line is not None and line < error.line and error.name in AFTER_SIGTERM | {"cuda_error"}
+        return after and ranks.is_one_process(error.who)
+
+
+def _cascade(alive: Sequence[Error]) -> _Cascade:
+    felt = [error for error in alive if not error.weak and error.name in FELT]
+    times = [e.at for e in felt if e.name in TIMED_OUT and e.own_time and e.at is not None]
+    line_of: dict[tuple[int, Who], int] = {}
+    for error in felt:
+        key = (error.source, error.who)
+        line_of[key] = min(error.line, line_of.get(key, error.line))
+    return _Cascade(min(times, default=None), line_of)
 
 
 def _late_cause(case: Case) -> Error | None:

@@ -22,6 +22,7 @@ import traceback
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.utils.store import barrier
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -251,8 +252,8 @@ class Training:
 
 
 def stay(store):
-    """As error handlers do that wait until everybody has said that he is back."""
-    store.wait(["everybody is back"], datetime.timedelta(hours=20))
+    """As error handlers do that wait until everybody is back."""
+    barrier(store, int(os.environ["WORLD_SIZE"]), "everybody is back", barrier_timeout=72000)
 
 
 def never_end(how):

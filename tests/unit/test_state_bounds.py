@@ -24,7 +24,7 @@ from watchdog.model import (
 
 LISTED = 5
 """Ended jobs that Slurm still lists."""
-JUDGED = 250
+JUDGED = 100
 """At one of so many jobs everything is judged."""
 
 

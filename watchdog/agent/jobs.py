@@ -24,12 +24,12 @@ RANK_SOURCES: tuple[tuple[str, str, str], ...] = (
     ("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_SIZE"),
     ("ALPS_APP_PE", "ALPS_LOCAL_RANKID", "ALPS_APP_SIZE"),
     ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE"),
+    ("SLURM_WATCHDOG_RANK", "SLURM_WATCHDOG_LOCAL_RANK", "SLURM_WATCHDOG_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
-    ("SLURM_WATCHDOG_RANK", "SLURM_WATCHDOG_LOCAL_RANK", "SLURM_WATCHDOG_WORLD_SIZE"),
 )
 """Rank, local rank, world size, as set by: torchrun, accelerate and DeepSpeed's launcher; Open MPI; MVAPICH2; PMIx; MPICH's and
-Intel's Hydra (PMI 1 and 2); Cray's PMI; Cray PALS; ALPS; Flux; srun; our own `run`, for a program that is alone. What is set closest to the trainer comes first. Ray
+Intel's Hydra (PMI 1 and 2); Cray's PMI; Cray PALS; ALPS; Flux; our own `run`, for a program that is alone; srun. What is set closest to the trainer comes first. Ray
 gives its workers no rank in their environment: there the process that srun started is the rank, with workers."""
 RANK_VARIABLES = tuple(dict.fromkeys(rank for rank, _, _ in RANK_SOURCES))
 LOCAL_RANK_VARIABLES = tuple(dict.fromkeys(local for _, local, _ in RANK_SOURCES))

@@ -45,7 +45,9 @@ def deeds(people: type | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     rates = replace(
         recipe_of(1).rates, faults=8.0, people=0.0, kills=0.0, stops=0.0, clocks=0.0, journal_full=0.0
     )
-    recipe = replace(quiet_recipe(1), hours=0.45, calm_s=600.0, nodes=8, jobs=4, rates=rates, cooldown_s=120.0)
+    recipe = replace(
+        quiet_recipe(1), hours=0.45, calm_s=600.0, nodes=8, jobs=4, rates=rates, cooldown_s=120.0
+    )
     with simulation(recipe) as sim:
         sim.run()
         assert history_of(sim)

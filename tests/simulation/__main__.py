@@ -102,14 +102,21 @@ def main() -> int:
         default=range(0),
         help="one kill switch, deaths of the controller, and nodes that are cut off while it is out: 0-1000, or one",
     )
+    parser.add_argument(
+        "--ladders",
+        type=numbers,
+        default=range(0),
+        help="crash points of other ladders than the shipped ones (signals, resubmission, cancel, drain): 0-1000, or one",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true", help="a line a run")
     options = parser.parse_args()
     work = [("seeds", [each]) for each in options.seeds]
     work += [("crash-points", each) for each in by_story(options.crash_points)]
     work += [("cycles", each) for each in by_story(options.cycles)]
+    work += [("ladders", each) for each in by_story(options.ladders)]
     if not work:
-        parser.error("give --seeds, --crash-points or --cycles")
+        parser.error("give --seeds, --crash-points, --cycles or --ladders")
     began = time.monotonic()
     alone = sum(len(some) for _, some in work) == 1
     with ProcessPoolExecutor(options.processes) as pool:

@@ -126,6 +126,80 @@ def every_requeue_is_of_its_run_and_once(h: History) -> Iterator[str]:
             yield f"decision {decision_id} was carried out {count} times"
 
 
+LEVERS = {
+    "cancel": Rung.CANCEL, "signal USR1": Rung.SIGNAL_USR1, "signal TERM": Rung.SIGNAL_TERM, "hold": Rung.HOLD,
+}  # fmt: skip
+"""What we did to a job -> the rung that has to be written before."""
+
+
+def every_other_lever_is_of_its_run_too(h: History) -> Iterator[str]:
+    """No job is cancelled, held or sent a signal but the run of a decision whose intent was written before; no signal comes twice."""
+    signals: Counter[tuple[str, int, str]] = Counter()
+    for deed in h.deeds:
+        rung = LEVERS.get(deed.what) if deed.by == "us" else None
+        if rung is None:
+            continue
+        mine = [
+            run.decision for run in h.actions
+            if run.decision.fence is not None and any(t <= deed.t for t in h.intents(run.decision.id, rung))
+            and (run.decision.fence.job_id, run.decision.fence.restarts) == (deed.job_id, deed.restarts)
+        ]  # fmt: skip
+        if not mine:
+            yield f"{deed.what} hit run {deed.job_id}.{deed.restarts} at {deed.t:.0f}, and no written intent was about it"
+        if deed.what.startswith("signal"):
+            signals[deed.job_id, deed.restarts, deed.what] += 1
+    for (job_id, restarts, what), count in signals.items():
+        sent = sum(
+            run.decision.fence is not None and (run.decision.fence.job_id, run.decision.fence.restarts) == (job_id, restarts)
+            for run in h.actions
+        )  # fmt: skip
+        if count > sent:
+            yield f"run {job_id}.{restarts} got {what} {count} times for {sent} decisions"
+
+
+def what_is_submitted_again_is_so_once_and_never_runs_beside_the_old_job(h: History) -> Iterator[str]:
+    """By the mark in its comment: one new job for a decision, of which the intent was written before, and the old one is over first."""
+    new: dict[str, str] = {}
+    """New job -> the one in whose place it is."""
+    by_decision: Counter[str] = Counter()
+    for deed in h.ours("submit"):
+        old, mark = deed.detail.split()[0], deed.detail.rpartition("=")[2]
+        new[deed.job_id] = old
+        by_decision[mark] += 1
+        if not any(t <= deed.t for t in h.intents(mark, Rung.RESUBMIT)):
+            yield f"job {deed.job_id} was submitted in the place of {old} at {deed.t:.0f}, and no intent of it was written"
+    for decision_id, count in by_decision.items():
+        if count > 1:
+            yield f"{count} jobs were submitted for decision {decision_id}"
+    running: set[str] = set()
+    for deed in h.deeds:
+        if deed.what == "start":
+            running.add(deed.job_id)
+            if deed.job_id in new and new[deed.job_id] in running:
+                yield f"job {deed.job_id} began at {deed.t:.0f} while {new[deed.job_id]}, in whose place it is, still ran"
+        elif deed.what == "requeue" or (deed.by == "job" and deed.what.startswith("ends ")):
+            running.discard(deed.job_id)
+
+
+def drains_are_written_and_bounded(h: History) -> Iterator[str]:
+    """Each with an intent before, within the budget; what we did not drain we do not give back."""
+    ours: set[str] = set()
+    for deed in h.deeds:
+        if deed.by == "us" and deed.what == "drain":
+            node = deed.detail.split()[0]
+            ours.add(node)
+            if not any(
+                node in run.decision.drain
+                and any(t <= deed.t for t in h.intents(run.decision.id, Rung.DRAIN))
+                for run in h.actions
+            ):
+                yield f"node {node} was drained at {deed.t:.0f}, and no written intent was about it"
+        elif deed.by == "us" and deed.what == "undrain" and deed.detail not in ours:
+            yield f"node {deed.detail} was given back at {deed.t:.0f}, and was not ours"
+    if len(ours) > h.config.policy.max_drained_nodes:
+        yield f"{len(ours)} nodes were drained"
+
+
 def what_is_over_stays_over(h: History) -> Iterator[str]:
     """A job that has finished, or that somebody has cancelled, is not run again by us: but one that left for our kill switch."""
     for deed in h.ours("requeue"):
@@ -136,7 +210,13 @@ def what_is_over_stays_over(h: History) -> Iterator[str]:
             d for d in h.deeds
             if d.what == "left for its kill switch" and (d.job_id, d.restarts) == (deed.job_id, deed.restarts)
         ]  # fmt: skip
-        if state == "CANCELLED" or not left:
+        signalled = any(
+            d.by == "us"
+            and d.what.startswith("signal")
+            and (d.job_id, d.restarts) == (deed.job_id, deed.restarts)
+            for d in h.deeds
+        )
+        if state == "CANCELLED" or not (left or (signalled and state in ("FAILED", "COMPLETING"))):
             yield f"job {deed.job_id} was {state} when it was requeued at {deed.t:.0f}"
 
 
@@ -231,8 +311,13 @@ def no_healthy_job_is_acted_on(h: History) -> Iterator[str]:
         if not any(f.began <= was.at and (f.ended is None or f.ended >= was.at - HEALED_S) for f in faults):
             yield f"{decision.action} of the healthy run {key} was allowed at {was.at:.0f} by {decision.by}"
         for deed in h.ours("requeue"):
-            if (deed.job_id, deed.restarts) == key and not any(
-                f.began <= deed.t and (f.ended is None or f.ended >= deed.t - HEALED_S) for f in faults
+            # A run that our signal has ended stands no more: whether it may go on is the matter of what_is_over_stays_over.
+            if (
+                (deed.job_id, deed.restarts) == key
+                and deed.detail.startswith("RUNNING")
+                and not any(
+                    f.began <= deed.t and (f.ended is None or f.ended >= deed.t - HEALED_S) for f in faults
+                )
             ):
                 yield f"run {key} was requeued at {deed.t:.0f} although it was well again"
 
@@ -379,7 +464,8 @@ Invariant = Callable[[History], Iterator[str]]
 INVARIANTS: dict[str, Invariant] = {
     each.__name__: each
     for each in (
-        nothing_is_lost, every_requeue_is_of_its_run_and_once, what_is_over_stays_over, nobody_else_s_hold_is_lifted, guards_hold,
+        nothing_is_lost, every_requeue_is_of_its_run_and_once, every_other_lever_is_of_its_run_too,
+        what_is_submitted_again_is_so_once_and_never_runs_beside_the_old_job, drains_are_written_and_bounded, what_is_over_stays_over, nobody_else_s_hold_is_lifted, guards_hold,
         budgets_hold, no_healthy_job_is_acted_on, no_healthy_run_is_accused, every_lasting_fault_is_found,
         no_switch_outlives_its_run, evidence_comes_first, exclusions_are_kept, a_matter_is_not_dropped, nothing_raised,
     )

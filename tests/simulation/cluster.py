@@ -81,6 +81,8 @@ class SimJob(Job):
         self.at_once = 0
         """How many elements of its array run at once (%); 0: any number."""
         self.begun = False
+        self.behind: SimJob | None = None
+        """It starts when this one is over."""
         self.wants = plan.nodes
         self.held_by: str | None = None
         self.excluded: tuple[str, ...] = ()
@@ -126,6 +128,19 @@ class SimJob(Job):
             )
         yield Span("end", 2.0)
 
+    def hear(self, signal: str) -> None:
+        """A signal that Slurm has taken on: one that turns and listens saves and ends, one that hangs can only be ended."""
+        t = self.cluster.timeline.now
+        if self.frozen_at is None and self.listens and self.leaving is None:
+            self.leaving = f'{{"signal": "{signal}"}}'
+            self.cluster.deed("job", f"heard {signal}", self)
+            self._script = self._leave(len(self.told_at), t)
+        elif signal == "TERM" and self.rng.random() < 0.8:
+            restarts = self.restarts
+            self.cluster.timeline.after(
+                5.0, lambda: self.cluster.stop(self, "FAILED", "job") if self.restarts == restarts else None
+            )
+
     def thaw(self, t: float) -> None:
         """Whatever held it is gone: it goes on where it stood."""
         left_s = max(0.5, self._span_end - (self.frozen_at or t))
@@ -147,6 +162,8 @@ class Cluster(World):
         self.switches: dict[tuple[str, str], str] = {}
         """(node, path) -> content; node "" for a path on the shared filesystem."""
         self.down: set[str] = set()
+        self.drained: dict[str, tuple[str, float]] = {}
+        """Node -> reason, and when it was given."""
         self.clock_offset_s = 0.0
         self.sim_jobs: dict[str, SimJob] = {}
         self.forgotten: set[str] = set()
@@ -200,6 +217,9 @@ class Cluster(World):
         found = next((job for job in self.sim_jobs.values() if job.slurm_id == slurm_id), None)
         return None if found is None or found.job_id in self.forgotten else found
 
+    def waits_for_another(self, job: SimJob) -> bool:
+        return job.behind is not None and job.behind.state not in OVER
+
     def array_is_full(self, job: SimJob) -> bool:
         others = (each for each in self.jobs if isinstance(each, SimJob) and each.array == job.array)
         return (
@@ -249,7 +269,7 @@ class Cluster(World):
                 continue
             free = [
                 n for n in self.nodes
-                if n.name not in busy and n.name not in job.excluded and n.name not in self.down
+                if n.name not in busy and n.name not in job.excluded and n.name not in self.down and n.name not in self.drained
             ]  # fmt: skip
             if len(free) >= job.wants:
                 nodes = free[: job.wants]
@@ -392,7 +412,10 @@ class Cluster(World):
                 SlurmNode(
                     name=n.name,
                     address=n.name,
-                    state="DOWN*" if n.name in self.down else "ALLOCATED" if n.name in busy else "IDLE",
+                    state=("DOWN*" if n.name in self.down else "ALLOCATED" if n.name in busy else "IDLE")
+                    + ("+DRAIN" if n.name in self.drained else ""),
+                    reason=self.drained.get(n.name, ("", 0.0))[0],
+                    reason_at=self.drained[n.name][1] if n.name in self.drained else None,
                 )
                 for n in self.nodes
             ),

@@ -119,14 +119,38 @@ def cycle_of(story: int) -> Recipe:
     return recipe
 
 
+LADDERS: tuple[dict[str, object], ...] = (
+    {"ladder": ["evidence", "sigusr1", "sigterm", "requeue"], "signal_limit": "60s"},
+    {
+        "ladder": ["evidence", "sigterm", "requeue"],
+        "drain": True,
+        "exclude_nodes": True,
+        "signal_limit": "60s",
+    },
+    {"ladder": ["evidence", "resubmit"]},
+    {"ladder": ["evidence", "requeue", "resubmit", "cancel"], "exclude_nodes": True},
+    {"ladder": ["evidence", "cancel"]},
+    {"ladder": ["evidence", "sigusr1", "sigterm", "resubmit", "cancel"], "signal_limit": "60s"},
+)
+"""What a site may want to be done about a hang."""
+HANGS = ("collective_hang", "rank_stopped", "lingering_job", "filesystem_stall")
+
+
+def ladder_of(story: int) -> Recipe:
+    """The recipe of the crash points of a hang with one of the ladders."""
+    recipe = story_of(story)
+    recipe.kinds = {kind: LADDERS[story % len(LADDERS)] for kind in HANGS}
+    recipe.nodes += 2
+    return recipe
+
+
 def crash_point(
     number: int, option: str = "crash-points", part: Script | None = None
 ) -> tuple[Recipe, Script]:
     """The recipe and the script of one crash point, or of one cycle of a kill switch. `part`, where given, is called at the first write
     in the place of what is special about the number."""
     story = number // POINTS
-    cycle = option == "cycles"
-    recipe = cycle_of(story) if cycle else story_of(story)
+    recipe = {"cycles": cycle_of, "ladders": ladder_of}.get(option, story_of)(story)
     own = branch_of(number, option)
 
     def script(sim: Simulation) -> None:
@@ -136,7 +160,7 @@ def crash_point(
             return sim.die_at(stage)
 
         sim.die_at = first
-        trouble(sim, graceful=cycle or story % 2 == 1)
+        trouble(sim, graceful=option == "cycles" or (option == "crash-points" and story % 2 == 1))
 
     return recipe, script
 

@@ -80,6 +80,8 @@ class Recipe:
     """Share of faults that go away by themselves."""
     restart_after_s: tuple[float, float] = (1.0, 90.0)
     """How long the controller is away after it died."""
+    kinds: dict[str, dict[str, object]] = field(default_factory=dict)
+    """What is done about a kind of incident, in the place of what is shipped: `policy.kinds`."""
     settled_s: float | None = None
     """Not until the end of the hours, only until everything that was begun has been over for so long."""
 
@@ -101,7 +103,14 @@ class Recipe:
                 },
                 "slurm": {"poll_interval": f"{max(10.0, self.interval_s):g}s"},
                 "jobs": {"kill_switch": self.kill_switch},
-                "policy": {"budget": self.budget, "cooldown": f"{self.cooldown_s:g}s", "budget_percent": 100},
+                "policy": {
+                    "budget": self.budget,
+                    "cooldown": f"{self.cooldown_s:g}s",
+                    "budget_percent": 100,
+                    "kinds": self.kinds,
+                    "max_drained_nodes": 2,
+                    "drained_percent": 50,
+                },
                 "detectors": {
                     "collective_hang": {"startup_grace": "900s"},
                     **({} if self.all_detectors else {name: {"mode": "off"} for name in OF_SPEED}),

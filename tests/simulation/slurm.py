@@ -6,15 +6,17 @@ What a request does happens on the timeline, whether or not whoever sent it stil
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from tests.accuracy.training import Plan
 from tests.simulation.cluster import OVER, Cluster, SimJob
-from watchdog.model import SlurmJob, SlurmView
-from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 DEADLINE_S = 20.0
 
@@ -82,7 +84,10 @@ class SimSlurm:
                     future.set_result(result)
 
         if fate == "refused":
-            timeline.after(latency_s, lambda: settle(None, SlurmRefused("Access/permission denied")))
+            timeline.after(
+                latency_s,
+                lambda: settle(None, SlurmRefused("Access/permission denied", Refusal.NO_PERMISSION)),
+            )
         elif fate in ("ok", "done and lost"):
             timeline.after(latency_s / 2, happen)
         elif fate == "done late" and changes:
@@ -96,7 +101,7 @@ class SimSlurm:
     def _job(self, job_id: str) -> SimJob:
         job = self._cluster.find(job_id)
         if job is None:
-            raise SlurmRefused("Invalid job id specified")
+            raise SlurmRefused("Invalid job id specified", Refusal.NO_SUCH_JOB)
         self._cluster.catch_up()
         return job
 
@@ -127,7 +132,7 @@ class SimSlurm:
                 job.held_by = job.held_by or "us"  # Slurm holds it, and requeues nothing
                 return
             if only_unfinished and (job.state in OVER or job.state == "COMPLETING"):
-                raise SlurmRefused(f"the job is {job.state}: it was left alone")
+                raise SlurmRefused(f"the job is {job.state}: it was left alone", Refusal.FINISHED)
             self._cluster.requeue(job, "us", held=True)
 
         await self._request(f"requeue_hold {job_id}", requeue, changes=True)
@@ -136,7 +141,7 @@ class SimSlurm:
         def exclude() -> None:
             job = self._job(job_id)
             if job.state not in ("PENDING", "COMPLETING"):
-                raise SlurmRefused("Requested operation is presently disabled: job is not pending")
+                raise SlurmRefused("Job is no longer pending execution", Refusal.NOT_PENDING)
             self._cluster.deed("us", "exclude", job, ",".join(nodes))
             job.excluded = tuple(nodes)
 
@@ -153,7 +158,104 @@ class SimSlurm:
         await self._request(f"release {job_id}", release, changes=True)
 
     async def hold(self, job_id: str) -> None:
-        raise AssertionError("no action holds a job by itself")
+        def hold() -> None:
+            job = self._job(job_id)
+            if job.state != "PENDING":
+                raise SlurmRefused("Job is no longer pending execution", Refusal.NOT_PENDING)
+            self._cluster.deed("us", "hold", job)
+            job.held_by = job.held_by or "us"
+
+        await self._request(f"hold {job_id}", hold, changes=True)
 
     async def cancel(self, job_id: str) -> None:
-        raise AssertionError("no action cancels a job")
+        def cancel() -> None:
+            job = self._cluster.find(job_id)
+            if job is None or job.state in OVER:
+                return
+            self._cluster.deed("us", "cancel", job, job.state)
+            if job.state == "PENDING":
+                job.state, job.over_at = "CANCELLED", self._cluster.timeline.now
+            else:
+                self._cluster.stop(job, "CANCELLED", "us")
+
+        await self._request(f"cancel {job_id}", cancel, changes=True)
+
+    async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
+        def send() -> None:
+            job = self._job(job_id)
+            if job.state != "RUNNING":
+                raise SlurmRefused("Job is not running", Refusal.NOT_RUNNING)
+            self._cluster.deed("us", f"signal {signal}", job)
+            job.hear(signal)
+
+        await self._request(f"signal {signal} {job_id}", send, changes=True)
+
+    async def requeue(self, job_id: str, *, only_unfinished: bool) -> None:
+        raise AssertionError("no action requeues a job that is not held")
+
+    async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
+        raise AssertionError("the ladder gives the whole list")
+
+    # ------------------------------------------------------------------------------------ a job in the place of another
+
+    async def read_script(self, job_id: str) -> bytes:
+        def look() -> bytes:
+            self._job(job_id)
+            return f"#!/bin/sh\n# {job_id}\n".encode()
+
+        found = await self._request(f"read_script {job_id}", look, changes=False)
+        assert isinstance(found, bytes)
+        return found
+
+    async def submit(self, submission: Submission) -> str:
+        """A job like the one whose script it is, held if it is wanted held."""
+        job_id = submission.script.decode().split()[-1]
+        options = dict(option.removeprefix("--").partition("=")[::2] for option in submission.options)
+
+        def submit() -> str:
+            old = self._cluster.find(job_id)
+            assert old is not None
+            new = self._cluster.new_job(replace_plan(old.plan))
+            new.comment, new.held_by = options.get("comment", ""), "us" if "hold" in options else None
+            new.behind = old if "dependency" in options else None
+            new.excluded = tuple(name for name in options.get("exclude", "").split(",") if name)
+            self._cluster.deed("us", "submit", new, f"{old.slurm_id} {new.comment}")
+            return new.slurm_id
+
+        found = await self._request(f"submit like {job_id}", submit, changes=True)
+        assert isinstance(found, str)
+        return found
+
+    # ------------------------------------------------------------------------------------ nodes
+
+    async def read_node(self, node: str) -> SlurmNode | None:
+        def look() -> SlurmNode | None:
+            return next((each for each in self._cluster.listing().nodes if each.name == node), None)
+
+        found = await self._request(f"read_node {node}", look, changes=False)
+        assert found is None or isinstance(found, SlurmNode)
+        return found
+
+    async def drain_node(self, node: str, reason: str) -> None:
+        def drain() -> None:
+            self._cluster.deed("us", "drain", None, f"{node} {reason}")
+            self._cluster.drained[node] = (reason, self._cluster.wall())
+
+        await self._request(f"drain {node}", drain, changes=True)
+
+    async def undrain_node(self, node: SlurmNode) -> None:
+        def undrain() -> None:
+            if self._cluster.drained.get(node.name) != (node.reason, node.reason_at):
+                raise SlurmRefused("somebody has touched it", Refusal.CHANGED)
+            self._cluster.deed("us", "undrain", None, node.name)
+            del self._cluster.drained[node.name]
+
+        await self._request(f"undrain {node.name}", undrain, changes=True)
+
+    async def resume_node(self, node: str) -> None:
+        raise AssertionError("no action resumes a node")
+
+
+def replace_plan(plan: Plan) -> Plan:
+    """The same program: it goes on from the checkpoint that is there."""
+    return dataclasses.replace(plan)

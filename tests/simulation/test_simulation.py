@@ -16,7 +16,7 @@ from tests.simulation.__main__ import run_crash_points, run_one
 from tests.simulation.checker import History, check, history_of
 from tests.simulation.cluster import Cluster, Fault, SimJob
 from tests.simulation.controller import SimJournal
-from tests.simulation.crash_points import POINTS, TROUBLE_AT_S, quiet_recipe, trouble
+from tests.simulation.crash_points import LADDERS, POINTS, TROUBLE_AT_S, quiet_recipe, trouble
 from tests.simulation.recipe import SHARED_SWITCH, recipe_of
 from tests.simulation.sim import Simulation, simulation
 from tests.simulation.slurm import SimSlurm
@@ -31,6 +31,11 @@ SEEDS: dict[tuple[str, int], str] = {
         "crash-points",
         2420,
     ): "a requeue that was repeated because nobody answered came later, and hit the next run",
+    (
+        "crash-points",
+        1795,
+    ): "a controller that had just started took all nodes for silent ones, and left the kill switch on them",
+    ("ladders", 103): "a job that was submitted while sbatch's answer was lost was submitted a second time",
     ("seeds", 2): "a clock that was set gave the budget back that an earlier life of the controller had used",
 }
 """Runs that once found a defect: (option, number) -> which. As long as chance is drawn as it was then; what can be told without it has
@@ -61,6 +66,14 @@ def test_a_kill_switch_never_ends_the_run_after_its_own_wherever_it_lies_and_who
     assert [each.violations for each in found if each.violations] == []
     assert len(found) == 10
     assert sum(each.succeeded for each in found) >= 5, "hardly any job was moved"
+
+
+@pytest.mark.parametrize("story", range(len(LADDERS)))
+def test_whichever_rungs_a_site_wants_each_is_climbed_once_wherever_the_controller_dies(story: int) -> None:
+    """Signals, a new job in the place of the old one, cancel, drain."""
+    found = run_crash_points(range(story * POINTS, story * POINTS + 5), "ladders")
+    assert [each.violations for each in found if each.violations] == []
+    assert sum(each.actions for each in found) >= 4, "hardly anything was decided"
 
 
 def test_a_fork_at_the_crash_point_is_the_run_that_the_crash_point_is_alone() -> None:

@@ -184,7 +184,8 @@ class SlurmNodeLevers(Protocol):
     async def undrain_node(self, node: SlurmNode) -> None:
         """Take our drain back, if reason and time are still those of `node` as it was read after our drain.
 
-        Only the drain goes: a node that is down stays down. Refused (CHANGED) if somebody has touched it since.
+        Only the drain goes: a node that is down stays down, and in some releases (24.11) the reason's words stay, too.
+        Refused (CHANGED) if somebody has touched it since.
         """
         ...
 

@@ -69,6 +69,9 @@ CASES: list[tuple[str, str, Verdict]] = [
     ("torchrun's own prefix: a task is its launcher", traceback("[default6]:", DISK) + "srun: error: n2: task 1: Exited with exit code 1\n", ("disk_full", None, "n2")),
     ("the table of another node lists its victim", table((2, 2, "n1", -6, "10:00:09")) + traceback("n2: ", "RuntimeError: CUDA error: unspecified launch failure") + table((12, 4, "n2", 1, "10:00:02"), (13, 5, "n2", -15, "10:00:20")), ("cuda_error", 12, "n2")),
     ("a source line behind a level is no exception", "".join(f"2024-05-01 10:00:00,1 [rank 3] ERROR {line}\n" for line in traceback("", DISK).splitlines()), ("disk_full", 3, None)),
+    ("a task that may be a launcher is no rank", traceback("", DISK) + "srun: error: n5: task 4: Exited with exit code 1\n", ("disk_full", None, "n5")),
+    ("a task that died of a signal is one", steps(1, 9) + "srun: error: n5: task 4: Segmentation fault (core dumped)\n", ("segmentation_fault", 4, "n5")),
+    ("tasks of one host", traceback("", DISK) + "srun: error: n5: task 44: Exited with exit code 1\nsrun: error: n5: tasks 40-43: Terminated\n", ("disk_full", 44, "n5")),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
 

@@ -184,4 +184,7 @@ def task_of(error: Error, name: str, ranks: Ranks) -> tuple[int | None, str | No
     tasks = tasks or [t for t in ranks.tasks if "Exited with exit code" in t.what]
     if len(tasks) != 1:
         return None
-    return (tasks[0].task if ranks.tasks_are_ranks else None), tasks[0].host
+    # What ends with a code may be a launcher, one a node; what dies of a signal is hardly one.
+    own = "Exited with exit code" not in tasks[0].what or error.raw_text.startswith("slurmstepd: ")
+    sure = ranks.tasks_are_ranks and (ranks.several_a_host or own)
+    return (tasks[0].task if sure else None), tasks[0].host

@@ -100,6 +100,8 @@ class Ranks:
     world: int | None = None
     launcher: bool = False
     tasks_are_ranks: bool = True
+    several_a_host: bool = False
+    """Slurm speaks of several tasks on one host, or lines are labelled by task: then a task is no launcher of several ranks."""
     host_numbers_are_ranks: bool = True
     failures: list[Failure] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
@@ -216,6 +218,11 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
         ranks.seen |= {
             line.who.number for line in lines if line.who.number is not None and line.who.host is None
         }
+    hosts = [task.host for task in ranks.tasks]
+    labelled = any(line.who.number is not None and line.who.host is None for line in lines)
+    ranks.several_a_host = (
+        labelled or len(set(hosts)) < len(hosts) or any(task.task is None for task in ranks.tasks)
+    )
     plausible = [world for world in worlds if 0 < world < MAX_WORLD]
     if plausible:
         ranks.world = max(plausible)

@@ -26,6 +26,7 @@ class Exits:
 
     def __init__(self) -> None:
         self._fds: dict[ProcessId, int] = {}
+        self._poll = select.poll()
         self._refused: set[ProcessId] = set()
 
     def follow(self, processes: Iterable[Process]) -> None:
@@ -34,7 +35,7 @@ class Exits:
             (p.pid, p.start_ticks) for p in processes if p.role is Role.RANK and p.state not in ("Z", "X")
         }
         for gone in self._fds.keys() - ranks:
-            os.close(self._fds.pop(gone))
+            self._close(gone)
         self._refused &= ranks
         for new in sorted(ranks - self._fds.keys() - self._refused)[: MAX_WATCHED - len(self._fds)]:
             fd = _open(new)
@@ -42,6 +43,7 @@ class Exits:
                 self._refused.add(new)
             else:
                 self._fds[new] = fd
+                self._poll.register(fd, select.POLLIN)
 
     def filenos(self) -> list[int]:
         """Can be read when somebody has ended."""
@@ -51,18 +53,22 @@ class Exits:
         """Whether a rank has ended since the last call. Each is told once."""
         if not self._fds:
             return False
-        poll = select.poll()
-        for fd in self._fds.values():
-            poll.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(0)}
+        ready = [fd for fd, _ in self._poll.poll(0)]
+        if not ready:
+            return False
         for who in [each for each, fd in self._fds.items() if fd in ready]:
-            os.close(self._fds.pop(who))
+            self._close(who)
             self._refused.add(who)
-        return bool(ready)
+        return True
 
     def close(self) -> None:
         """Watches nobody any more."""
         self.follow(())
+
+    def _close(self, who: ProcessId) -> None:
+        fd = self._fds.pop(who)
+        self._poll.unregister(fd)
+        os.close(fd)
 
 
 def _open(who: ProcessId) -> int | None:

@@ -156,7 +156,7 @@ class Endurance:
                 target = os.readlink(f"/proc/self/fd/{name}")
             except OSError:
                 continue
-            if not target.startswith(("/proc/", "socket:")):
+            if not target.startswith(("/proc/", "socket:", "pidfd:", "anon_inode:[pidfd]")):
                 found.append(target)
         return found
 

@@ -113,6 +113,7 @@ async def _serve(
     await live(controller, notifier, stop)
     for runner in runners:
         await runner.cleanup()
+    await slurm.close()
     return 0
 
 

@@ -54,6 +54,7 @@ def test_json_is_the_array_of_the_incidents_command_and_nothing_else() -> None:
     assert 60 <= incident["detected_after_s"] <= 70
     assert incident["decisions"][0] | {"reason": ""} == {
         "action": "none", "verdict": "allowed", "by": "filesystem_outage", "reason": "", "exclude": [], "outcome": None,
+        "rule": "what is shipped for filesystem_outage", "ladder": [],
     }  # fmt: skip
     assert "2 lines skipped: no whole JSON in it (lines 13, 97)" in result.stderr
     assert "10 lines of 214 skipped in all" in result.stderr

@@ -126,9 +126,10 @@ class Drive:
         rng = self.world.rng
         for node in self.world.nodes:
             name = node.name
-            if self._next_report[name] <= t:
+            if self._next_report[name] <= t or node.urgent:
+                node.urgent = False
                 self._next_report[name] = max(
-                    t, self._next_report[name] + self.interval_s * (0.98 + 0.04 * rng.random())
+                    t, min(t, self._next_report[name]) + self.interval_s * (0.98 + 0.04 * rng.random())
                 )
                 if not node.silent:
                     report = report_of(self.world.report(node), self._readers[name])

@@ -21,14 +21,15 @@ from watchdog.model import Incident
 def direct(scene: Scene, config: Config | None = None) -> Story:
     """The scene through state and judgement, without JSON; questions are answered. Ends some time after the verdict.
 
-    From the fault on the looks are as frequent as in the service, before it as in coarse healthy runs.
+    From the fault on the looks are as frequent as in the service, later every 5 s; before it as in coarse healthy runs.
     """
     drive = Drive(scene.world, config or Config(), calm_s=COARSE_LOOKS_S)
 
     def done(story: Story, now: float) -> bool:
         if scene.fault_at is None or now < scene.fault_at:
             return False
-        drive.look_every(INTERVAL_S, now)
+        soon = now < scene.fault_at + CLOSE_S
+        drive.look_every(drive.config.controller.tick if soon else INTERVAL_S, now)
         right = [
             i
             for i in right_ones(scene.expect, story.incidents.values())
@@ -61,6 +62,8 @@ def by_trace(scene: Scene, config: Config | None = None) -> tuple[list[Incident]
     ]
 
 
+CLOSE_S = 60.0
+"""So long after a fault every tick is a look, as in the service: verdicts are due within ten seconds then."""
 WITHOUT_STACKS_S = 20.0
 """Where nobody can give stacks (a plain trace), GPUs have to be seen for a while before they say who waits."""
 

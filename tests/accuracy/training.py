@@ -96,6 +96,8 @@ class Node:
     phase: float = 0.0
     silent: bool = False
     """Its agent says nothing."""
+    urgent: bool = False
+    """A rank has died: its agent reports that at once, and not with the next report."""
     state: str = ""
     """Slurm's word, where it is another than ALLOCATED or IDLE."""
     kernel: list[tuple[float, str]] = field(default_factory=list)
@@ -234,6 +236,8 @@ class Job:
             self.count(rank, t)
             rank.zombie, rank.gone = zombie, not zombie
             rank.since = t
+            for node in self.nodes:
+                node.urgent = node.urgent or node.name == rank.node
 
     # ------------------------------------------------------------------------------------ time
 

@@ -134,7 +134,7 @@ class Controller(Section):
         30.0, description="Reports older than this are kept for the record and never judged."
     )
     agent_silent_after: Span = Field(
-        45.0, description="After this time without a report, what a node's processes do counts as unknown."
+        40.0, description="After this time without a report, what a node's processes do counts as unknown."
     )
     resolve_after: Seconds = Field(
         10.0, description="A condition has to be gone this long before its incident closes."

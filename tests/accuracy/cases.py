@@ -623,7 +623,7 @@ def stopped_rank(s: Setup) -> Scene:
 
 def agent_silent(s: Setup) -> Scene:
     """The agent of one node falls silent; the job goes on."""
-    scene = s.scene(Expect(("agent_silent",), within_s=45.0 + 5.0))
+    scene = s.scene(Expect(("agent_silent",), within_s=45.0))
 
     def begin(t: float) -> None:
         node = scene.job.nodes[s.rng.randrange(len(scene.job.nodes))]

@@ -139,6 +139,7 @@ def test_a_hang_is_named_and_the_command_goes_on_from_its_checkpoint(
 def test_a_restart_that_is_asked_for_loses_nothing(start: Callable[..., Started], tmp_path: Path) -> None:
     run = start(*trainer(tmp_path))
     run.until(lambda: "iteration       12/" in run.output(), "some steps")
+    run.until(lambda: not run.ask("status")["controller"]["warming_up"], "the controller to act")
     job = run.ask("status")["jobs"][0]["job_id"]
     run.ask("restart", job, "--no-wait")
     run.until(lambda: "loaded checkpoint" in run.output(), "the second run")

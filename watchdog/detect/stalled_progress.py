@@ -26,6 +26,10 @@ from watchdog.model import Culprit, Finding, Kind, Truth
 STACKS_PATIENCE_S = 10.0
 """Stacks that were asked for at half the limit get so much more time: what they say counts more."""
 
+SAVING = 1.5
+"""A checkpoint that is seen to be written may take as many times its floor: with the steps around it, and a log that has a line every
+few of them, half an hour of writing is more than half an hour without a step (six false alarms in 426 simulated hours of such jobs)."""
+
 
 class Settings(Protocol):
     @property
@@ -70,6 +74,8 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
     if collective_hang.judge(job, now, hang).truth is Truth.BAD:
         return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
     patient_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
+    if progress.phase == "checkpointing" or vote(job.snapshots, job.ranks).checkpointing:
+        patient_s = max(patient_s, SAVING * with_a_step(job, hang.checkpoint_floor))
     evidence = _evidence(job, now, limit.seconds)
     waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
     if age_s < patient_s and (not evidence.stands or waits_for_stacks):

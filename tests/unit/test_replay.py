@@ -64,7 +64,7 @@ def test_time_goes_on_between_two_moments_and_ends_with_the_trace() -> None:
     # Nothing is said for half an hour, but Slurm goes on answering: the silent agents are found at once, not at the end.
     late = play([*lines, {"t": 2000, "kind": "job", "job_id": JOB}])
     (silent,) = [i for i in late.incidents if i.kind == "partition_or_outage"]
-    assert silent.fired_at == pytest.approx(110 + 45, abs=2)
+    assert silent.fired_at == pytest.approx(110 + 40, abs=2)
 
 
 def test_a_stall_of_the_fault_s_own_job_is_measured_from_the_newest_fault_before_it() -> None:

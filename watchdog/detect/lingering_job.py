@@ -105,6 +105,10 @@ class _Waiting(Value, frozen=True, kw_only=True):
 
     voted: Vote
     seen: Standing | None
+    living: int
+    """Ranks that are left: of a few that spin among many that rest it is not known what they wait for, and a few that are left
+    may be ending, too."""
+    ranks: int
 
     @property
     def by_stacks(self) -> bool:
@@ -112,7 +116,8 @@ class _Waiting(Value, frozen=True, kw_only=True):
 
     @property
     def by_gpus(self) -> bool:
-        return self.seen is not None and bool(self.seen.stands) and self.seen.spinning > 0
+        spinning = self.seen.spinning if self.seen is not None and self.nobody_works else 0
+        return self.living <= 2 * spinning and 2 * self.living >= self.ranks
 
     @property
     def nobody_works(self) -> bool:
@@ -120,10 +125,16 @@ class _Waiting(Value, frozen=True, kw_only=True):
 
 
 def _waiting(job: JobView, now: float, limits: LimitSettings) -> _Waiting:
-    voted = vote(job.snapshots, [rank for rank in job.ranks if rank.alive])
+    living = [rank for rank in job.ranks if rank.alive]
+    voted = vote(job.snapshots, living)
     limit_s = progress_limit(job, limits).seconds
     blind = not voted.groups and job.progress is not None and job.progress.age_s >= limit_s
-    return _Waiting(voted=voted, seen=standing(job, now, limit_s) if blind else None)
+    return _Waiting(
+        voted=voted,
+        seen=standing(job, now, limit_s) if blind else None,
+        living=len(living),
+        ranks=len(job.ranks),
+    )
 
 
 def _accuse(

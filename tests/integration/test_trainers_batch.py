@@ -18,19 +18,24 @@ def test_a_warned_job_saves_is_requeued_once_and_goes_on(cluster: Cluster) -> No
     script = train_script(cluster, "--step-seconds 0.2 --save-interval 1000 --steps 100000")
     script = re.sub(r"(?ms)^\(while .*?^pulse=.*?$", "", script)  # the last line is ours
     script = script.replace("srun ", f"exec {BATCH} --max-starts=2 -- srun ")
-    output = Path(cluster.directory) / "log" / "batch.out"
+    output = cluster.shared / "batch.out"  # emptied between tests: a second try reads no old steps
     job = cluster.sbatch(script, "-N2", f"--output={output}")
 
     def steps() -> list[int]:
         return [int(step) for step in RESUMED.findall(output.read_text())] if output.exists() else []
 
+    def told() -> str:
+        lines = output.read_text().splitlines() if output.exists() else ["no output"]
+        said = [line for line in lines if not RESUMED.search(line)]
+        return "\n".join([f"{cluster.job(job)}", *said[-60:], *lines[-3:]])
+
     def wait_for(condition: object, what: str) -> None:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300  # a requeued job waits 2 min by itself; 90 s were too few in CI
         while not condition():  # type: ignore[operator]
-            assert time.monotonic() < deadline, f"{what}:\n{output.read_text()[-3000:]}"
+            assert time.monotonic() < deadline, f"{what}:\n{told()}"
             time.sleep(0.2)
 
-    wait_for(lambda: len(steps()) > 5, "the first run makes steps")
+    wait_for(lambda: len(set(steps())) > 5, "the first run makes steps")
     cluster.slurm("scancel", "--batch", "--signal=USR1", job)
     wait_for(lambda: cluster.job(job)["Restarts"] == "1", "the job is requeued")
     reached = max(steps())

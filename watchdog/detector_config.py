@@ -114,7 +114,10 @@ class SlurmUnreachable(Detector):
 
 
 class GpuFault(Detector):
-    """The kernel, the driver or the GPU itself says that something is broken, and it is not the program. Never acted on."""
+    """The kernel, the driver or the GPU itself says that something is broken, and it is not the program.
+
+    Nothing is done about it by itself, unless `policy.kinds.gpu_fault` has a ladder. A restart for what follows from it (a dead rank, a
+    hang) avoids the node where the evidence proves that hardware is broken."""
 
     driver_silent_for: Span = Field(60.0, description="Time without an answer of the GPU driver on a node.")
     recent: Span = Field(600.0, description="A line of the kernel or the driver counts for so long.")

@@ -20,6 +20,8 @@ import pytest
 
 from deploy.demo.cluster import Cluster
 from deploy.demo.stack import PORT, TRAINER, Watchdog, train_script
+from deploy.standin_nvml import standin
+from deploy.standin_nvml.standin import HEALTHY, Gpu, Scenario
 
 SAVE_INTERVAL = 10
 
@@ -110,6 +112,41 @@ def test_a_dead_rank_among_waiting_ones_is_named_and_the_job_resumes(
     assert end["ok"], end
     assert 0 <= end["steps_lost"] <= SAVE_INTERVAL
     assert cluster.job(job)["Restarts"] == "1"
+
+
+def test_a_job_that_lost_a_gpu_goes_on_without_that_node(
+    cluster: Cluster, watch: Callable[..., Watchdog], tmp_path: Path
+) -> None:
+    """The dead rank is why it is restarted; that hardware broke under it is why the restart goes elsewhere."""
+    library = standin.build(tmp_path)
+    scenarios = {
+        node: Scenario(
+            tmp_path / node, gpus=(Gpu(uuid=f"GPU-{node}", bus="00000000:07:00.0", minor=0, **HEALTHY),)
+        )
+        for node in cluster.nodes
+    }
+    watchdog = watch(mode="act", agent_env=lambda node: standin.environment_of(library, scenarios[node].path))
+    job = submit(cluster, nodes=2)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 2)
+    first = cluster.job(job)["NodeList"]
+    assert first == "n[1-2]"
+    scenarios["n1"].change(0, rules=("lost",))
+    watchdog.wait_for(
+        lambda: [i for i in watchdog.incidents() if (i["kind"], i["state"]) == ("gpu_fault", "firing")],
+        60,
+        "the fault",
+    )
+    inject(cluster, "die.rank1", "signal=9")
+    incident = watchdog.wait_for(
+        lambda: watchdog.firing(job, "lingering_job"), 60, "the dead rank to be found"
+    )
+    end = ended_action(watchdog, incident["id"])["end"]
+    assert end["ok"], end
+    assert 0 <= end["steps_lost"] <= SAVE_INTERVAL
+    after = cluster.job(job)
+    assert (after["Restarts"], after["ExcNodeList"], after["NodeList"]) == ("1", "n1", "n[2-3]")
+    reason = watchdog.explain(incident["id"])["incident"]["decisions"][-1]["reason"]
+    assert "n1 is avoided" in reason and "GPU-n1" in reason
 
 
 def test_a_users_job_is_moved_off_a_node_with_no_step_lost(

@@ -108,6 +108,27 @@ def test_a_hardware_xid_is_a_fault_of_the_card_at_that_address(number: int) -> N
     assert found.lasted_s == 5.0
 
 
+@pytest.mark.parametrize(
+    ("changes", "events", "avoided", "actionable"),
+    [
+        ({"error": "NVML_ERROR_GPU_IS_LOST: GPU is lost", "busy_since": None}, (), True, True),
+        ({"remap_failed": True}, (), True, False),  # it is to be exchanged one day, and stops nobody
+        ({}, ((79, True),), True, True),
+        ({"pids": ()}, ((79, True),), True, False),  # whose card it was is not known
+        ({}, ((63, False),), False, False),
+        ({"ecc_uncorrected_rose_at": NOW - 20, "ecc_uncorrected": 1}, (), False, False),
+        ({"remap_pending": True}, (), False, False),
+    ],
+)
+def test_a_restart_avoids_a_node_only_where_hardware_is_proven_to_be_broken(
+    changes: dict[str, Any], events: tuple[tuple[int, bool], ...], avoided: bool, actionable: bool
+) -> None:
+    lines = tuple(xid(number, FaultSeverity.CRITICAL, may_exclude_node=sure) for number, sure in events)
+    (found,) = faults(nodes(gpus=(card(**changes),), events=lines))
+    assert found.exclude_nodes == (("n1",) if avoided else ())
+    assert found.actionable is actionable
+
+
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
 def test_an_applications_xid_is_no_fault_of_the_gpu(number: int) -> None:
     assert faults(nodes(events=(xid(number, FaultSeverity.WARNING),))) == []

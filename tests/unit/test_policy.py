@@ -8,7 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.builders import slurm_job
-from watchdog.controller.policy import ASKED_FOR, GUARDS, Limits, Situation, decide, is_final, is_news
+from watchdog.controller.policy import (
+    ASKED_FOR,
+    GUARDS,
+    Limits,
+    Situation,
+    broken_under,
+    decide,
+    is_final,
+    is_news,
+)  # fmt: skip
 from watchdog.controller.rules import Rule
 from watchdog.knowledge.ladders import SHIPPED
 from watchdog.model import (
@@ -232,3 +241,46 @@ def test_a_node_is_drained_only_where_the_rule_says_so_and_within_both_budgets()
     assert full.drain == () and "not drained" in full.reason and full.verdict is Verdict.ALLOWED
     shipped = decide(INCIDENT, replace(SITUATION, nodes=nodes), limits, "d")
     assert shipped.drain == ()
+
+
+FAULT = replace(
+    INCIDENT,
+    id="f",
+    kind=Kind.GPU_FAULT,
+    subject="gpu:n2/GPU-1",
+    exclude_nodes=("n2",),
+    jobs_now=("7",),
+    summary="Xid 79",
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "others", "found"),
+    [
+        (FAULT, (), True),
+        (FAULT, ("n2",), True),
+        (replace(FAULT, jobs_now=()), (), True),  # nobody else can have been on it
+        (replace(FAULT, jobs_now=()), ("n2",), False),
+        (replace(FAULT, jobs_now=("8",)), ("n2",), False),
+        (replace(FAULT, state=IncidentState.RESOLVED), (), False),
+        (replace(FAULT, exclude_nodes=()), (), False),  # the evidence does not prove it
+        (replace(FAULT, exclude_nodes=("n9",)), (), False),
+        (replace(FAULT, kind=Kind.SLOW_NODE), (), False),
+    ],
+)
+def test_hardware_counts_as_broken_under_a_job_only_if_it_was_the_jobs(
+    fault: Incident, others: tuple[str, ...], found: bool
+) -> None:
+    job = slurm_job()
+    jobs = (job, slurm_job(job_id="8", nodes=others))
+    assert broken_under(job, [INCIDENT, fault], jobs) == ((("n2", "Xid 79"),) if found else ())
+
+
+def test_a_restart_for_another_reason_avoids_broken_hardware_as_well_and_says_so() -> None:
+    decision = judge(broken=(("n2", "GPU 0 of n2 fell off the bus."),), job=slurm_job(required_nodes=()))
+    assert decision.verdict is Verdict.ALLOWED and decision.exclude == ("n1", "n2")
+    assert "n2 is avoided: GPU 0 of n2 fell off the bus." in decision.reason
+    many = tuple((f"n{n}", "broken") for n in range(2, 6))
+    assert judge(broken=many).by == "exclusions", "so much that is broken is for a person to look at"
+    asked = judge(replace(INCIDENT, kind=Kind.OPERATOR_RESTART, exclude_nodes=()), broken=(("n2", "broken"),))
+    assert asked.exclude == (), "a person says himself what to avoid"

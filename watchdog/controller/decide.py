@@ -18,7 +18,7 @@ from watchdog.controller import janitor
 from watchdog.controller.drive import Driver, Tools
 from watchdog.controller.journal import JournalError
 from watchdog.controller.judge import STANDING
-from watchdog.controller.policy import Situation, decide, is_final, is_news, is_storm
+from watchdog.controller.policy import Situation, broken_under, decide, is_final, is_news, is_storm
 from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.settings import ladder_limits_of, limits_of, rule_book_of
@@ -262,6 +262,7 @@ class Decider:
             crash_loop=None if job is None else around.crash_loops.get(job.job_id),
             storm_over_s=None if self._storm_at is None else now - self._storm_at,
             drained_by_us=around.drained_by_us,
+            broken=() if job is None else broken_under(job, c.judge.incidents, tuple(c.state.jobs.values())),
         )
 
     def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:

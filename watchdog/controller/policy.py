@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
 
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.rules import Rule, action_of
@@ -12,6 +14,7 @@ from watchdog.model import (
     Decision,
     Fence,
     Incident,
+    IncidentState,
     Kind,
     SlurmJob,
     SlurmNode,
@@ -74,6 +77,8 @@ class Situation(Value, frozen=True, kw_only=True):
     storm_over_s: float | None = None
     """Since when the last storm is over; None if there was none."""
     drained_by_us: int = 0
+    broken: tuple[tuple[str, str], ...] = ()
+    """(node, what broke there under this job): see `broken_under`."""
 
 
 Guard = Callable[[Incident, Situation, Limits], str | None]
@@ -229,6 +234,9 @@ def _is_about(decision: Decision, situation: Situation) -> bool:
 def decide(incident: Incident, situation: Situation, limits: Limits, decision_id: str) -> Decision:
     """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
     rule, job = situation.rule, situation.job
+    if incident.kind is not Kind.OPERATOR_RESTART:  # a person says himself what to avoid
+        avoided = dict.fromkeys((*incident.exclude_nodes, *(node for node, _ in situation.broken)))
+        incident = replace(incident, exclude_nodes=tuple(avoided))
     # A person's request passes the opt-out, and so the owner's wish for a ladder of his own.
     ladder, left_out = _possible(rule.ladder, situation)
     asked = incident.kind is Kind.OPERATOR_RESTART
@@ -249,7 +257,8 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
     exclude, kept_in = _to_exclude(incident, situation)
     drain, not_drained = _to_drain(incident, situation, limits)
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
-        reason = "; ".join((reason, *left_out, *kept_in, *not_drained))
+        told = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
+        reason = "; ".join((reason, *left_out, *told, *kept_in, *not_drained))
     return Decision(
         id=decision_id,
         incident_id=incident.id,
@@ -328,6 +337,25 @@ def _to_drain(incident: Incident, s: Situation, limits: Limits) -> tuple[tuple[s
         names = ", ".join(incident.exclude_nodes)
         return (), (f"{names} not drained: {len(out)} nodes are out already, and {allowed} may be",)
     return incident.exclude_nodes, ()
+
+
+def broken_under(
+    job: SlurmJob, incidents: Sequence[Incident], jobs: Iterable[SlurmJob]
+) -> tuple[tuple[str, str], ...]:
+    """(node, sentence) of each place where the hardware is known to have broken under a job, whatever became of the job by it.
+
+    A dead rank or a hang after it are the consequence: a restart on the same card would meet it again. A fault that names
+    no job counts only where the job has the node for itself.
+    """
+    found: dict[str, str] = {}
+    for incident in incidents:
+        if incident.kind is not Kind.GPU_FAULT or incident.state is not IncidentState.FIRING:
+            continue
+        for node in set(incident.exclude_nodes) & set(job.nodes):
+            alone = all(each.job_id == job.job_id for each in jobs if node in each.nodes)
+            if job.job_id in incident.jobs_now or (not incident.jobs_now and alone):
+                found.setdefault(node, incident.summary)
+    return tuple(sorted(found.items()))
 
 
 def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from watchdog.config import Config
 from watchdog.controller.judge import STANDING, Judge
-from watchdog.controller.policy import Situation, decide, is_final, is_news
+from watchdog.controller.policy import Situation, broken_under, decide, is_final, is_news
 from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.settings import limits_of, rule_book_of
@@ -76,6 +76,7 @@ class Rehearsal:
             step=view.progress.known_step if view is not None and view.progress is not None else None,
             step_s=view.progress.step_s if view is not None and view.progress is not None else None,
             loop_turns=False if incident.kind in STANDING else None,
+            broken=() if job is None else broken_under(job, open_ones, tuple(self.state.jobs.values())),
             nodes=(),  # a trace need not have the nodes that would be left
         )
 

@@ -140,7 +140,10 @@ def _judge_gpu(
     lasted_s = view.now - loud[0].at if loud else 0.0
     finding = _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, lasted_s)
     finding = _with_rank(finding, ranks, loud)
-    return replace(finding, job_ids=_jobs_of(ranks) if _stops_programs(view, gpu, events, recent_s) else ())
+    if _stops_programs(view, gpu, events, recent_s):
+        finding = replace(finding, job_ids=_jobs_of(ranks))
+    gone = any(word in (row.error or "") for word in GONE)
+    return _to_avoid(finding, node, loud, broken=gone or row.remap_failed is True)
 
 
 def _stops_programs(view: ClusterView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float) -> bool:
@@ -212,7 +215,20 @@ def _judge_stranger(
     facts = tuple(text for _, text in told[1:9]) + _computing(ranks)
     finding = _finding(node, place, Truth.BAD, sentence, severity, told[0][1], facts, view.now - loud[0].at)
     stops = any(seen.event.severity is FaultSeverity.CRITICAL for seen in loud)
-    return replace(_with_rank(finding, ranks, loud), job_ids=_jobs_of(ranks) if stops else ())
+    finding = _with_rank(finding, ranks, loud)
+    return _to_avoid(replace(finding, job_ids=_jobs_of(ranks)), node, loud) if stops else finding
+
+
+def _to_avoid(
+    finding: Finding, node: NodeView, events: Iterable[SeenEvent], *, broken: bool = False
+) -> Finding:
+    """The finding with its node as one that a restart avoids, where what was seen proves that hardware there is broken.
+
+    Good enough to act on only where it is known whose ranks computed on it.
+    """
+    if not (broken or any(seen.event.may_exclude_node for seen in events)):
+        return finding
+    return replace(finding, exclude_nodes=(node.name,), actionable=bool(finding.job_ids))
 
 
 Ranks = list[tuple[JobView, ProcessView]]

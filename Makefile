@@ -87,8 +87,8 @@ ifeq ($(strip $(ARGS)),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
-# A live test depends on how busy the machine is: one that fails is run once more, after a pause, and both are printed.
-RERUN := --reruns 1 --reruns-delay 5 -rR
+# A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause, and every outcome is printed.
+RERUN := --reruns 2 --reruns-delay 5 -rR
 
 # Not in the lock, and no part of `make test`: some GB, and what is tested is their newest releases.
 .PHONY: trainers

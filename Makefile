@@ -50,6 +50,16 @@ example: $(STAMP)  ## config.example.yaml anew, from the schema in watchdog/conf
 	$(BIN)/python -c "from watchdog.config import example_config; print(example_config(), end='')" > config.example.yaml.new
 	mv config.example.yaml.new config.example.yaml
 
+.PHONY: options
+options: $(STAMP)  ## deploy/OPTIONS.md anew, from the same schema
+	$(BIN)/python -m deploy.options
+
+# What is packed is what the lock has put into .venv: no network is asked. KINDS: wheel sdist archive deb rpm.
+.PHONY: package
+package: $(STAMP)  ## wheel, sdist, relocatable environment, .deb and .rpm (where the tools are) in dist/ (KINDS='deb')
+	$(BIN)/python -m deploy.package $(KINDS)
+KINDS ?=
+
 .PHONY: lint
 lint: $(STAMP)  ## ruff (lint, format) and mypy; changes nothing
 	$(BIN)/ruff check .

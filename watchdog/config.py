@@ -29,6 +29,7 @@ from watchdog.detector_config import Detectors
 from watchdog.notify_config import Notify
 from watchdog.own_patterns import MAX_PATTERNS, problem_of
 from watchdog.policy_config import Policy
+from watchdog.security_config import LOOPBACK, Security, problems_of
 
 
 class Agent(Section):
@@ -179,24 +180,6 @@ class Slurm(Section):
     deadline: Span = Field(20.0, description="An answer that takes longer counts as unknown, never as empty.")
 
 
-class Security(Section):
-    """Who may speak to the controller."""
-
-    token_file: str = Field(
-        "",
-        description="A file, readable by root and the watchdog only, with a secret that agents and controller share. "
-        "Required unless the controller listens on the loopback address.",
-    )
-    page_token_file: str = Field(
-        "",
-        description="A file with the password of the controller's page (any user name), readable by the controller alone. Without it the "
-        "page has to stay on the loopback address and gives out no evidence.",
-    )
-    check_node_address: bool = Field(
-        True, description="Accept a node's report only from the address that Slurm has for that node."
-    )
-
-
 class Jobs(Section):
     """Which jobs are watched, and what is known about them."""
 
@@ -312,21 +295,14 @@ class Config(Section):
     def _checks_across_fields(self) -> Config:
         problems: list[str] = []
         host, _ = split_address(self.controller.listen, [], "controller.listen")
-        if host and host not in ("127.0.0.1", "::1", "localhost") and not self.security.token_file:
-            problems.append(
-                "security.token_file: required because controller.listen is not the loopback address "
-                f"({self.controller.listen}); make one with: openssl rand -hex 32 > FILE"
-            )
+        url = self.agent.controller_url if "controller_url" in self.agent.model_fields_set else None
+        problems += problems_of(self.security, host, self.controller.listen, url)
         page_host = (
             split_address(self.controller.page_listen, [], "controller.page_listen")[0]
             if self.controller.page_listen
             else ""
         )
-        if (
-            page_host
-            and page_host not in ("127.0.0.1", "::1", "localhost")
-            and not self.security.page_token_file
-        ):
+        if page_host and page_host not in LOOPBACK and not self.security.page_token_file:
             problems.append(
                 "security.page_token_file: required because controller.page_listen is not the loopback address "
                 f"({self.controller.page_listen}); make one with: openssl rand -hex 32 > FILE"

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from watchdog import __version__
+from watchdog.controller.limits import CONNECTION_REASONS, REFUSED_REPORTS
 from watchdog.controller.policy import GUARDS
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.model import Action, Incident, IncidentState, Kind, Verdict
@@ -64,6 +65,18 @@ class ControllerMetrics:
         )
         self._nodes = Gauge(f"{prefix}nodes", "Nodes by what their agents do", ["state"], registry=registry)
         self.reports = Counter(f"{prefix}reports_total", "Reports received", ["outcome"], registry=registry)
+        self.refused_connections = Counter(
+            f"{prefix}refused_connections_total",
+            "Connections to the agents' port that were refused",
+            ["reason"],
+            registry=registry,
+        )
+        self.certificate_expiry = Gauge(
+            f"{prefix}certificate_expiry_timestamp_seconds",
+            "When a certificate of ours ends",
+            ["certificate"],
+            registry=registry,
+        )
         self.tick_duration = Histogram(
             f"{prefix}tick_duration_seconds", "Time of one judgement", registry=registry
         )
@@ -109,6 +122,14 @@ class ControllerMetrics:
         for kind in Kind:
             self.incidents_total.labels(kind)
             self.detector_failures.labels(kind)
+        for reason in CONNECTION_REASONS:
+            self.refused_connections.labels(reason)
+        for outcome in REFUSED_REPORTS:
+            self.reports.labels(outcome)
+
+    def count_refused_connection(self, reason: str) -> None:
+        """`reason` is one of CONNECTION_REASONS."""
+        self.refused_connections.labels(reason).inc()
 
     def show(self, view: ClusterView, limits_s: dict[str, float], open_incidents: Iterable[Incident]) -> None:
         """Sets every gauge from one view; series of jobs that are gone go as well.

@@ -23,6 +23,8 @@ from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.page import make_page
 from watchdog.controller.record import Recorder
 from watchdog.controller.watch import Controller
+from watchdog.identity.files import IdentityError, TlsFiles
+from watchdog.identity.tls import Context
 from watchdog.notify.make import make_notifier
 from watchdog.notify.queue import Notifier
 from watchdog.runner import sd_notify
@@ -106,7 +108,7 @@ async def _serve(
     runners: list[Server | web.AppRunner] = []
     try:
         runners = await open_doors(controller, *tokens)
-    except OSError as error:
+    except (OSError, IdentityError) as error:
         log.error("the controller cannot start: %s", error)
         return 2
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
@@ -138,8 +140,17 @@ async def live(controller: Controller, notifier: Notifier, stop: asyncio.Event) 
     await controller.collector.close()
 
 
+def tls_context(config: Config) -> Context | None:
+    """The controller's certificate and whom it trusts, where agents prove themselves so. Raises IdentityError."""
+    if config.security.identity() != "tls":
+        return None
+    security = config.security
+    files = TlsFiles(security.tls_directory, "controller")
+    return Context(files, server=True, domain=security.certificate_domain)
+
+
 async def open_doors(controller: Controller, token: str, page_token: str) -> list[Server | web.AppRunner]:
-    """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError."""
+    """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError, IdentityError."""
     config = controller.config
     door = Door(
         token=token,
@@ -147,6 +158,8 @@ async def open_doors(controller: Controller, token: str, page_token: str) -> lis
         accept=controller.accept,
         metrics=controller.metrics,
         healthy=controller.healthy,
+        tls=tls_context(config),
+        interval_s=config.agent.interval,
     )
     agents = door.server()
     host, port = split_address(config.controller.listen, [], "controller.listen")

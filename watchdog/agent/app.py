@@ -396,11 +396,14 @@ def _serve(agent: Agent, config: Settings, echo: bool) -> int:
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
     from watchdog.agent.metrics import AgentMetrics
     from watchdog.agent.sender import Sender, Spool
+    from watchdog.identity.files import TlsFiles
 
     metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)
     spool = Spool(config.agent.spool_bytes, config.agent.spool_age)
     count: Callable[[str], None] = metrics.count_report
-    sender = Sender(config.agent.controller_url, spool, config.security.token_file, count)
+    security = config.security
+    files = TlsFiles(security.tls_directory, "agent") if security.mode == "tls" else None
+    sender = Sender(config.agent.controller_url, spool, security.token_file, count, files=files)
     signals = runner.Signals()
     signals.install()
     sender.start()

@@ -365,7 +365,10 @@ def test_a_spawner_that_is_stopped_holds_nobody_up(asker: Asker) -> None:
         request = asker.ask("a", "echo", deadline_s=0.1)
         assert request is not None
         asker.probes.settle(5, [request])
-        assert asker.answers[-1].timed_out
+        assert not asker.answers[-1].timed_out  # nobody has looked at anything: no resource is to blame
+        assert "was not started" in str(asker.answers[-1].error)
+        assert [each.probe for each in asker.probes.hung(clock.monotonic())] == ["start:a"]
+        assert asker.probes.hung_since("a", clock.monotonic()) is None
         asker.probes.check()
     finally:
         os.kill(asker.probes.spawner_pid, signal.SIGCONT)

@@ -81,6 +81,8 @@ class _Worker:
     asked_at: float = 0.0
     deadline: float = 0.0
     hung: bool = False
+    born: bool = False
+    """It has said that it has begun: what does not come back from now on is its resource's fault, not its spawner's."""
     proven: bool = False
     """It has answered, so children can be started."""
     then: Then | None = None
@@ -193,14 +195,16 @@ class Probes:
         return worker is None or worker.request is None
 
     def hung_since(self, key: str, now: float) -> float | None:
-        """For how many seconds the hung worker of `key` has been waiting; None if it is not hung."""
+        """For how many seconds the hung worker of `key` has been waiting; None if it is not hung, or was never started."""
         worker = self._workers.get(key)
-        return now - worker.asked_at if worker is not None and worker.hung else None
+        return now - worker.asked_at if worker is not None and worker.hung and worker.born else None
 
     def hung(self, now: float) -> tuple[HungProbe, ...]:
-        """Every child that did not come back, the longest first."""
+        """Every child that did not come back, the longest first; `start:KEY` is one that could not even be started."""
         found = [
-            HungProbe(probe=worker.key, seconds=now - worker.asked_at)
+            HungProbe(
+                probe=worker.key if worker.born else f"start:{worker.key}", seconds=now - worker.asked_at
+            )
             for worker in self._workers.values()
             if worker.hung
         ]
@@ -246,7 +250,9 @@ class Probes:
         is busy or hung has that name already, or if too many hang: then `key` stays hung, and costs no further child.
         """
         worker = self._workers.get(key)
-        if worker is None or not worker.hung or not self.is_free(new_key) or not self._may_hang(new_key, key):
+        if worker is None or not (worker.hung and worker.born) or not self.is_free(new_key):
+            return False
+        if not self._may_hang(new_key, key):
             return False
         self.retire(new_key)
         del self._workers[key]
@@ -359,6 +365,9 @@ class Probes:
         if not isinstance(reply, list) or len(reply) not in (2, 3) or not isinstance(reply[0], int):
             log.error("%s said something that is no answer: its worker is dropped", worker.key)
             return False
+        if reply[0] == 0 and len(reply) == 2:
+            worker.born = True
+            return True
         if worker.request is None or reply[0] not in (0, worker.request):
             return True
         if len(reply) == 2:
@@ -385,9 +394,13 @@ class Probes:
         request, then, waited = worker.request, worker.then, now - worker.asked_at
         assert request is not None
         worker.hung, worker.then, worker.on_part = True, None, None
-        log.warning("%s has not answered for %.1f s: it is left alone until it does", worker.key, waited)
         done.add(request)
-        answer = Answer(request, worker.key, None, f"no answer within {waited:.0f} s", True, waited)
+        if worker.born:
+            log.warning("%s has not answered for %.1f s: it is left alone until it does", worker.key, waited)
+            answer = Answer(request, worker.key, None, f"no answer within {waited:.0f} s", True, waited)
+        else:  # who starts children is at fault, or the directory of users: nothing is known of what it was to look at
+            log.warning("%s was not started within %.1f s: it is left alone until it is", worker.key, waited)
+            answer = Answer(request, worker.key, None, f"its child was not started within {waited:.0f} s")
         _hand_over(worker.key, then, answer)
 
 

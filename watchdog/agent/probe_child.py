@@ -1,24 +1,39 @@
 """What runs in the agent's children: the spawner, which only forks, and the workers, which do what may hang.
 
 Frames: four bytes of length, then JSON. A request is [number, function, arguments]; a part of its answer is [number, value],
-the answer itself [number, value, error]. Number 0 is about whatever was asked. Nothing here evaluates what a worker says.
+the answer itself [number, value, error]. Number 0 is about whatever was asked: a part of it says that the child has begun, an
+error that there is none. Nothing here evaluates what a worker says.
+
+The spawner is the agent's own child, or that of a helper with rights which the agent lacks (see watchdog.agent.helper).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import logging
 import os
-import pwd
 import signal
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
+
+from watchdog.agent.become import become
+from watchdog.agent.words import describe
+
+__all__ = [
+    "Function",
+    "child_main",
+    "describe",
+    "encode",
+    "fork_worker",
+    "frame",
+    "spawn_for_ever",
+    "unframe",
+]
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +58,13 @@ def frame(value: Any) -> bytes:
     return struct.pack("=I", len(data)) + data
 
 
-def unframe(inbox: bytearray) -> list[Any]:
+def unframe(inbox: bytearray, max_frame: int = MAX_FRAME) -> list[Any]:
     """Takes every complete frame out of `inbox`. Raises ValueError for what is none."""
     values, begin = [], 0
     while len(inbox) - begin >= 4:
         (size,) = struct.unpack_from("=I", inbox, begin)
-        if size > MAX_FRAME:
-            raise ValueError(f"a frame of {size} bytes; at most {MAX_FRAME} are taken")
+        if size > max_frame:
+            raise ValueError(f"a frame of {size} bytes; at most {max_frame} are taken")
         if len(inbox) - begin < 4 + size:
             break
         values.append(decode(bytes(inbox[begin + 4 : begin + 4 + size])))
@@ -78,13 +93,6 @@ def decode(data: bytes) -> Any:
         return json.loads(data)
 
 
-def describe(error: OSError) -> str:
-    """`EACCES: Permission denied: '/x'`: the name of the error, which people search for, and its words."""
-    name = errno.errorcode.get(error.errno or 0, "error")
-    where = f": {error.filename!r}" if error.filename is not None else ""
-    return f"{name}: {error.strerror or error}{where}"
-
-
 def child_main(work: Callable[[], None]) -> None:
     """Runs `work` in a process that was just forked, and never returns into the parent's code."""
     try:
@@ -109,40 +117,54 @@ def spawn_for_ever(control: socket.socket, functions: Mapping[str, Function], pa
             return
         if fds:
             key, uid = decode(message)
-            _fork_worker(control, fds[0], key, uid, functions)
+            fork_worker([control], fds[0], key, uid, functions)
 
 
-def _fork_worker(
-    control: socket.socket, fd: int, key: str, uid: int, functions: Mapping[str, Function]
-) -> None:
+def fork_worker(
+    to_close: Iterable[socket.socket], fd: int, key: str, uid: int, functions: Mapping[str, Function],
+    max_frame: int = MAX_FRAME,
+) -> int:  # fmt: skip
+    """Forks the worker that serves the socket `fd`, which is closed here. Returns its pid, -1 if there is none."""
     me = os.getpid()
     try:
         pid = os.fork()
     except OSError as error:  # too many processes, or no memory: the agent is told, and asks again later
-        try:
-            os.write(fd, frame([0, None, f"no child can be started: {describe(error)}"]))
-        except OSError:
-            pass  # it has been given up meanwhile
-        pid = -1
+        say_no_start(fd, f"no child can be started: {describe(error)}")
+        return -1
     if pid == 0:
-        control.close()
-        child_main(lambda: _work_for_ever(fd, key, uid, functions, me))
+        for each in to_close:
+            each.close()
+        child_main(lambda: _work_for_ever(fd, key, uid, functions, me, max_frame))
+    os.close(fd)
+    return pid
+
+
+def say_no_start(fd: int, why: str) -> None:
+    """Tells the one who wanted a worker behind the socket `fd` why there is none, and closes it."""
+    try:
+        os.set_blocking(fd, False)
+        os.write(fd, frame([0, None, why]))
+    except OSError:
+        pass  # it has been given up meanwhile
     os.close(fd)
 
 
-def _work_for_ever(fd: int, key: str, uid: int, functions: Mapping[str, Function], parent: int) -> None:
+def _work_for_ever(
+    fd: int, key: str, uid: int, functions: Mapping[str, Function], parent: int, max_frame: int = MAX_FRAME
+) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    refusal = _become(uid)
+    refusal = become(uid)
     _die_with_parent(parent)  # after the change of user, which resets it
     os.chdir("/")
     _set_name(f"swd {key}")
-    state: dict[str, Any] = {"key": key}
+    state: dict[str, Any] = {"key": key, "uid": uid}
     # An agent that lets go without waiting for the answer is no failure of ours.
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         inbox, answered = bytearray(), 0
+        sock.sendall(frame([0, None]))
         while data := sock.recv(1 << 14):
             inbox += data
-            for request, function, args in unframe(inbox):
+            for request, function, args in unframe(inbox, max_frame):
                 state["tell"] = _teller(sock, request)
                 sock.sendall(
                     frame([request, *_call(functions.get(function), function, args, state, refusal)])
@@ -193,27 +215,3 @@ def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
-
-
-def _become(uid: int) -> str | None:
-    """Turns this process into user `uid` for good (-1: stays what it is); returns why it can't, None if it did."""
-    if uid < 0 or uid == os.geteuid():
-        return None
-    if os.geteuid() != 0:
-        return f"the agent runs as uid {os.geteuid()} and can't read or write as uid {uid}"
-    try:
-        entry = pwd.getpwuid(uid)
-        gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
-    except KeyError:
-        gid, groups = uid, [uid]
-    try:
-        os.setgroups(groups)
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-    except OSError as error:
-        return f"can't become uid {uid}: {describe(error)}"
-    except OverflowError:
-        return f"can't become uid {uid}: the kernel has no such number"
-    if 0 in os.getresuid():
-        return f"can't become uid {uid}: the kernel kept uid 0"
-    return None

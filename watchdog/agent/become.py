@@ -1,0 +1,70 @@
+"""Turning a child into another user, for good and without anything left of what it could do before.
+
+Root loses its capabilities with its last uid 0. A helper that is nobody in particular and holds a few capabilities would keep
+them through the same calls: so they are given up by name, and the kernel is asked afterwards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import struct
+from typing import Final
+
+from watchdog.agent.words import describe
+
+CAPABILITY_VERSION_3: Final = 0x20080522  # linux/capability.h
+CAP_SETUID: Final = 7  # linux/capability.h
+MAX_UID: Final = 2**32 - 2
+"""The last number means `nobody in particular` to the kernel (setresuid(2))."""
+
+
+def capabilities() -> int:
+    """The effective capabilities of this process, a bit each; 0 where they can't be read."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file if b":" in line)
+        return int(lines.get(b"CapEff", b"0"), 16)
+    except (OSError, ValueError):
+        return 0
+
+
+def may_become_others() -> bool:
+    """Whether this process can turn its children into other users."""
+    return bool(capabilities() >> CAP_SETUID & 1)
+
+
+def become(uid: int) -> str | None:
+    """Turns this process into user `uid` (-1: it stays what it is); returns why it can't, None if it did."""
+    if uid < 0 or uid == os.geteuid():
+        return None
+    if uid > MAX_UID:
+        return f"can't become uid {uid}: the kernel has no such number"
+    if not may_become_others():
+        return f"the agent runs as uid {os.geteuid()} and can't read or write as uid {uid}"
+    try:
+        entry = pwd.getpwuid(uid)
+        gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
+    except KeyError:
+        gid, groups = uid, [uid]
+    try:
+        os.setgroups(groups)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        if uid != 0:
+            give_up_capabilities()
+    except OSError as error:
+        return f"can't become uid {uid}: {describe(error)}"
+    if uid != 0 and (0 in os.getresuid() or capabilities()):
+        return f"can't become uid {uid}: the kernel left it rights of its own"
+    return None
+
+
+def give_up_capabilities() -> None:
+    """Effective, permitted and inheritable ones, and with them the ambient ones. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", CAPABILITY_VERSION_3, 0))
+    if libc.capset(header, ctypes.create_string_buffer(24)) != 0:
+        problem = ctypes.get_errno()
+        raise OSError(problem, os.strerror(problem))

@@ -17,7 +17,8 @@ from tests.behaviour.cluster import EPOCH, Job, Scripted
 from tests.simulation.timeline import Killed, SimLoop, Timeline
 from watchdog import clock
 from watchdog.config import parse_config
-from watchdog.controller.journal import Journal, JournalError
+from watchdog.controller.database import Database, JournalError
+from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
 from watchdog.model import (
@@ -45,6 +46,21 @@ ladder: {evidence_limit: 5s, step_limit: 30s}
 ACT = "mode: act\npolicy: {cooldown: 1min}\n" + QUICK
 
 
+class FullDisk(Database):
+    """The database of a journal whose disk may be full."""
+
+    def __init__(self, url: str, journal: DyingJournal) -> None:
+        super().__init__(url)
+        self._journal = journal
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        if self._journal.full:
+            raise JournalError("The journal has no room: its disk is full.")
+        with super().transaction() as sql:
+            yield sql
+
+
 class DyingJournal(Journal):
     """The real journal of a controller that may be killed before or after one of its writes."""
 
@@ -56,12 +72,8 @@ class DyingJournal(Journal):
     full: bool = False
     """Its disk is full."""
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        if self.full:
-            raise JournalError("The journal has no room: its disk is full.")
-        with super()._transaction() as sql:
-            yield sql
+    def __init__(self, url: str) -> None:
+        super().__init__(url, lambda url: FullDisk(url, self))
 
     def _write(self, stage: str, work: Any) -> None:
         for moment in ("before", "after"):
@@ -264,7 +276,7 @@ class Story:
         self.loop = SimLoop(self.timeline)
         self.journal = DyingJournal(self._url)
         self.journal.hooks = {}
-        notifier = Notifier(self.journal, (), "test")
+        notifier = Notifier(self.journal.outbox, (), "test")
 
         async def build() -> None:
             self.controller = Controller(

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from tests.simulation.slurm import SimSlurm
 from tests.simulation.timeline import Killed, SimLoop
 from watchdog.controller.app import live
-from watchdog.controller.journal import Journal, JournalError, open_engine
+from watchdog.controller.database import Database, JournalError, open_engine
+from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
 from watchdog.model import ActionEnd, Decision, Rung, RungOutcome
@@ -39,21 +40,29 @@ class NoPeople:
         return None
 
 
-class SimJournal(Journal):
-    """The real journal; the controller may die before or after each write, and its disk may be full."""
+class SimDatabase(Database):
+    """The real database; whoever is dead does not write into it, and its disk may be full."""
 
     def __init__(self, url: str, life: Life):
         self._life = life
         super().__init__(url)
 
     @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
+    def transaction(self) -> Iterator[sa.Connection]:
         if self._life.dead:
             raise Killed
         if self._life.sim.journal_full:
             raise JournalError("The journal has no room: its disk is full.")
-        with super()._transaction() as sql:
+        with super().transaction() as sql:
             yield sql
+
+
+class SimJournal(Journal):
+    """The real journal; the controller may die before or after each write."""
+
+    def __init__(self, url: str, life: Life):
+        self._life = life
+        super().__init__(url, lambda url: SimDatabase(url, life))
 
     def _write(self, stage: str, work: Callable[[], None], detail: str) -> None:
         self._life.may_die(f"before {stage}")
@@ -99,11 +108,11 @@ class SimJournal(Journal):
 
     def let_go(self) -> None:
         """Closes the file, without a word to whoever writes next: that opens it again."""
-        self._engine.dispose()
+        self._database.engine.dispose()
 
     def go_on_at(self, url: str) -> None:
         """The next write goes to another file."""
-        self._engine = open_engine(sa.make_url(url))
+        self._database.engine = open_engine(sa.make_url(url))
 
 
 class Life:
@@ -147,7 +156,7 @@ class Life:
         except JournalError:
             return  # exit code 2; systemd starts it again
         people = SlackChannel(NoPeople(), "simulated", name="people", pace=Pace(1000, gap_s=0.0))
-        notifier = Notifier(self.journal, (people,), "simulated", poll_s=30.0)
+        notifier = Notifier(self.journal.outbox, (people,), "simulated", poll_s=30.0)
         try:
             self.controller = Controller(
                 self.sim.config, journal=self.journal, slurm=self.slurm, notifier=notifier, metrics=ControllerMetrics()

@@ -1,4 +1,4 @@
-"""One incident, what was decided and done about it, and a clock of one's own: for tests of notifiers."""
+"""One incident, what was decided and done about it, and a clock of one's own: for tests of the journal and of notifiers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ replace = msgspec.structs.replace
 INCIDENT = Incident(
     id="i1", kind=Kind.COLLECTIVE_HANG, subject="job:7", state=IncidentState.FIRING, severity=Severity.CRITICAL,
     job_ids=("7",), opened_at=100.0, pending_mono=5.0, fired_at=160.0, detected_after_s=60.0, summary="rank 3 waits alone.",
-    culprits=(Culprit(node="n1", rank=3, pid=42, reason="the only one in forward"),), facts=("no step for 90 s",),
+    culprits=(Culprit(node="n1", rank=3, pid=42, reason="the only one in forward"),), facts=("no step for 90 s",), runs=(("7", 0),),
 )  # fmt: skip
 DECISION = Decision(
     id="d1", incident_id="i1", action=Action.GRACEFUL_RESTART, verdict=Verdict.ALLOWED, by="collective_hang",
-    reason="a rank is stuck", decided_at=200.0, fence=Fence(job_id="7", restarts=0, start_at=90.0), exclude=("n1",),
+    reason="a rank is stuck", decided_at=200.0, fence=Fence(job_id="7", restarts=0, start_at=90.0), exclude=("n1",), nodes=("n1", "n2"),
 )  # fmt: skip
 RUN = ActionRun(
     decision=DECISION,
@@ -65,8 +65,8 @@ class Ticking:
     def __init__(self, journal: Journal, channels: Sequence[Channel], now: float = 1_000_000.0) -> None:
         self.journal = journal
         self.now = now
-        self.notifier = Notifier(journal, channels, "a", wall=lambda: self.now)
-        self.workers = [Worker(journal, channel, 5.0, 2.0, lambda: self.now) for channel in channels]
+        self.notifier = Notifier(journal.outbox, channels, "a", wall=lambda: self.now)
+        self.workers = [Worker(journal.outbox, channel, 5.0, 2.0, lambda: self.now) for channel in channels]
 
     async def run_until(self, until: float) -> None:
         """Let the channels send until this date."""
@@ -81,6 +81,6 @@ class Ticking:
     async def run_until_empty(self, limit_s: float = 7200.0) -> None:
         """Let them send until nothing waits any more."""
         end = self.now + limit_s
-        while self.journal.outbox_pending(1):
-            assert self.now < end, f"still there: {self.journal.outbox_pending(3)}"
+        while self.journal.outbox.pending(1):
+            assert self.now < end, f"still there: {self.journal.outbox.pending(3)}"
             await self.run_until(self.now + 1.0)

@@ -15,33 +15,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from watchdog.controller.journal import SCHEMA_VERSION, Journal, JournalError
-from watchdog.model import (
-    Action,
-    ActionEnd,
-    Culprit,
-    Decision,
-    Fence,
-    Incident,
-    IncidentState,
-    Kind,
-    Rung,
-    RungOutcome,
-    RungRecord,
-    Severity,
-    Verdict,
-)
-
-INCIDENT = Incident(
-    id="i1", kind=Kind.COLLECTIVE_HANG, subject="job:7", state=IncidentState.FIRING, severity=Severity.CRITICAL,
-    job_ids=("7",), opened_at=100.0, pending_mono=5.0, culprits=(Culprit(node="n1", rank=3, reason="stands alone"),),
-    summary="rank 3 stands alone", facts=("a", "b"), runs=(("7", 0),),
-)  # fmt: skip
-DECISION = Decision(
-    id="d1", incident_id="i1", action=Action.REQUEUE, verdict=Verdict.ALLOWED, by="rule", reason="why", decided_at=200.0,
-    fence=Fence(job_id="7", restarts=0, start_at=90.0), exclude=("n1",), nodes=("n1", "n2"),
-)  # fmt: skip
-replace = msgspec.structs.replace
+from tests.unit.notices import DECISION, INCIDENT, replace
+from watchdog.controller.journal import Journal, JournalError
+from watchdog.controller.journal_tables import SCHEMA_VERSION
+from watchdog.model import Action, ActionEnd, IncidentState, Rung, RungOutcome, RungRecord, Verdict
 
 
 @pytest.fixture
@@ -57,7 +34,7 @@ def journal(path: Path) -> Iterator[Journal]:
 
 
 def test_it_is_written_through_to_the_disk(journal: Journal) -> None:
-    with journal._transaction() as sql:
+    with journal._database.transaction() as sql:
         assert sql.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert sql.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert sql.exec_driver_sql("PRAGMA busy_timeout").scalar() == 5000
@@ -182,18 +159,18 @@ def test_a_pause_lasts_over_a_restart_until_it_is_resumed(path: Path) -> None:
 def test_the_outbox_keeps_messages_in_order_until_they_are_done(path: Path) -> None:
     journal = Journal(f"sqlite:///{path}")
     for number in range(3):
-        journal.outbox_add("slack", "i1", {"text": str(number)}, float(number))
-    one, two, three = journal.outbox_pending(10)
+        journal.outbox.add("slack", "i1", {"text": str(number)}, float(number))
+    one, two, three = journal.outbox.pending(10)
     assert [item.payload["text"] for item in (one, two, three)] == ["0", "1", "2"]
-    journal.outbox_failed(one.id, "no", 99.0)
-    journal.outbox_failed(one.id, "still no", 100.0)
-    journal.outbox_done(two.id)
+    journal.outbox.failed(one.id, "no", 99.0)
+    journal.outbox.failed(one.id, "still no", 100.0)
+    journal.outbox.done(two.id)
     journal.close()
     journal = Journal(f"sqlite:///{path}")
-    first, last = journal.outbox_pending(10)
+    first, last = journal.outbox.pending(10)
     assert (first.id, first.attempts, first.retry_at, first.error) == (one.id, 2, 100.0, "still no")
     assert last == three
-    assert journal.outbox_pending(1) == [first]
+    assert journal.outbox.pending(1) == [first]
     journal.close()
 
 
@@ -278,11 +255,11 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
 
 def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Journal(f"sqlite:///{path}").close()
-    monkeypatch.setattr("watchdog.controller.journal.SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setattr("watchdog.controller.journal_tables.SCHEMA_VERSION", SCHEMA_VERSION + 1)
     with pytest.raises(JournalError, match="schema version"):
         Journal(f"sqlite:///{path}")
     steps = {SCHEMA_VERSION: lambda sql: sql.exec_driver_sql("ALTER TABLE incidents ADD COLUMN extra TEXT")}
-    monkeypatch.setattr("watchdog.controller.journal.MIGRATIONS", steps)
+    monkeypatch.setattr("watchdog.controller.journal_tables.MIGRATIONS", steps)
     Journal(f"sqlite:///{path}").close()
     Journal(f"sqlite:///{path}").close()  # once is enough
     columns = [row[1] for row in sqlite3.connect(path).execute("PRAGMA table_info(incidents)")]
@@ -317,7 +294,7 @@ def test_another_writer_is_waited_for_and_then_named(
 ) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr("watchdog.controller.journal.BUSY_MS", 100)
+    monkeypatch.setattr("watchdog.controller.database.BUSY_MS", 100)
     with pytest.raises(JournalError, match="in use by another process"):
         Journal(f"sqlite:///{path}")
     other.execute("ROLLBACK")
@@ -406,3 +383,43 @@ def test_what_is_written_together_is_there_together_or_not_at_all(tmp_path: Path
     journal.note("i1", 3.0, "alone")
     assert [text for _, text in journal.timeline("i1")] == ["one", "alone"]
     journal.close()
+
+
+def test_thousands_that_are_written_together_are_as_if_written_one_by_one(tmp_path: Path) -> None:
+    alone, together = Journal(f"sqlite:///{tmp_path}/a.sqlite"), Journal(f"sqlite:///{tmp_path}/b.sqlite")
+
+    def fill(journal: Journal) -> None:
+        for number in range(50):
+            found = replace(INCIDENT, id=f"i{number % 30}", job_ids=(str(number), "9"), opened_at=float(number))
+            journal.save_incident(found)
+            journal.note(found.id, float(number), f"note {number}")
+            journal.add_evidence(found.id, 1.0, "job", {"n": number})
+            journal.add_decision(replace(DECISION, id=f"d{number}", incident_id=found.id))
+            journal.outbox.add("slack", found.id, {"n": number}, 1.0)
+
+    fill(alone)
+    with together.together():
+        fill(together)
+    for number in range(30):
+        name = f"i{number}"
+        assert together.incident(name) == alone.incident(name)
+        assert together.timeline(name) == alone.timeline(name)
+        assert together.evidence(name) == alone.evidence(name)
+        assert together.decisions(name) == alone.decisions(name)
+    for number in range(50):
+        assert together.incidents(job_id=str(number)) == alone.incidents(job_id=str(number))
+    assert together.outbox.pending(100) == alone.outbox.pending(100)
+    assert together.decisions_about(["i1", "none"]) == {"i1": alone.decisions("i1"), "none": []}
+
+
+def test_one_row_that_is_refused_fails_all_that_was_written_with_it(journal: Journal) -> None:
+    journal.add_decision(DECISION)
+    with pytest.raises(JournalError, match="don't change"), journal.together():
+        journal.note("i1", 1.0, "gone")
+        journal.add_decision(DECISION)
+        with pytest.raises(JournalError):
+            journal.decisions()  # to read, what waits is written
+        journal.note("i1", 2.0, "gone, too")
+    assert journal.timeline("i1") == []
+    journal.note("i1", 3.0, "as ever")
+    assert journal.timeline("i1") == [(3.0, "as ever")]

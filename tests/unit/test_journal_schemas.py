@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.test_journal import DECISION, INCIDENT
-from watchdog.controller.journal import SCHEMA_VERSION, Journal, JournalError
+from tests.unit.notices import DECISION, INCIDENT
+from watchdog.controller.journal import Journal, JournalError
+from watchdog.controller.journal_tables import SCHEMA_VERSION
 from watchdog.controller.ladder_state import ladder_of
 from watchdog.model import ActionEnd, Rung, RungOutcome, Step
 
@@ -84,7 +85,7 @@ def everything(url: str) -> None:
     journal.node_entry("n1", "excluded", DECISION, 5.0)
     journal.node_entry("n2", "drained", DECISION, 4.0, "slurm-watchdog: x", 3.5)
     journal.pause("x", "root", 5.0)
-    journal.outbox_add("slack", "i1", {"text": "x"}, 5.0)
+    journal.outbox.add("slack", "i1", {"text": "x"}, 5.0)
     journal.close()
     journal = Journal(url)
     (run,) = journal.open_actions()
@@ -100,7 +101,7 @@ def everything(url: str) -> None:
     assert not journal.node_entries("drained")
     assert journal.evidence("i1")[0][2] == {"a": "b" * 5000}
     assert journal.incidents()[0].summary == "again"
-    assert len(journal.outbox_pending(10)) == 1
+    assert len(journal.outbox.pending(10)) == 1
     with journal.together():
         journal.note("i1", 8.0, "one")
         journal.note("i1", 8.0, "two")

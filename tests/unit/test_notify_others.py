@@ -233,10 +233,10 @@ notify:
 """
 
     async def go() -> None:
-        make_notifier(parse_config(text), journal).opened(INCIDENT)
+        make_notifier(parse_config(text), journal.outbox).opened(INCIDENT)
 
     asyncio.run(go())
-    assert [item.channel for item in journal.outbox_pending(9)] == ["slack", "webhook", "alertmanager"]
+    assert [item.channel for item in journal.outbox.pending(9)] == ["slack", "webhook", "alertmanager"]
 
 
 @pytest.mark.parametrize(

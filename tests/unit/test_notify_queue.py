@@ -172,7 +172,7 @@ def test_an_incident_that_another_explains_is_not_announced(journal: Journal) ->
         told.notifier.resolved(replace(INCIDENT, fired_at=None))
 
     asyncio.run(go())
-    assert journal.outbox_pending(5) == []
+    assert journal.outbox.pending(5) == []
 
 
 def test_whose_job_it_is_stands_in_the_message(journal: Journal) -> None:
@@ -236,7 +236,7 @@ def test_a_message_that_can_never_be_delivered_does_not_block_the_others(journal
         told = ticking(journal, wall)
         told.notifier.opened(incident(1))
         told.notifier.opened(incident(2))
-        journal.outbox_add("slack", "i3", {"of": "another release"}, told.now)
+        journal.outbox.add("slack", "i3", {"of": "another release"}, told.now)
         await told.run_until_empty()
 
     asyncio.run(go())
@@ -280,14 +280,14 @@ class BrokenOutbox:
         self.failed = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "outbox_pending" and not self.failed:
+        if name == "pending" and not self.failed:
             self.failed = True
             raise JournalError("the disk is full")
         return getattr(self.journal, name)
 
 
 def test_an_outbox_that_fails_once_does_not_end_the_sending(journal: Journal) -> None:
-    wall, outbox = Wall(), BrokenOutbox(journal)
+    wall, outbox = Wall(), BrokenOutbox(journal.outbox)
 
     async def go() -> None:
         notifier = Notifier(outbox, [SlackChannel(wall, "a", pace=Pace(5))], "a", poll_s=0.02)
@@ -302,18 +302,18 @@ def test_an_outbox_that_fails_once_does_not_end_the_sending(journal: Journal) ->
 async def until_empty(journal: Journal, notifier: Notifier) -> None:
     task = asyncio.create_task(notifier.run())
     for _ in range(2000):
-        if not journal.outbox_pending(1):
+        if not journal.outbox.pending(1):
             break
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not journal.outbox_pending(1)
+    assert not journal.outbox.pending(1)
 
 
 def test_without_slack_the_messages_go_to_the_log(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
-        notifier = make_notifier(Config(cluster_name="alpha"), journal)
+        notifier = make_notifier(Config(cluster_name="alpha"), journal.outbox)
         for number in range(30):
             notifier.opened(incident(number))
         await until_empty(journal, notifier)
@@ -341,7 +341,7 @@ def test_a_slack_that_never_answers_keeps_nobody_from_working(journal: Journal) 
             await asyncio.sleep(0)
 
     async def go() -> None:
-        notifier = Notifier(journal, [SlackChannel(Silent(), "a", pace=Pace(5))], "a")
+        notifier = Notifier(journal.outbox, [SlackChannel(Silent(), "a", pace=Pace(5))], "a")
         task = asyncio.create_task(notifier.run())
         with journal.together():
             for number in range(500):
@@ -354,7 +354,7 @@ def test_a_slack_that_never_answers_keeps_nobody_from_working(journal: Journal) 
     asyncio.run(go())
     assert turns == 1000
     # All are kept: as they came, or in the digest that is on its way.
-    assert journal.outbox_pending(1)
+    assert journal.outbox.pending(1)
 
 
 def test_the_pace_forgets_what_is_a_minute_old_and_what_a_clock_left_in_the_future() -> None:
@@ -533,16 +533,16 @@ def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated
 
     async def go() -> None:
         nonlocal now
-        notifier = Notifier(journal, [channel], "a", pulse_s=3600.0, wall=lambda: now)
+        notifier = Notifier(journal.outbox, [channel], "a", pulse_s=3600.0, wall=lambda: now)
         notifier.attach(Sources(pulses=lambda: jobs))
         told = now // 3600.0
         for _ in range(120):  # two hours, a minute each
             now += 60.0
             told = notifier.pulse(told)
         # Slack was away: of two pulses the newer one is told.
-        (row,) = journal.outbox_pending(5)
+        (row,) = journal.outbox.pending(5)
         assert row.added_at // 3600 == told
-        await channel.turn(journal, now)
+        await channel.turn(journal.outbox, now)
 
     asyncio.run(go())
     lines = wall.everything().splitlines()
@@ -553,7 +553,7 @@ def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated
     )
     assert lines[3] == "• job 9 runs since 60 s on n4, no step yet (starting)"
     assert lines[4] == "• job 10 (of bob &lt;!here&gt;) waits: PENDING (Resources)"
-    assert not journal.outbox_pending(1)
+    assert not journal.outbox.pending(1)
 
 
 def test_a_thousand_jobs_are_one_message_that_slack_takes(journal: Journal) -> None:
@@ -562,10 +562,10 @@ def test_a_thousand_jobs_are_one_message_that_slack_takes(journal: Journal) -> N
     jobs = [JobPulse(job_id=str(n), name="x" * 200, nodes=("n1",), running_s=5.0, step=n) for n in range(1000)]  # fmt: skip
 
     async def go() -> None:
-        notifier = Notifier(journal, [channel], "a", pulse_s=3600.0, wall=lambda: 1e6)
+        notifier = Notifier(journal.outbox, [channel], "a", pulse_s=3600.0, wall=lambda: 1e6)
         notifier.attach(Sources(pulses=lambda: jobs))
         notifier.pulse(0.0)
-        await channel.turn(journal, 1e6)
+        await channel.turn(journal.outbox, 1e6)
 
     asyncio.run(go())
     assert "1,000 jobs running" in wall.texts()[0]

@@ -33,7 +33,7 @@ class NoSlurm:
 
 def make(journal: Journal, number: int) -> tuple[Controller, list[Incident]]:
     """A controller that has just heard of as many jobs, each with an incident that fires."""
-    notifier = Notifier(journal, [SlackChannel(LogPoster(), "a", pace=Pace(5))], "a")
+    notifier = Notifier(journal.outbox, [SlackChannel(LogPoster(), "a", pace=Pace(5))], "a")
     controller = Controller(
         Config(mode="act"), journal=journal, slurm=NoSlurm(), notifier=notifier, metrics=ControllerMetrics()  # type: ignore[arg-type]
     )  # fmt: skip
@@ -60,7 +60,7 @@ def test_a_tick_with_many_incidents_waits_for_the_disk_a_few_times_and_loses_not
     async def go() -> None:
         controller, incidents = make(journal, MANY)
         now = clock.monotonic()
-        sa.event.listen(journal._engine, "commit", count)
+        sa.event.listen(journal._database.engine, "commit", count)
         controller._tell_changes([Change(before=None, after=each) for each in incidents], now)
         told = commits
         controller.decider.decide(now)
@@ -71,7 +71,7 @@ def test_a_tick_with_many_incidents_waits_for_the_disk_a_few_times_and_loses_not
         decisions = journal.decisions()
         assert len(decisions) == MANY
         assert {decision.verdict for decision in decisions} == {Verdict.SUPPRESSED}
-        assert len(journal.outbox_pending(10 * MANY)) == 2 * MANY
+        assert len(journal.outbox.pending(10 * MANY)) == 2 * MANY
         before = commits
         controller.decider.decide(now + 1.0)
         assert len(journal.decisions()) == MANY

@@ -86,7 +86,7 @@ async def _serve(
         deadline_s=config.slurm.deadline,
         observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),
     )
-    notifier = make_notifier(config, journal)
+    notifier = make_notifier(config, journal.outbox)
     controller = Controller(
         config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder
     )

@@ -73,6 +73,8 @@ class Surroundings:
     """Job -> what is said of its crash loop."""
     outages: tuple[Incident, ...]
     """Of filesystems."""
+    faults: dict[str, list[Incident]]
+    """Node -> what is said of a GPU there that may exclude it."""
 
 
 class Decider:
@@ -125,6 +127,11 @@ class Decider:
         self._sweep(now)
         surroundings: Surroundings | None = None
         held: list[tuple[Incident, Decision]] | None = [] if len(incidents) > MANY else None
+        try:
+            self._remember(open_ones)
+        except JournalError as error:
+            self._c.journal_error = str(error)
+            return
         for incident in incidents:
             if (
                 incident.state is not IncidentState.FIRING
@@ -156,16 +163,22 @@ class Decider:
             for incident, _ in held:  # what the journal has of them is read again
                 self._earlier.pop(incident.id, None)
 
-    def _decisions(self, incident_id: str) -> list[Decision]:
-        """What was decided about an incident before. Raises JournalError."""
-        if incident_id not in self._earlier:
-            found = self._c.journal.decisions(incident_id)
+    def _remember(self, incident_ids: Iterable[str]) -> None:
+        """Looks up what was decided about these incidents before, unless it is known. Raises JournalError."""
+        new = [incident_id for incident_id in incident_ids if incident_id not in self._earlier]
+        for incident_id, found in self._c.journal.decisions_about(new).items():
+            acted = any(each.verdict is Verdict.ALLOWED and each.action is not Action.NONE for each in found)
             self._failed.update(
                 run.decision.id
-                for run in (self._c.journal.actions(incident_id) if found else ())
+                for run in (self._c.journal.actions(incident_id) if acted else ())
                 if run.end is not None and not run.end.ok
             )
             self._earlier[incident_id] = found
+
+    def _decisions(self, incident_id: str) -> list[Decision]:
+        """What was decided about an incident before. Raises JournalError."""
+        if incident_id not in self._earlier:
+            self._remember((incident_id,))
         return self._earlier[incident_id]
 
     def _about(self, incident: Incident, job_id: str) -> list[Decision]:
@@ -227,6 +240,7 @@ class Decider:
                 for job_id in each.job_ids
             },
             outages=tuple(each for each in c.judge.incidents if each.kind is Kind.FILESYSTEM_OUTAGE),
+            faults=_by_node(each for each in c.judge.incidents if each.kind is Kind.GPU_FAULT),
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
@@ -262,8 +276,15 @@ class Decider:
             crash_loop=None if job is None else around.crash_loops.get(job.job_id),
             storm_over_s=None if self._storm_at is None else now - self._storm_at,
             drained_by_us=around.drained_by_us,
-            broken=() if job is None else broken_under(job, c.judge.incidents, tuple(c.state.jobs.values())),
+            broken=() if job is None else self._broken_under(job, around),
         )
+
+    def _broken_under(self, job: SlurmJob, around: Surroundings) -> tuple[tuple[str, str], ...]:
+        """What is known of its nodes' hardware; of thousands of faults only those are looked at."""
+        faults = (
+            [fault for node in job.nodes for fault in around.faults.get(node, ())] if around.faults else []
+        )
+        return broken_under(job, faults, self._c.state.jobs.values()) if faults else ()
 
     def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:
         """What the administrator permits, and of that what the job's owner wants."""
@@ -493,6 +514,15 @@ def _in_trouble(incidents: Iterable[Incident]) -> dict[Kind, set[str]]:
     for incident in incidents:
         if incident.state is IncidentState.FIRING and incident.inhibited_by is None:
             found.setdefault(incident.kind, set()).update(incident.job_ids)
+    return found
+
+
+def _by_node(incidents: Iterable[Incident]) -> dict[str, list[Incident]]:
+    """Node -> the incidents that would exclude it."""
+    found: dict[str, list[Incident]] = {}
+    for incident in incidents:
+        for node in incident.exclude_nodes:
+            found.setdefault(node, []).append(incident)
     return found
 
 

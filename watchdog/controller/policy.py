@@ -352,8 +352,10 @@ def broken_under(
         if incident.kind is not Kind.GPU_FAULT or incident.state is not IncidentState.FIRING:
             continue
         for node in set(incident.exclude_nodes) & set(job.nodes):
-            alone = all(each.job_id == job.job_id for each in jobs if node in each.nodes)
-            if job.job_id in incident.jobs_now or (not incident.jobs_now and alone):
+            if job.job_id in incident.jobs_now or (
+                not incident.jobs_now
+                and all(each.job_id == job.job_id for each in jobs if node in each.nodes)
+            ):
                 found.setdefault(node, incident.summary)
     return tuple(sorted(found.items()))
 

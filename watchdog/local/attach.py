@@ -112,7 +112,7 @@ async def _run(wanted: Wanted, token: str) -> int:
     config = _configuration(wanted, wanted.listen or f"{_address_towards(view.nodes)}:{free_port()}")
     journal = Journal(f"sqlite:///{wanted.directory / 'journal.sqlite'}")
     try:
-        notifier = make_notifier(config, journal)
+        notifier = make_notifier(config, journal.outbox)
         controller = Controller(
             config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics()
         )

@@ -135,7 +135,7 @@ async def _run(config: Config, wanted: Wanted, journal: Journal, token: str) -> 
         kill_switch=config.jobs.kill_switch,
         max_restarts=wanted.max_restarts,
     )
-    notifier = make_notifier(config, journal)
+    notifier = make_notifier(config, journal.outbox)
     controller = Controller(
         config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics()
     )

@@ -57,7 +57,7 @@ class AlertmanagerChannel:
 
     async def turn(self, outbox: Outbox, now: float) -> float | None:
         """See queue.Channel. What is new goes before what is told again."""
-        items = outbox.outbox_pending(BATCH, self.name)
+        items = outbox.pending(BATCH, self.name)
         if items:
             alerts = []
             for item in items:
@@ -66,7 +66,7 @@ class AlertmanagerChannel:
                 except msgspec.ValidationError:
                     continue  # of a release that wrote its rows in another way: told again while it fires
             await self._post(alerts)
-            outbox.outbox_done_all(self.name, [item.id for item in items])
+            outbox.done_all(self.name, [item.id for item in items])
             return GAP_S
         if not 0 <= now - self._told_at < self._repeat_s:
             self._told_at = now

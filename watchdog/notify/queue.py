@@ -18,7 +18,7 @@ from watchdog.notify.notice import KEPT_JOBS, Notice, Topic, job_notes, to_row
 from watchdog.notify.pulse import PULSE_ID, JobPulse, pulse_message
 
 if TYPE_CHECKING:
-    from watchdog.controller.journal import OutboxItem
+    from watchdog.controller.outbox import OutboxItem
 
 LOG = logging.getLogger(__name__)
 
@@ -37,16 +37,16 @@ TIDY_EVERY_S = 600.0
 class Outbox(Protocol):
     """The part of the journal that keeps messages. Every method raises JournalError."""
 
-    def outbox_add(self, channel: str, incident_id: str, payload: dict[str, Any], at: float) -> None: ...
-    def outbox_pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]: ...
-    def outbox_done_all(self, channel: str, item_ids: Sequence[int]) -> None: ...
-    def outbox_replace(
+    def add(self, channel: str, incident_id: str, payload: dict[str, Any], at: float) -> None: ...
+    def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]: ...
+    def done_all(self, channel: str, item_ids: Sequence[int]) -> None: ...
+    def replace(
         self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
     ) -> None: ...
-    def outbox_failed(self, item_id: int, error: str, retry_at: float) -> None: ...
-    def outbox_expire(self, channel: str, before: float) -> int: ...
-    def outbox_drop(self, channel: str, incident_id: str) -> None: ...
-    def outbox_forget(self, before: float) -> None: ...
+    def failed(self, item_id: int, error: str, retry_at: float) -> None: ...
+    def expire(self, channel: str, before: float) -> int: ...
+    def drop(self, channel: str, incident_id: str) -> None: ...
+    def forget(self, before: float) -> None: ...
     def keep_thread(self, channel: str, incident_id: str, thread: str, at: float) -> None: ...
     def thread_of(self, channel: str, incident_id: str) -> str | None: ...
 
@@ -155,7 +155,7 @@ class Notifier:
         )
         for worker in self._workers:
             if topic in worker.channel.topics:
-                self._outbox.outbox_add(worker.channel.name, incident.id, row, at)
+                self._outbox.add(worker.channel.name, incident.id, row, at)
                 worker.wake()
 
     # -- sending
@@ -172,7 +172,7 @@ class Notifier:
     async def _tidy_for_ever(self) -> None:
         while True:
             try:
-                self._outbox.outbox_forget(self._wall() - FORGET_AFTER_S)
+                self._outbox.forget(self._wall() - FORGET_AFTER_S)
             except Exception:  # the boundary: a journal that fails is tidied later
                 LOG.exception("the outbox can't be tidied")
             await asyncio.sleep(TIDY_EVERY_S)
@@ -195,9 +195,9 @@ class Notifier:
         for worker in self._workers if pulses else ():
             if worker.channel.takes_messages:
                 # Of a Slack that was away nobody wants to hear five hours one after the other.
-                self._outbox.outbox_drop(worker.channel.name, PULSE_ID)
+                self._outbox.drop(worker.channel.name, PULSE_ID)
                 row = {"message": pulse_message(pulses, self._cluster)}
-                self._outbox.outbox_add(worker.channel.name, PULSE_ID, row, at)
+                self._outbox.add(worker.channel.name, PULSE_ID, row, at)
                 worker.wake()
         return number
 
@@ -243,9 +243,9 @@ class Worker:
         A message that fails holds up those behind it, for their order tells the story.
         """
         name, now = self.channel.name, self._wall()
-        first = self._outbox.outbox_pending(1, name)
+        first = self._outbox.pending(1, name)
         if first and now - first[0].added_at > STALE_AFTER_S:
-            dropped = self._outbox.outbox_expire(name, now - STALE_AFTER_S)
+            dropped = self._outbox.expire(name, now - STALE_AFTER_S)
             LOG.error(
                 "%d messages to %s are dropped: a day old, last failure: %s", dropped, name, first[0].error
             )
@@ -261,7 +261,7 @@ class Worker:
     def _failed(self, error: SendFailed) -> float:
         """Writes a failure down at the row that comes first; returns the pause until the next try."""
         name = self.channel.name
-        pending = self._outbox.outbox_pending(1, name)
+        pending = self._outbox.pending(1, name)
         if not pending:
             LOG.warning("%s: %s", name, error.reason)
             return min(LONGEST_WAIT_S, error.retry_after_s or 10 * self._first_retry_s)
@@ -270,7 +270,7 @@ class Worker:
             LOG.error(
                 "message %d to %s about %s is dropped: %s", item.id, name, item.incident_id, error.reason
             )
-            self._outbox.outbox_done_all(name, (item.id,))
+            self._outbox.done_all(name, (item.id,))
             return 0.0
         backoff = min(LONGEST_RETRY_S, self._first_retry_s * 2 ** min(item.attempts, 20))
         wait_s = backoff if error.retry_after_s is None else min(error.retry_after_s, LONGEST_WAIT_S)
@@ -282,5 +282,5 @@ class Worker:
             wait_s,
             error.reason,
         )
-        self._outbox.outbox_failed(item.id, error.reason, self._wall() + wait_s)
+        self._outbox.failed(item.id, error.reason, self._wall() + wait_s)
         return wait_s

@@ -17,7 +17,7 @@ from watchdog.notify.slack import Poster
 from watchdog.notify.slack_messages import Payload, closed, has_more, parent, reply
 
 if TYPE_CHECKING:
-    from watchdog.controller.journal import OutboxItem
+    from watchdog.controller.outbox import OutboxItem
     from watchdog.notify.queue import Outbox
 
 LOG = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class SlackChannel:
         wait_s = self._pace.wait_s(now)
         if wait_s > 0:
             return wait_s
-        items = outbox.outbox_pending(GATHER + 1, self.name)
+        items = outbox.pending(GATHER + 1, self.name)
         if not items:
             return None
         if "message" in items[0].payload:  # a digest: all that was put up before it is in it
@@ -123,7 +123,7 @@ class SlackChannel:
                 found.append((item.id, from_row(item.payload)))
             except msgspec.ValidationError as error:
                 LOG.error("message %d to %s can't be read and is dropped: %s", item.id, self.name, error)
-                outbox.outbox_done_all(self.name, (item.id,))
+                outbox.done_all(self.name, (item.id,))
         return found
 
     async def _post_digest(self, outbox: Outbox, item: OutboxItem, now: float) -> None:
@@ -132,7 +132,7 @@ class SlackChannel:
         begun = await self._post(item.payload["message"], thread, now)
         if begun is not None and thread is None:
             outbox.keep_thread(self.name, item.incident_id, begun, now)
-        outbox.outbox_done_all(self.name, (item.id,))
+        outbox.done_all(self.name, (item.id,))
 
     async def _tell(
         self, outbox: Outbox, ids: Sequence[int], story: Sequence[Notice], now: float, *, whole: bool
@@ -150,7 +150,7 @@ class SlackChannel:
                 outbox.keep_thread(self.name, incident.id, thread, now)
                 if not whole and has_more(story):
                     await self._post(reply(story, self._mentions, first=True), thread, now)
-        outbox.outbox_done_all(self.name, ids)
+        outbox.done_all(self.name, ids)
         over = next((notice for notice in story if notice.topic is Topic.RESOLVED), None)
         if thread is not None and over is not None:
             try:
@@ -168,7 +168,7 @@ class SlackChannel:
     async def _put_together(self, outbox: Outbox, now: float) -> None:
         """All that waits becomes one digest, which waits in its place."""
         digest, last, told = Digest(self._mentions), 0, 0
-        while page := outbox.outbox_pending(PAGE, self.name, last):
+        while page := outbox.pending(PAGE, self.name, last):
             notices = self._read(outbox, page)
             for _, notice in notices:
                 digest.add(notice)
@@ -179,7 +179,7 @@ class SlackChannel:
         if told:
             LOG.warning("%d messages to %s are told as a digest", told, self.name)
             rows = [{"message": each} for each in digest.messages(self._cluster)]
-            outbox.outbox_replace(self.name, last, f"{DIGEST_ID}-{last}", rows, now)
+            outbox.replace(self.name, last, f"{DIGEST_ID}-{last}", rows, now)
         self._digest_at = now
 
 
@@ -196,7 +196,7 @@ class PulseChannel:
 
     async def turn(self, outbox: Outbox, now: float) -> float | None:
         """See queue.Channel."""
-        items = outbox.outbox_pending(1, self.name)
+        items = outbox.pending(1, self.name)
         if not items:
             return None
         wait_s = self._pace.wait_s(now)
@@ -204,7 +204,7 @@ class PulseChannel:
             return wait_s
         self._pace.note(now)
         await self._poster.post(items[0].payload["message"])
-        outbox.outbox_done_all(self.name, (items[0].id,))
+        outbox.done_all(self.name, (items[0].id,))
         return 0.0
 
 

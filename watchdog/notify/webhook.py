@@ -13,7 +13,7 @@ from watchdog.notify.slack import read_secret, read_url
 from watchdog.notify.words import say
 
 if TYPE_CHECKING:
-    from watchdog.controller.journal import OutboxItem
+    from watchdog.controller.outbox import OutboxItem
     from watchdog.notify.queue import Outbox
 
 VERSION = 1
@@ -39,7 +39,7 @@ class WebhookChannel:
 
     async def turn(self, outbox: Outbox, now: float) -> float | None:
         """See queue.Channel."""
-        items = outbox.outbox_pending(BATCH, self.name)
+        items = outbox.pending(BATCH, self.name)
         if not items:
             return None
         headers = {}
@@ -57,7 +57,7 @@ class WebhookChannel:
             one = {**document, "events": events[:1]}
             await post_json(url, one, self._deadline_s, whom="the webhook", headers=headers)
             items = items[:1]
-        outbox.outbox_done_all(self.name, [item.id for item in items])
+        outbox.done_all(self.name, [item.id for item in items])
         return GAP_S
 
 

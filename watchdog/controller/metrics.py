@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -126,6 +126,11 @@ class ControllerMetrics:
             self.refused_connections.labels(reason)
         for outcome in REFUSED_REPORTS:
             self.reports.labels(outcome)
+
+    def show_certificates(self, expires: Callable[[], Mapping[str, float]]) -> None:
+        """`expires` gives when our certificates end, by name, in seconds since the epoch; the names never change."""
+        for name in expires():
+            self.certificate_expiry.labels(name).set_function(lambda name=name: expires()[name])
 
     def count_refused_connection(self, reason: str) -> None:
         """`reason` is one of CONNECTION_REASONS."""

@@ -60,8 +60,11 @@ class AgentMetrics:
         self,
         count_probes: Callable[[], Mapping[str, int]] = dict,
         read_driver_s: Callable[[], float | None] = lambda: None,
+        read_expiry: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML."""
+        """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML, `read_expiry` when
+        certificates end."""
+        self.read_expiry = read_expiry
         self._count_probes, self._read_driver_s = count_probes, read_driver_s
         self._report: Report | None = None
         self._seen = Isolated()
@@ -150,6 +153,8 @@ class AgentMetrics:
             *self._family("spool_bytes", "gauge", "Reports that wait for the controller.", (), [((), self._spool_bytes)]),
             *self._family("reports_total", "counter", "Reports by what became of them: sent, failed (will be tried again), rejected, expired.",
                           ("outcome",), [((outcome,), count) for outcome, count in sorted(self._outcomes.items())]),
+            *self._family("certificate_expiry_timestamp_seconds", "gauge", "When a certificate of ours ends.", ("certificate",),
+                          [((name,), moment) for name, moment in self.read_expiry().items()]),
             *self._family("nvml_driver_seconds", "gauge", "Time that the last tick spent in NVML.", (),
                           [] if driver_s is None else [((), driver_s)]),
         ]  # fmt: skip

@@ -404,6 +404,7 @@ def _serve(agent: Agent, config: Settings, echo: bool) -> int:
     security = config.security
     files = TlsFiles(security.tls_directory, "agent") if security.mode == "tls" else None
     sender = Sender(config.agent.controller_url, spool, security.token_file, count, files=files)
+    metrics.read_expiry = sender.certificates
     signals = runner.Signals()
     signals.install()
     sender.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -130,7 +131,7 @@ class ControllerMetrics:
     def show_certificates(self, expires: Callable[[], Mapping[str, float]]) -> None:
         """`expires` gives when our certificates end, by name, in seconds since the epoch; the names never change."""
         for name in expires():
-            self.certificate_expiry.labels(name).set_function(lambda name=name: expires()[name])
+            self.certificate_expiry.labels(name).set_function(partial(_value, expires, name))
 
     def count_refused_connection(self, reason: str) -> None:
         """`reason` is one of CONNECTION_REASONS."""
@@ -179,6 +180,10 @@ class ControllerMetrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry) + generate_latest(self._counters)
+
+
+def _value(read: Callable[[], Mapping[str, float]], name: str) -> float:
+    return read()[name]
 
 
 def _with_series(jobs: tuple[JobView, ...], troubled: Collection[str]) -> tuple[JobView, ...]:

@@ -219,7 +219,8 @@ def _slurm_job(job: Job) -> SlurmJob:
 def _on_disk(job: Job, t: float) -> Checkpoint:
     """As the agent saw it at its last look."""
     step, at = job.saved or (None, t)
-    writing = job.writing_since is not None and t - job.writing_since > DISK_LOOK_S
+    frozen = job.frozen_at is not None and t - job.frozen_at > DISK_LOOK_S
+    writing = job.writing_since is not None and t - job.writing_since > DISK_LOOK_S and not frozen
     return Checkpoint(
         job_id=job.job_id, directory=DIRECTORY, layout="megatron", step=step, path=f"{DIRECTORY}/iter_{step or 0:07d}" if step else None,
         age_s=t - at if step else None, size_bytes=2_300_000_000_000, writing_step=job.step if writing else None, writing=writing,

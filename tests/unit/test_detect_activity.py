@@ -230,6 +230,37 @@ def test_a_job_that_seems_to_work_and_makes_no_step_for_very_long_is_told() -> N
     assert stalled(four("trains", age_s=1805.0)).truth is Truth.UNKNOWN
 
 
+def saves(age_s: float, **changes: Any) -> JobView:
+    """Rank 0 writes a checkpoint, and its peers wait for it in a barrier."""
+    return four("spins", age_s=age_s, **{"r0": rank(0, 0.7, 6e8), "g0": card(0, "idles"), **changes})
+
+
+def test_while_the_files_of_a_checkpoint_grow_nobody_is_accused_however_long_it_takes() -> None:
+    view = saves(7000.0, growing_age_s=5.0)
+    assert stalled(view).truth is Truth.UNKNOWN
+    assert stalled(replace(view, growing_age_s=None)).truth is Truth.BAD
+    assert stalled(replace(view, growing_age_s=400.0)).truth is Truth.BAD
+
+
+def test_the_step_after_a_checkpoint_of_half_an_hour_has_its_time_too() -> None:
+    for lately in ({"growing_age_s": 40.0}, {"saving_age_s": 40.0}):
+        assert stalled(four("trains", age_s=2100.0, **lately)).truth is Truth.UNKNOWN
+    assert stalled(four("trains", age_s=2100.0, saving_age_s=400.0)).truth is Truth.BAD
+    assert stalled(four("trains", age_s=5000.0, saving_age_s=40.0)).truth is Truth.BAD
+
+
+def test_ranks_that_stand_still_in_a_checkpoint_hang_once_its_files_grow_no_more() -> None:
+    frames = ("_save (torch/serialization.py)", "save_checkpoint (checkpointing.py)", "train (train.py)")
+    dumps = still(frames, *3 * [RECV])
+    view = four("spins", age_s=2000.0, r0=rank(0, 0.0), g0=card(0, "idles"), snapshots=dumps)
+    assert hang(replace(view, growing_age_s=5.0)).truth is Truth.UNKNOWN
+    assert [c.rank for c in hang(replace(view, growing_age_s=300.0)).culprits] == [0]
+
+
+def test_gpus_that_idle_accuse_although_a_checkpoint_was_written_a_moment_ago() -> None:
+    assert stalled(four("idles", 0.0, growing_age_s=20.0)).truth is Truth.BAD
+
+
 def test_a_job_that_lost_a_rank_stalls_only_after_its_lingering_was_looked_into() -> None:
     gone = four("idles", 0.0, r3=replace(rank(3), gone_s=60.0))
     assert stalled(gone).truth is Truth.UNKNOWN

@@ -11,7 +11,18 @@ from tests.unit.builders import RECV, blocked, process, slurm_job, stack
 from watchdog.controller.filesystems import filesystem_key
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView
-from watchdog.model import Event, EventKind, Fence, LogFile, MountProbe, Process, Report, SlurmNode, SlurmView
+from watchdog.model import (
+    Checkpoint,
+    Event,
+    EventKind,
+    Fence,
+    LogFile,
+    MountProbe,
+    Process,
+    Report,
+    SlurmNode,
+    SlurmView,
+)
 
 
 class Cluster:
@@ -357,6 +368,36 @@ def test_a_new_checkpoint_starts_the_clock_of_the_step_after_it_and_the_same_one
     cluster.report(wait=900, events=(progress_event(3, kind=EventKind.CHECKPOINT),))
     assert cluster.job.progress is not None
     assert cluster.job.progress.age_s == 900
+
+
+def test_a_checkpoint_that_only_the_disk_tells_of_starts_the_clock_of_the_step_after_it() -> None:
+    cluster = Cluster()
+
+    def look(step: int, *, writing: bool = False) -> None:
+        disk = Checkpoint(job_id="7", directory="/c", step=step, writing=writing)
+        cluster.report(wait=100, checkpoints=(disk,))
+
+    for number in (60, 61, 62):
+        cluster.step(number)
+    look(60, writing=True)
+    assert (cluster.job.growing_age_s, cluster.job.progress and cluster.job.progress.age_s) == (0.0, 100.0)
+    look(60)
+    assert (cluster.job.growing_age_s, cluster.job.progress and cluster.job.progress.age_s) == (100.0, 200.0)
+    look(62)
+    assert cluster.job.progress is not None
+    assert (cluster.job.progress.age_s, cluster.job.progress.rose_age_s) == (0.0, 300.0)
+    look(900)  # somebody else's
+    assert cluster.job.progress is not None
+    assert cluster.job.progress.age_s == 100.0
+
+
+def test_a_dump_that_shows_a_rank_saving_is_remembered_when_the_next_one_does_not() -> None:
+    saves = ("write (torch/serialization.py)", "save_checkpoint (checkpointing.py)")
+    cluster = Cluster()
+    for frames, seconds in ((saves, 0), (RECV, 30)):
+        cluster.now += seconds
+        cluster.state.add_snapshot("7", 0, (stack(0, frames),), (), cluster.now)
+    assert cluster.job.saving_age_s == 30.0
 
 
 def test_a_process_that_uses_no_time_ever_is_one_of_which_that_is_not_known() -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from watchdog.controller.progress_clock import Clock, Counter, read_progress
+from watchdog.controller.progress_clock import Clock, Counter, main_clock, read_progress
 from watchdog.controller.run_errors import KEPT_ERRORS, RunErrors
-from watchdog.detect.view import JobView, LoggedError, LogView, PastRun, ProcessView
+from watchdog.detect.view import JobView, LoggedError, LogView, PastRun, ProcessView, StackSnapshot
 from watchdog.diagnose.log_errors import locate
-from watchdog.model import Event, LogFile, Process, ProcessStack, Role, SlurmJob
+from watchdog.diagnose.stacks import vote
+from watchdog.model import Checkpoint, Event, LogFile, Process, ProcessStack, Role, SlurmJob
 
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
@@ -165,6 +166,10 @@ class Run:
     """Error lines that came before this run was seen to begin."""
     disk_steps: dict[str, int] = field(default_factory=dict)
     """Directory -> step of the newest complete checkpoint that an agent saw there."""
+    growing_at: float | None = None
+    """When files of a checkpoint were last seen to grow."""
+    saving_at: float | None = None
+    """When its stacks last showed a rank that saves and moves."""
     errors: RunErrors = field(default_factory=RunErrors)
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
@@ -202,6 +207,44 @@ def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
     if wall is None or job.start_at is None:
         return float("-inf")
     return now - max(0.0, wall - job.start_at) - START_SLACK_S
+
+
+def note_on_disk(run: Run, found: Checkpoint, at: float) -> None:
+    """The checkpoints in one directory as an agent sees them now.
+
+    One more that is complete sets the clock, as a line in the log does that says so: the step after it could not begin before. One
+    that the log has told did that already, and one beyond the run's step is another training's.
+    """
+    if not run.started:
+        return
+    if found.writing:
+        run.growing_at = at
+    if found.step is None:
+        return
+    before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
+    told = run.checkpoint is not None and run.checkpoint[0] >= found.step
+    others = clock is not None and clock.is_step and found.step > clock.step + clock.stride
+    if before is not None and found.step > before and not told and not others:
+        run.saved_at = max(run.saved_at, at)
+        run.snapshots.clear()
+    run.disk_steps[found.directory] = found.step
+
+
+def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:
+    """One dump of all ranks."""
+    run.snapshots.append((at, stacks, silent))
+    run.restless = True
+    voted = vote(snapshot_views(run, at))
+    if voted.checkpointing and voted.moving is not False:
+        run.saving_at = at
+
+
+def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:
+    """The dumps since the last step, oldest first."""
+    return tuple(
+        StackSnapshot(age_s=now - at, stacks=stacks, silent_nodes=silent)
+        for at, stacks, silent in run.snapshots
+    )
 
 
 def note_log(run: Run, node: str, log: LogFile, at: float) -> None:

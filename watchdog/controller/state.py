@@ -30,8 +30,11 @@ from watchdog.controller.run import (
     new_run,
     note_last_words,
     note_log,
+    note_on_disk,
+    note_snapshot,
     process_views,
     reveal,
+    snapshot_views,
     started_at,
 )
 from watchdog.controller.turns import Turn, choose
@@ -46,7 +49,6 @@ from watchdog.detect.view import (
     ProcessView,
     RankGpu,
     SlurmNodeView,
-    StackSnapshot,
 )
 from watchdog.model import (
     Event,
@@ -267,8 +269,8 @@ class ClusterState:
                 note_log(run, report.node, log, made_at)
         for checkpoint in report.checkpoints:
             run = self._run(checkpoint.job_id)
-            if run is not None and checkpoint.step is not None and run.started:
-                run.disk_steps[checkpoint.directory] = checkpoint.step
+            if run is not None:
+                note_on_disk(run, checkpoint, made_at)
         for event in report.events:
             self._apply_event(report.node, event, made_at)
         for probe in report.mounts:
@@ -400,8 +402,7 @@ class ClusterState:
         """One dump of all ranks; dropped if the job has restarted since it was asked for."""
         run = self._runs.get(job_id)
         if run is not None and run.job.restarts == restarts:
-            run.snapshots.append((now, stacks, silent))
-            run.restless = True
+            note_snapshot(run, stacks, silent, now)
 
     def grant_grace(self, now: float, job_ids: Iterable[str] | None = None) -> None:
         """Starts the clocks of these jobs (all by default) anew: a cause has gone, or the controller slept."""
@@ -558,10 +559,7 @@ class ClusterState:
             checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1])
             if run.checkpoint
             else None,
-            snapshots=tuple(
-                StackSnapshot(age_s=now - at, stacks=stacks, silent_nodes=silent)
-                for at, stacks, silent in run.snapshots
-            ),
+            snapshots=snapshot_views(run, now),
             errors=tuple(
                 ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines
             ),
@@ -571,6 +569,8 @@ class ClusterState:
             step_times=step_times,
             losses=losses,
             checkpoints_on_disk=self.nodes.checkpoints_of(run.job.process_id, run.job.nodes),
+            growing_age_s=None if run.growing_at is None else now - run.growing_at,
+            saving_age_s=None if run.saving_at is None else now - run.saving_at,
             checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
             past=run.past,
         )

@@ -10,7 +10,14 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.activity import Standing, on_storage, standing
-from watchdog.detect.limits import Limit, LimitSettings, progress_limit, wants_stacks, with_a_step
+from watchdog.detect.limits import (
+    Limit,
+    LimitSettings,
+    has_just_grown,
+    progress_limit,
+    wants_stacks,
+    with_a_step,
+)
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
@@ -72,9 +79,11 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
     busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
     if not voted.groups:
         return _accuse_by_gpus(job, finding, limit, standing(job, now, limit.seconds), busy_limit_s)
-    checkpoint_s = with_a_step(job, settings.checkpoint_floor)
+    learnt_s, checkpoint_s = limit.seconds, with_a_step(job, settings.checkpoint_floor)
     if voted.checkpointing and limit.seconds < checkpoint_s:
         limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
+    if voted.checkpointing and has_just_grown(job, learnt_s):
+        return replace(finding, summary=f"no step for {age_s:.0f} s; the files of a checkpoint grow")
     evaluation_s = with_a_step(job, settings.evaluation_floor)
     if voted.patient and limit.seconds < evaluation_s:
         limit = Limit(seconds=evaluation_s, reason="the stacks show an evaluation or a compilation")

@@ -53,6 +53,12 @@ def with_a_step(view: JobView, seconds: float) -> float:
     return seconds + max(view.progress.intervals_s, default=0.0) if view.progress else seconds
 
 
+def has_just_grown(view: JobView, seconds: float) -> bool:
+    """Whether files of a checkpoint were seen to grow within the last `seconds`: so long as they do, the loop is not expected to
+    turn, and then the step after them takes its time."""
+    return view.growing_age_s is not None and view.growing_age_s < seconds
+
+
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     """The longest time without a new step that is still normal for this run in its present phase.
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from watchdog.detect import collective_hang
 from watchdog.detect.activity import Standing, few_idle_among_busy, on_storage, standing
-from watchdog.detect.limits import Limit, progress_limit, with_a_step
+from watchdog.detect.limits import Limit, has_just_grown, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
@@ -27,8 +27,9 @@ STACKS_PATIENCE_S = 10.0
 """Stacks that were asked for at half the limit get so much more time: what they say counts more."""
 
 SAVING = 1.5
-"""A checkpoint that is seen to be written may take as many times its floor: with the steps around it, and a log that has a line every
-few of them, half an hour of writing is more than half an hour without a step (six false alarms in 426 simulated hours of such jobs)."""
+"""A checkpoint that the log or the stacks tell of may take as many times its floor: with the steps around it, and a log that has a line
+every few of them, half an hour of writing is more than half an hour without a step (six false alarms in 426 simulated hours of such
+jobs). One whose files grow may take as long as they do."""
 
 
 class Settings(Protocol):
@@ -73,14 +74,23 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
         return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes progress")
     if collective_hang.judge(job, now, hang).truth is Truth.BAD:
         return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
-    patient_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
-    if progress.phase == "checkpointing" or vote(job.snapshots, job.ranks).checkpointing:
-        patient_s = max(patient_s, SAVING * with_a_step(job, hang.checkpoint_floor))
     evidence = _evidence(job, now, limit.seconds)
     waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
-    if age_s < patient_s and (not evidence.stands or waits_for_stacks):
+    patient = age_s < _patient_s(job, limit, hang, settings) or has_just_grown(job, limit.seconds)
+    if patient and (not evidence.stands or waits_for_stacks):
         return replace(finding, summary=f"no step for {age_s:.0f} s; {evidence.why}")
     return _accuse(job, finding, limit, evidence)
+
+
+def _patient_s(job: JobView, limit: Limit, hang: collective_hang.Settings, settings: Settings) -> float:
+    """How long nobody is accused of what nothing but the time speaks for. The stacks of the step after a checkpoint do not show any
+    more what took so long: that they did is remembered until that step is due."""
+    patient_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
+    saved = job.saving_age_s is not None and job.saving_age_s < limit.seconds
+    told = job.progress is not None and job.progress.phase == "checkpointing"
+    if saved or told or vote(job.snapshots, job.ranks).checkpointing:
+        patient_s = max(patient_s, SAVING * with_a_step(job, hang.checkpoint_floor))
+    return patient_s
 
 
 def _before_the_first_step(

@@ -333,6 +333,10 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
     losses: tuple[LossPoint, ...] = ()
     checkpoints_on_disk: tuple[CheckpointOnDisk, ...] = ()
     """As agents last saw them; ages inside are as of that look."""
+    growing_age_s: float | None = None
+    """Since files of a checkpoint of it were last seen to grow."""
+    saving_age_s: float | None = None
+    """Since its stacks last showed a rank that saves and moves."""
     checkpoint_intervals_s: tuple[float, ...] = ()
     """Times between the recent complete checkpoints of this run."""
     past: tuple[PastRun, ...] = ()

@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.activity import standing
-from watchdog.detect.limits import LimitSettings, progress_limit, with_a_step
+from watchdog.detect.limits import LimitSettings, has_just_grown, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, ErrorLine, JobView, ProcessView
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
@@ -153,7 +153,7 @@ def _after_last_step(
     if stands:
         gone_quiet = standing(job, now, settings.teardown_limit).stands and _torn_down(voted, len(alive))
         patient_s = min(settings.grace, settings.teardown_limit) if gone_quiet else settings.grace
-    if finding.lasted_s < patient_s:
+    if finding.lasted_s < patient_s or (not stands and has_just_grown(job, settings.grace)):
         summary = f"job {job.job.job_id} made its last step {finding.lasted_s:.0f} s ago; {why}"
         return replace(finding, summary=summary)
     finding = replace(finding, actionable=stands is True)

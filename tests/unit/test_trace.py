@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchdog.trace import records
-from watchdog.trace.processes import MISSED, REGULAR, WHOLE, Processes
+from watchdog.trace.processes import MISSED, PROVEN, REGULAR, RELIABLE, WHOLE, Processes
 from watchdog.trace.read import in_order, moments, read_lines, read_records, typical_interval_s
 from watchdog.trace.records import MAX_LINE_BYTES, Damage, Proc, Tally, parse_record
 from watchdog.trace.reports import Node
@@ -198,10 +198,12 @@ def test_the_interval_of_reports_is_seen_in_the_trace() -> None:
 class Listing:
     """The processes of one node, as a trace lists them every five seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: tuple[int, ...] = ()) -> None:
         self.tally = Tally()
         self.processes = Processes(self.tally)
         self.now = 0.0
+        self.seen = seen
+        """Pids that a GPU lists."""
 
     def say(self, *ranks: int, wait: float = 5.0, **fields: Any) -> float | None:
         self.now += wait
@@ -213,7 +215,8 @@ class Listing:
             )
             for r in ranks
         ]
-        return self.processes.miss(self.processes.list(said, self.now, {"7": 0}, {"/gpfs"}), self.now)
+        listed = self.processes.list(said, self.now, {"7": 0}, {"/gpfs"})
+        return self.processes.miss(listed, self.now, (), self.seen)
 
     @property
     def ranks(self) -> list[int | None]:
@@ -277,6 +280,37 @@ def test_a_trace_that_once_left_somebody_out_has_to_be_whole_for_longer() -> Non
     assert listing.ranks == [0, 1]
     for ranks in (*22 * [(0, 1)], *MISSED * [(0,)]):
         listing.say(*ranks)
+    assert listing.ranks == [0]
+
+
+def test_two_lines_that_are_missing_running_make_nobody_dead_before_a_thousand_were_there() -> None:
+    listing = Listing()
+    for _ in range(PROVEN // 4 - 2):
+        listing.say(0, 1, 2, 3)
+    for _ in range(MISSED - 1):
+        listing.say(0, 1, 2)
+    assert listing.ranks == [0, 1, 2, 3]
+    for _ in range(PROVEN // 4 + RELIABLE):
+        listing.say(0, 1, 2, 3)  # it came back: the count begins anew
+    for _ in range(MISSED - 1):
+        listing.say(0, 1, 2)
+    assert listing.ranks == [0, 1, 2, 3]
+    proven = Listing()
+    for _ in range(PROVEN // 4):
+        proven.say(0, 1, 2, 3)
+    for _ in range(MISSED - 1):
+        proven.say(0, 1, 2)
+    assert proven.ranks == [0, 1, 2]
+
+
+def test_a_process_that_its_gpu_still_lists_has_to_be_missed_for_longer() -> None:
+    listing = Listing(seen=(101,))
+    for _ in range(PROVEN):
+        listing.say(0, 1)
+    for _ in range(2 * MISSED - 1):
+        listing.say(0)
+    assert listing.ranks == [0, 1]
+    listing.say(0)
     assert listing.ranks == [0]
 
 

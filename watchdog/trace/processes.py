@@ -2,10 +2,10 @@
 
 A process that is said to be dead (Z, X) is dead. One that is merely not listed any more is gone only if the trace looks as if it
 listed everybody: REGULAR times in a row each rank of the job (RELIABLE times since one came back that had not been listed), and
-then MISSED times not this one, or twice as often where the regular listings were fewer than WHOLE; once less where nobody was left out
-in RELIABLE listings. If the kernel says that it killed the process, or its GPU does not list it any more, once is enough. In every
-other case it stays as it was said last: a trace with gaps makes nobody dead. Where the agent's own report says how many processes
-there are (recordings do), and so many were listed, the rest is gone.
+then MISSED times not this one, or twice as often where the regular listings were fewer than WHOLE or its GPU still lists it; once less
+where no line of PROVEN was missing before. If the kernel says that it killed the process, or its GPU does not list it any more, or was
+emptied, once is enough. In every other case it stays as it was said last: a trace with gaps makes nobody dead. Where the agent's own
+report says how many processes there are (recordings do), and so many were listed, the rest is gone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from watchdog.trace.records import Proc, Tally
 REGULAR = 3
 RELIABLE = 20
 MISSED = 3
+PROVEN = 1000
+"""Lines about processes in a row of which none was missing: then fewer than three in a thousand are lost (95 % sure), and two of the same
+process in a row hardly ever are. Of one line in a hundred that is, they are within minutes."""
 WHOLE = 8
 """A trace that lacks one line in ten looks regular for three listings now and then, and hardly ever for so many."""
 SLACK = 1.5
@@ -57,6 +60,8 @@ class Processes:
     _pid_of: dict[tuple[str, int], int] = field(default_factory=dict)
     """(job, rank) -> pid."""
     _job_of: dict[int, str] = field(default_factory=dict)
+    _proven: int = 0
+    """Lines since one was missing about a process that was still there."""
     _since_gap: int | None = None
     """Listings since one that had left somebody out who was still there; None: there never was one."""
     unplaced: bool = False
@@ -99,7 +104,7 @@ class Processes:
                 old.start = record.start if old.start is None else old.start
                 if key not in listed:
                     if old.missed or not old.in_row:
-                        self._since_gap = 0
+                        self._since_gap = self._proven = 0
                     _listed_again(old, now)
             listed.add(key)
         return listed
@@ -123,11 +128,18 @@ class Processes:
         for key in [key for key in self.known if key not in listed]:
             del self.known[key]
 
-    def miss(self, listed: set[Key], now: float, ended: Collection[int] = ()) -> float | None:
-        """Counts who was not listed, and forgets who is gone. Of the pids in `ended` something else says so, too. Returns since
-        when, None if nobody is."""
+    def miss(
+        self,
+        listed: set[Key],
+        now: float,
+        ended: Collection[int] = (),
+        seen: Collection[int] = (),
+    ) -> float | None:
+        """Counts who was not listed, and forgets who is gone. Of the pids in `ended` something else says so, too; those in `seen` are
+        seen elsewhere. Returns since when, None if nobody is."""
         if self._since_gap is not None:
             self._since_gap += 1
+        self._proven += len(listed)
         if len(listed) == len(self.known):
             return None  # everybody was
         for key, each in self.known.items():
@@ -142,23 +154,24 @@ class Processes:
         gone = [
             key
             for key, each in self.known.items()
-            if each.missed and (key[1] in ended or (each.missed >= MISSED - 1 and self._is_gone(key, now)))
+            if each.missed
+            and (key[1] in ended or (each.missed >= MISSED - 1 and self._is_gone(key, now, key[1] in seen)))
         ]
         since = min((self.known[key].missed_at for key in gone), default=None)
         for key in gone:
             del self.known[key]
         return since
 
-    def _is_gone(self, key: Key, now: float) -> bool:
+    def _is_gone(self, key: Key, now: float, seen: bool) -> bool:
         each = self.known[key]
         if now - each.listed_at < SLACK * each.every_s:
             return False
         if each.process.rank is None:
             return each.missed >= MISSED
         ranks = [k for other, k in self.known.items() if other[0] == key[0] and k.process.rank is not None]
-        if each.missed < 2 * MISSED and any(k.in_row < WHOLE for k in ranks):
+        if each.missed < 2 * MISSED and (seen or any(k.in_row < WHOLE for k in ranks)):
             return False
-        if each.missed < MISSED and (self._since_gap is not None or any(k.in_row < RELIABLE for k in ranks)):
+        if each.missed < MISSED and (self._since_gap is not None or self._proven < PROVEN):
             return False
         doubtful = self._since_gap is not None and self._since_gap < RELIABLE
         if doubtful or any(k.in_row < REGULAR for k in ranks):

@@ -23,7 +23,7 @@ from watchdog.model import (
     Report,
 )
 from watchdog.trace import records
-from watchdog.trace.holders import Holders, Seats, seated
+from watchdog.trace.holders import LEAST_BYTES, Holders, Seats, seated
 from watchdog.trace.logs import Logs
 from watchdog.trace.processes import Processes
 from watchdog.trace.records import Tally
@@ -65,7 +65,7 @@ class Node:
     _sampled_at: set[float] = field(default_factory=set)
     """When, in this moment, it was looked at what processes and GPUs do."""
     _ended: set[int] = field(default_factory=set)
-    """Pids that the kernel says it killed, or that have left the list of their GPU, and that were not listed since."""
+    """Pids that the kernel says it killed, that have left the list of their GPU, or whose GPU was emptied, and that were not listed since."""
 
     def __post_init__(self) -> None:
         self.processes = Processes(self.tally)
@@ -107,8 +107,8 @@ class Node:
         if count is not None and count == len(listed) and not damaged:
             self.processes.all_listed(listed)
         elif (procs or words) and count is None and not damaged:
-            self._note_ended(gpus, others, {pid for _, pid in listed})
-            since = self.processes.miss(listed, now, self._ended)
+            computing = self._note_ended(gpus, others, {pid for _, pid in listed})
+            since = self.processes.miss(listed, now, self._ended, computing)
             if since is not None and since < now:
                 late = [self._report(now, age_s=now - since)]
         if count is not None:
@@ -122,22 +122,26 @@ class Node:
 
     def _note_ended(
         self, gpus: Sequence[records.Gpu], others: Sequence[records.Any_], listed: set[int]
-    ) -> None:
-        """Takes over what else says that a process is gone."""
+    ) -> set[int]:
+        """Takes over what else says that a process is gone. Returns the pids that a GPU lists now."""
         computing: set[int] = set()
         for gpu in gpus:
+            known = self._gpus.get(_gpu_name(gpu) or "")
             if gpu.pids is not None:
                 computing.update(gpu.pids)
-                known = self._gpus.get(_gpu_name(gpu) or "")
                 if known is not None and known[0].pids:
                     self._ended.update(known[0].pids)
-        for each in others:
+            elif known is not None and _was_emptied(known[0], gpu):
+                seat = self._seats.get(known[0].uuid or str(known[0].index))
+                self._ended.update(seat[1].pids or () if seat is not None else ())
+        self._ended -= computing
+        self._ended -= listed
+        for each in others:  # one that was listed in the same moment may have been so before
             if isinstance(each, records.Kmsg):
                 fact = parse_kernel_line(each.line or "")
                 if fact is not None and fact.name in KILLED and fact.pid is not None:
                     self._ended.add(fact.pid)
-        self._ended -= computing
-        self._ended -= listed
+        return computing
 
     def _report(self, now: float, **fields: Any) -> Report:
         self.sequence += 1
@@ -323,6 +327,13 @@ class Node:
                 step=record.step,
                 pattern="trace",
             )
+
+
+def _was_emptied(before: Gpu, now: records.Gpu) -> bool:
+    """Whether the memory that a program had on a GPU has been given back."""
+    if before.memory_used_bytes is None or now.mem_used_mib is None:
+        return False
+    return now.mem_used_mib * MIB < LEAST_BYTES <= before.memory_used_bytes
 
 
 def _gpu_name(record: records.Gpu) -> str | None:

@@ -34,7 +34,7 @@ def test_settings_are_the_values_of_the_checked_configuration() -> None:
         value, expected = getattr(settings.agent, name), getattr(config.agent, name)
         assert value == (tuple(expected) if isinstance(expected, list) else expected)
     assert (settings.agent.interval, settings.agent.spool_bytes) == (0.25, 1024**2)
-    assert settings.security == SecuritySettings(token_file="/etc/token")
+    assert settings.security == SecuritySettings(token_file="/etc/token", mode="token")
 
 
 def test_settings_survive_being_handed_over() -> None:

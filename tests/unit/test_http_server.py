@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from watchdog.controller.http_server import MAX_HEAD, Answer, BadRequest, Request, Server, parse_head
+from watchdog.controller.http_server import MAX_HEAD, Answer, BadRequest, Head, Request, Server, parse_head
 
 MAX_BODY = 1000
 Talk = Callable[["Place"], Awaitable[Any]]
@@ -36,8 +36,8 @@ class Place:
         await asyncio.sleep(0.01)
         return Answer(b"later")
 
-    def admit(self, path: str, authorization: str) -> Answer | None:
-        return self.refuse("unauthorized", 401, "no") if authorization == "Bearer wrong" else None
+    def admit(self, head: Head, remote: str) -> Answer | None:
+        return self.refuse("unauthorized", 401, "no") if head.authorization == "Bearer wrong" else None
 
     def refuse(self, outcome: str, status: int, sentence: str) -> Answer:
         self.refused[outcome] += 1

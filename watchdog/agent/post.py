@@ -9,14 +9,28 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from watchdog import clock
+from watchdog.identity.files import IdentityError, TlsFiles
+
+if TYPE_CHECKING:
+    import ssl
+
+    from watchdog.identity.tls import Context
 
 MAX_HEAD: Final = 64 * 1024
 """Of status line and headers; nginx and aiohttp allow 8 KiB a line."""
 PORTS: Final = {"http": 80, "https": 443}
+
+
+LOOK_AT_FILES_S: Final = 60.0
+"""Between two looks whether our certificate was renewed."""
+
+
+class Unproven(OSError):
+    """We can't show who we are. The text says why, and what to do."""
 
 
 class BadAnswer(OSError):
@@ -41,8 +55,13 @@ class Connection:
         max_body: int,
         connect: Callable[..., socket.socket] = socket.create_connection,
         now: Callable[[], float] = clock.monotonic,
+        files: TlsFiles | None = None,
     ):
-        """To the server of `url`; answers are cut off after `max_body` + 1 bytes. No traffic yet."""
+        """To the server of `url`; answers are cut off after `max_body` + 1 bytes. No traffic yet.
+
+        With `files` it shows its certificate, and trusts nobody but the authority in them; else an https server is any of those that
+        the system trusts.
+        """
         address = urlsplit(url)
         self._https = address.scheme == "https"
         self._host = address.hostname or ""
@@ -52,7 +71,10 @@ class Connection:
         self._connect = connect
         self._now = now
         self._sock: socket.socket | None = None
-        self._context: Any = None
+        self._files = files
+        self._ours: Context | None = None
+        self._systems: Any = None
+        self._looked_at = now()
 
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
@@ -64,6 +86,7 @@ class Connection:
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"POST {path} HTTP/1.1\r\nHost: {self._name}\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
         message = head.encode() + body
+        self._look_at_files()
         kept = self._sock is not None
         try:
             try:
@@ -76,6 +99,11 @@ class Connection:
         except BaseException:
             self.close()
             raise
+
+    def certificates(self) -> dict[str, float]:
+        """`own` and `authority` -> when that certificate ends, in seconds since the epoch; empty without certificates, or before they
+        were used."""
+        return {} if self._ours is None else self._ours.expires
 
     def close(self) -> None:
         if self._sock is not None:
@@ -100,17 +128,45 @@ class Connection:
         # As bytes: a str would be put through IDNA, whose tables take a megabyte.
         sock = self._connect((self._host.encode("ascii"), self._port), timeout=connect_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not self._https:
+        if not self._https and self._files is None:
             return sock
-        import ssl
-
-        self._context = self._context or ssl.create_default_context()
         try:
-            wrapped: socket.socket = self._context.wrap_socket(sock, server_hostname=self._host)
+            wrapped: socket.socket = self._tls().wrap_socket(sock, server_hostname=self._host)
         except BaseException:
             sock.close()
             raise
         return wrapped
+
+    def _tls(self) -> ssl.SSLContext:
+        """Raises Unproven if our own files can't be used."""
+        if self._files is None:
+            import ssl
+
+            self._systems = self._systems or ssl.create_default_context()
+            return self._systems  # type: ignore[no-any-return]
+        if not self._https:
+            raise Unproven(
+                "agent.controller_url has to begin with https:// where nodes prove themselves by certificates"
+            )
+        from watchdog.identity.tls import Context
+
+        try:
+            if self._ours is None:
+                self._ours = Context(self._files, server=False)
+            else:
+                self._ours.refresh()
+        except IdentityError as error:
+            raise Unproven(str(error)) from error
+        return self._ours.current
+
+    def _look_at_files(self) -> None:
+        """A certificate that was renewed is used from the next report on."""
+        now = self._now()
+        if self._ours is None or now - self._looked_at < LOOK_AT_FILES_S:
+            return
+        self._looked_at = now
+        if self._ours.refresh():
+            self.close()
 
 
 class _Closed(ConnectionError):

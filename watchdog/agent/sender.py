@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ import msgspec
 from watchdog import clock
 from watchdog.agent.post import Connection, Response
 from watchdog.agent.replies import MAX_REPLY_BYTES, parse_reply
+from watchdog.identity.files import TlsFiles
 from watchdog.model import Reply, Report
 from watchdog.report_changes import changes_between, without_news
 from watchdog.wire import WireError, encode_report
@@ -148,6 +150,7 @@ class Sender:
         now: Callable[[], float] = clock.monotonic,
         connection: Connection | None = None,
         answer_s: float = ANSWER_S,
+        files: TlsFiles | None = None,
     ):
         address = urlsplit(url)
         self._controller = address.netloc
@@ -169,7 +172,7 @@ class Sender:
         self._agreed = -1
         """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it understands no changes."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._connection = connection or Connection(url, MAX_REPLY_BYTES)
+        self._connection = connection or Connection(url, MAX_REPLY_BYTES, files=files)
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
@@ -230,6 +233,10 @@ class Sender:
     def spool_bytes(self) -> int:
         return self._spool.size
 
+    def certificates(self) -> dict[str, float]:
+        """See Connection.certificates. For any thread."""
+        return self._connection.certificates()
+
     @property
     def problem(self) -> str:
         """Why the last attempt failed; empty while it works."""
@@ -276,7 +283,7 @@ class Sender:
             except (OSError, ValueError, WireError) as error:
                 self._agree(-1)
                 self._count("failed")
-                self._say(f"the controller at {self._controller} can't be reached: {error}")
+                self._say(f"the controller at {self._controller} can't be reached: {in_words(error)}")
                 self._connection.close()
                 failures += 1
                 pause_s = backoff_s(failures, random.random())
@@ -332,6 +339,18 @@ class Sender:
                 self.read_token()
             raise Rejected(message)
         raise Later(message, parse_retry_after(response))
+
+
+def in_words(error: Exception) -> str:
+    """What went wrong, for the log: of TLS, what it means."""
+    if "ssl" in sys.modules:  # else it was not TLS, and stays unloaded
+        import ssl
+
+        if isinstance(error, ssl.SSLError):
+            from watchdog.identity.tls import explain
+
+            return explain(error)
+    return str(error)
 
 
 def parse_retry_after(response: Response) -> float:

@@ -39,6 +39,10 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What of the section `security` concerns the agent."""
 
     token_file: str
+    mode: str = "none"
+    """How this node proves itself: tls, munge, token or none; see watchdog.security_config."""
+    tls_directory: str = ""
+    controller_user: str = "slurm-watchdog"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +55,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def settings_of(config: Config) -> Settings:
     """The agent's part of a configuration that was checked."""
     agent = {name: getattr(config.agent, name) for name in type(config.agent).model_fields}
-    return msgspec.convert({"agent": agent, "security": {"token_file": config.security.token_file}}, Settings)
+    security = {
+        name: getattr(config.security, name) for name in ("token_file", "tls_directory", "controller_user")
+    }
+    return msgspec.convert(
+        {"agent": agent, "security": {**security, "mode": config.security.identity()}}, Settings
+    )
 
 
 def write_settings(settings: Settings) -> int:

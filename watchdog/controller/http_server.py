@@ -15,6 +15,9 @@ from http import HTTPStatus
 from typing import Final, cast
 
 from watchdog import clock
+from watchdog.controller.limits import CONNECTION_REASONS, Limits
+from watchdog.controller.tls_connection import TlsConnection
+from watchdog.identity.tls import Context, names_of
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,10 @@ IDLE_S: Final = 120.0
 """A connection on which nothing has been asked for so long is closed; agents report every few seconds."""
 MAX_UNREAD: Final = 4 * 1024**2
 """Bytes of answers that wait for somebody who does not read them; beyond, the connection is closed."""
+MAX_HELD: Final = 512 * 1024**2
+"""Bytes of all requests together that have begun to arrive: 50 KiB, a full report, of each of ten thousand agents."""
+SAY_AGAIN_S: Final = 60.0
+"""A refusal of the same kind is written to the log once in this time; the metric counts them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,8 @@ class Request:
     authorization: str
     body: bytes
     remote: str
+    names: frozenset[str] | None = None
+    """The nodes that the client's certificate is for; None without certificates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +53,14 @@ class Answer:
     body: bytes
     status: int = 200
     content_type: bytes = b"application/json"
+    proof: str = ""
+    """For the header Authentication-Info: that it comes from us."""
 
 
 Handler = Callable[[Request], "Answer | Awaitable[Answer]"]
 """Answers at once, or, where it has to ask somebody first, later. Raises nothing."""
-Admission = Callable[[str, str], "Answer | None"]
-"""(path, authorization): an answer that refuses a request before its body is taken, None if it may come."""
+Admission = Callable[["Head", str], "Answer | None"]
+"""(head, address): an answer that refuses a request before its body is taken, None if it may come."""
 Refusal = Callable[[str, int, str], Answer]
 """(outcome, status, sentence): counts a request that never became one."""
 
@@ -69,23 +80,47 @@ class Refused(Exception):
 class Server:
     """All connections of one port. One event loop owns it."""
 
-    def __init__(self, handle: Handler, admit: Admission, refuse: Refusal, max_body: int, deadline_s: float):
+    def __init__(
+        self,
+        handle: Handler,
+        admit: Admission,
+        refuse: Refusal,
+        max_body: int,
+        deadline_s: float,
+        *,
+        tls: Context | None = None,
+        count: Callable[[str], None] = lambda reason: None,
+        limits: Limits | None = None,
+    ):
+        """With `tls` clients have to show a certificate. `count` hears why connections were refused."""
         self.handle = handle
         self.admit = admit
         self.refuse = refuse
         self.max_body = max_body
         self.deadline_s = deadline_s
         """A request has to arrive whole within this time of its first byte."""
+        self.tls = tls
+        self.limits = limits or Limits()
         self.connections: set[Connection] = set()
+        self.secured: set[TlsConnection] = set()
+        self.held = 0
+        """Bytes of requests that are not whole yet."""
+        self._count = count
+        self._said: dict[str, float] = {}
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, backlog: int) -> int:
         """Listens; returns the port. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=backlog)
+        self._server = await loop.create_server(self._protocol, host, port, backlog=backlog)
         self._sweeper = asyncio.create_task(self._sweep())
         return int(self._server.sockets[0].getsockname()[1])
+
+    def _protocol(self) -> asyncio.Protocol:
+        if self.tls is None:
+            return Connection(self)
+        return TlsConnection(Connection(self), self.tls.current, self)
 
     async def cleanup(self) -> None:
         """Closes everything."""
@@ -94,21 +129,64 @@ class Server:
             await asyncio.gather(self._sweeper, return_exceptions=True)
         if self._server is not None:
             self._server.close()
-        for connection in list(self.connections):
+        both: list[Connection | TlsConnection] = [*self.connections, *self.secured]
+        for connection in both:
             connection.close()
+
+    def opened(self, address: str) -> bool:
+        """A client connected; False if it can't stay. Each has to be `closed`."""
+        reason = self.limits.opened(address, clock.monotonic())
+        if reason:
+            self.turned_away(reason, address)
+        return not reason
+
+    def closed(self, address: str) -> None:
+        self.limits.closed(address)
+
+    def turned_away(self, reason: str, address: str) -> None:
+        """Counts a connection that came to nothing."""
+        now = clock.monotonic()
+        self._count(reason)
+        if not reason.startswith("too_many"):
+            self.limits.failed(address, now)
+        if now - self._said.get(reason, float("-inf")) >= SAY_AGAIN_S:
+            self._said[reason] = now
+            log.warning("a connection from %s was refused: %s", address, CONNECTION_REASONS[reason])
+
+    def refresh(self) -> None:
+        """Takes over certificates that were replaced. Whom the authority of before let in has to come again."""
+        if self.tls is None or not self.tls.refresh():
+            return
+        if self.tls.new_authority:
+            for connection in list(self.secured):
+                connection.close()
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
+            self.refresh()
             now = clock.monotonic()
-            for connection in list(self.connections):
+            both: list[Connection | TlsConnection] = [*self.connections, *self.secured]
+            for connection in both:
                 connection.check(now)
 
 
 class Connection(asyncio.Protocol):
     """One client. `since` is when the request that is arriving began, or when the last one was answered."""
 
-    __slots__ = ("_inbox", "_promised", "_remote", "_server", "_since", "_task", "_transport")
+    __slots__ = (
+        "_admitted",
+        "_held",
+        "_inbox",
+        "_names",
+        "_promised",
+        "_remote",
+        "_served",
+        "_server",
+        "_since",
+        "_task",
+        "_transport",
+    )
 
     def __init__(self, server: Server):
         self._server = server
@@ -119,6 +197,13 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._promised = False
         """The client was told to go on and send its body."""
+        self._admitted = False
+        """The request that is arriving may come."""
+        self._served = False
+        """It has asked something that was answered."""
+        self._held = 0
+        """Bytes of the inbox that the server has counted."""
+        self._names: frozenset[str] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's own is one by its methods only
@@ -127,10 +212,18 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._remote = peer[0] if peer else ""
         self._server.connections.add(self)
+        certificate = transport.get_extra_info("peercert")
+        if certificate is not None and self._server.tls is not None:
+            self._names = names_of(certificate, self._server.tls.domain)
+        elif not self._server.opened(self._remote):
+            transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
         self._transport = None
+        if self._names is None:
+            self._server.closed(self._remote)
+        self._settle(0)
         if self._task is not None:
             self._task.cancel()
         if self._inbox:
@@ -149,6 +242,14 @@ class Connection(asyncio.Protocol):
             self._serve()
         elif len(self._inbox) > self._server.max_body + MAX_HEAD:
             self._give_up(self._server.refuse("too_large", 413, "too much at once"))
+        self._settle(len(self._inbox))
+        if self._inbox and self._server.held > MAX_HELD:
+            self._give_up(self._server.refuse("busy", 503, "too much is arriving at once: try again"))
+            self._settle(0)
+
+    def _settle(self, held: int) -> None:
+        self._server.held += held - self._held
+        self._held = held
 
     def check(self, now: float) -> None:
         """Ends what takes too long."""
@@ -157,7 +258,11 @@ class Connection(asyncio.Protocol):
             limit_s = self._server.deadline_s
             sentence = f"a report has to arrive within {limit_s:.0f} s"
             self._give_up(self._server.refuse("too_slow", 408, sentence))
-        elif not self._inbox and age_s > IDLE_S:
+        elif (
+            not self._inbox
+            and self._task is None
+            and age_s > (IDLE_S if self._served else self._server.deadline_s)
+        ):
             self.close()
 
     def close(self) -> None:
@@ -181,7 +286,7 @@ class Connection(asyncio.Protocol):
                 return
             request, keep = found
             try:
-                answer = self._server.handle(request)
+                answer = request if isinstance(request, Answer) else self._server.handle(request)
             except Exception:  # the boundary: one request never ends the others
                 log.exception("a request failed")
                 answer = Answer(b'{"error":"this request failed; see the log of the controller"}', 500)
@@ -195,14 +300,17 @@ class Connection(asyncio.Protocol):
         self._task = None
         self._answer(answer, keep)
         self._serve()
+        self._settle(len(self._inbox))
 
     def _answer(self, answer: Answer, keep: bool) -> None:
         if self._transport is None:
             return
         self._since = clock.monotonic()
+        self._served = True
         reason = b"OK" if answer.status == 200 else HTTPStatus(answer.status).phrase.encode()
-        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n" % (
+        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b\r\n" % (
             answer.status, reason, answer.content_type, len(answer.body), b"" if keep else b"Connection: close\r\n",
+            b"Authentication-Info: %b\r\n" % answer.proof.encode() if answer.proof else b"",
         )  # fmt: skip
         self._transport.write(head + answer.body)
         if not keep:
@@ -213,8 +321,11 @@ class Connection(asyncio.Protocol):
         self._inbox.clear()
         self._answer(answer, False)
 
-    def _take(self) -> tuple[Request, bool] | None:
-        """The first request of the inbox and whether the connection stays; None: not all of it is there. Raises BadRequest."""
+    def _take(self) -> tuple[Request | Answer, bool] | None:
+        """The first request of the inbox, or what refuses it, and whether the connection stays; None: not all of it is there.
+
+        Raises BadRequest, Refused.
+        """
         inbox = self._inbox
         end = inbox.find(b"\r\n\r\n", 0, MAX_HEAD)
         if end < 0:
@@ -225,18 +336,24 @@ class Connection(asyncio.Protocol):
         if head.size > self._server.max_body:
             raise BadRequest("too_large", 413, f"a report may have {self._server.max_body} bytes")
         total = end + 4 + head.size
-        if len(inbox) < total:
-            refusal = self._server.admit(head.path, head.authorization)
-            if refusal is not None:
+        if not self._admitted:
+            refusal = self._server.admit(head, self._remote)
+            if refusal is not None and len(inbox) < total:
                 raise Refused(refusal)
+            if refusal is not None:
+                del inbox[:total]
+                return refusal, head.keep
+            self._admitted = True
+        if len(inbox) < total:
             if head.expects and not self._promised and self._transport is not None:
                 self._promised = True
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             return None
         body = bytes(inbox[end + 4 : total])
         del inbox[:total]
-        self._promised = False
-        return Request(head.method, head.path, head.authorization, body, self._remote), head.keep
+        self._promised = self._admitted = False
+        request = Request(head.method, head.path, head.authorization, body, self._remote, self._names)
+        return request, head.keep
 
 
 @dataclass(slots=True)
@@ -274,6 +391,8 @@ def parse_head(data: bytes) -> Head:
                 head.keep = head.keep and b"close" not in value.lower()
             case b"transfer-encoding":
                 raise BadRequest("garbage", 411, "a report has to come with its Content-Length")
+            case b"content-encoding":
+                raise BadRequest("garbage", 415, "a report comes as it is, not compressed")
             case b"expect":
                 head.expects = True
     if sizes:

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from watchdog.controller.http_server import Answer, Request, Server
+from watchdog import clock
+from watchdog.controller.http_server import Answer, Head, Request, Server
+from watchdog.controller.limits import is_loopback, pace
 from watchdog.controller.metrics import ControllerMetrics
+from watchdog.identity.tls import Context
 from watchdog.model import Reply, Report
 from watchdog.wire import MAX_BYTES, WireError, decode_report, encode_reply
 
@@ -21,6 +24,8 @@ PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
 NOBODY: frozenset[str] = frozenset()
 BODY_DEADLINE_S = 20.0
 """A report has to arrive whole within this time: a slow sender holds no connection open."""
+MAX_SMALL = 4096
+"""Bytes of a body that nobody looks at."""
 
 
 class Door:
@@ -34,22 +39,39 @@ class Door:
         accept: Callable[[Report], Reply],
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
+        tls: Context | None = None,
+        interval_s: float = 5.0,
     ):
         self._token = token.encode()
         self._address_of = address_of
         self._accept = accept
         self._metrics = metrics
         self._healthy = healthy
+        self._tls = tls
         self._resolved: dict[str, frozenset[str]] = {}
+        self._by_address, self._by_node = pace(interval_s), pace(interval_s)
+        if tls is not None:
+            metrics.show_certificates(lambda: tls.expires)
 
     def server(self) -> Server:
         """What listens on the port."""
-        return Server(self.answer, self.admit, self._refuse, MAX_BYTES, BODY_DEADLINE_S)
+        count = self._metrics.count_refused_connection
+        return Server(
+            self.answer, self.admit, self._refuse, MAX_BYTES, BODY_DEADLINE_S, tls=self._tls, count=count
+        )
 
-    def admit(self, path: str, authorization: str) -> Answer | None:
-        """Who may not report need not send its report."""
-        if path == "/v1/report" and self._token and not self._token_fits(authorization):
+    def admit(self, head: Head, remote: str) -> Answer | None:
+        """Who may not report, or not so often, need not send its report."""
+        if head.path != "/v1/report":
+            return (
+                None
+                if head.size <= MAX_SMALL
+                else self._refuse("too_large", 413, f"{head.path} takes no body")
+            )
+        if self._token and not self._token_fits(head.authorization):
             return self._refuse("unauthorized", 401, "the token is missing or wrong; see security.token_file")
+        if not is_loopback(remote) and not self._by_address.take(remote, head.size, clock.monotonic()):
+            return self._refuse("too_often", 429, f"too many reports from {remote}")
         return None
 
     def answer(self, request: Request) -> Answer | Awaitable[Answer]:
@@ -68,13 +90,15 @@ class Door:
         return _say(404, "there are /v1/report, /metrics and /healthz")
 
     def _report(self, request: Request) -> Answer | Awaitable[Answer]:
-        refusal = self.admit(request.path, request.authorization)
-        if refusal is not None:
-            return refusal
         try:
             report = decode_report(request.body)
         except WireError as error:
             return self._refuse("garbage", 400, str(error))
+        if request.names is not None and report.node not in request.names:
+            shown = ", ".join(sorted(request.names)[:3]) or "no node"
+            return self._refuse("wrong_node", 403, f"a certificate for {shown} is none for {report.node!r}")
+        if not self._by_node.take(report.node, len(request.body), clock.monotonic()):
+            return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
         problem = self._wrong_node(report.node, request.remote)
         return self._ask_and_take(report, request.remote) if problem is None else self._take(report, problem)
 
@@ -123,11 +147,6 @@ class Door:
 
 def _say(status: int, sentence: str) -> Answer:
     return Answer(msgspec.json.encode({"error": sentence}), status=status)
-
-
-@lru_cache(maxsize=65536)
-def is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 @lru_cache(maxsize=65536)

@@ -7,6 +7,7 @@ import click
 from watchdog import __version__
 from watchdog.cli.agent import agent
 from watchdog.cli.attach import attach
+from watchdog.cli.ca import ca
 from watchdog.cli.check_config import check_config
 from watchdog.cli.controller import controller
 from watchdog.cli.demo import demo
@@ -55,6 +56,7 @@ for _command in (
     resume,
     restart,
     check_config,
+    ca,
     replay,
     scan_log,
     group_stacks,

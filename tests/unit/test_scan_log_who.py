@@ -72,6 +72,31 @@ CASES: list[tuple[str, str, Verdict]] = [
     ("a task that may be a launcher is no rank", traceback("", DISK) + "srun: error: n5: task 4: Exited with exit code 1\n", ("disk_full", None, "n5")),
     ("a task that died of a signal is one", steps(1, 9) + "srun: error: n5: task 4: Segmentation fault (core dumped)\n", ("segmentation_fault", 4, "n5")),
     ("tasks of one host", traceback("", DISK) + "srun: error: n5: task 44: Exited with exit code 1\nsrun: error: n5: tasks 40-43: Terminated\n", ("disk_full", 44, "n5")),
+    # what stands in brackets before a number may be a module and its line
+    *((f"{name} is no host", f"ERROR 07-01 10:00:31 [{name}:588] Traceback (most recent call last):\nERROR 07-01 10:00:31 [{name}:588] {DISK}\n", ("disk_full", None, None)) for name in ("core.py", "trainer", "data_loader2", "ops.cu", "step1")),
+    ("a host in brackets is one", traceback("[r7i6n1:12]: ", DISK), ("disk_full", 12, "r7i6n1")),
+    ("behind the name of a logger", f"2024-05-01 10:00:31 | ERROR | train.loop | rank 3: {DISK}\n", ("disk_full", 3, None)),
+    # parts of a text under a heading
+    ("the output of a rank, as Composer's launcher prints it", "ERROR:composer.cli.launcher:Rank 0 crashed with exit code -6.\n----------Begin global rank 0 STDERR----------\n" + timeout(0) + "----------End global rank 0 STDERR----------\n----------Begin global rank 6 STDERR----------\n" + traceback("", DISK) + "----------End global rank 6 STDERR----------\n", ("disk_full", 6, None)),
+    ("several files in one", "==> logs/rank_0.err <==\n" + traceback("", "RuntimeError: " + LOST) + "\n==> logs/rank_12.err <==\n" + traceback("", DISK), ("disk_full", 12, None)),
+    ("a part that has ended", "------ rank 6 ------\nloading\n----- End rank 6 STDERR -----\n" + traceback("", DISK), ("disk_full", None, None)),
+    # ranks that others name
+    ("a rank that several say they lost", "".join(f"[rank{r}]: lost connection to rank 7, giving up\n" for r in (0, 1, 4)), ("peer_lost", 7, None)),
+    ("a rank that the first rank says it lost", "[rank0]: no heartbeat from rank 7 for 300 s\n", ("peer_lost", 7, None)),
+    ("of two ranks each may be the one", "[rank3]: lost connection to rank 7, giving up\n", ("peer_lost", None, None)),
+    ("they name different ranks", "".join(f"[rank{r}]: lost connection to rank {p}\n" for r, p in ((0, 7), (1, 7), (4, 5))), ("peer_lost", None, None)),
+    ("the one that is named lost another", "".join(f"[rank{r}]: lost connection to rank {p}\n" for r, p in ((0, 7), (1, 7), (7, 5))), ("peer_lost", None, None)),
+    ("the one that is named says why", "".join(f"[rank{r}]: lost connection to rank 7\n" for r in (0, 1)) + traceback("[rank7]: ", DISK), ("disk_full", 7, None)),
+    ("another has an error of its own", "".join(f"[rank{r}]: rank 7 is not responding\n" for r in (0, 1)) + traceback("[rank3]: ", DISK), ("disk_full", 3, None)),
+    ("a rank that there is not", "world_size: 4\n" + "".join(f"[rank{r}]: lost connection to rank 7\n" for r in (0, 1)), ("peer_lost", None, None)),
+    ("a rank that came back", steps(1, 20) + "[rank0]: lost connection to rank 7\n[rank1]: lost connection to rank 7\n" + steps(20, 40, 1), None),
+    ("what Horovod waits for", steps(1, 9) + "[1,0]<stderr>:[2024-05-01 10:09:00.1: W horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds.\n[1,0]<stderr>:Missing ranks:\n[1,0]<stderr>:2: [grad_1, grad_2]\n", ("collective_timeout", 2, None)),
+    ("what was read from flight recorders", "Not all ranks joining collective, sequence number: 2\ncollective: nccl:all_reduce\nmissing ranks: {1}\nexpected ranks: {0, 1, 2, 3}\n", ("collective_timeout", 1, None)),
+    ("a server that could not be reached is no rank", "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"a.py\", line 2, in f\n[rank0]: ConnectionRefusedError: [Errno 111] Connection refused\n[rank0]: During handling of the above exception, another exception occurred:\n" + traceback("[rank0]: ", "requests.exceptions.ConnectionError: HTTPConnectionPool(host='10.0.0.5', port=8000): Max retries exceeded with url: /generate/"), ("network", 0, None)),
+    ("messages that cannot be passed between processes", traceback("[rank1]: ", "RuntimeError: received 0 items of ancdata"), ("too_many_files", 1, None)),
+    # what is summed up at the end of a run is summed up of one that died, too
+    *((f"a cascade before {what!r}", steps(1, 40) + "".join(timeout(r) for r in range(8) if r != 5) + what, ("nccl_watchdog", 5, None)) for what in ("wandb: Run summary:\nwandb: loss 2.3\n", "destroying process group\n")),
+    ("a log that ends with a summary, and nobody knows when", steps(1, 40) + "wandb: Synced 5 W&B file(s)\n", None),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
 

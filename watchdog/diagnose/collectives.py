@@ -30,6 +30,9 @@ _DESYNC = re.compile(r"-\s*\[(?P<ranks>\d+(?:, ?\d+)*)\] (?:joined|finished)")
 _MISSING_LIST = re.compile(
     r"missing ranks?:? ?[\[{(](?P<ranks>\d+(?:, ?\d+)*)[\]})]|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, ?\d+)*)[\]})]? (?:ha(?:s|ve) not joined|did(?: not|n't) join)"
 )
+_STALLED = re.compile(r"^(?:Missing|Stalled) ranks:$")
+_STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")
+"""Horovod's own word, a line for each rank that has not handed in its tensors."""
 _JAX_TASK = re.compile(r"/job:jax_worker/replica:\d+/task:(?P<task>\d+)")
 _STUCK = re.compile(r"detected no heartbeat of its watchdog|watchdog got stuck")
 _STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|[Tt]imed out task names|unhealthy")
@@ -75,6 +78,9 @@ def _told(errors: Sequence[Error]) -> Suspects | None:
                 numbers = match.groupdict().get("ranks") or match.groupdict().get("ranks2") or ""
                 ranks = tuple(sorted({int(number) for number in numbers.split(",")}))
                 return Suspects(ranks, "did not join what the others waited in", error.line)
+        stalled = _stalled(error.detail)
+        if stalled:
+            return Suspects(stalled, "had not joined what the others waited in", error.line)
     stuck = {
         error.who.rank for error in errors if _STUCK.search(error.raw_text) and error.who.rank is not None
     }
@@ -94,6 +100,15 @@ def _told(errors: Sequence[Error]) -> Suspects | None:
     if tasks and len(tasks) <= 2:
         return Suspects(tuple(sorted(tasks)), "stopped answering the coordinator", min(tasks.values()))
     return None
+
+
+def _stalled(detail: Sequence[str]) -> tuple[int, ...]:
+    """The ranks that Horovod lists after its warning."""
+    begins = next((place for place, text in enumerate(detail) if _STALLED.match(text)), None)
+    if begins is None:
+        return ()
+    found = (_STALLED_RANK.match(text) for text in detail[begins + 1 :])
+    return tuple(sorted({int(match["rank"]) for match in found if match}))
 
 
 def _group_of(text: str) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from watchdog.diagnose.collectives import Suspects, suspects_of
 from watchdog.diagnose.log_case import Case, Verdict, after_step, sentence, words_of
+from watchdog.diagnose.log_lines import Who
 from watchdog.diagnose.log_naming import SIGNAL_NAMES, task_of
 from watchdog.diagnose.log_ranks import Failure, Task
+from watchdog.diagnose.lost_ranks import lost_rank
 from watchdog.diagnose.tracebacks import Error
 from watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
 
@@ -31,7 +33,7 @@ def of_consequences(case: Case, told: list[Error], from_outside: bool) -> Verdic
     if any(task.signal for task in case.ranks.tasks):
         return _of_tasks(case, told)
     if felt:
-        return _unexplained(case, felt[0], told)
+        return _of_lost(case, felt, told) or _unexplained(case, felt[0], told)
     last = [error for error in told if error.name not in FROM_OUTSIDE and error.name != "terminated"]
     if not last:
         return None
@@ -46,7 +48,9 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
     for place, error in enumerate(timeouts):
         if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts):
             by_place[place] = error.group_rank
-    suspects = suspects_of(timeouts, by_place, case.ranks.seen, case.ranks.world)
+    suspects = suspects_of(timeouts, by_place, case.ranks.seen, case.ranks.world) or lost_rank(
+        told, case.ranks
+    )
     if (
         suspects is not None
         and suspects.silent
@@ -69,6 +73,21 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
     return Verdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         first_ranks=(), followed=len(told) - 1, missing=suspects.ranks if suspects is not None else (),
+    )  # fmt: skip
+
+
+def _of_lost(case: Case, felt: Sequence[Error], told: Sequence[Error]) -> Verdict | None:
+    """Ranks say in a program's own words whom they lost, and no line says why."""
+    suspects = lost_rank([error for error in case.errors if case.role.get(id(error)) != "noise"], case.ranks)
+    if suspects is None:
+        return None
+    first = next((error for error in felt if error.line == suspects.line), felt[0])
+    case.role[id(first)] = "cascade"
+    rank = suspects.ranks[0]
+    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {first.text[:200]}; no line says why, {_suspected(suspects)}"
+    return Verdict(
+        first.name, first.line, first.source, sentence(summary), case.ranks.host_of(Who(), rank), rank, first.text,
+        followed=len(told) - 1, missing=suspects.ranks,
     )  # fmt: skip
 
 

@@ -20,6 +20,13 @@ MAX_CHARS = 2000
 LINE_END = " ⏎ "
 """Between the lines of a record that holds several."""
 _HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
+_NUMBERED_HOST = (
+    r"(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|pyx|cc|cpp|cxx|cu|cuh|c|h|hpp|rs|go|java|js|ts)\d?:)"
+    + _HOST
+)
+"""In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`, `[trainer:88]`), which is nobody."""
+_LOGGER = re.compile(r"[A-Za-z][\w.]{0,40} ?[|:-] (?=\[?(?:global[_ ]?)?rank[ =:]{0,2}\d)", re.IGNORECASE)
+"""A logger's name is taken off only where a rank stands behind it."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
 
@@ -30,7 +37,7 @@ _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("mpi", re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<\w+>:")),
     ("ucx", re.compile(rf"\[(?P<host>{_HOST}):\d+ ?:\d+:\d+\]")),
     ("ompi", re.compile(rf"\[(?P<host>{_HOST}):0\d+\]")),
-    ("host_number", re.compile(rf"\[(?P<host>{_HOST}):(?P<number>0|[1-9]\d{{0,4}})\]:?")),
+    ("host_number", re.compile(rf"\[(?P<host>{_NUMBERED_HOST}):(?P<number>0|[1-9]\d{{0,4}})\]:?")),
     ("ray", re.compile(r"\((?P<actor>[A-Za-z_]\w*(?:\([^)]*\))?)(?: \w+=\S+?)*,? pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\)(?= |$)")),
     ("raylet", re.compile(r"\(raylet(?:, ip=(?P<host>[\w.:-]+))?\)(?= )")),
     ("task", re.compile(r"(?P<number>\d{1,5}): ")),
@@ -167,8 +174,8 @@ def _strip(
 ) -> tuple[str | None, str | None]:
     """The text without the first thing in front of it, which goes to `found`; None if there is nothing."""
     bare = text.lstrip() if found or level or _INDENTED_RANK.match(text) else text
-    for regex in (_STAMP, _GLOG, _TORCH_OLD, _NEMO, _HF):
-        match = regex.match(bare)
+    for regex in (_STAMP, _GLOG, _TORCH_OLD, _NEMO, _HF, _LOGGER):
+        match = regex.match(bare) if regex is not _LOGGER or found or level else None
         if match and match.end():
             letter = match.groupdict().get("letter")
             word = match.groupdict().get("level")
@@ -183,7 +190,7 @@ def _strip(
         return bare[match.end() :], level
     for name, regex in _WHO:
         match = regex.match(bare)
-        if match is None or (name == "task" and ("number" in found or "rank" in found)):
+        if match is None or _means_nobody(name, match, found):
             continue
         for key, value in match.groupdict().items():
             if value is not None and key != "gpu" and (key != "pid" or name == "ray"):
@@ -217,6 +224,13 @@ def _strip(
             found.setdefault("_", True)
             return bare[match.end() :], level
     return None, level
+
+
+def _means_nobody(name: str, match: re.Match[str], found: dict[str, Any]) -> bool:
+    """Whether what looks like a prefix is none: a number after a rank, or a word that counts."""
+    if name == "task":
+        return "number" in found or "rank" in found
+    return name == "host_number" and _NOT_HOSTS.fullmatch(match["host"]) is not None
 
 
 def _looks_like_host(word: str) -> bool:

@@ -63,6 +63,8 @@ class Progress(Value, frozen=True, kw_only=True):
     finished: bool = False
     """The log says that training is done, or its last step is the last of all."""
     finished_line: int | None = None
+    trained_line: int | None = None
+    """Where it says so in words that no program writes that dies: who falls over is torn down and summed up, too."""
 
 
 class Change(Value, frozen=True, kw_only=True):
@@ -86,6 +88,10 @@ class NoNumber(Value, frozen=True, kw_only=True):
     line: int
     step: int | None
     times: int
+
+
+ALSO_WHEN_IT_DIES = frozenset({"wandb_summary", "torn_down"})
+"""Signs of an end that come from a `finally` or an exit handler: they say that nothing hangs, and not that all went well."""
 
 
 def main_facts(digest: Digest) -> list[Fact]:
@@ -114,7 +120,7 @@ def read_progress(digest: Digest) -> Progress:
     ]
     if not facts:
         line = ends[-1].line if ends else None
-        return Progress(finished=bool(ends), finished_line=line)
+        return Progress(finished=bool(ends), finished_line=line, trained_line=_trained(ends))
     rises, before = [], None
     for fact in facts:
         count = _count(fact)
@@ -140,7 +146,14 @@ def read_progress(digest: Digest) -> Progress:
         rises=tuple(rises),
         finished=said_end or reached,
         finished_line=ends[-1].line if said_end else facts[-1].line if reached else None,
+        trained_line=facts[-1].line
+        if reached and not said_end
+        else _trained([fact for fact in ends if fact.line >= facts[-1].line]),
     )
+
+
+def _trained(ends: Sequence[Fact]) -> int | None:
+    return max((fact.line for fact in ends if fact.fact.pattern not in ALSO_WHEN_IT_DIES), default=None)
 
 
 def _is_whole(pattern: str) -> bool:

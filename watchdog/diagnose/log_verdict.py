@@ -175,12 +175,12 @@ def _is_noise(error: Error, case: Case) -> bool:
         return True
     source = case.sources[error.source]
     rises = _rises_after(error, case)
-    if rises >= ENOUGH_RISES or (rises and any(s.progress.finished for s in case.sources)):
+    if rises >= ENOUGH_RISES or (rises and any(s.progress.trained_line is not None for s in case.sources)):
         return True
     if error.goes_on and _is_root(error):
         return True
-    finished = source.progress.finished_line
-    if finished is not None and finished > error.line + (0 if not _is_root(error) else LONG_AFTER):
+    finished, trained = source.progress.finished_line, source.progress.trained_line
+    if trained is not None and trained > error.line + (0 if not _is_root(error) else LONG_AFTER):
         return True  # an earlier try: the log goes on to the end of training
     if (
         finished is not None
@@ -188,7 +188,8 @@ def _is_noise(error: Error, case: Case) -> bool:
         and (not _is_root(error) or (error.name in AFTER_END and not error.traceback))
     ):
         return True
-    if len(case.sources) > 1 and any(s.progress.finished for s in case.sources) and not error.traceback:
+    trained_elsewhere = any(s.progress.trained_line is not None for s in case.sources)
+    if len(case.sources) > 1 and trained_elsewhere and not error.traceback:
         return True
     return _goes_on_quietly(error, source)
 

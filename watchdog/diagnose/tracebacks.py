@@ -265,9 +265,11 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
     error.weak = stream.weak or line.level in ("warning", "info")
     if stream.chained and before is not None:
         error.chained = True
+        # What a client of HTTP could not reach is a server, and no rank, whatever its socket said of it.
+        a_server = before.name == "peer_lost" and name == "network"
         if (
             stream.during
-            and before.name == "python_exception"
+            and (before.name == "python_exception" or a_server)
             and name not in CONSEQUENCES
             and name not in HEADERS
         ):

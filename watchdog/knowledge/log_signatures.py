@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from watchdog.knowledge.xids import XIDS
 from watchdog.model import FaultSeverity
@@ -43,6 +44,15 @@ def _xid(numbers: tuple[int, ...]) -> str:
     return rf"NVRM: Xid \((?:PCI:)?[\w:.]+\): (?:{'|'.join(map(str, sorted(numbers)))})\b"
 
 
+_NAMED_RANK = r"(?:(?:global |peer )?rank|worker rank)[ =:#]{0,2}(?P<peer>\d{1,6})\b"
+LOST_A_RANK: Final = (
+    rf"\b(?:lost|no|dropped|broken) (?:the )?(?:connection|contact|heartbeats?|response|reply|answer|communication) (?:to|from|with|of) {_NAMED_RANK}"
+    rf"|\b(?:connection|link|socket|heartbeats?) (?:to|from|with|of) {_NAMED_RANK.replace('peer>', 'peer2>')} (?:was |is |has |been )*(?:lost|closed|reset|dropped|timed out|broken|missing|stopped)"
+    rf"|\b(?:lost|unreachable:?|timed out waiting for|timeout waiting for|gave up waiting for|waited too long for) {_NAMED_RANK.replace('peer>', 'peer3>')}"
+    rf"|\b{_NAMED_RANK.replace('peer>', 'peer4>')} (?:is |has |was |did |does )*(?:unreachable|not respond\w*|stopped responding|disconnected)\b"
+)
+"""A rank says in words of a program's own that it lost another one, which it names."""
+
 # The first that matches names the line: what says most stands first. Where a program repeats a peer's words, the words about the
 # peer stand before those about the fault itself; what a hub or an object store answered stands before the socket's own words.
 SIGNATURES: tuple[Signature, ...] = (
@@ -61,7 +71,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("nccl_watchdog", ("watchdog",), r"watchdog thread terminated(?! with exception: (?:CUDA|HIP) error)|ProcessGroupNCCL's watchdog got stuck|detected by watchdog at work", consequence=True),
     _row("nccl_watchdog", ("no heartbeat of its watchdog",), r"detected no heartbeat of its watchdog", consequence=True),
     _row("nccl_watchdog", ("timeout at nccl work", "nccl operations have failed", "collective timeout"), r"Timeout at NCCL work|Some NCCL operations have failed or timed out|due to (?:a )?collective timeout", consequence=True),
-    _row("collective_timeout", ("timed out waiting", "deadline exceeded", "deadline_exceeded"), r"Timed out waiting \d+ ?ms for (?:send|recv) operation|\bDEADLINE_EXCEEDED\b", consequence=True),
+    _row("collective_timeout", ("timed out waiting", "deadline exceeded", "deadline_exceeded", "broadcasted by subset", "ranks joining collective"), r"Timed out waiting \d+ ?ms for (?:send|recv) operation|\bDEADLINE_EXCEEDED\b|tensors were submitted to be reduced, gathered or broadcasted by subset of ranks|\bNot all ranks joining collective", consequence=True),
     _row("heartbeat_lost", ("heartbeat", "unhealthy", "coordination", "service detected fatal"), r"heartbeat timeout|stopped sending heartbeats|missed (?:too many )?heartbeats|CoordinationServiceError|(?:coordination|distributed) service (?:detected fatal|is unavailable|agent .*error)|error from (?:the )?coordination service|[Hh]eartbeat monitor timed out", consequence=True),
     _row("abort", ("terminate called",), r"terminate called (?:after throwing an instance of|without an active exception)"),
     # The GPU
@@ -85,6 +95,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("peer_lost", ("remoteerror", "remote process exited"), r"ncclRemoteError|NCCL error: remote process exited", consequence=True),
     _row("peer_lost", ("connection", "broken pipe", "socket closed", "socket timeout", "recvvalue", "recvvector", "sendbytes", "failed to recv", "pair closure", "distnetworkerror", "gloo/transport"), r"Connection closed by (?:remote )?peer|Connection reset by (?:remote )?peer|\bSocket (?:closed|Timeout)|\b(?:recvValue|recvVector|sendBytes) failed|\bBroken pipe\b|Failed to recv, got 0 bytes|timeout caused pair closure|ConnectionResetError|DistNetworkError|gloo/transport/\w+/\w+\.cc:\d+\]", consequence=True),
     _row("peer_lost", ("connection refused", "connection timed out", "no route to host"), r"\bConnection refused\b|\bConnection timed out\b|\bNo route to host\b", consequence=True),
+    _row("peer_lost", ("connection", "contact with", "contact to", "heartbeat", "response from", "reply from", "answer from", "communication with", "link to rank", "lost rank", "unreachable", "waiting for rank", "respond", "disconnected"), LOST_A_RANK, consequence=True),
     _row("nccl_error", ("nccl error", "systemerror", "internalerror", "remoteerror", "cudaerror", "invalidusage", "communicator was aborted", "distbackenderror", "hccl"), r"NCCL error|HCCL function error|hccl api failed|\bEI0006\b|NCCL communicator was aborted|DistBackendError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError|ncclInvalidUsage", consequence=True),
     # The node
     _row("disk_full", ("no space left",), r"No space left on device"),
@@ -94,7 +105,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("read_only", ("read-only file system",), r"Read-only file system"),
     _row("io_error", ("input/output error", "remote i/o error"), r"\bInput/output error\b|\bRemote I/O error\b"),
     _row("permission", ("permission denied", "permissionerror", "operation not permitted"), r"\bPermissionError: |\bPermission denied\b"),
-    _row("too_many_files", ("too many open files",), r"Too many open files"),
+    _row("too_many_files", ("too many open files", "of ancdata"), r"Too many open files|received \d+ items of ancdata"),
     _row("dataloader_worker", ("dataloader worker", "pin memory thread"), r"Pin memory thread exited unexpectedly|DataLoader worker \(pid\(?s?\)? .*?(?:killed by signal|exited unexpectedly)"),
     _row("oom_kill", ("oom-kill", "oom_kill", "oom kill", "oomkilled", "oom handler", "out of memory", "memory cgroup"), r"oom[-_ ]kill|\bOOMKilled\b|Detected \d+ oom_kill event|srun: error: .*: tasks? [\d,-]+: Out Of Memory|[Oo]ut of memory: Killed process|memory cgroup out of memory"),
     _row("oom_kill", ("memory usage threshold", "running low on memory", "low on resource: memory", "memory limit", "outofmemoryerror", "memory pressure"), r"killed due to memory pressure|ray\.exceptions\.OutOfMemoryError|node was running low on memory|memory usage threshold|The node was low on resource: memory|exceeded (?:job|step)? ?memory limit .*being killed"),

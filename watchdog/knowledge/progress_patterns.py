@@ -159,7 +159,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign("finishing", "training", r"\btraining(?: loop| run)? (?:is |has )?(?:been )?(?:complete[d]?|finished|done|ended)\b|\b(?:finished|done|completed) training\b|\[after training is done\]|\bexiting (?:the )?training loop\b|\bend of training(?: reached)?[.! ]*$|\btotal training time\b|\btraining time:? (?:\d+ days?, )?\d+:\d\d:\d\d", "finishing"),
     _sign("max_steps", ("step", "iter", "epoch"), r"\breached (?:the )?max(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b|\bmax(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b[^a-z]*(?:was |were )?reached\b", "finishing"),
     _sign("torn_down", "process group", r"\b(?:destroying|tearing down) (?:the )?(?:\w+ )?process groups?\b|\bprocess groups? (?:was |were |has been )?destroyed\b", "finishing"),
-    _sign("wandb_summary", "wandb", r"\bwandb: Run summary:", "finishing"),
+    _sign("wandb_summary", "wandb", r"\bwandb: (?:Run (?:summary|history):|Synced \d+ W&B file)", "finishing"),
 )  # fmt: skip
 
 # Half of all prose about training has one of these words; with a number behind it, few lines.
@@ -289,7 +289,12 @@ LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")
 PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("torchrun", re.compile(r"\[(?:default|[A-Za-z_]*worker)(?P<local>\d+)\]:\s?")),
     ("rank", re.compile(r"\[rank(?P<rank>\d+)\]:?\s?")),
-    ("host_rank", re.compile(r"\[(?P<host>[A-Za-z][\w.-]*):(?P<rank>0|[1-9]\d{0,4})\]:?\s?")),
+    (
+        "host_rank",
+        re.compile(
+            r"\[(?P<host>(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|cc|cpp|cu|h|rs|go)\d?:)[A-Za-z][\w.-]*):(?P<rank>0|[1-9]\d{0,4})\]:?\s?"
+        ),
+    ),
     ("srun_label", re.compile(r"(?P<rank>\d{1,6}): ")),
     ("host", re.compile(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
 )

@@ -314,8 +314,9 @@ class Agent:
         if waiting_s is not None and waiting_s >= SLOW_NVML_S:
             seen.problems.append(f"gpu: NVML has not answered for {waiting_s:.0f} s, and no GPU is known yet")
             seen.failed.add("gpu")
-        if self.processes.problem:
-            seen.problems.append(f"process: {self.processes.problem}")  # what it does see is good
+        for problem in (self.processes.problem, self.processes.unseen):
+            if problem:
+                seen.problems.append(f"process: {problem}")  # what it does see is good
         seen.problems.extend(self.probes.problems())
 
 

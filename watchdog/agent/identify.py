@@ -10,13 +10,14 @@ import pwd
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from watchdog.agent.collectors.blocked import parse_syscall
 from watchdog.agent.evidence.environment import parse_settings
 from watchdog.agent.jobs import ENVIRONMENT, as_slurm_job, may_hold_a_rank
 from watchdog.agent.mounts import Mount, mount_of, read_mounts, strip_deleted
 from watchdog.agent.process_table import parse_status, read_stat
 from watchdog.knowledge import collective_timeouts
 from watchdog.knowledge.checkpoint_options import directories_in
-from watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PATH_ARGUMENT
+from watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PATH_ARGUMENT, name_of
 
 MAX_ENVIRON = 1 << 20
 MAX_COMMAND_LINE = 1 << 18
@@ -91,11 +92,14 @@ def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT))
 
 
 def resolve(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each {pid, syscall, args}: the file that the call concerns (`path`), and the mount it lies on; `index` is its place."""
+    """For each {pid, thread, syscall, args}: the file that the call concerns (`path`), and the mount it lies on; `index` is its place.
+
+    A path is read from the process's memory only if the thread still stands in this very call: nobody learns what lies elsewhere.
+    """
     tell = state.get("tell")
     found: list[dict[str, Any]] = []
     for index, each in enumerate(args):
-        answer = _resolve_one(each["pid"], each["syscall"], each["args"]) | {"index": index}
+        answer = _resolve_one(each["pid"], each["thread"], each["syscall"], each["args"]) | {"index": index}
         if tell is None:
             found.append(answer)
         else:
@@ -114,9 +118,11 @@ def name_users(args: Any, state: dict[str, Any]) -> dict[str, str]:
     return names
 
 
-def _resolve_one(pid: int, syscall: str | None, args: list[int]) -> dict[str, Any]:
+def _resolve_one(pid: int, thread: int, syscall: str | None, args: list[int]) -> dict[str, Any]:
     path = None
     try:
+        if syscall in PATH_ARGUMENT and not _stands_in(pid, thread, syscall, args):
+            return {"path": None, "error": "it is in another call now"}
         if syscall in FD_ARGUMENT:
             path = os.readlink(f"/proc/{pid}/fd/{_int32(args[FD_ARGUMENT[syscall]])}")
         elif syscall in PATH_ARGUMENT:
@@ -131,6 +137,13 @@ def _resolve_one(pid: int, syscall: str | None, args: list[int]) -> dict[str, An
         return describe_mount(path, read_mounts(pid))
     except (OSError, IndexError) as error:
         return {"path": path, "error": str(error)}
+
+
+def _stands_in(pid: int, thread: int, syscall: str, args: list[int]) -> bool:
+    call = parse_syscall(_read(f"/proc/{pid}/task/{thread}/syscall", 512))
+    return (
+        call is not None and list(call.args) == args and name_of(call.number, os.uname().machine) == syscall
+    )
 
 
 def describe_mount(path: str, mounts: tuple[Mount, ...]) -> dict[str, Any]:

@@ -86,7 +86,8 @@ class Identities:
         if not wanted:
             return None
         questions = [
-            {"pid": key[0], "syscall": track.syscall, "args": track.call.args} for key, track in wanted
+            {"pid": key[0], "thread": key[2], "syscall": track.syscall, "args": track.call.args}
+            for key, track in wanted
         ]
         asked = [(key, track.line) for key, track in wanted]
         answered: set[int] = set()

@@ -41,10 +41,17 @@ AGAIN_EVERY = 3
 IDLE_SHARE = 0.002
 """CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top."""
 
+UNSEEN_S = 30.0
+"""So long a thread that could not be looked at stays where it was seen last: a helper that is started anew is no end of a stall."""
+
 Key = tuple[int, int]
 """Process and its start, in clock ticks after boot."""
 ReadFile = Callable[[str], bytes]
 """Reads a file of /proc in one go. Raises OSError: processes end while one looks."""
+
+
+class NotSeenError(OSError):
+    """Nobody could look: it may be there or not."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ class Track:
     """As the child resolved it, in the process's own namespace."""
     guess: Target | None = None
     """From the agent's own table of mounts, for as long as the child has not answered."""
+    seen_at: float | None = None
+    """When it was looked at last."""
 
 
 def parse_syscall(text: bytes) -> Call | None:
@@ -157,6 +166,8 @@ class BlockedThreads:
         default_factory=lambda: _read_calls
     )
     """Lines of `syscall` of many threads of one process; those that ended are left out."""
+    file_of: Callable[[int, int, int], str | None] = field(default_factory=lambda: _file_of)
+    """Given a pid, a thread and the number of a descriptor: the open file's name, None if there is none."""
     tracks: dict[tuple[int, int, int], Track] = field(default_factory=dict)
     """By (pid, start of the process, thread)."""
     tick: int = 0
@@ -250,6 +261,9 @@ class BlockedThreads:
         """`state` is the thread's, where it is known."""
         try:
             line = self.read(f"/proc/{key[0]}/task/{key[2]}/syscall")
+        except NotSeenError:
+            self._drop_if_unseen(key, now)
+            return
         except OSError:  # the thread ended, or is another user's
             line = b""
         if state != "D" and line.split(b" ", 1)[0] in self._idle:
@@ -259,11 +273,19 @@ class BlockedThreads:
     def _take_look(self, key: tuple[int, int, int], now: float, line: bytes) -> None:
         try:
             track = self._read_track(key[0], key[2], line, self.tracks.get(key), now)
+        except NotSeenError:
+            self._drop_if_unseen(key, now)
+            return
         except (OSError, ValueError, IndexError):
             track = None
         if track is not None:
             self.tracks[key] = track
         elif key in self.tracks:
+            del self.tracks[key]
+
+    def _drop_if_unseen(self, key: tuple[int, int, int], now: float) -> None:
+        track = self.tracks.get(key)
+        if track is not None and now - (track.seen_at or now) > UNSEEN_S:
             del self.tracks[key]
 
     def _read_track(self, pid: int, thread: int, line: bytes, old: Track | None, now: float) -> Track | None:
@@ -280,14 +302,14 @@ class BlockedThreads:
             return None
         path = None
         if name in FD_ARGUMENT:
-            path = _readlink(f"/proc/{pid}/fd/{_int32(call.args[FD_ARGUMENT[name]])}")
+            path = self.file_of(pid, thread, _int32(call.args[FD_ARGUMENT[name]]))
             if state == "S" and not is_storage(path):
                 return None
         where = self.read(f"{task}/wchan").decode(errors="replace")
         wchan = where if where not in ("", "0") else None
         switches = parse_switches(self.read(f"{task}/status"))
         calls = parse_finished_calls(self.read(f"{task}/io")) if name in COUNTED else None
-        new = Track(line, call, state, wchan, name, cpu_ticks, switches, calls, now, path=path)
+        new = Track(line, call, state, wchan, name, cpu_ticks, switches, calls, now, path=path, seen_at=now)
         if old is not None and _is_same_call(old, new, now):
             new.first_at, new.sightings, new.target = old.first_at, old.sightings + 1, old.target
             new.guess = old.guess
@@ -343,7 +365,7 @@ def describe_blocked(thread: int, track: Track, now: float) -> Blocked:
     path = target.path or track.path
     return Blocked(
         thread_id=thread,
-        seconds=now - track.first_at,
+        seconds=(now if track.seen_at is None else track.seen_at) - track.first_at,
         state=track.state,
         wchan=track.wchan,
         syscall=track.syscall,
@@ -354,9 +376,9 @@ def describe_blocked(thread: int, track: Track, now: float) -> Blocked:
     )
 
 
-def _readlink(path: str) -> str | None:
+def _file_of(pid: int, thread: int, number: int) -> str | None:
     try:
-        return os.readlink(path)
+        return os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:
         return None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -56,6 +56,8 @@ class GpuHolders:
     grace_s: float
     devices: str = "/dev/nvidia"
     """What the name of a GPU's device begins with; its number follows."""
+    links_of: Callable[[int, int], tuple[int, list[str]]] = field(default_factory=lambda: _links_of)
+    """Given a pid and a thread: how many files it has open, and the names of those that may be devices. Raises OSError."""
     trusts_nvml: bool | None = None
     """Whether NVML numbers processes as our /proc does; None: if this is the initial PID namespace, the only one it knows."""
     _held: dict[Key, _Held] = field(default_factory=dict)
@@ -188,20 +190,15 @@ class GpuHolders:
         minors: set[int] = set()
         try:
             thread = key[0] if entry.stat.state not in ("Z", "X") else _other_thread(key[0])
-            directory = f"/proc/{key[0]}/task/{thread}/fd"
-            names = os.listdir(directory)[:MAX_LINKS]
+            count, names = self.links_of(key[0], thread)
         except OSError:
             self._held[key] = _Held((), readable=False)
             return 4
         for name in names:
-            try:
-                match = self._is_gpu.fullmatch(os.readlink(f"{directory}/{name}"))
-            except OSError:
-                continue
-            if match:
+            if match := self._is_gpu.fullmatch(name):
                 minors.add(int(match[1]))
         self._held[key] = _Held(tuple(sorted(minors)), readable=True)
-        return len(names) + 4
+        return count + 4
 
     def _describe(
         self,
@@ -251,6 +248,17 @@ class GpuHolders:
         if answer.error is None:
             self._users = {uid: self._users[uid] for uid in list(self._users)[-256:]}
             self._users |= {uid: (answer.value or {}).get(str(uid), str(uid)) for uid in asked}
+
+
+def _links_of(pid: int, thread: int) -> tuple[int, list[str]]:
+    directory = f"/proc/{pid}/task/{thread}/fd"
+    names, found = os.listdir(directory)[:MAX_LINKS], []
+    for name in names:
+        try:
+            found.append(os.readlink(f"{directory}/{name}"))
+        except OSError:
+            continue
+    return len(names), found
 
 
 def _listed_by_nvml(gpus: tuple[Gpu, ...]) -> dict[int, list[tuple[Gpu, int | None]]]:

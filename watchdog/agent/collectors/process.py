@@ -20,6 +20,7 @@ from watchdog.agent.collectors.blocked import (
     parse_io_bytes,
     parse_switches,
 )
+from watchdog.agent.far_files import FarFiles
 from watchdog.agent.identify import describe_mount
 from watchdog.agent.identities import IDENTIFY, MAX_IDENTIFICATIONS, Identities
 from watchdog.agent.jobs import WISH_VARIABLES, Key, Known, Member, assign
@@ -55,6 +56,7 @@ class ProcessCollector:
     """The agent's own, read at its start and renewed by a child: where a process's own table cannot be had in time."""
     machine: str = field(default_factory=lambda: os.uname().machine)
     files: Files = field(default_factory=Files)
+    """FarFiles where this process may not read what other users' threads do, and a helper does it."""
     members: dict[Key, Member] = field(default_factory=dict)
     ours: frozenset[int] = frozenset()
     """The agent and its children, by pid."""
@@ -65,8 +67,10 @@ class ProcessCollector:
     def __post_init__(self) -> None:
         self.table = ProcessTable(self.files)
         self.identities = Identities(self.probes, self.table)
-        self._may_look = may_look_into_all(read_file("/proc/self/status"))
+        self._may_look = may_look_into_all(read_file("/proc/self/status")) or isinstance(self.files, FarFiles)
         self.threads = BlockedThreads(self.machine, self.files.read)
+        if isinstance(self.files, FarFiles):
+            self.threads.read_calls, self.threads.file_of = self.files.read_calls, self.files.file_of
 
     def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
         """All processes of jobs on this node, as they are now; those that outlived their job, too, under its id."""
@@ -77,11 +81,20 @@ class ProcessCollector:
         if self.table.changed:
             self._assign()
         living = [entry for entry in self._mine if entry.stat.state not in ("Z", "X")]
+        mains = [entry for entry in living if self._is_due(entry)]
+        self._announce(living, mains)
         for entry in living:
             self._read_counters(entry)
-        self._look_at_threads(living, now)
+        self._look_at_threads(living, mains, now)
         blocked = self._blocked(now, deadline_s)
         return tuple(_describe(entry, blocked.get(entry.key), now) for entry in self._mine)
+
+    @property
+    def unseen(self) -> str | None:
+        """Why what other users' threads do was not seen in the last look; None where it was."""
+        if isinstance(self.files, FarFiles) and self.files.unseen:
+            return "the helper gave no answer: in which calls the ranks stand is not known"
+        return None
 
     def environ_of(self, job_id: str) -> Mapping[str, str]:
         """What some process of the job has in its environment (the variables of jobs.ENVIRONMENT); empty if nothing is known."""
@@ -173,6 +186,32 @@ class ProcessCollector:
 
     # -- what they do ------------------------------------------------------------------------------------------
 
+    def _announce(self, living: list[Entry], mains: list[Entry]) -> None:
+        """Says at once what will be read in this tick: where it comes from a helper, one request is as dear as many."""
+        if not isinstance(self.files, FarFiles):
+            return
+        self.files.begin()
+        self.files.fetch(
+            (
+                *(("io", e.known.pid, e.known.pid) for e in living if self._reads_io(e)),
+                *(("call", e.known.pid, e.known.pid) for e in mains),
+                *(("call", pid, thread) for pid, _, thread in self.threads.tracks),
+            )
+        )
+
+    def _reads_io(self, entry: Entry) -> bool:
+        if entry.member is None or entry.member.role is Role.HELPER:
+            return False
+        in_turn = (entry.known.pid + self.table.tick) % SWITCHES_EVERY == 0
+        return entry.member.role is Role.RANK or entry.io_bytes is None or in_turn
+
+    def _is_due(self, entry: Entry) -> bool:
+        """Whether the main thread is looked at in this tick."""
+        pid, start = entry.key
+        is_rank = entry.member is not None and entry.member.role is Role.RANK
+        due = is_rank or (pid + self.table.tick) % OTHERS_EVERY == 0
+        return due or entry.stat.state == "D" or (pid, start, pid) in self.threads.tracks
+
     def _read_counters(self, entry: Entry) -> None:
         """I/O of ranks in every tick, of their workers now and then; context switches of ranks now and then."""
         pid, member = entry.known.pid, entry.member
@@ -182,7 +221,7 @@ class ProcessCollector:
         turn = pid + self.table.tick
         is_rank = member.role is Role.RANK
         try:
-            if is_rank or entry.io_bytes is None or turn % SWITCHES_EVERY == 0:
+            if self._reads_io(entry):
                 entry.io_bytes = parse_io_bytes(self.files.read(f"/proc/{pid}/io"))
             if is_rank and (turn % SWITCHES_EVERY == 0 or entry.stat.state == "D"):
                 status = self.files.read(f"/proc/{pid}/status")
@@ -190,18 +229,13 @@ class ProcessCollector:
         except (OSError, ValueError):
             entry.io_bytes = None
 
-    def _look_at_threads(self, living: list[Entry], now: float) -> None:
-        mains, causes = [], set()
+    def _look_at_threads(self, living: list[Entry], mains: list[Entry], now: float) -> None:
+        causes = set()
         for entry in living:
-            pid, start = entry.key
-            is_rank = entry.member is not None and entry.member.role is Role.RANK
-            due = is_rank or (pid + self.table.tick) % OTHERS_EVERY == 0
-            if due or entry.stat.state == "D" or (pid, start, pid) in self.threads.tracks:
-                mains.append((pid, start, entry.stat.state))
             if entry.stat.state in LASTING_STATES and now > entry.state_since:
                 causes.add(entry.key)
         self.threads.forget({entry.key for entry in living})
-        self.threads.look(mains, now)
+        self.threads.look([(*entry.key, entry.stat.state) for entry in mains], now)
         self.threads.scan([(*entry.key, entry.stat.threads) for entry in living], causes, now)
 
     def _blocked(self, now: float, deadline_s: float) -> dict[Key, Blocked]:

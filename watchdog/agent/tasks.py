@@ -1,0 +1,295 @@
+"""What may be asked of a child that has rights, and with which arguments: a closed list, checked there, not by the one who asks.
+
+Two kinds. What is done with the helper's own rights looks into other users' processes, at the kernel's log, and makes the directory
+of a kill switch: it gets numbers of processes, and no path but those two. What touches files is done as the files' owner, who is
+an ordinary user with processes on this node, and never root: whatever path it gets, it can do no more than that user.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from watchdog.agent.become import MAX_UID
+from watchdog.agent.probe_child import Function
+from watchdog.model import Process
+
+KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
+"""Directories of kill switches below it are made by the agent, one a run; anywhere else they are the user's business."""
+KERNEL_LOG: Final = "/dev/kmsg"
+MIN_UID: Final = 1000
+"""Of an ordinary user: the first that useradd(8) gives to a person (UID_MIN of login.defs(5)). Those below are the system's."""
+MAX_REQUEST: Final = 2 << 20
+"""Bytes. The longest is a look at checkpoints, which carries back what the last one saw."""
+MAX_PATH: Final = 4096  # linux/limits.h
+MAX_SWITCH: Final = 64 * 1024
+_RUN = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}")
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+class RefusedError(Exception):
+    """Why a request is not carried out, in one sentence."""
+
+
+Pid = Annotated[int, Meta(ge=1, le=2**22)]  # PID_MAX_LIMIT, linux/threads.h
+Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0.0, le=600.0)]
+Word = Annotated[str, Meta(max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Path = Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
+Pattern = Annotated[str, Meta(max_length=2048)]
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class Call(_Strict):
+    """One thread in a system call: which file is it about?"""
+
+    pid: Pid
+    thread: Pid
+    syscall: Annotated[str, Meta(max_length=64)] | None
+    args: Annotated[list[int], Meta(max_length=6)]
+
+
+class Looks(_Strict):
+    processes: Annotated[list[tuple[Pid, Ticks]], Meta(max_length=256)]
+    silent_mounts: Annotated[list[Path], Meta(max_length=256)]
+
+
+class Dump(_Strict):
+    node: Name
+    budget_s: Seconds
+    processes: Annotated[list[Process], Meta(max_length=64)]
+
+
+class KernelLog(_Strict):
+    path: Path
+
+
+class Directory(_Strict):
+    base: Path
+    name: Name
+    uid: int = -1
+
+
+class Follow(_Strict):
+    files: Annotated[list[tuple[Word, Path, int | None]], Meta(max_length=4096)]
+    globs: Annotated[list[tuple[Word, Path]], Meta(max_length=4096)] = []
+    own: Annotated[dict[Word, Annotated[list[Pattern], Meta(max_length=64)]], Meta(max_length=512)] = {}
+    taken: Word | None = None
+
+
+class LogEnds(_Strict):
+    files: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
+
+
+class Find(_Strict):
+    files: Annotated[list[tuple[Path, int | None, float]], Meta(max_length=1024)]
+    uid: int
+    max_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
+    places: Annotated[list[tuple[Path, Name]], Meta(max_length=256)]
+    max_age_s: float
+    pids: Annotated[list[Pid], Meta(max_length=256)]
+
+
+class Core(_Strict):
+    path: Path
+    program: Path | None
+
+
+class Checkpoints(_Strict):
+    mount: Path
+    others: Annotated[list[Path], Meta(max_length=4096)]
+    budget_s: Seconds
+    directories: Annotated[list[tuple[Word, Path, dict[str, Any] | None]], Meta(max_length=64)]
+    trackers: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
+    clocks: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
+
+
+class MountLook(_Strict):
+    directory: Path
+    mount: Path
+    write: bool
+    node: Name
+
+
+class Switch(_Strict):
+    path: Path
+    content: Annotated[str, Meta(min_length=2, max_length=MAX_SWITCH - 1)]
+    node: Name
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing that can be asked: the type of its arguments, what else must hold, and who does it."""
+
+    type: Any
+    as_owner: bool = False
+    """Done as the user whose files they are; otherwise with the helper's own rights."""
+    check: Callable[[Any, int], None] = lambda args, uid: None
+    """Given the arguments and the user; raises RefusedError."""
+    of_anybody: bool = False
+    """Also for a user who has no process here any more."""
+
+
+def _paths(*paths: str) -> None:
+    for path in paths:
+        if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
+            raise RefusedError(f"{path[:100]!r} is no absolute path")
+
+
+def _check_kernel_log(args: KernelLog, uid: int) -> None:
+    if args.path != KERNEL_LOG:
+        raise RefusedError(f"the kernel's log is {KERNEL_LOG}, not {args.path[:100]!r}")
+
+
+def _check_directory(args: Directory, uid: int) -> None:
+    if args.base != KILL_SWITCH_BASE or not _RUN.fullmatch(args.name):
+        raise RefusedError(
+            f"directories are made below {KILL_SWITCH_BASE} and called JOB.RUN, not {args.name[:60]!r}"
+        )
+
+
+def _check_new_directory(args: Directory, uid: int) -> None:
+    _check_directory(args, uid)
+    if not MIN_UID <= args.uid <= MAX_UID:
+        raise RefusedError(f"uid {args.uid} is no ordinary user: no directory is given to it")
+
+
+def _check_follow(args: Follow, uid: int) -> None:
+    _paths(*(path for _, path, _ in args.files), *(pattern for _, pattern in args.globs))
+
+
+def _check_ends(args: LogEnds, uid: int) -> None:
+    _paths(*(path for _, path in args.files))
+
+
+def _check_find(args: Find, uid: int) -> None:
+    _paths(*(path.removeprefix("~") for path, _, _ in args.files), *(place for place, _ in args.places))
+    if args.uid != uid:
+        raise RefusedError(f"files of uid {args.uid} are not looked for as uid {uid}")
+
+
+def _check_core(args: Core, uid: int) -> None:
+    _paths(args.path, *([args.program] if args.program is not None else []))
+
+
+def _check_checkpoints(args: Checkpoints, uid: int) -> None:
+    named = [*args.trackers, *args.clocks]
+    _paths(args.mount, *args.others, *(each[1] for each in args.directories), *(path for _, path in named))
+
+
+def _check_mount(args: MountLook, uid: int) -> None:
+    _paths(args.directory, args.mount)
+    _check_node(args.node)
+
+
+def _check_node(node: str) -> None:
+    if not _NODE.fullmatch(node):
+        raise RefusedError(f"{node[:60]!r} is no name of a node")
+
+
+def _check_switch(args: Switch, uid: int) -> None:
+    """One line of JSON with a name that shows: nothing that a shell, ssh or cron would take for its own."""
+    _paths(args.path)
+    _check_node(args.node)
+    parts = args.path.split("/")[1:]
+    if any(part in ("", ".", "..") for part in parts):
+        raise RefusedError("the path of a kill switch has no detours")
+    if parts[-1].startswith("."):
+        raise RefusedError("a kill switch is no hidden file")
+    body = args.content.removesuffix("\n")
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value = None
+    if "\n" in body or "\r" in body or not body.startswith("{") or not isinstance(value, dict):
+        raise RefusedError("a kill switch holds one line of JSON: who wrote it, and why")
+
+
+def _list(each: Any, limit: int) -> Any:
+    return Annotated[list[each], Meta(max_length=limit)]
+
+
+TASKS: Final[Mapping[str, Task]] = {
+    "identify": Task(_list(tuple[Pid, Ticks | None], 512)),
+    "resolve": Task(_list(Call, 512)),
+    "list_mounts": Task(_list(int, 0)),
+    "list_open_logs": Task(_list(tuple[Word, Pid, bool], 256)),
+    "look_at_calls": Task(_list(tuple[Literal["io", "call", "devices"], Pid, Pid], 4096)),
+    "look_at_processes": Task(Looks),
+    "dump_stacks": Task(Dump),
+    "last_kernel_lines": Task(KernelLog, check=_check_kernel_log),
+    "prepare_directory": Task(Directory, check=_check_new_directory),
+    "remove_directory": Task(Directory, check=_check_directory),
+    "follow": Task(Follow, as_owner=True, check=_check_follow),
+    "last_lines": Task(LogEnds, as_owner=True, check=_check_ends),
+    "find_files": Task(Find, as_owner=True, check=_check_find),
+    "read_core": Task(Core, as_owner=True, check=_check_core),
+    "look_at_checkpoints": Task(Checkpoints, as_owner=True, check=_check_checkpoints),
+    "probe_mount": Task(MountLook, as_owner=True, check=_check_mount),
+    "write_kill_switch": Task(Switch, as_owner=True, check=_check_switch),
+    "remove_kill_switch": Task(Switch, as_owner=True, check=_check_switch, of_anybody=True),
+}
+"""Everything that the helper does. What the agent does for itself (NVML, its own state, names of users) is not in it."""
+
+
+def check_request(function: str, args: Any, uid: int, is_here: bool = True) -> None:
+    """Whether `function` may be done with `args` as `uid` (-1: as the helper itself). Raises RefusedError with the reason.
+
+    `is_here`: that user has, or had within the hour, a process on this node.
+    """
+    task = TASKS.get(function)
+    if task is None:
+        raise RefusedError(f"{function[:60]!r} is nothing that can be asked here")
+    if task.as_owner != (uid >= 0):
+        who = "as the owner of the files" if task.as_owner else "as nobody else"
+        raise RefusedError(f"{function} is done {who}")
+    if task.as_owner:
+        check_user(uid)
+        if not is_here and not task.of_anybody:
+            raise RefusedError(f"uid {uid} has no process on this node")
+    try:
+        value = msgspec.convert(args, task.type)
+    except msgspec.ValidationError as error:
+        raise RefusedError(f"{function}: {error}") from error
+    task.check(value, uid)
+
+
+def check_user(uid: int) -> None:
+    """Raises RefusedError for root, the system's users, and what is no user."""
+    if not MIN_UID <= uid <= MAX_UID:
+        raise RefusedError(f"uid {uid} is no ordinary user: nothing is done as it")
+
+
+Report = Callable[[str], None]
+
+
+def guarded(functions: Mapping[str, Function], is_here: bool, report: Report) -> dict[str, Function]:
+    """`functions` behind check_request. The child's user is in its `state["uid"]`; `report` hears of each refusal."""
+
+    def guard(name: str) -> Function:
+        def checked(args: Any, state: dict[str, Any]) -> Any:
+            try:
+                check_request(name, args, state["uid"], is_here)
+            except RefusedError as error:
+                report(str(error))
+                raise OSError(0, f"the helper refuses: {error}") from error
+            return functions[name](args, state)
+
+        return checked
+
+    return {name: guard(name) for name in names_of(functions)}
+
+
+def names_of(functions: Mapping[str, Function]) -> Iterable[str]:
+    """Those of `functions` that are in the list."""
+    return [name for name in functions if name in TASKS]

@@ -373,7 +373,10 @@ def test_incidents_of_one_job_are_asked_for_by_its_id(controller: FakeController
 
 def test_incidents_as_json_is_the_list(controller: FakeController) -> None:
     controller.answers["GET", "/v1/incidents"] = [incident()]
-    assert json.loads(run("incidents", "--json", socket=controller.path).stdout) == [incident()]
+    (row,) = json.loads(run("incidents", "--json", socket=controller.path).stdout)
+    hints = row.pop("hints")
+    assert row == incident()
+    assert hints and all(set(hint) == {"usually", "try_next", "documented"} for hint in hints)
 
 
 def explanation(**changes: Any) -> dict[str, Any]:

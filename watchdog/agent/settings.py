@@ -33,6 +33,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     checkpoint_interval: float
     orphan_grace: float
     log_patterns: tuple[str, ...]
+    helper_socket: str = ""
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):

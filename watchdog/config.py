@@ -66,6 +66,11 @@ class Agent(Section):
         "/dev/kmsg",
         description="The kernel's log, read for GPU, filesystem, memory and network faults; empty = not read.",
     )
+    helper_socket: str = Field(
+        "/run/slurm-watchdog-helper/socket",
+        description="Where the helper listens that does what takes rights, for an agent that has none. Not used by root, nor where "
+        "there is none or this user may not write to it; empty = never.",
+    )
     mount_probe_interval: Span = Field(
         60.0, description="Time between two probes of each filesystem that a job on this node uses."
     )
@@ -96,7 +101,12 @@ class Agent(Section):
             )
         if self.metrics_listen:
             split_address(self.metrics_listen, problems, "agent.metrics_listen")
-        for name, path in (("state_directory", self.state_directory), ("kernel_log", self.kernel_log)):
+        places = {
+            "state_directory": self.state_directory,
+            "kernel_log": self.kernel_log,
+            "helper_socket": self.helper_socket,
+        }
+        for name, path in places.items():
             if path and not path.startswith("/"):
                 problems.append(f"agent.{name}: must be an absolute path or empty, got {path!r}")
         for index, mount in enumerate(self.mount_probe_write):

@@ -57,6 +57,21 @@ def _understood(message: Message) -> Message:
     return message
 
 
+_KERNELS_OWN = re.compile(
+    r"(?:<\d+>)?\[ *\d+\.\d{3,9}\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |(?:kern|daemon) *:\w+ *: |.{0,90}\bkernel: "
+)
+"""What stands before the kernel's words in dmesg (with a time since the boot or a date, or with -x), the journal and syslog."""
+_MOSTLY = 0.6
+_ENOUGH = 3
+
+
+def is_kernel_log(lines: Iterable[str]) -> bool:
+    """Whether most of these lines are the kernel's own: then somebody gave a kernel log for a job's."""
+    told = [line for line in lines if line.strip()]
+    own = sum(1 for line in told if _KERNELS_OWN.match(line))
+    return own >= _ENOUGH and own >= _MOSTLY * len(told)
+
+
 _REPEATED = re.compile(r"message repeated \d+ times: \[ ?(?P<text>.*)\]$")
 """What rsyslog writes instead of the same line again."""
 _NODE_ALONE = re.compile(

@@ -58,6 +58,26 @@ def test_a_healthy_log_gives_no_verdict_and_code_0(tmp_path: Path) -> None:
     assert file["progress"]["advancing"] is True
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["[ {n}.000123] usb 1-1: new device", "[Mon May  6 10:00:{n} 2024] EXT4-fs (sda1): mounted", "May  6 10:00:{n} n3 kernel: [ 12.1] eth0: link up"],
+)  # fmt: skip
+def test_a_kernel_log_that_is_given_for_a_job_s_is_told_in_one_sentence(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "dmesg.txt"
+    path.write_text("".join(line.format(n=10 + n) + "\n" for n in range(20)))
+    result = run("--json", path)
+    assert result.stderr.splitlines() == [
+        f"{path} looks like a kernel log; for what the kernel says: slurm-watchdog scan-log --kernel {path}"
+    ]
+    assert set(json.loads(result.stdout)) == {"files"}
+
+
+def test_a_job_s_log_with_a_few_lines_of_the_kernel_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(STEPS + "[ 4410.500] NVRM: Xid (PCI:0000:1b:00): 31, pid=77, name=python3\n" * 5)
+    assert "kernel log" not in run(path).stderr
+
+
 def test_the_sentence_names_rank_class_and_line_before_anything_else(crashed: Path) -> None:
     result = run(crashed)
     assert result.exit_code == 1

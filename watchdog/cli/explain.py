@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -13,12 +12,9 @@ from watchdog import clock
 from watchdog.cli.answers import ActionRun, Diagnosis, Evidence, Explanation, Incident, Rung
 from watchdog.cli.bundle import check_name, write_bundle
 from watchdog.cli.diagnosis_text import print_diagnosis
-from watchdog.cli.incidents import STYLES, who
+from watchdog.cli.incidents import STYLES, as_text, hints_of, who
 from watchdog.cli.options import failures_told, open_client, operator_options, print_json
 from watchdog.cli.text import clean_lines, count, duration, moment, sentence, table
-
-if TYPE_CHECKING:
-    from watchdog.knowledge.hints import Hint
 
 LINES_OF_EVIDENCE: Final = 40
 """Lines shown of one piece of evidence; `--json` has all of it."""
@@ -65,7 +61,7 @@ def explain(
             return
         if as_json:
             _fetch_all(document, fetch)
-            document["hints"] = [hint.as_json() for hint in _hints(found.incident)]
+            document["hints"] = [hint.as_json() for hint in hints_of(found.incident)]
     if as_json:
         print_json(document)
     else:
@@ -112,7 +108,7 @@ def _print(found: Explanation, now: float) -> None:
     if incident.evidence:
         _heading("Facts")
     for fact in incident.evidence:
-        sentence(f"- {_as_text(fact)}")
+        sentence(f"- {as_text(fact)}")
     _print_hints(incident)
     large = [each for each in found.evidence if each.document is None]
     for each in found.evidence:
@@ -136,18 +132,12 @@ def _print(found: Explanation, now: float) -> None:
 
 def _print_hints(incident: Incident) -> None:
     """What it usually is and what to try: advice beside what was found, and said to be no more."""
-    hints = _hints(incident)
+    hints = hints_of(incident)
     if hints:
         _heading("Usually (advice, not what was found)")
     for hint in hints:
         see = f" See: {hint.documented}." if hint.documented else ""
         sentence(f"- {hint.usually} Try: {hint.try_next}{see}")
-
-
-def _hints(incident: Incident) -> tuple[Hint, ...]:
-    from watchdog.diagnose.incident_hints import incident_hints
-
-    return incident_hints(incident.kind, incident.summary, [_as_text(fact) for fact in incident.evidence])
 
 
 def _heading(text: str) -> None:
@@ -163,7 +153,7 @@ def _print_evidence(each: Evidence) -> None:
         except msgspec.ValidationError as error:
             sentence(f"It is not what this release expects: {error}")
         return
-    lines = clean_lines(_as_text(each.document))
+    lines = clean_lines(as_text(each.document))
     if not isinstance(each.document, str) and len(lines) > LINES_OF_EVIDENCE:
         sentence(
             f"  {len(lines)} lines of JSON (processes, stacks, log lines): slurm-watchdog explain --json has them"
@@ -173,10 +163,6 @@ def _print_evidence(each: Evidence) -> None:
         sentence(f"  {line}")
     if len(lines) > LINES_OF_EVIDENCE:
         sentence(f"  … {len(lines) - LINES_OF_EVIDENCE} more lines: slurm-watchdog explain --json has them")
-
-
-def _as_text(document: object) -> str:
-    return document if isinstance(document, str) else json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def _print_action(each: ActionRun) -> None:

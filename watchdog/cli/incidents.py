@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +18,9 @@ from watchdog.cli.options import (
     print_json,
 )
 from watchdog.cli.text import count, duration, moment, sentence, table
+
+if TYPE_CHECKING:
+    from watchdog.knowledge.hints import Hint
 
 STYLES = {"firing": "bold red", "pending": "yellow", "resolved": "dim"}
 
@@ -36,7 +41,11 @@ def incidents(job_id: str | None, socket_path: str | None, config_file: str | No
         found, document = client.incidents(job_id)
     firing = [each for each in found if each.state == "firing"]
     if as_json:
-        print_json(document)
+        rows = [
+            {**row, "hints": [hint.as_json() for hint in hints_of(each)]}
+            for each, row in zip(found, document, strict=True)
+        ]
+        print_json(rows)
     else:
         _print(found, len(firing), job_id)
     sys.exit(EXIT_FOUND if firing else EXIT_FINE)
@@ -89,3 +98,15 @@ def who(culprit: Culprit) -> str:
     if not parts and culprit.mount:
         parts.append(culprit.mount)
     return " ".join(parts) or "unknown"
+
+
+def hints_of(incident: Incident) -> tuple[Hint, ...]:
+    """What it usually is and what to try: advice, read from its kind and from the lines that it quotes."""
+    from watchdog.diagnose.incident_hints import incident_hints
+
+    return incident_hints(incident.kind, incident.summary, [as_text(fact) for fact in incident.evidence])
+
+
+def as_text(document: object) -> str:
+    """A piece of evidence for people: words as they are, anything else as JSON."""
+    return document if isinstance(document, str) else json.dumps(document, indent=2, ensure_ascii=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,6 +65,7 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, as_json: bool
     digests = {path: digest for path, (digest, _) in read.items()}
     readable = [path for path, digest in digests.items() if digest is not None]
     judged = _judge(readable, digests, at)
+    _tell_kernel_logs(readable, digests)
     if as_json:
         print_json({"files": [row for each in judged for row in each.rows()]})
     else:
@@ -73,6 +74,20 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, as_json: bool
     found = any(each.verdict for each in judged)
     blind = len(readable) < len(digests) or (not found and not all(whole for _, whole in read.values()))
     sys.exit(EXIT_USAGE if blind else EXIT_FOUND if found else EXIT_FINE)
+
+
+def _tell_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]) -> None:
+    """One sentence for each file that is a kernel's log: it is read as a job's all the same."""
+    from watchdog.kernel_text import is_kernel_log
+
+    for path in paths:
+        digest = digests[path]
+        if digest is not None and is_kernel_log(line.raw for line in digest.lines):
+            name = clean(path)
+            click.echo(
+                f"{name} looks like a kernel log; for what the kernel says: slurm-watchdog scan-log --kernel {name}",
+                err=True,
+            )
 
 
 def _judge(paths: list[str], digests: dict[str, Digest | None], at: str | None) -> list[Judged]:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from tests.unit.builders import BARRIER, LOADER, SAVE, cluster, job, progress, seen, slurm_job, still
 from watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
-from watchdog.detect.view import GpuView, JobView, RankGpu, StepTime
+from watchdog.detect.view import ErrorLine, GpuView, JobView, RankGpu, StepTime
 from watchdog.detector_config import CollectiveHang, DeadRank, GpuIdleRank, RankStopped
-from watchdog.model import Checkpoint, Finding, Gpu, Truth
+from watchdog.model import Checkpoint, Event, EventKind, Finding, Gpu, Truth
 
 NOW = 10_000.0
 
@@ -72,7 +72,7 @@ def eight(*dead: tuple[int, float], **changes: Any) -> JobView:
     """Eight ranks; of `dead` (rank, seconds) are gone."""
     gone = dict(dead)
     processes = tuple(seen(rank, gone_s=gone.get(rank)) for rank in range(8))
-    return job(**{"processes": processes, "progress": progress(20.0), **changes})
+    return job(**{"processes": processes, "progress": progress(20.0, total_steps=1000), **changes})
 
 
 def died(view: JobView) -> Finding:
@@ -107,6 +107,24 @@ def test_where_the_survivors_gpus_rest_the_job_is_ending() -> None:
     everybody = dict.fromkeys(range(8), 10.0)
     assert died(eight((5, 9.0), gpus=gpus(everybody))).truth is Truth.UNKNOWN
     assert died(eight((5, 9.0), gpus=gpus({5: 10.0}))).truth is Truth.BAD
+
+
+def test_where_the_training_may_be_over_its_ranks_have_a_minute_to_leave() -> None:
+    """Nobody knows how many steps there were to make: nothing but an error, or GPUs that spin, tell an end from a death."""
+
+    def unsure(gone_s: float, **changes: Any) -> JobView:
+        return eight((5, gone_s), **{"progress": progress(70.0), **changes})
+
+    said = Event(
+        kind=EventKind.ERROR, job_id="7", age_s=0, source="l", pattern="traceback", line="Traceback", rank=5
+    )
+    assert died(unsure(30.0)).truth is Truth.UNKNOWN
+    assert died(unsure(61.0)).truth is Truth.BAD
+    assert died(unsure(4.0, gpus=gpus({5: 10.0}))).truth is Truth.BAD
+    assert died(unsure(4.0, errors=(ErrorLine(node="n1", age_s=5.0, event=said),))).truth is Truth.BAD
+    assert died(unsure(4.0, errors=(ErrorLine(node="n1", age_s=50.0, event=said),))).truth is Truth.UNKNOWN
+    last = progress(70.0, step=900, total_steps=1000, begun_anew=1)  # of an epoch, and there may be no other
+    assert died(unsure(30.0, progress=last)).truth is Truth.UNKNOWN
 
 
 def test_a_rank_whose_node_has_not_reported_since_may_have_gone_as_well() -> None:

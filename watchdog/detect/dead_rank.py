@@ -4,6 +4,9 @@ The end of a job looks alike for a moment: its ranks leave one after the other. 
 last step, and if no step was made since. Nodes report one after the other: a rank that was not seen `gone_for` after the death was
 seen may have gone with it (Slurm ends a job on all nodes at once; ranks need a moment each to leave), and does not count as one that
 is left.
+
+Where nothing tells that there were steps left to make (the log knows no total, no error was logged, and no GPU is seen to spin), a
+training that is over looks the same for as long as its ranks take to leave, and on a machine that is busy they take long.
 """
 
 from __future__ import annotations
@@ -12,14 +15,22 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.lingering_job import PROGRESS_SLACK_S, dead_for_s, last_words
-from watchdog.detect.view import ClusterView, JobView
+from watchdog.detect.lingering_job import (
+    PROGRESS_SLACK_S,
+    dead_for_s,
+    had_steps_to_make,
+    last_words,
+    words_of,
+)
+from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
 FEW = 0.25
 """At most this share of the ranks, and never half of them: more at once is an ending, or a node."""
 RESTING = 0.8
 """Share of the survivors' GPUs."""
+UNSURE_S = 60.0
+"""So long the others may take to leave where the training may be over: Slurm itself gives them as much (`srun --wait=60`, as we advise)."""
 
 
 class Settings(Protocol):
@@ -66,7 +77,7 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
             finding,
             summary=f"rank {first.process.rank} of job {job_id} is gone, and nobody waits for it: it is ending",
         )
-    if age_s < gone_for_s:
+    if age_s < gone_for_s or (age_s < UNSURE_S and not _was_not_over(job, first)):
         return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
     culprits = tuple(
         Culprit(
@@ -91,13 +102,27 @@ def _are_many(gone: int, ranks: int) -> bool:
     return gone > max(1, FEW * ranks) or 2 * gone >= ranks
 
 
+def _was_not_over(job: JobView, first: ProcessView) -> bool:
+    """Whether anything tells that the training had not come to its end when this rank left."""
+    if had_steps_to_make(job):
+        return True
+    if any(error.age_s <= dead_for_s(first) + PROGRESS_SLACK_S for error in words_of(job, first)):
+        return True
+    living, seats = _seats_of_survivors(job)
+    busy = {each.rank for each in seats if each.view.busy_since is not None}
+    return bool(busy) and len(busy) >= living / 2
+
+
 def _survivors_rest(job: JobView) -> bool:
     """Whether the GPUs of the ranks that are left are known to do (nearly) nothing: whoever waits in a collective spins at 100 %."""
-    living = {rank.process.rank for rank in job.ranks if rank.alive}
-    seats = [each for each in job.gpus if each.rank in living]
+    living, seats = _seats_of_survivors(job)
     idle = [each for each in seats if each.view.idle_since is not None]
     return (
-        bool(seats)
-        and len({each.rank for each in seats}) >= len(living) / 2
-        and len(idle) >= RESTING * len(seats)
+        bool(seats) and len({each.rank for each in seats}) >= living / 2 and len(idle) >= RESTING * len(seats)
     )
+
+
+def _seats_of_survivors(job: JobView) -> tuple[int, list[RankGpu]]:
+    """How many ranks are left, and their GPUs as far as they are known."""
+    living = {rank.process.rank for rank in job.ranks if rank.alive}
+    return len(living), [each for each in job.gpus if each.rank in living]

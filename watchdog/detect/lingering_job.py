@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.activity import Standing, is_quiet, standing
 from watchdog.detect.limits import LimitSettings, progress_limit
-from watchdog.detect.view import ClusterView, JobView, ProcessView
+from watchdog.detect.view import ClusterView, ErrorLine, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
@@ -156,7 +156,7 @@ def _accuse(
     if voted.moving:
         return replace(finding, summary=f"{ended}, the others still work")
     waits = waiting.by_stacks or waiting.by_gpus
-    left_over = len(survivors) > len(dead) or (waiting.nobody_works and _had_steps_to_make(job))
+    left_over = len(survivors) > len(dead) or (waiting.nobody_works and had_steps_to_make(job))
     if not waits and (not left_over or age_s < PATIENCE * grace_s):
         return replace(finding, summary=f"{ended}, and the others are not seen to wait")
     culprits = _named(dead)
@@ -199,7 +199,7 @@ def _named(dead: list[ProcessView]) -> tuple[Culprit, ...]:
     )
 
 
-def _had_steps_to_make(job: JobView) -> bool:
+def had_steps_to_make(job: JobView) -> bool:
     """Whether it is known that the training is not over. A count that began anew counts to the end of an epoch."""
     progress = job.progress
     if progress is None or progress.total_steps is None or progress.begun_anew:
@@ -223,7 +223,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView]) -> Fin
     counted = any(each.io_bytes_s is not None for each in others)
     if not all(is_quiet(each, counted=counted) for each in others):
         return replace(finding, summary=f"{nobody}; what else there is of it works, or may")
-    if age_s < (NOBODY_LEFT_S if _had_steps_to_make(job) else NOBODY_LEFT_UNSURE_S):
+    if age_s < (NOBODY_LEFT_S if had_steps_to_make(job) else NOBODY_LEFT_UNSURE_S):
         return finding
     first = dead[0]
     of = f" of {progress.total_steps}" if progress.total_steps is not None and progress.step_known else ""
@@ -253,7 +253,11 @@ def _are_left(number: int) -> str:
 
 
 def last_words(job: JobView, first: ProcessView) -> list[str]:
-    """Error lines that name the dead rank, otherwise the last ones of its node."""
+    """Error lines that name the dead rank, otherwise the last ones that name nobody."""
+    return [error.event.line for error in words_of(job, first)[-3:]]
+
+
+def words_of(job: JobView, first: ProcessView) -> list[ErrorLine]:
+    """The error lines that name this rank, otherwise those that name nobody; oldest first."""
     named = [e for e in job.errors if e.event.rank is not None and e.event.rank == first.process.rank]
-    nearby = [e for e in job.errors if e.event.rank is None]
-    return [error.event.line for error in (named or nearby)[-3:]]
+    return named or [e for e in job.errors if e.event.rank is None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -184,7 +184,11 @@ class Collector:
         self._limit_s = controller.config.ladder.evidence_limit
         self._interval_s = controller.config.agent.interval
         self._running: dict[tuple[str, int], Collected] = {}
-        self._known: OrderedDict[str, Collected] = OrderedDict()
+        self._known: dict[str, Collected] = {}
+        self._of_run: dict[tuple[str, int], list[Collected]] = {}
+        """(job, restarts) -> those of them that are of this run, the newest last."""
+        self._over: deque[Collected] = deque()
+        """Those that are over, the newest last."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._pruned = float("-inf")
@@ -215,7 +219,7 @@ class Collector:
             )  # fmt: skip
             self._running[found.key] = found
             self._known[found.id] = found
-            self._forget()
+            self._of_run.setdefault(found.key, []).append(found)
             self._spawn(self._collect(found))
         elif incident_id is not None and found.incident_id is None:
             found.incident_id = incident_id
@@ -224,11 +228,17 @@ class Collector:
             found.packed.clear()
         return found
 
-    def _forget(self) -> None:
-        """The oldest of those that are over; one that runs is somebody's answer."""
-        over = [each.id for each in self._known.values() if each.finished.is_set()]
-        for collection_id in over[: max(0, len(over) - KEPT)]:
-            del self._known[collection_id]
+    def _is_over(self, found: Collected) -> None:
+        """Forgets the oldest of those that are over; one that runs is somebody's answer."""
+        self._over.append(found)
+        while len(self._over) > KEPT:
+            oldest = self._over.popleft()
+            del self._known[oldest.id]
+            left = [each for each in self._of_run[oldest.key] if each is not oldest]
+            if left:
+                self._of_run[oldest.key] = left
+            else:
+                del self._of_run[oldest.key]
 
     def known(self, collection_id: str) -> Collected | None:
         """One that runs, or was over lately."""
@@ -253,8 +263,8 @@ class Collector:
         return RungOutcome.DONE, found.sentence()
 
     def _recent(self, key: tuple[str, int], now: float) -> Collected | None:
-        for each in reversed(self._known.values()):
-            if each.key == key and each.incident_id is not None and now - each.began < AGAIN_S:
+        for each in reversed(self._of_run.get(key, ())):
+            if each.incident_id is not None and now - each.began < AGAIN_S:
                 return each
         return None
 
@@ -275,6 +285,7 @@ class Collector:
             found.rows, found.packed, found.settings, found.shared = [], [], {}, None
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
+            self._is_over(found)
 
     def _want_probes(self, found: Collected) -> frozenset[str]:
         """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem. Returns these mounts."""

@@ -6,6 +6,7 @@ An exclusion that leaves too few nodes makes a job wait for ever, which is worse
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from watchdog.model import SlurmJob, SlurmNode
 
@@ -19,7 +20,12 @@ knows whether it comes: it is not counted."""
 
 def is_up(node: SlurmNode) -> bool:
     """Whether Slurm would start jobs on the node, when there is room."""
-    state = node.state.upper()
+    return _starts_jobs(node.state)
+
+
+@lru_cache(maxsize=256)
+def _starts_jobs(said: str) -> bool:
+    state = said.upper()
     return not any(word in state for word in OUT_OF_SERVICE) and not state.endswith("*")
 
 
@@ -36,11 +42,26 @@ def objection_to_excluding(job: SlurmJob, nodes: Sequence[str], known: Sequence[
         return f"{', '.join(required)} is not excluded: the job was submitted for it (--nodelist)"
     wanted = job.node_count or len(job.nodes)
     partitions = set(job.partition.split(",")) - {""}
-    members = [node for node in known if partitions & set(node.partitions)]
-    if not members:  # a Slurm that does not tell partitions
-        members = list(known)
     avoided = {*nodes, *job.excluded_nodes}
-    left = [node for node in members if is_up(node) and node.name not in avoided]
-    if members and len(left) < wanted:
-        return f"{names} is not excluded: the job needs {wanted} nodes, and only {len(left)} would be left that are up"
+    members, left = _count(known, partitions, avoided, wanted)
+    if not members:  # a Slurm that does not tell partitions
+        members, left = _count(known, None, avoided, wanted)
+    if members and left < wanted:
+        return f"{names} is not excluded: the job needs {wanted} nodes, and only {left} would be left that are up"
     return None
+
+
+def _count(
+    known: Sequence[SlurmNode], partitions: set[str] | None, avoided: set[str], enough: int
+) -> tuple[int, int]:
+    """How many nodes there are in the partitions, and how many of them are up and not avoided; not counted any further than
+    `enough` of these: a cluster has ten thousand nodes, and a storm asks thousands of times."""
+    members = left = 0
+    for node in known:
+        if partitions is not None and partitions.isdisjoint(node.partitions):
+            continue
+        members += 1
+        left += node.name not in avoided and is_up(node)
+        if left >= enough:
+            break
+    return members, left

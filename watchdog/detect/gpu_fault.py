@@ -6,7 +6,7 @@ stays BAD for `recent`, so that one fault that is told ten times is one incident
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     silent = set(view.silent_nodes)
     states = {node.name: node.state for node in view.slurm_nodes}
     findings = []
+    jobs = JobsOfNodes(view)
     for node in nodes_to_judge(view):
         if node.name in silent or away_on_purpose(states.get(node.name)) or not (node.gpus or node.events):
             continue  # somebody who resets a GPU on a drained node wants to hear nothing of it
@@ -44,12 +45,12 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
         events = _by_gpu(node)
         named = {gpu.gpu.uuid for gpu in node.gpus}
         findings += [
-            _judge_gpu(view, node, gpu, events.get(gpu.gpu.uuid, ()), settings.recent)
+            _judge_gpu(view, jobs, node, gpu, events.get(gpu.gpu.uuid, ()), settings.recent)
             for gpu in node.gpus
             if gpu.gpu.uuid
         ]
         findings += [
-            _judge_stranger(view, node, place, seen, settings.recent)
+            _judge_stranger(view, jobs, node, place, seen, settings.recent)
             for place, seen in events.items()
             if place not in named
         ]
@@ -116,7 +117,12 @@ def _judge_driver(node: NodeView, silent_for_s: float) -> Finding:
 
 
 def _judge_gpu(
-    view: ClusterView, node: NodeView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float
+    view: ClusterView,
+    jobs: JobsOfNodes,
+    node: NodeView,
+    gpu: GpuView,
+    events: tuple[SeenEvent, ...],
+    recent_s: float,
 ) -> Finding:
     """What a GPU says of itself, then what was said about it."""
     row = gpu.gpu
@@ -135,7 +141,7 @@ def _judge_gpu(
     severity = max((each[0] for each in complaints), key=list(Severity).index)
     reason = complaints[0][1]
     loud = _loud(view, events, recent_s)
-    ranks = _ranks_on(view, node.name, row.uuid, {*(row.pids or ()), *_pids(loud)})
+    ranks = _ranks_on(jobs.on(node.name), node.name, row.uuid, {*(row.pids or ()), *_pids(loud)})
     facts = tuple(text for _, text in complaints[1:9]) + _computing(ranks)
     lasted_s = view.now - loud[0].at if loud else 0.0
     finding = _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, lasted_s)
@@ -202,7 +208,12 @@ def _line(view: ClusterView, seen: SeenEvent) -> tuple[Severity, str]:
 
 
 def _judge_stranger(
-    view: ClusterView, node: NodeView, place: str, events: tuple[SeenEvent, ...], recent_s: float
+    view: ClusterView,
+    jobs: JobsOfNodes,
+    node: NodeView,
+    place: str,
+    events: tuple[SeenEvent, ...],
+    recent_s: float,
 ) -> Finding:
     """Lines about a GPU that NVML does not list: off the bus before the agent started, or a switch."""
     loud = _loud(view, events, recent_s)
@@ -211,7 +222,7 @@ def _judge_stranger(
         return _finding(node, place, Truth.OK, "nothing is wrong with it")
     severity = max((each[0] for each in told), key=list(Severity).index)
     sentence = f"The GPU or switch at {place} of {node.name}, which NVML does not list: {told[0][1]}."
-    ranks = _ranks_on(view, node.name, "", _pids(loud))
+    ranks = _ranks_on(jobs.on(node.name), node.name, "", _pids(loud))
     facts = tuple(text for _, text in told[1:9]) + _computing(ranks)
     finding = _finding(node, place, Truth.BAD, sentence, severity, told[0][1], facts, view.now - loud[0].at)
     stops = any(seen.event.severity is FaultSeverity.CRITICAL for seen in loud)
@@ -231,6 +242,23 @@ def _to_avoid(
     return replace(finding, exclude_nodes=(node.name,), actionable=bool(finding.job_ids))
 
 
+class JobsOfNodes:
+    """Which jobs have a node; found out for all at once, when it is asked first: of thousands of faults, each looks at its own node."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
+        self._found: dict[str, list[JobView]] | None = None
+
+    def on(self, node: str) -> Sequence[JobView]:
+        """The jobs on a node, in the order of the view."""
+        if self._found is None:
+            self._found = {}
+            for job in self._view.jobs:
+                for name in dict.fromkeys(job.job.nodes):
+                    self._found.setdefault(name, []).append(job)
+        return self._found.get(node, ())
+
+
 Ranks = list[tuple[JobView, ProcessView]]
 
 
@@ -239,12 +267,11 @@ def _pids(events: Iterable[SeenEvent]) -> set[int]:
     return {seen.event.pid for seen in events if seen.event.pid is not None}
 
 
-def _ranks_on(view: ClusterView, node: str, uuid: str, pids: set[int]) -> Ranks:
+def _ranks_on(jobs: Sequence[JobView], node: str, uuid: str, pids: set[int]) -> Ranks:
     """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists nobody any more."""
     return [
         (job, rank)
-        for job in view.jobs
-        if node in job.job.nodes
+        for job in jobs
         for rank in job.ranks
         if rank.node == node
         and (

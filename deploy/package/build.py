@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.package import layout
@@ -129,8 +130,10 @@ def architecture() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
 
-def make(kinds: list[str], output: Path, version: str = __version__, fast: bool = False) -> list[Path]:
-    """Makes what `kinds` names in the directory `output`; gives the files. Raises PackageError."""
+def make(
+    kinds: Sequence[str], output: Path, versions: Sequence[str] = (__version__,), fast: bool = False
+) -> list[Path]:
+    """Makes what `kinds` names in the directory `output`, packages once for each of `versions`; gives the files. Raises PackageError."""
     output.mkdir(parents=True, exist_ok=True)
     made = [file for kind in ("wheel", "sdist") if kind in kinds for file in build(kind, output)]
     if not {"archive", "deb", "rpm"} & set(kinds):
@@ -140,12 +143,12 @@ def make(kinds: list[str], output: Path, version: str = __version__, fast: bool 
         root.mkdir(mode=0o755)
         layout.stage_environment(root)
         if "archive" in kinds:
-            made.append(make_archive(output, root, version))
+            made += [make_archive(output, root, version) for version in versions]
         layout.stage_system(root)
         if "deb" in kinds:
-            made.append(make_deb(output, root, version, fast))
+            made += [make_deb(output, root, version, fast) for version in versions]
         if "rpm" in kinds:
-            made.append(make_rpm(output, root, version))
+            made += [make_rpm(output, root, version) for version in versions]
     return made
 
 
@@ -176,7 +179,7 @@ def main() -> int:
     for kind in sorted(missing - set(kinds)):
         print(f"no {kind}: {tools[kind]} is not here", file=sys.stderr)
     try:
-        made = make(kinds, given.output, given.version, given.fast)
+        made = make(kinds, given.output, [given.version], given.fast)
     except PackageError as error:
         print(error, file=sys.stderr)
         return 1

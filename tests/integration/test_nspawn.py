@@ -1,0 +1,193 @@
+"""The `.deb` on a Debian that was just installed: services under a real systemd, killed, hung, reloaded, upgraded, removed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from deploy.package.build import make
+from deploy.package.layout import units
+from tests.integration.nspawn import Machine, in_memory, make_image, need_tools
+from watchdog import __version__
+
+NEXT = f"{__version__}+1"
+CONTROLLER, AGENT = "slurm-watchdog-controller.service", "slurm-watchdog-agent.service"
+CONFIG = "/etc/slurm-watchdog/config.yaml"
+DEADLINE_S = 120.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+JOB = """#!/bin/bash
+#SBATCH --job-name=m4 --output=/home/ann/train.log
+i=0
+while true; do i=$((i+1)); echo "iteration $i/ 90000 | loss 2.5"; sleep 0.5; done
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, str, str]]:
+    """(a machine that runs, its path of this version's package, of a later one's)."""
+    need_tools()
+    folder = tmp_path_factory.mktemp("nspawn")
+    image = folder / "debian"
+    with in_memory(folder):
+        with ThreadPoolExecutor() as side_by_side:
+            packing = side_by_side.submit(make, ["deb"], folder, [__version__, NEXT], fast=True)
+            make_image(image)
+            package, later = packing.result()
+        for file in (package, later):
+            shutil.copy(file, image / "root")
+        with Machine(image) as machine:
+            yield machine, f"/root/{package.name}", f"/root/{later.name}"
+
+
+@pytest.fixture
+def machine(made: tuple[Machine, str, str]) -> Machine:
+    """The machine with this version installed and its services running, as an administrator leaves it who has followed the page."""
+    machine, package, _ = made
+    if version(machine) != __version__:
+        machine.run("dpkg", "--install", package, timeout_s=280)
+        machine.file(CONFIG).write_text("mode: observe\ncluster_name: first\n")
+    machine.run("systemctl", "enable", CONTROLLER, AGENT)
+    machine.run("systemctl", "start", "--no-block", CONTROLLER, AGENT)
+    wait_for_report(machine)
+    return machine
+
+
+def version(machine: Machine) -> str | None:
+    """Of the package that is installed; None: it is not."""
+    done = machine.run(
+        "dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}", "slurm-watchdog", check=False
+    )
+    status, _, number = done.stdout.partition(" ")
+    return number if status == "installed" else None
+
+
+def status(machine: Machine) -> dict[str, Any]:
+    """`slurm-watchdog status --json`; empty if the controller does not answer."""
+    said = machine.run("slurm-watchdog", "status", "--json", check=False).stdout
+    return json.loads(said) if said.startswith("{") else {}
+
+
+def wait_for_report(machine: Machine) -> None:
+    """Both services are active, and the agent's reports arrive."""
+    for unit in (CONTROLLER, AGENT):
+        machine.wait(lambda unit=unit: machine.show(unit, "ActiveState") == "active", DEADLINE_S, f"{unit} to be active")  # fmt: skip
+    reporting = lambda: "wd1" in status(machine).get("nodes", {}).get("reporting", [])  # noqa: E731
+    machine.wait(reporting, DEADLINE_S, "the agent's report")
+
+
+def main_pid(machine: Machine, unit: str) -> int:
+    return int(machine.show(unit, "MainPID"))
+
+
+def came_back(machine: Machine, unit: str, before: int) -> bool:
+    """Whether the unit runs again, as another process."""
+    return machine.show(unit, "ActiveState") == "active" and main_pid(machine, unit) not in (0, before)
+
+
+def test_the_services_watch_a_real_job(machine: Machine) -> None:
+    machine.file("/home/ann/job.sh").write_text(JOB)
+    job = machine.run("sbatch", "--parsable", "job.sh", user="ann").stdout.strip()
+    try:
+
+        def steps() -> bool:
+            jobs = {each["job_id"]: each for each in status(machine).get("jobs", [])}
+            return (jobs.get(job, {}).get("step") or 0) > 3
+
+        machine.wait(steps, DEADLINE_S, "a step of the job in `slurm-watchdog status`")
+    finally:
+        machine.run("scancel", job)
+    assert "m4" in machine.run("slurm-watchdog", "status", check=False).stdout
+
+
+def test_a_service_that_is_killed_is_started_again(machine: Machine) -> None:
+    before = {unit: main_pid(machine, unit) for unit in (CONTROLLER, AGENT)}
+    for pid in before.values():
+        machine.run("kill", "-KILL", str(pid))
+    for unit, pid in before.items():
+        machine.wait(
+            lambda unit=unit, pid=pid: came_back(machine, unit, pid), DEADLINE_S, f"{unit} to come back"
+        )
+    wait_for_report(machine)
+
+
+def test_a_service_that_hangs_is_ended_by_systemd_and_started_again(machine: Machine) -> None:
+    # Shorter than shipped (30 and 60 s), and longer than a slow machine takes for a tick.
+    for unit in (CONTROLLER, AGENT):
+        machine.shell(
+            f"mkdir -p /run/systemd/system/{unit}.d; printf '[Service]\\nWatchdogSec=20s\\n' > /run/systemd/system/{unit}.d/t.conf"
+        )
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "restart", CONTROLLER, AGENT, timeout_s=200)
+    wait_for_report(machine)
+    before = {unit: main_pid(machine, unit) for unit in (CONTROLLER, AGENT)}
+    for pid in before.values():
+        machine.run("kill", "-STOP", str(pid))
+    for unit, pid in before.items():
+        machine.wait(
+            lambda unit=unit, pid=pid: came_back(machine, unit, pid),
+            DEADLINE_S,
+            f"{unit} to be ended and started anew",
+        )
+        assert "Watchdog timeout" in machine.journal(unit)
+    machine.shell("rm -r /run/systemd/system/slurm-watchdog-*.d; systemctl daemon-reload")
+    wait_for_report(machine)
+
+
+def test_an_upgrade_keeps_configuration_and_journal_and_brings_the_services_back(
+    machine: Machine, made: tuple[Machine, str, str]
+) -> None:
+    _, _, later = made
+    machine.file(CONFIG).write_text("mode: observe\ncluster_name: ours\n")
+    machine.run("systemctl", "restart", CONTROLLER, timeout_s=200)
+    wait_for_report(machine)
+    machine.run("slurm-watchdog", "pause", "upgrade of the cluster")
+    before = {unit: main_pid(machine, unit) for unit in (CONTROLLER, AGENT)}
+    machine.run("dpkg", "--install", later, timeout_s=280)
+    assert version(machine) == NEXT
+    for unit, pid in before.items():
+        machine.wait(
+            lambda unit=unit, pid=pid: came_back(machine, unit, pid), DEADLINE_S, f"{unit} to come back"
+        )
+    wait_for_report(machine)
+    assert "cluster_name: ours" in machine.file(CONFIG).read_text()
+    assert status(machine)["paused"]["reason"] == "upgrade of the cluster"
+    machine.run("slurm-watchdog", "resume")
+
+
+def test_a_removal_keeps_configuration_and_journal_and_a_purge_leaves_nothing(
+    machine: Machine,
+) -> None:
+    machine.run("dpkg", "--remove", "slurm-watchdog", timeout_s=280)
+    assert version(machine) is None
+    assert machine.file(CONFIG).exists()
+    assert machine.file("/var/lib/slurm-watchdog/journal.sqlite").exists()
+    machine.wait(lambda: ours(machine) == [], DEADLINE_S, "every process of ours to end")
+    assert machine.show(CONTROLLER, "LoadState") == "not-found"
+    machine.run("dpkg", "--purge", "slurm-watchdog", timeout_s=280)
+    assert machine.shell("systemctl list-unit-files --no-legend 'slurm-watchdog*'", check=False).strip() == ""
+    left = machine.shell(
+        "find / -xdev -name '*slurm*watchdog*'; find /run -name '*slurm*watchdog*'", check=False
+    ).splitlines()
+    packages = re.compile(r"/root/slurm-watchdog_.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*")
+    assert [path for path in left if not packages.fullmatch(path)] == []
+    assert (
+        "slurm-watchdog" in machine.file("/etc/passwd").read_text()
+    )  # as Debian has it: files elsewhere may be its
+
+
+def ours(machine: Machine) -> list[str]:
+    """Processes in the machine that were started from the package."""
+    return [
+        line for line in machine.run("ps", "-eo", "args").stdout.splitlines() if "/opt/slurm-watchdog" in line
+    ]
+
+
+def test_the_package_names_every_unit() -> None:
+    assert {CONTROLLER, AGENT} <= set(units())

@@ -1,0 +1,100 @@
+"""A controller's port in a thread, for tests that come to it as an agent or as somebody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from watchdog.controller.http_server import Server
+from watchdog.controller.ingest import Door
+from watchdog.controller.metrics import ControllerMetrics
+from watchdog.model import Reply, Report
+from watchdog.wire import encode_report
+
+
+class Port:
+    """The port, what it took and what it refused."""
+
+    def __init__(self, **options: Any) -> None:
+        self.metrics = ControllerMetrics()
+        self.reports: list[Report] = []
+        options = {"token": "", "address_of": None, **options}
+        self.door = Door(accept=self.accept, metrics=self.metrics, healthy=lambda: (True, "well"), **options)
+        self.server: Server = self.door.server()
+        self.number = 0
+        self.loop = asyncio.new_event_loop()
+
+    def accept(self, report: Report) -> Reply:
+        self.reports.append(report)
+        return Reply(controller_id="c")
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        """Calls `work` in the thread of the port."""
+
+        async def call() -> Any:
+            return work()
+
+        return self.wait(call())
+
+    def wait(self, coming: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coming, self.loop).result(30)
+
+    def refused(self, reason: str) -> float:
+        """How often connections were refused for this reason."""
+        return (
+            self.metrics.registry.get_sample_value(
+                "slurm_watchdog_refused_connections_total", {"reason": reason}
+            )
+            or 0.0
+        )
+
+    def outcome(self, outcome: str) -> float:
+        """How often a request came to this."""
+        return (
+            self.metrics.registry.get_sample_value("slurm_watchdog_reports_total", {"outcome": outcome})
+            or 0.0
+        )
+
+    def all_refused(self) -> dict[str, float]:
+        """Everything that was refused, by reason."""
+        return {
+            sample.labels[label]: sample.value
+            for metric in self.metrics.registry.collect()
+            for sample in metric.samples
+            for label in ("reason", "outcome")
+            if sample.name in ("slurm_watchdog_refused_connections_total", "slurm_watchdog_reports_total")
+            and label in sample.labels
+            and sample.value
+        }
+
+
+@contextmanager
+def listening(**options: Any) -> Iterator[Port]:
+    """The port on a free number of 127.0.0.1 while the block runs; `options` are those of Door."""
+    port = Port(**options)
+    thread = threading.Thread(target=port.loop.run_forever, daemon=True)
+    thread.start()
+    port.number = port.wait(port.server.start("127.0.0.1", 0, 100))
+    try:
+        yield port
+    finally:
+        port.wait(port.server.cleanup())
+        port.loop.call_soon_threadsafe(port.loop.stop)
+        thread.join(10)
+        port.loop.close()
+
+
+def body_of(node: str, sequence: int = 1) -> bytes:
+    return encode_report(Report(node=node, boot_id="b", agent_id="a", sequence=sequence))
+
+
+def until(seen: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Waits for a condition. Fails if it does not come."""
+    end = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.01)

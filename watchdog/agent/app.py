@@ -16,8 +16,7 @@ import msgspec
 
 import watchdog
 from watchdog import clock, runner
-from watchdog.agent import checkpoints, file_actions, identify, nvml, tail
-from watchdog.agent.collectors import kernel_log
+from watchdog.agent.become import may_become_others
 from watchdog.agent.collectors.checkpoint import CheckpointCollector
 from watchdog.agent.collectors.gpu import GpuCollector
 from watchdog.agent.collectors.job_log import JobLogs
@@ -26,12 +25,17 @@ from watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mount
 from watchdog.agent.collectors.orphans import GpuHolders
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.commands import Commands
-from watchdog.agent.evidence import collection, cores, last_lines, node_settings, process_state, stacks
 from watchdog.agent.exits import Exits
+from watchdog.agent.far_files import FarFiles
+from watchdog.agent.functions import FUNCTIONS
+from watchdog.agent.helper_link import HelperLink, is_usable
+from watchdog.agent.kmsg import KmsgFile
 from watchdog.agent.mounts import Mount, read_mounts
-from watchdog.agent.probe import Function, Probes, ProbesLost
+from watchdog.agent.probe import Probes, ProbesLost
 from watchdog.agent.probe_child import TRIM_EVERY, give_back_memory
+from watchdog.agent.process_table import Files
 from watchdog.agent.settings import Settings, split_listen
+from watchdog.agent.tasks import TASKS
 from watchdog.model import (
     Checkpoint,
     CollectEvidence,
@@ -53,32 +57,6 @@ if TYPE_CHECKING:
     from watchdog.agent.sender import Sender
 
 log = logging.getLogger(__name__)
-
-FUNCTIONS: dict[str, Function] = {
-    "identify": identify.identify,
-    "resolve": identify.resolve,
-    "list_mounts": identify.list_mounts,
-    "list_open_logs": identify.list_open_logs,
-    "follow": tail.follow,
-    "dump_stacks": stacks.dump_stacks,
-    "look_at_processes": process_state.look_at_processes,
-    "read_node_settings": node_settings.read_node_settings,
-    "last_kernel_lines": last_lines.last_kernel_lines,
-    "last_lines": last_lines.last_lines,
-    "find_files": collection.find_files,
-    "read_core": cores.read_core,
-    "name_users": identify.name_users,
-    "read_gpus": nvml.read_gpus,
-    "look_at_checkpoints": checkpoints.look,
-    "read_state": kernel_log.read_state,
-    "write_state": kernel_log.write_state,
-    "probe_mount": file_actions.probe_mount,
-    "write_kill_switch": file_actions.write_kill_switch,
-    "remove_kill_switch": file_actions.remove_kill_switch,
-    "prepare_directory": file_actions.prepare_directory,
-    "remove_directory": file_actions.remove_directory,
-}
-"""Everything that the agent's children can do."""
 
 RUNNING_LIFETIME_S = 60.0
 """The controller's word about which jobs run here is good for so long."""
@@ -124,15 +102,20 @@ class Agent:
         self.boot_id = read_boot_id()
         self.agent_id = uuid.uuid4().hex
         self.sequence = 0
-        self.probes = Probes(FUNCTIONS)
-        mounts: tuple[Mount, ...] = read_mounts()
-        self.processes = ProcessCollector(self.probes, mounts)
-        self.logs = JobLogs(
-            self.probes, mounts, self.node, tuple(config.agent.log_patterns), become_owner=os.geteuid() == 0
-        )
         settings = config.agent
+        helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None
+        self.probes = Probes(FUNCTIONS, helper=helper, helped=TASKS)
+        mounts: tuple[Mount, ...] = read_mounts()
+        files = FarFiles(self.probes) if helper is not None else Files()
+        self.processes = ProcessCollector(self.probes, mounts, files=files)
+        becomes = helper is not None or may_become_others()
+        self.logs = JobLogs(
+            self.probes, mounts, self.node, tuple(settings.log_patterns), become_owner=becomes
+        )
         self.gpus = GpuCollector(self.probes)
         self.holders = GpuHolders(self.probes, settings.orphan_grace)
+        if isinstance(files, FarFiles):
+            self.holders.links_of = files.devices_of
         self.mounts = MountCollector(
             self.probes,
             self.node,
@@ -145,7 +128,13 @@ class Agent:
             f"{settings.state_directory}/kernel-log.json" if settings.state_directory and not once else ""
         )
         self.kernel = (
-            KernelLog(settings.kernel_log, self.boot_id, state_file, self.probes)
+            KernelLog(
+                settings.kernel_log,
+                self.boot_id,
+                state_file,
+                self.probes,
+                open_device=KmsgFile if helper is None else helper.open_kernel_log,
+            )
             if settings.kernel_log
             else None
         )
@@ -158,6 +147,7 @@ class Agent:
             mount_collector=self.mounts,
             details_of=self.processes.details_of,
             kernel_log=settings.kernel_log,
+            maker=0 if helper is None else -1,
         )
         self.running: tuple[frozenset[str], float] | None = None
         """The jobs that Slurm has here, as the controller said, and when it did."""

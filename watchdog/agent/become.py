@@ -16,6 +16,8 @@ from watchdog.agent.words import describe
 
 CAPABILITY_VERSION_3: Final = 0x20080522  # linux/capability.h
 CAP_SETUID: Final = 7  # linux/capability.h
+MIN_UID: Final = 1000
+"""Of an ordinary user: the first that useradd(8) gives to a person (UID_MIN of login.defs(5)). Those below are the system's."""
 MAX_UID: Final = 2**32 - 2
 """The last number means `nobody in particular` to the kernel (setresuid(2))."""
 

@@ -27,7 +27,7 @@ from watchdog.agent.checkpoint_judging import (
     judge,
     newest,
 )
-from watchdog.agent.probe import describe
+from watchdog.agent.words import describe
 from watchdog.knowledge.checkpoint_layouts import (
     TRACKED_NAMES,
     TRACKERS,

@@ -15,16 +15,18 @@ from typing import Any
 
 import msgspec
 
+from watchdog.agent.become import MAX_UID
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.mount import MountCollector
 from watchdog.agent.evidence.collection import Collection, Sources
-from watchdog.agent.evidence.stacks import choose, find_py_spy
+from watchdog.agent.evidence.stacks import choose
 from watchdog.agent.file_actions import MAX_CONTENT
 from watchdog.agent.jobs import Known
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.probe_child import give_back_memory
 from watchdog.agent.replies import MAX_COMMANDS
+from watchdog.agent.tasks import KILL_SWITCH_BASE
 from watchdog.model import (
     CollectEvidence,
     Command,
@@ -42,14 +44,10 @@ from watchdog.model import (
 
 log = logging.getLogger(__name__)
 
-KILL_SWITCH_BASE = "/run/slurm-watchdog/jobs"
-"""Directories of kill switches below it are made by the agent, one a run; anywhere else they are the user's business."""
 REMEMBERED = 1000
 COLLECTIONS = 4
 """Jobs of which evidence is collected at the same time."""
 MAX_PATH = 4096  # linux/limits.h
-MAX_UID = 2**32 - 2
-"""The last number means `nobody in particular` to the kernel (chown(2))."""
 STACKS_BUDGET_S = 50.0
 BLOCKED_S = 10.0
 """A mount in which a process has been blocked so long is not touched for evidence."""
@@ -76,6 +74,8 @@ class Commands:
     details_of: Callable[[int, int], Known | None] = lambda pid, start_ticks: None
     """What was learnt of a process when it was met."""
     kernel_log: str = ""
+    maker: int = 0
+    """Who makes directories of kill switches: root; -1: the helper, as whoever it is."""
     mounts: tuple[MountProbe, ...] = ()
     """The newest word about each mount, as it goes into the report."""
     _collections: list[Collection] = field(default_factory=list)
@@ -158,7 +158,6 @@ class Commands:
         args = {
             "node": self.node,
             "budget_s": budget_s,
-            "py_spy": find_py_spy(),
             "processes": [msgspec.to_builtins(process) for process in choose(mine)],
         }
         return self._ask(
@@ -301,12 +300,14 @@ class Commands:
             if directory not in self._prepared and directory not in self._preparing:
                 args = {"base": KILL_SWITCH_BASE, "name": os.path.basename(directory), "uid": uid}
                 then = partial(self._take_prepared, directory)
-                if self._ask(key, "prepare_directory", args, self.deadline_s, now, then, 0):
+                if self._ask(key, "prepare_directory", args, self.deadline_s, now, then, self.maker):
                     self._preparing.add(directory)
                     self.probes.settle(0.05, [])
         for directory in [directory for directory in self._prepared if directory not in wanted]:
             args = {"base": KILL_SWITCH_BASE, "name": os.path.basename(directory)}
-            if self._ask(key, "remove_directory", args, self.deadline_s, now, lambda answer: None, 0):
+            if self._ask(
+                key, "remove_directory", args, self.deadline_s, now, lambda answer: None, self.maker
+            ):
                 del self._prepared[directory]
 
     def _take_prepared(self, directory: str, answer: Answer) -> None:

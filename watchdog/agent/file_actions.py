@@ -10,7 +10,7 @@ from typing import Any
 
 from watchdog import clock
 from watchdog.agent.mounts import mount_of, read_mounts
-from watchdog.agent.probe import describe
+from watchdog.agent.words import describe
 
 BLOCK = b"slurm-watchdog probe\n".ljust(4096, b"\0")
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
@@ -187,7 +187,7 @@ def _forget(name: str, where: int) -> None:
 def prepare_directory(args: Any, state: dict[str, Any]) -> None:
     """Makes `base`/`name` ready for the kill switch of user `uid`: root's directories above it, his own at the end.
 
-    Runs as root, and below `base` only, whose parents nobody but root can write. Raises OSError.
+    Runs as root or as the helper, whose `base` is, and below `base` only, whose parents nobody but root can write. Raises OSError.
     """
     os.makedirs(args["base"], mode=0o755, exist_ok=True)
     base = os.open(args["base"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -200,8 +200,9 @@ def prepare_directory(args: Any, state: dict[str, Any]) -> None:
             args["name"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base
         )
         try:
-            os.fchown(inner, args["uid"], -1)
-            os.fchmod(inner, 0o755)
+            if os.fstat(inner).st_uid != args["uid"]:
+                os.fchmod(inner, 0o755)  # before it is his: then only he may
+                os.fchown(inner, args["uid"], -1)
         finally:
             os.close(inner)
     finally:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from watchdog.agent.probe import describe
+from watchdog.agent.words import describe
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,31 @@ class KmsgFile:
             return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
         except OSError:
             return False
+
+    def fileno(self) -> int:
+        """Of the open device."""
+        return self._fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class PassedKmsg:
+    """The real device, opened by somebody who may: its path means nothing here."""
+
+    def __init__(self, fd: int):
+        """Takes over `fd`. Raises OSError if it is something else than the kernel's log."""
+        self._fd = fd
+        status = os.fstat(fd)
+        if not stat.S_ISCHR(status.st_mode) or _numbers(status) != KMSG_DEVICE:
+            os.close(fd)
+            raise OSError(errno.ENODEV, "what was passed is not the kernel's log")
+
+    def read(self) -> bytes:
+        return os.read(self._fd, BUFFER_BYTES)
+
+    def is_current(self) -> bool:
+        return True
 
     def close(self) -> None:
         os.close(self._fd)

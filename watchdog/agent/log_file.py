@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from watchdog.agent.log_events import Item, condense, event_item
 from watchdog.agent.log_place import ANCHOR, Identity, Lines, Place, again, goes_on
-from watchdog.agent.probe import describe
+from watchdog.agent.words import describe
 from watchdog.knowledge.progress_patterns import Pattern
 from watchdog.learnt_progress import KNOWN_AFTER, Learner
 from watchdog.log_scan import Scan, Seen, scan

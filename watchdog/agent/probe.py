@@ -17,11 +17,13 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from watchdog import clock
+from watchdog.agent.become import MIN_UID
+from watchdog.agent.helper_link import HelperLink
 from watchdog.agent.probe_child import Function, child_main, describe, encode, frame, spawn_for_ever, unframe
 from watchdog.model import HungProbe
 from watchdog.runner import Waiter, wait_readable
@@ -97,8 +99,15 @@ class Probes:
         functions: Mapping[str, Function],
         max_workers: int = MAX_WORKERS,
         read_clock: Callable[[], float] = clock.monotonic,
+        helper: HelperLink | None = None,
+        helped: Collection[str] = (),
     ):
-        """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name."""
+        """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name.
+
+        Those in `helped` are done by children of the `helper`, if there is one: the same workers, with its rights.
+        """
+        self.helper = helper
+        self._helped = frozenset(helped) if helper is not None else frozenset[str]()
         self.read_clock = read_clock
         self._max_workers = max_workers
         self._workers: dict[str, _Worker] = {}
@@ -141,7 +150,7 @@ class Probes:
             self.retire(key)
             worker = None
         if worker is None:
-            worker = self._start(key, uid, now) if self._may_start(key) else None
+            worker = self._start(key, uid, now, function in self._helped) if self._may_start(key) else None
         if worker is None:
             return None
         request, self._next_request = self._next_request, self._next_request + 1
@@ -165,6 +174,8 @@ class Probes:
                 self._flush(worker)
                 self._receive(worker, now, done)
             self._lost |= fd == self._control.fileno()
+            if self.helper is not None and self.helper.sock is not None and fd == self.helper.sock.fileno():
+                self._lose_helper("it has ended the connection")  # it says nothing else
         for worker in list(self._workers.values()):
             if worker.request is not None:
                 if now >= worker.deadline and not worker.hung:
@@ -232,6 +243,8 @@ class Probes:
             found.append(f"probes: all {len(self._workers)} children are busy or hang: nothing more is asked")
         if self._no_start:
             found.append(f"probes: {self._no_start}")
+        if self.helper is not None and self.helper.problem:
+            found.append(f"helper: {self.helper.problem}")
         return tuple(found)
 
     def filenos(self) -> list[int]:
@@ -275,6 +288,8 @@ class Probes:
         for worker in list(self._workers.values()):
             self._drop(worker)
         self._control.close()
+        if self.helper is not None:
+            self.helper.close()
         self._waiter.close()
         try:
             os.kill(self.spawner_pid, signal.SIGTERM)
@@ -300,8 +315,15 @@ class Probes:
             self._drop(min(idle, key=lambda worker: worker.used_at))
         return bool(idle)
 
-    def _start(self, key: str, uid: int, now: float) -> _Worker | None:
+    def _start(self, key: str, uid: int, now: float, helped: bool) -> _Worker | None:
         """A new worker, or None with `_no_start` saying why: out of descriptors, or the spawner is stopped."""
+        if helped and 0 <= uid < MIN_UID:  # it would refuse, each time anew
+            self._no_start = (
+                f"nothing is read or written as uid {uid}: the helper does so as ordinary users alone"
+            )
+            return None
+        if helped and not self._has_helper(now):
+            return None
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
@@ -310,9 +332,17 @@ class Probes:
         with theirs:
             ours.setblocking(False)
             try:
-                socket.send_fds(self._control, [encode([key, uid])], [theirs.fileno()])
+                if helped and self.helper is not None:
+                    self.helper.start(key, uid, theirs.fileno())
+                else:
+                    socket.send_fds(self._control, [encode([key, uid])], [theirs.fileno()])
             except OSError as error:
                 ours.close()
+                if helped:
+                    if not isinstance(error, BlockingIOError):
+                        self._lose_helper(describe(error))
+                    self._no_start = f"the helper starts no child: {describe(error)}"
+                    return None
                 if isinstance(error, BrokenPipeError | ConnectionError):
                     raise ProbesLost(f"no child can be started: {error}") from error
                 self._no_start = f"no child can be started: {describe(error)}"
@@ -322,6 +352,20 @@ class Probes:
         self._by_fd[ours.fileno()] = worker
         self._waiter.watch(ours.fileno())
         return worker
+
+    def _has_helper(self, now: float) -> bool:
+        assert self.helper is not None
+        if self.helper.sock is None:
+            sock = self.helper.connect(now)
+            if sock is not None:
+                self._waiter.watch(sock.fileno())
+        return self.helper.sock is not None
+
+    def _lose_helper(self, why: str) -> None:
+        """Its children have died with it: each tells by the end of its own socket, but for those that hang."""
+        if self.helper is not None and self.helper.sock is not None:
+            self._waiter.forget(self.helper.sock.fileno())
+            self.helper.lose(why)
 
     def _drop(self, worker: _Worker) -> None:
         fd = worker.sock.fileno()

@@ -7,7 +7,6 @@ an ordinary user with processes on this node, and never root: whatever path it g
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,15 +15,13 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from watchdog.agent.become import MAX_UID
+from watchdog.agent.become import MAX_UID, MIN_UID
 from watchdog.agent.probe_child import Function
 from watchdog.model import Process
 
 KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the agent, one a run; anywhere else they are the user's business."""
 KERNEL_LOG: Final = "/dev/kmsg"
-MIN_UID: Final = 1000
-"""Of an ordinary user: the first that useradd(8) gives to a person (UID_MIN of login.defs(5)). Those below are the system's."""
 MAX_REQUEST: Final = 2 << 20
 """Bytes. The longest is a look at checkpoints, which carries back what the last one saw."""
 MAX_PATH: Final = 4096  # linux/limits.h
@@ -208,8 +205,8 @@ def _check_switch(args: Switch, uid: int) -> None:
         raise RefusedError("a kill switch is no hidden file")
     body = args.content.removesuffix("\n")
     try:
-        value = json.loads(body)
-    except ValueError:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
         value = None
     if "\n" in body or "\r" in body or not body.startswith("{") or not isinstance(value, dict):
         raise RefusedError("a kill switch holds one line of JSON: who wrote it, and why")

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.evidence import cores
-from watchdog.agent.evidence.flight_recorder import prefixes, read_flight_recorders
+from watchdog.agent.evidence.flight_recorder import prefixes
 from watchdog.agent.evidence.join import bounded, join_dumps
-from watchdog.agent.evidence.stacks import choose, find_py_spy
+from watchdog.agent.evidence.stacks import choose
 from watchdog.agent.jobs import Known
 from watchdog.agent.mounts import mount_of
 from watchdog.agent.probe import Answer, Probes
@@ -34,7 +34,7 @@ from watchdog.model import (
     Role,
 )
 
-PROCESSES, NODE = "evidence:processes", "evidence:node"
+PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"
 PART_S: Final = 15.0
 """Deadline of one question to a child; a dump of stacks has its own."""
 DUMP_S: Final = 25.0
@@ -153,7 +153,6 @@ class Collection:
         args = {
             "node": self.sources.node,
             "budget_s": budget_s,
-            "py_spy": find_py_spy(),
             "processes": [msgspec.to_builtins(process) for process in self.chosen],
         }
         then = partial(self._take_dump, now - self.began)
@@ -204,7 +203,7 @@ class Collection:
 
     def _ask_kernel_log(self, now: float) -> bool:
         return self._ask(
-            NODE, "last_kernel_lines", {"path": self.sources.kernel_log}, now, self._take_kernel_log
+            KERNEL, "last_kernel_lines", {"path": self.sources.kernel_log}, now, self._take_kernel_log
         )
 
     def _take_kernel_log(self, answer: Answer) -> None:
@@ -370,22 +369,3 @@ class Collection:
             else (),
             problems=problems,
         )
-
-
-def find_files(args: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """In a child that is the job's owner: Flight Recorder dumps and core files; see those two modules for the arguments.
-
-    `program` is that of the first of `pids` that lives: a core file of its neighbour is read with it.
-    """
-    program = None
-    for pid in args["pids"]:
-        try:
-            program = os.readlink(f"/proc/{pid}/exe")
-            break
-        except OSError:
-            continue
-    return {
-        "flight_recorder": read_flight_recorders(args, state),
-        "core": cores.find_cores(args, state),
-        "program": program,
-    }

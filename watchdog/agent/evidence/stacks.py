@@ -108,13 +108,11 @@ def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
 
 
 def dump_stacks(args: Any, state: dict[str, Any]) -> list[Any]:
-    """Given {node, budget_s, py_spy, processes: [Process as JSON…]}: a ProcessStack (as JSON) for each, in this order."""
+    """Given {node, budget_s, processes: [Process as JSON…]}: a ProcessStack (as JSON) for each, in this order."""
     processes = [msgspec.convert(each, Process) for each in args["processes"]]
-    end = clock.monotonic() + args["budget_s"]
+    end, py_spy = clock.monotonic() + args["budget_s"], find_py_spy()
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        stacks = list(
-            pool.map(lambda process: _dump_one(process, args["node"], args["py_spy"], end), processes)
-        )
+        stacks = list(pool.map(lambda process: _dump_one(process, args["node"], py_spy, end), processes))
     return [msgspec.to_builtins(stack) for stack in stacks]
 
 

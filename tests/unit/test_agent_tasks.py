@@ -1,0 +1,153 @@
+"""What a helper does and what it refuses: every task with what it may be asked, and with what it must not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchdog.agent.functions import FUNCTIONS
+from watchdog.agent.helper_functions import HELPER_FUNCTIONS
+from watchdog.agent.tasks import KILL_SWITCH_BASE, TASKS, RefusedError, check_request, guarded
+from watchdog.model import Process, Role
+
+USER = 4242
+SWITCH = {"path": "/home/u/run/kill", "content": '{"by": "slurm-watchdog", "why": "a hang"}\n', "node": "n1"}
+RANK = Process(pid=7, start_ticks=9, job_id="1", role=Role.RANK, comm="python", state="D", uid=USER)
+
+ALLOWED: dict[str, tuple[Any, int]] = {
+    "identify": ([[7, 9], [8, None]], -1),
+    "resolve": ([{"pid": 7, "thread": 7, "syscall": "read", "args": [3, 2**64 - 1]}], -1),
+    "list_mounts": ([], -1),
+    "list_open_logs": ([["1", 7, True]], -1),
+    "look_at_calls": ([["io", 7, 7], ["call", 7, 8], ["devices", 7, 7]], -1),
+    "look_at_processes": ({"processes": [[7, 9]], "silent_mounts": ["/shared"]}, -1),
+    "dump_stacks": ({"node": "n1", "budget_s": 50.0, "processes": [msgspec.to_builtins(RANK)]}, -1),
+    "last_kernel_lines": ({"path": "/dev/kmsg"}, -1),
+    "prepare_directory": ({"base": KILL_SWITCH_BASE, "name": "4711.0", "uid": USER}, -1),
+    "remove_directory": ({"base": KILL_SWITCH_BASE, "name": "4711.0"}, -1),
+    "follow": (
+        {"files": [["1", "/home/u/a.out", None], ["1", "/b", 5]], "globs": [["1", "/home/u/*.out"]], "own": {"1": ["x"]}, "taken": None},
+        USER,
+    ),
+    "last_lines": ({"files": [["1", "/home/u/a.out"]]}, USER),
+    "find_files": (
+        {"files": [["~/.cache/x0", 0, 5.0]], "uid": USER, "max_bytes": 100, "places": [["/home/u", "core.*"]], "max_age_s": 9.5, "pids": [7]},
+        USER,
+    ),
+    "read_core": ({"path": "/home/u/core.7", "program": "/usr/bin/python3"}, USER),
+    "look_at_checkpoints": (
+        {
+            "mount": "/home", "others": [], "budget_s": 2.0, "directories": [["1", "/home/u/c", None], ["1", "/home/u/d", {"size": 1}]],
+            "trackers": [["1", "/home/u/latest"]], "clocks": [],
+        },
+        USER,
+    ),
+    "probe_mount": ({"directory": "/home/u", "mount": "/home", "write": True, "node": "n1"}, USER),
+    "write_kill_switch": (SWITCH, USER),
+    "remove_kill_switch": (SWITCH, USER),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_is_done_as_one_kind_of_user_and_takes_nothing_else(name: str) -> None:
+    args, uid = ALLOWED[name]
+    check_request(name, args, uid)
+    with pytest.raises(RefusedError, match="is done as"):
+        check_request(name, args, USER if uid < 0 else -1)
+    for other in (None, "x", 7, {"path": 1}, [["x"]]):
+        with pytest.raises(RefusedError):
+            check_request(name, other, uid)
+    if isinstance(args, dict):
+        for field in args:
+            with pytest.raises(RefusedError):
+                check_request(name, args | {field: object()}, uid)
+        with pytest.raises(RefusedError):
+            check_request(name, args | {"shell": "rm -rf /"}, uid)
+
+
+def test_the_helper_has_a_function_for_every_task_and_no_other() -> None:
+    assert set(HELPER_FUNCTIONS) == set(TASKS)
+    assert {"read_gpus", "read_state", "write_state", "name_users", "read_node_settings"} == set(
+        FUNCTIONS
+    ) - set(TASKS)
+
+
+REFUSED: tuple[tuple[str, Any, int, str], ...] = (
+    ("eval", "1", -1, "nothing that can be asked"),
+    ("write_state", ["/etc/passwd", "x"], -1, "nothing that can be asked"),
+    ("follow", ALLOWED["follow"][0], 0, "is no ordinary user"),
+    ("write_kill_switch", SWITCH, 0, "is no ordinary user"),
+    ("write_kill_switch", SWITCH, 33, "is no ordinary user"),
+    ("write_kill_switch", SWITCH, 2**32 - 1, "is no ordinary user"),
+    ("last_kernel_lines", {"path": "/etc/shadow"}, -1, "the kernel's log is"),
+    ("prepare_directory", {"base": "/etc", "name": "1.0", "uid": USER}, -1, "below /run/slurm-watchdog/jobs"),
+    ("prepare_directory", {"base": KILL_SWITCH_BASE, "name": "..", "uid": USER}, -1, "JOB.RUN"),
+    ("prepare_directory", {"base": KILL_SWITCH_BASE, "name": "1.0/../../x", "uid": USER}, -1, "JOB.RUN"),
+    ("prepare_directory", {"base": KILL_SWITCH_BASE, "name": "1.0\n", "uid": USER}, -1, "JOB.RUN"),
+    ("prepare_directory", {"base": KILL_SWITCH_BASE, "name": "1.0", "uid": 0}, -1, "no ordinary user"),
+    ("remove_directory", {"base": KILL_SWITCH_BASE, "name": "../.."}, -1, "JOB.RUN"),
+    ("find_files", ALLOWED["find_files"][0] | {"uid": USER + 1}, USER, "are not looked for"),
+    ("read_core", {"path": "--eval-command=shell id", "program": None}, USER, "no absolute path"),
+    ("probe_mount", ALLOWED["probe_mount"][0] | {"node": "../x"}, USER, "no name of a node"),
+    ("dump_stacks", ALLOWED["dump_stacks"][0] | {"py_spy": "/tmp/evil"}, -1, "unknown field"),
+    ("write_kill_switch", SWITCH | {"path": "run/kill"}, USER, "no absolute path"),
+    ("write_kill_switch", SWITCH | {"path": "/home/u/../v/kill"}, USER, "no detours"),
+    ("write_kill_switch", SWITCH | {"path": "/home/u/.bashrc"}, USER, "no hidden file"),
+    ("write_kill_switch", SWITCH | {"path": "/home/u/a\0b"}, USER, "no absolute path"),
+    ("write_kill_switch", SWITCH | {"content": "#!/bin/sh\nid\n"}, USER, "one line of JSON"),
+    ("write_kill_switch", SWITCH | {"content": '{"a":\n1}'}, USER, "one line of JSON"),
+    ("write_kill_switch", SWITCH | {"content": '"ssh-rsa AAAA"'}, USER, "one line of JSON"),
+    ("write_kill_switch", SWITCH | {"content": json.dumps({"x": "y" * 70_000})}, USER, "length <= 65535"),
+    ("identify", [[0, None]], -1, ">= 1"),
+    ("identify", [[1, None]] * 1000, -1, "length <= 512"),
+    ("look_at_calls", [["environ", 1, 1]], -1, "Invalid enum value"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "args", "uid", "why"), REFUSED)
+def test_what_is_refused_says_why(function: str, args: Any, uid: int, why: str) -> None:
+    with pytest.raises(RefusedError, match=why):
+        check_request(function, args, uid)
+
+
+def test_of_a_user_without_a_process_here_only_our_own_switch_is_removed() -> None:
+    check_request("remove_kill_switch", SWITCH, USER, is_here=False)
+    for name in ("write_kill_switch", "follow", "find_files", "probe_mount"):
+        with pytest.raises(RefusedError, match="has no process on this node"):
+            check_request(name, ALLOWED[name][0], USER, is_here=False)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    function=st.sampled_from(sorted(TASKS)) | st.text(max_size=12), args=ANYTHING, uid=st.integers(-1, 2**33)
+)
+def test_whatever_comes_is_done_or_refused_and_nothing_else(function: str, args: Any, uid: int) -> None:
+    try:
+        check_request(function, args, uid)
+    except RefusedError as error:
+        assert str(error)
+
+
+def test_a_refusal_is_told_and_the_function_is_not_called() -> None:
+    told: list[str] = []
+    called: list[Any] = []
+    functions = guarded(
+        {"list_mounts": lambda args, state: called.append(args), "secret": print}, True, told.append
+    )
+    assert set(functions) == {"list_mounts"}
+    functions["list_mounts"]([], {"uid": -1})
+    with pytest.raises(OSError, match="the helper refuses"):
+        functions["list_mounts"]([1], {"uid": -1})
+    assert called == [[]]
+    assert len(told) == 1

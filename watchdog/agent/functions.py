@@ -1,0 +1,21 @@
+"""Everything that the agent's children can do, by name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from watchdog.agent import identify, nvml
+from watchdog.agent.collectors import kernel_log
+from watchdog.agent.evidence import node_settings
+from watchdog.agent.helper_functions import HELPER_FUNCTIONS
+from watchdog.agent.probe_child import Function
+
+FUNCTIONS: Final[dict[str, Function]] = {
+    **HELPER_FUNCTIONS,
+    "read_node_settings": node_settings.read_node_settings,
+    "name_users": identify.name_users,
+    "read_gpus": nvml.read_gpus,
+    "read_state": kernel_log.read_state,
+    "write_state": kernel_log.write_state,
+}
+"""What is beyond the helper's share takes no rights: the agent does it in children of its own."""

@@ -21,6 +21,7 @@ from tests.bench import (
     scan,
     scheduling,
     soak,
+    storm,
 )
 from tests.bench.figures import Figures, say, take_standard_output
 
@@ -41,6 +42,7 @@ def main() -> int:
         "controller": _controller,
         "page": _page,
         "commands": _commands,
+        "storm": _storm,
     }
     apart = {"soak": _soak}
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
@@ -145,6 +147,10 @@ def _page(figures: Figures, options: argparse.Namespace) -> None:
 
 def _commands(figures: Figures, options: argparse.Namespace) -> None:
     commands.run(figures)
+
+
+def _storm(figures: Figures, options: argparse.Namespace) -> None:
+    storm.run(figures)
 
 
 def _soak(figures: Figures, options: argparse.Namespace) -> None:

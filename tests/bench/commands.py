@@ -1,8 +1,7 @@
-"""What an operator waits for: `status` of a large cluster; and what thousands of incidents at once cost the controller's tick."""
+"""What an operator waits for: `status` of a large cluster."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import tempfile
@@ -10,25 +9,16 @@ import time
 from pathlib import Path
 
 from tests.bench.figures import Figures
-from tests.unit.notices import open_journal
 from tests.unit.test_cli import FakeController, job, status
-from tests.unit.test_storm import make
-from watchdog import clock
-from watchdog.controller.judge import Change
 
 NODES = 10_000
 NODES_OF_A_JOB = 8
 MAX_STATUS_S = 1.0
-INCIDENTS = 5000
 TRIES = 5
 
 
 def run(figures: Figures) -> None:
     figures.add(f"status.seconds_{NODES}_nodes", _status_s(), "s", at_most=MAX_STATUS_S)
-    told, decided, again = asyncio.run(_storm_s())
-    figures.add(f"storm.put_up_cpu_seconds_{INCIDENTS}_incidents", told, "s")
-    figures.add(f"storm.decide_cpu_seconds_{INCIDENTS}_incidents", decided, "s")
-    figures.add(f"storm.decide_again_cpu_seconds_{INCIDENTS}_incidents", again, "s")
 
 
 def _status_s() -> float:
@@ -54,20 +44,3 @@ def _timed(argv: list[str]) -> float:
     done = subprocess.run(argv, capture_output=True, timeout=60)
     assert done.returncode == 1, done.stderr  # some nodes are silent
     return time.monotonic() - began
-
-
-async def _storm_s() -> tuple[float, float, float]:
-    """CPU seconds of one tick to write and put up as many incidents, to decide about all of them, and to find nothing new a tick later."""
-    with tempfile.TemporaryDirectory() as directory:
-        controller, incidents = make(open_journal(Path(directory)), INCIDENTS)
-        now = clock.monotonic()
-        began = time.process_time()
-        controller._tell_changes([Change(before=None, after=each) for each in incidents], now)
-        told = time.process_time()
-        controller.decider.decide(now)
-        decided = time.process_time()
-        controller.decider.decide(now + 1.0)
-        again = time.process_time()
-        await controller.collector.close()
-        controller.journal.close()
-        return told - began, decided - told, again - decided

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -74,6 +75,7 @@ LARGE_BYTES: Final = 1 << 20
 SILENCE_EVERY_S: Final = 2.0
 """Between two looks whether a node that is waited for still reports."""
 PRUNE_EVERY_S: Final = 3600.0
+NO_VIEWS: Final[Mapping[str, JobView]] = MappingProxyType({})
 
 
 @dataclass
@@ -195,12 +197,15 @@ class Collector:
 
     # ------------------------------------------------------------------------------------ who wants it
 
-    def on_fire(self, incident: Incident, now: float) -> None:
-        """An incident has begun to fire: its jobs' evidence is kept with it, unless another incident explains it."""
+    def on_fire(self, incident: Incident, now: float, views: Mapping[str, JobView] = NO_VIEWS) -> None:
+        """An incident has begun to fire: its jobs' evidence is kept with it, unless another incident explains it.
+
+        `views` are those of its jobs that somebody has looked at in this moment already.
+        """
         if incident.kind not in WANTING or incident.inhibited_by is not None:
             return
         for job_id in incident.jobs_now or incident.job_ids:
-            view = self._c.state.job_view(job_id, now)
+            view = views.get(job_id) or self._c.state.job_view(job_id, now)
             if view is None or not any(rank.alive for rank in view.ranks):
                 continue
             before = self._recent((view.job.job_id, view.job.restarts), now)

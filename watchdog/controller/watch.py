@@ -252,11 +252,13 @@ class Controller:
 
     def _keep_evidence(self, incident: Incident, now: float) -> None:
         """What is known of its jobs at once, and what their nodes can tell, before anything is done: it dies with the job."""
+        views = {}
         for job_id in incident.job_ids:
             view = self.state.job_view(job_id, now)
             if view is not None:
+                views[job_id] = view
                 self.collector.keep_view(incident, view)
-        self.collector.on_fire(incident, now)
+        self.collector.on_fire(incident, now, views)
 
     def close_incident(self, incident: Incident, why: str) -> None:
         """Ends an incident because its action has ended, or was refused: that was announced as such."""

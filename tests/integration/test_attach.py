@@ -52,7 +52,7 @@ class Attached:
     def ask(self, *words: str) -> Any:
         done = subprocess.run(
             [str(COMMAND), *words, "--json", "--socket", str(self.directory / "controller.sock")],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=180,
         )  # fmt: skip
         return json.loads(done.stdout)
 
@@ -76,7 +76,7 @@ class Attached:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
-            return self.process.wait(timeout=60)
+            return self.process.wait(timeout=180)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise

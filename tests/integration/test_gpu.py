@@ -269,7 +269,7 @@ class Watcher:
     def metrics(self, *wanted: str) -> str:
         """What /metrics says as soon as all of `wanted` stands there: a tick may fall between two looks."""
         for _ in range(40):
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
                 text = str(answer.read().decode())
             if all(line in text for line in wanted):
                 return text
@@ -325,11 +325,11 @@ def test_once_shows_the_gpus(watcher: Watcher, scenario: Scenario) -> None:
     scenario.change(1, rules=("lost",))
     scenario.rule("delay nvmlInitWithFlags 0.5")
     environment = {**watcher.environment, "COLUMNS": "200"}
-    shown = subprocess.run(watcher.once, env=environment, capture_output=True, text=True, timeout=60)
+    shown = subprocess.run(watcher.once, env=environment, capture_output=True, text=True, timeout=180)
     assert shown.returncode == 0, shown.stderr
     for text in ("GPU-aaaa", "0000:c1:00.0", "97%", "1980 MHz", "653 W", "40.0 of 80.0 GiB", "GPU is lost"):
         assert text in shown.stdout
     done = subprocess.run(
-        [*watcher.once, "--json"], env=environment, capture_output=True, text=True, timeout=60
+        [*watcher.once, "--json"], env=environment, capture_output=True, text=True, timeout=180
     )
     assert json.loads(done.stdout)["gpus"][0]["uuid"] == "GPU-aaaa"

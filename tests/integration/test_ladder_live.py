@@ -51,7 +51,7 @@ def nobody_asks(watchdog: Watchdog, job: str) -> str:
     request = f'{{"job_id": "{job}"}}'
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", ASK]
     done = subprocess.run(
-        [*nobody, watchdog.socket, request], capture_output=True, text=True, timeout=60, cwd="/", check=False
+        [*nobody, watchdog.socket, request], capture_output=True, text=True, timeout=180, cwd="/", check=False
     )
     return done.stdout + done.stderr
 

@@ -261,7 +261,7 @@ def test_a_controller_killed_between_intent_and_outcome_requeues_exactly_once(
         watchdog.ask("POST", "/v1/restart", {"job_id": job, "exclude": ["n1"], "reason": "crash test"})
     else:
         inject(cluster, "dataloader_hang.rank1")
-    watchdog.controller.wait(timeout=90)
+    watchdog.controller.wait(timeout=180)
     assert (tmp_path / "once").exists()
     watchdog.start_controller()
     watchdog.wait_for(lambda: cluster.job(job)["Restarts"] == "1", 60, "the job to be requeued")
@@ -304,7 +304,7 @@ def _which(name: str) -> str:
 
 def _ended_actions(watchdog: Watchdog) -> int:
     with sqlite3.connect(
-        f"file:{watchdog.directory}/state/journal.sqlite?mode=ro", uri=True, timeout=10
+        f"file:{watchdog.directory}/state/journal.sqlite?mode=ro", uri=True, timeout=180
     ) as sql:
         return int(sql.execute("select count(*) from action_ends").fetchone()[0])
 
@@ -335,7 +335,7 @@ def post(watchdog: Watchdog, body: bytes, token: str | None = None) -> int:
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=180) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -360,7 +360,7 @@ def test_garbage_at_the_door_is_refused_and_counted(cluster: Cluster, watch: Cal
     text = watchdog.metrics()
     for outcome in ("unauthorized", "garbage", "wrong_node", "too_large"):
         assert f'slurm_watchdog_reports_total{{outcome="{outcome}"}}' in text
-    with urllib.request.urlopen(f"http://{cluster.controller_address}:{PORT}/healthz", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{cluster.controller_address}:{PORT}/healthz", timeout=180) as answer:
         assert answer.status == 200
 
 
@@ -417,7 +417,7 @@ def test_the_socket_and_the_journal_are_closed_to_others(
     assert stat.S_IMODE(os.stat(watchdog.socket).st_mode) & 0o007 == 0
     assert stat.S_IMODE(os.stat(watchdog.directory / "state").st_mode) & 0o007 == 0
     with pytest.raises((OSError, http.client.HTTPException)):
-        urllib.request.urlopen(f"http://{cluster.controller_address}:{PORT}/v1/status", timeout=5)
+        urllib.request.urlopen(f"http://{cluster.controller_address}:{PORT}/v1/status", timeout=180)
 
 
 def test_a_job_that_prepares_its_data_in_a_step_of_its_own_is_judged_by_its_training(

@@ -40,12 +40,12 @@ def filesystem(tmp_path: Path) -> Iterator[Path]:
     image, point = tmp_path / "image.ext4", Path(tempfile.mkdtemp(prefix="slurm-watchdog-test-"))
     with open(image, "wb") as file:
         file.truncate(64 * 1024**2)
-    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
-    subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True, timeout=60)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=180)
+    subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True, timeout=180)
     yield point
     set_frozen(point, False)
     for _ in range(50):
-        if subprocess.run(["umount", str(point)], capture_output=True, timeout=60).returncode == 0:
+        if subprocess.run(["umount", str(point)], capture_output=True, timeout=180).returncode == 0:
             break
         time.sleep(0.1)
     point.rmdir()
@@ -101,7 +101,7 @@ def looks() -> Iterator[Looks]:
     yield looks
     for process in looks.started:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=180)
     looks.probes.close()
 
 
@@ -214,7 +214,7 @@ def test_a_child_that_waits_in_execve_for_a_locked_memory_stops_no_look(
         parent.stdout.close()
         os.kill(child, 9)
         parent.kill()
-        parent.wait(timeout=10)
+        parent.wait(timeout=180)
 
 
 def test_ranks_in_a_pid_namespace_are_ranks_and_carry_their_number_in_there(looks: Looks) -> None:
@@ -286,7 +286,7 @@ print(child.pid in table.entries)
 def test_proc_is_listed_when_something_was_started_and_otherwise_seldom() -> None:
     done = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", QUIET],
-        capture_output=True, text=True, timeout=60, check=True, cwd=Path(__file__).resolve().parents[2],
+        capture_output=True, text=True, timeout=180, check=True, cwd=Path(__file__).resolve().parents[2],
     )  # fmt: skip
     assert done.stdout.split() == ["2", "1", "True", "False"]
 

@@ -54,7 +54,7 @@ def test_a_hang_is_found_in_its_recording_with_the_same_culprit(cluster: Cluster
         live_incidents = watchdog.incidents()
         assert watchdog.controller is not None
         watchdog.controller.terminate()
-        watchdog.controller.wait(timeout=20)
+        watchdog.controller.wait(timeout=180)
         done = subprocess.run(
             [str(COMMAND), "replay", "--json", "--config", str(watchdog.config_file), str(trace)],
             capture_output=True,

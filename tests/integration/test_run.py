@@ -77,7 +77,7 @@ class Started:
         """A command against its socket, as the same user."""
         done = subprocess.run(
             [str(COMMAND), *words, "--json", "--socket", str(self.directory / "controller.sock")],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=180,
         )  # fmt: skip
         return json.loads(done.stdout)
 

@@ -181,7 +181,7 @@ save_checkpoint()
     shutil.which("gdb", path="/usr/bin:/bin:/usr/local/bin") is None, reason="gdb is not installed"
 )
 def test_a_real_core_file_is_read_by_a_real_debugger(tmp_path: Path) -> None:
-    crashed = subprocess.run([sys.executable, "-c", CRASH], cwd=tmp_path, capture_output=True, timeout=60)
+    crashed = subprocess.run([sys.executable, "-c", CRASH], cwd=tmp_path, capture_output=True, timeout=180)
     assert crashed.returncode == -signal.SIGSEGV
     pattern, uses_pid = cores.read_pattern()
     args = {"places": cores.places(pattern, [str(tmp_path)], uses_pid), "uid": os.getuid(), "max_age_s": 60.0}

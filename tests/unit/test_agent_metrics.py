@@ -221,7 +221,7 @@ def served() -> Iterator[int]:
 
 
 def scrape(port: int, path: str = "/metrics") -> tuple[int, str, str]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=180) as answer:
         return answer.status, answer.headers["Content-Type"], answer.read().decode()
 
 

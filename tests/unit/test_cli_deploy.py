@@ -19,7 +19,7 @@ UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller"]
 def prolog(checkout: Path, **environment: str) -> str:
     done = subprocess.run(
         ["sh", str(checkout / "deploy/slurm/task_prolog.sh")],
-        env=environment, capture_output=True, text=True, timeout=10, check=True,
+        env=environment, capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
     assert done.stderr == ""
     return done.stdout
@@ -74,7 +74,7 @@ def test_systemd_understands_the_unit(checkout: Path, tmp_path: Path, unit: str)
         ["systemd-analyze", "verify", "--man=no", str(file)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     about_us = [line for line in done.stderr.splitlines() if unit in line]
@@ -88,7 +88,7 @@ def test_the_controllers_unit_leaves_little_open(checkout: Path) -> None:
     unit = checkout / "systemd" / "slurm-watchdog-controller.service"
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
     assert found is not None, done.stdout + done.stderr

@@ -163,7 +163,7 @@ def test_on_a_terminal_it_draws_until_ctrl_c_and_leaves_the_screen_as_it_was(
             PROGRAM[0],
             [*PROGRAM, "status", "--watch", "--every", "0.2", "--socket", str(controller.path)],
         )
-    seen, deadline = b"", time.monotonic() + 60
+    seen, deadline = b"", time.monotonic() + 300
     while len(controller.requests) < 4:
         assert time.monotonic() < deadline, seen
         if select.select([terminal], [], [], 0.2)[0]:
@@ -197,7 +197,7 @@ def test_in_a_pipe_it_is_plain_text_or_a_document_a_line(controller: FakeControl
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3 if as_json else 9)]
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=180)
     finally:
         process.kill()
     assert (process.returncode, errors) == (0, "")
@@ -215,7 +215,7 @@ def test_in_a_pipe_it_is_plain_text_or_a_document_a_line(controller: FakeControl
 def test_a_reader_that_leaves_ends_it_without_a_traceback(controller: FakeController) -> None:
     controller.answers["GET", "/v1/status"] = status()
     command = f"{' '.join(PROGRAM)} status --watch --every 0.2 --socket {controller.path} | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=180)
     assert done.stdout.startswith("OK")
     assert "Traceback" not in done.stderr
 
@@ -232,7 +232,7 @@ def test_a_controller_that_goes_away_is_unknown_and_watched_on(tmp_path: Path) -
         assert process.stdout is not None
         assert process.stdout.readline().startswith("OK")
         fake.close()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while "UNKNOWN: Nobody listens" not in process.stdout.readline():
             assert time.monotonic() < deadline
         process.send_signal(signal.SIGINT)
@@ -247,7 +247,7 @@ def test_a_controller_that_goes_away_is_unknown_and_watched_on(tmp_path: Path) -
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_get_their_completion_from_the_program_itself(shell: str) -> None:
     environment = os.environ | {"_SLURM_WATCHDOG_COMPLETE": f"{shell}_source"}
-    done = subprocess.run(PROGRAM, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(PROGRAM, env=environment, capture_output=True, text=True, timeout=180)
     if shell == "bash" and "Bash version" in done.stderr:
         pytest.skip("click wants bash 4.4 or newer")
     assert "_slurm_watchdog_completion" in done.stdout
@@ -261,5 +261,5 @@ def test_commands_and_options_are_completed() -> None:
         environment = os.environ | {
             "_SLURM_WATCHDOG_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number),
         }  # fmt: skip
-        done = subprocess.run(PROGRAM, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(PROGRAM, env=environment, capture_output=True, text=True, timeout=180)
         assert done.stdout.split() == [f"plain,{wanted}"]

@@ -202,10 +202,10 @@ def test_the_batch_wrapper_ends_with_the_commands_own_code_and_starts_nothing(tm
 def test_the_batch_wrapper_says_what_is_wrong_with_its_arguments(tmp_path: Path) -> None:
     for arguments in (("--next=submit",), ("--max-starts=x",), ("--what",)):
         wrapper = run_batch(tmp_path, *arguments, command="exit 0")
-        said, _ = wrapper.communicate(timeout=10)
+        said, _ = wrapper.communicate(timeout=180)
         assert (wrapper.returncode, bool(said)) == (2, True)
 
 
 def test_the_batch_wrapper_tells_the_job_where_its_kill_switch_is(tmp_path: Path) -> None:
     wrapper = run_batch(tmp_path, command="echo $SLURM_WATCHDOG_KILL_SWITCH", SLURM_RESTART_COUNT="2")
-    assert wrapper.communicate(timeout=10)[0] == "/run/slurm-watchdog/jobs/77.2/kill\n"
+    assert wrapper.communicate(timeout=180)[0] == "/run/slurm-watchdog/jobs/77.2/kill\n"

@@ -58,9 +58,9 @@ class Agent(Section):
         description="A child that has not answered by then is reported as hung, left alone and not replaced.",
     )
     state_directory: str = Field(
-        "/var/lib/slurm-watchdog",
-        description="Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere. Another "
-        "directory than the controller's, if a node runs both.",
+        "/var/lib/slurm-watchdog-agent",
+        description="Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere. Not the "
+        "controller's directory, for a node may run both.",
     )
     kernel_log: str = Field(
         "/dev/kmsg",

@@ -15,6 +15,7 @@ from watchdog.cli.diagnose import diagnose
 from watchdog.cli.doctor import doctor
 from watchdog.cli.explain import explain
 from watchdog.cli.group_stacks import group_stacks
+from watchdog.cli.helper import helper
 from watchdog.cli.incidents import incidents
 from watchdog.cli.pause import pause
 from watchdog.cli.replay import replay
@@ -64,6 +65,7 @@ for _command in (
     attach,
     demo,
     agent,
+    helper,
     controller,
 ):
     main.add_command(_command)

@@ -178,13 +178,13 @@ def _encoding(head: bytes) -> str | None:
 def _blocks(file: IO[bytes], tell: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[Block]:
     rest, number = b"", 1
     for chunk in _chunks(file, tell, on_damage):
-        data = rest + chunk if rest else chunk
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) < LONGEST_LINE:
-            rest = data
+        end = chunk.rfind(b"\n") + 1
+        if not end and len(rest) + len(chunk) < LONGEST_LINE:
+            rest += chunk
             continue
-        end = end or len(data)
-        block, rest = data[:end], data[end:]
+        end = end or len(chunk)
+        block = b"".join((rest, memoryview(chunk)[:end])) if rest or end < len(chunk) else chunk
+        rest = chunk[end:]
         yield _block(block, number)
         number += block.count(b"\n")
     if rest:

@@ -33,6 +33,8 @@ IN_FULL = 128
 """So many lines of one shape are all parsed if they may be errors: 100 ranks that say the same are 100 facts."""
 STEPS_IN_FULL = 32
 """So many if they can only be steps or phases."""
+BARREN = 256
+"""With `Seen.only_last`: of a shape whose first lines, so many, all said nothing, the others are sampled at once."""
 EVENLY = 8
 """Of the further lines of one shape so many are parsed, an even choice with the last, in each piece."""
 SAMPLE_PIECES = 8
@@ -65,12 +67,19 @@ class Seen:
     """With `only_last`: shapes that have had their share."""
     quiet: set[bytes] = field(default_factory=set)
     """With `only_last`: shapes without any needle."""
+    told: set[bytes] = field(default_factory=set)
+    """With `only_last`: shapes that have given a fact; emptied together with `parsed`."""
+    watched: tuple[bytes, ...] = ()
+    """With `only_last`: letters that the caller looks for in the lines itself, and where they are not, need not."""
+    holding: set[bytes] = field(default_factory=set)
+    """Shapes that hold one of `watched`, of those that are not looked at again."""
 
     def add(self, shape: bytes, count: int) -> None:
         if len(shape) <= MAX_SHAPE_BYTES:
             if len(self.parsed) >= MAX_SHAPES and shape not in self.parsed:
                 self.parsed.clear()
                 self.done.clear()
+                self.told.clear()
             self.parsed[shape] = self.parsed.get(shape, 0) + count
 
 
@@ -87,6 +96,8 @@ class Scan:
     """Of each fact the line of the block, counted from 0."""
     lines: int = 0
     """How many line feeds the block has."""
+    watched: bool = False
+    """Whether one of `Seen.watched` may be in the block: never false where one is."""
 
 
 def letters(text: str | bytes) -> bytes:
@@ -144,22 +155,19 @@ def pieces(block: bytes) -> Iterator[bytes]:
 
 
 def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...], sample: bool) -> None:
-    plain = piece
-    if b"\x1b" in piece:
-        plain = _ESCAPES.sub(b"", piece)
-    if not plain.isascii():
-        plain = plain.replace(_KELVIN, b"k")
-    shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
-    if len(piece) > PIECE:  # it holds a line longer than itself
-        shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
+    shapes = _shapes(piece)
     line = found.lines
     found.lines += len(shapes) - 1
-    loud = set(shapes) if own else _loud_ones(set(shapes), seen)
-    if seen.only_last and not sample and loud <= seen.done and _TITLE not in piece:
+    different = set(shapes)
+    if seen.watched and not found.watched:
+        found.watched = _holds_watched(different, seen)
+    loud = different if own else _loud_ones(different, seen)
+    has_title = _TITLE in piece
+    if seen.only_last and not sample and loud <= seen.done and not has_title:
         return
     titled: set[bytes] = set()
-    lines = piece.split(b"\n") if loud or _TITLE in piece else []
-    if _TITLE in piece:
+    lines = piece.split(b"\n") if loud or has_title else []
+    if has_title:
         for at, each in enumerate(lines):
             if _TITLE in each:
                 shapes[at] = letters(each)
@@ -173,30 +181,94 @@ def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...],
         hits = [at for at, shape in enumerate(shapes) if shape in loud or shape in titled]
     facts: list[tuple[int, str, LogFact]] = []
     for shape, places in _groups(hits, shapes).items():
-        first = shapes[places[0]]
-        errors = bool(_rows(first, first in titled, own).signatures)
-        in_full = seen.errors_in_full if errors else seen.steps_in_full
-        chosen = _chosen(places, in_full - seen.parsed.get(shape, 0), 1 if seen.only_last else EVENLY)
-        seen.add(shape, len(chosen))
-        if (
-            seen.only_last
-            and shape in seen.parsed
-            and seen.parsed[shape] >= in_full
-            and len(seen.done) < MAX_SHAPES
-        ):
-            seen.done.update({shapes[at] for at in places if len(shapes[at]) <= MAX_SHAPE_BYTES})
-        found.parsed += len(chosen)
-        before = len(facts)
-        for at in chosen:
-            text = lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
-            fact = parse_line(text, _rows(shapes[at], shapes[at] in titled, own))
-            if fact is not None:
-                facts.append((at, text, fact))
-        if len(facts) > before:
-            found.left_out += len(places) - len(chosen)
+        facts += _parse_alike(shape, places, _Piece(lines, shapes, titled, own), seen, found)
     facts.sort(key=lambda each: each[0])
     found.facts += [(text, fact) for _, text, fact in facts]
     found.places += [line + at for at, _, _ in facts]
+
+
+def _shapes(piece: bytes) -> list[bytes]:
+    """The shape of each line."""
+    plain = piece
+    if b"\x1b" in piece:
+        plain = _ESCAPES.sub(b"", piece)
+    if not plain.isascii():
+        plain = plain.replace(_KELVIN, b"k")
+    shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
+    if len(piece) > PIECE:  # it holds a line longer than itself
+        shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
+    return shapes
+
+
+@dataclass(frozen=True)
+class _Piece:
+    lines: list[bytes]
+    shapes: list[bytes]
+    titled: set[bytes]
+    own: tuple[Pattern, ...]
+
+
+def _parse_alike(
+    shape: bytes, places: list[int], piece: _Piece, seen: Seen, found: Scan
+) -> list[tuple[int, str, LogFact]]:
+    """The facts of the lines of one shape, as many of them as are to be parsed, each with its place."""
+    first = piece.shapes[places[0]]
+    errors = bool(_rows(first, first in piece.titled, piece.own).signatures)
+    in_full = seen.errors_in_full if errors else seen.steps_in_full
+    before = seen.parsed.get(shape, 0)
+    chosen = _chosen(places, in_full - before, 1 if seen.only_last else EVENLY)
+    told = not seen.only_last or shape in seen.told
+    facts: list[tuple[int, str, LogFact]] = []
+    parsed = 0
+    for at in chosen:
+        if not told and before + parsed >= BARREN and at != chosen[-1]:
+            continue
+        parsed += 1
+        text = piece.lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
+        fact = parse_line(text, _rows(piece.shapes[at], piece.shapes[at] in piece.titled, piece.own))
+        if fact is not None:
+            told = True
+            facts.append((at, text, fact))
+    seen.add(shape, parsed)
+    found.parsed += parsed
+    if facts:
+        found.left_out += len(places) - parsed
+    if seen.only_last:
+        _note_done(shape, {piece.shapes[at] for at in places}, told, in_full, seen)
+    return facts
+
+
+def _note_done(shape: bytes, members: set[bytes], told: bool, in_full: int, seen: Seen) -> None:
+    """Notes whether lines of a shape have had their share; one that said nothing for long may yet say something."""
+    known = {each for each in members if len(each) <= MAX_SHAPE_BYTES}
+    if shape not in seen.parsed:
+        return
+    if told:
+        seen.told.add(shape)
+    if seen.parsed[shape] < (in_full if told else BARREN):
+        seen.done -= known
+    elif len(seen.done) < MAX_SHAPES:
+        seen.done |= known
+
+
+def _holds_watched(shapes: set[bytes], seen: Seen) -> bool:
+    """Whether a shape holds one of the letters that are watched for; must come before `_loud_ones`, which notes what is known."""
+    if shapes & seen.holding:
+        return True
+    new = shapes - seen.quiet - seen.done
+    joined = b"\n".join(new)
+    if not any(letters in joined for letters in seen.watched):
+        return False
+    if len(seen.holding) >= MAX_SHAPES:
+        seen.quiet.clear()
+        seen.done.clear()
+        seen.holding.clear()
+    seen.holding.update(
+        each
+        for each in new
+        if len(each) <= MAX_SHAPE_BYTES and any(letters in each for letters in seen.watched)
+    )
+    return True
 
 
 def _loud_ones(shapes: set[bytes], seen: Seen) -> set[bytes]:

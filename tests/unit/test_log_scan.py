@@ -22,7 +22,7 @@ from watchdog.knowledge.progress_patterns import (
     SPOKEN_OF_NEEDLES,
     STEP_KEYS,
 )
-from watchdog.log_scan import COVER, IN_FULL, PIECE, Seen, letters, scan
+from watchdog.log_scan import BARREN, COVER, IN_FULL, PIECE, Seen, letters, scan
 from watchdog.model import EventKind
 from watchdog.progress import LogFact, has_needle, parse_line
 
@@ -201,3 +201,38 @@ def test_rows_say_which_kind_a_fact_is() -> None:
         EventKind.PHASE,
         EventKind.ERROR,
     ]
+
+
+def test_a_shape_that_said_nothing_for_long_is_sampled_and_one_that_tells_is_read_in_full() -> None:
+    seen = Seen(errors_in_full=5000, steps_in_full=5000, only_last=True)
+    quiet = "".join(f"optimizer-inner-step ....: ({n}.05, 1.41)\n" for n in range(3 * BARREN)).encode()
+    assert scan(quiet, seen).parsed <= BARREN + 1
+    loud = "".join(
+        f"[rank{n}]: RuntimeError: CUDA error: unspecified launch failure\n" for n in range(3 * BARREN)
+    ).encode()
+    assert len(scan(loud, seen).facts) == 3 * BARREN
+
+
+def test_a_shape_that_begins_to_tell_after_long_is_read_again() -> None:
+    seen = Seen(errors_in_full=5000, steps_in_full=5000, only_last=True)
+    scan(b"note: step of ten -\n" * (2 * BARREN), seen)
+    found = scan(b"note: step 7 of 900 ten -\n" + b"note: step of ten -\n", seen)
+    later = scan("".join(f"note: step {n} of 900 ten -\n" for n in range(8, 100)).encode(), seen)
+    assert found.parsed >= 1
+    assert len(later.facts) >= 1
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["world_size: 64", "WORLD_SIZE=8", "wor\x1b[1mld", "nranks 4", "a b c", "x" * 600 + "world"]
+        ),
+        max_size=60,
+    )
+)
+def test_a_block_with_letters_that_are_watched_for_is_always_told(lines: list[str]) -> None:
+    watched = tuple(letters(word) for word in ("orld", "nranks"))
+    seen = Seen(only_last=True, watched=watched)
+    for line in lines:
+        found = scan((line + "\n").encode(), seen)
+        assert found.watched or not any(word in line for word in ("orld", "ORLD", "nranks"))

@@ -314,3 +314,31 @@ def test_progress_between_indented_lines_is_no_letter() -> None:
 
 def test_a_number_that_is_no_step_breaks_nothing() -> None:
     assert read(steps(1, 9) + f"step {'9' * 400}/5000 | loss: 2.5 |\n").sources[0].progress.last_step == 8
+
+
+ENDS = (
+    traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5),
+    "".join(timeout(r) for r in range(8) if r != 5),
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.\nsrun: error: n3: task 9: Out Of Memory\n",
+    "world_size: 64\n" + traceback("n2: ", LOST),
+    "",
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(ENDS), st.lists(st.integers(1, 4000), min_size=1, max_size=12), st.integers(1, 900))
+def test_in_whatever_pieces_a_log_is_read_the_verdict_is_the_same(
+    end: str, sizes: list[int], many: int
+) -> None:
+    text = ("world_size: 8\n" + steps(1, many) + end).encode()
+    whole = Collector()
+    whole.add(text, 1)
+    split, at, line, turn = Collector(), 0, 1, 0
+    while at < len(text):
+        stop = text.find(b"\n", min(len(text) - 1, at + sizes[turn % len(sizes)])) + 1 or len(text)
+        split.add(text[at:stop], line)
+        line, at, turn = line + text.count(b"\n", at, stop), stop, turn + 1
+    one, other = (judge_job(["a.log"], [each.digest()], Defaults(), None) for each in (whole, split))
+    assert one.verdict == other.verdict
+    assert one.ranks.world == other.ranks.world
+    assert one.rows()[0]["progress"]["last_step"] == other.rows()[0]["progress"]["last_step"]

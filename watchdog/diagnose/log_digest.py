@@ -20,6 +20,8 @@ from watchdog.progress import LogFact
 
 HEAD_LINES = 150
 TAIL_LINES = 250
+TAIL_BYTES = 64 * 1024
+"""So far from a block's end its last lines are looked for first."""
 AROUND = 60
 """Lines kept before and after each that looks like an error: a traceback of average depth."""
 MAX_KEPT = 60_000
@@ -34,6 +36,7 @@ SETUP_BYTES = 64 * 1024**2
 HOST_SHARE = 0.1
 HOST_LINES = 3
 _SETUP = (b"orld", b"WORLD_SIZE", b"nranks", b"rocesses", b"nproc_per_node")
+_SETUP_LETTERS = tuple(letters(needle) for needle in _SETUP)
 _INDENTED = re.compile(r"(?: {4}|\t)")
 _FENCE = re.compile(r"^\s*(?:> ?)*(?:```|~~~)")
 _TOLD_TO_END = re.compile(
@@ -79,7 +82,9 @@ class Collector:
     """Takes blocks of whole lines; `digest()` gives what was kept."""
 
     def __init__(self, markdown: bool = False) -> None:
-        self._seen = Seen(errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL, only_last=True)
+        self._seen = Seen(
+            errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL, only_last=True, watched=_SETUP_LETTERS
+        )
         self._raw: dict[int, str] = {}
         self._tail: list[tuple[int, str]] = []
         self._facts: list[Fact] = []
@@ -106,12 +111,11 @@ class Collector:
                 self._note(number(place), text, fact)
         count = found.lines + (not data.endswith(b"\n"))
         wanted = self._wanted(count, errors)
-        if self._bytes < SETUP_BYTES:
+        if self._bytes < SETUP_BYTES and found.watched:
             wanted |= _setup_lines(data)
         if wanted:
             self._keep(data.split(b"\n"), sorted(wanted), number)
-        end = len(data) - data.endswith(b"\n")
-        last = data[:end].rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:]
+        last = _last_lines(data)
         texts = [(number(count - len(last) + at), _text(line)) for at, line in enumerate(last)]
         self._tail = (self._tail + texts)[-TAIL_LINES:]
         self._bytes += len(data)
@@ -171,6 +175,18 @@ class Collector:
 
 def _text(line: bytes) -> str:
     return line[:MAX_LINE_BYTES].decode("utf-8", "replace")
+
+
+def _last_lines(data: bytes) -> list[bytes]:
+    """The last lines of a block, at most TAIL_LINES, without splitting all that stands before them."""
+    end = len(data) - data.endswith(b"\n")
+    window = TAIL_BYTES
+    while True:
+        tail = data[max(0, end - window) : end]
+        last = tail.rsplit(b"\n", TAIL_LINES)
+        if len(last) > TAIL_LINES or window >= end:
+            return last[-TAIL_LINES:]
+        window *= 4
 
 
 def _setup_lines(data: bytes) -> set[int]:

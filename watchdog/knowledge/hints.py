@@ -175,7 +175,7 @@ HINTS: tuple[HintRow, ...] = (
     _row("ray_memory", "ray_actor_died oom_kill",
          "Ray's memory monitor killed a worker because the node was nearly out of memory.",
          "More memory or fewer workers a node; RAY_memory_usage_threshold and RAY_memory_monitor_refresh_ms set the limit.",
-         "Ray, Out-Of-Memory Prevention", words=r"memory pressure|memory usage threshold|running low on memory|\bOOM\b"),
+         "Ray, Out-Of-Memory Prevention", words=r"memory pressure|memory usage threshold|running low on memory|\(OOM\)|\braylet\b"),
     _row("jax_heartbeat", "heartbeat_lost xla_error",
          "A process of JAX died or was too busy to say that it lives (a long compilation, a stuck file system).",
          "Its own log says more than the others'; jax.distributed.initialize(heartbeat_timeout_seconds=…) for slow starts.",

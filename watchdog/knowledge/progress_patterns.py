@@ -129,7 +129,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign("nemo2_validation", "validation: iteration", r"\bValidation: iteration \d+/\d+", "evaluating"),
     _sign("mmengine_evaluation", ("epoch(", "iter("), r"\b(?:Epoch|Iter)\((?:val|test)\)", "evaluating"),
     _sign("test_loop", "loss", r"Test:? +(?:\d+ )?\[ *\d+/\d+", "evaluating", flags=0),
-    _sign("wenet_evaluation", "batch ", r"\bCV (?:\| )?Batch \d+/\d+", "evaluating"),
+    _sign("wenet_evaluation", ("cv batch ", "cv | batch "), r"\bCV (?:\| )?Batch \d+/\d+", "evaluating"),
     _sign("maxtext_evaluation", "eval metrics after step", r"\beval metrics after step: \d+", "evaluating"),
     _sign("detectron2_evaluation", "start inference on", r"\bStart inference on \d+ batches", "evaluating"),
     _sign("lightning_sanity", "sanity checking", r"\bSanity Checking\b", "starting"),
@@ -157,7 +157,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign("evaluating", "evaluat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?(?:evaluation|validation)\b|\bevaluating\b(?! metrics)", "evaluating"),
     _sign("validating", "validat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?validation\b|\bvalidating\b", "evaluating"),
     _sign("finishing", "training", r"\btraining(?: loop| run)? (?:is |has )?(?:been )?(?:complete[d]?|finished|done|ended)\b|\b(?:finished|done|completed) training\b|\[after training is done\]|\bexiting (?:the )?training loop\b|\bend of training(?: reached)?[.! ]*$|\btotal training time\b|\btraining time:? (?:\d+ days?, )?\d+:\d\d:\d\d", "finishing"),
-    _sign("max_steps", ("step", "iter", "epoch"), r"\breached (?:the )?max(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b|\bmax(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b[^a-z]*(?:was |were )?reached\b", "finishing"),
+    _sign("max_steps", "reached", r"\breached (?:the )?max(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b|\bmax(?:imum)?[ _](?:number of )?(?:train(?:ing)?[ _])?(?:steps|iterations|epochs|iters)\b[^a-z]*(?:was |were )?reached\b", "finishing"),
     _sign("torn_down", "process group", r"\b(?:destroying|tearing down) (?:the )?(?:\w+ )?process groups?\b|\bprocess groups? (?:was |were |has been )?destroyed\b", "finishing"),
     _sign("wandb_summary", "wandb", r"\bwandb: (?:Run (?:summary|history):|Synced \d+ W&B file)", "finishing"),
 )  # fmt: skip

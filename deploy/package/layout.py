@@ -20,6 +20,7 @@ SHARED = (
     "deploy/OPTIONS.md",
     "deploy/package/config.yaml",
     "deploy/slurm",
+    "deploy/ansible",
     "deploy/profiles",
     "deploy/trainers",
     "deploy/prometheus",

@@ -48,6 +48,9 @@ class Security(Section):
         min_length=1,
         description="With munge: who runs the agents, by name or number; root's are taken, too.",
     )
+    munge_socket: str = Field(
+        "", description="Socket of munged, where it is not the usual one (AuthInfo=socket= of slurm.conf)."
+    )
     page_token_file: str = Field(
         "",
         description="A file with the password of the controller's page (any user name), readable by the controller alone. Without it the "

@@ -14,8 +14,10 @@ import pytest
 
 from tests.unit.identity_door import Port, body_of, listening, until
 from tests.unit.identity_files import DAY_S, controller_files, make_authority, node_files, replace_files
+from watchdog.agent.connect import connect
 from watchdog.agent.post import Connection, Response, Unproven
 from watchdog.agent.sender import Sender, Spool, in_words
+from watchdog.agent.settings import SecuritySettings
 from watchdog.identity import authority
 from watchdog.identity.files import IdentityError, TlsFiles
 from watchdog.identity.tls import Context, names_of
@@ -46,7 +48,7 @@ def test_a_node_reports_for_itself_and_for_nobody_else(ca: Path, port: Port) -> 
     assert report(agent, "n1").status == 200
     refused = report(agent, "n2")
     assert refused.status == 403
-    assert b"a certificate for n1 is none for 'n2'" in refused.body
+    assert b"who has proven to be n1 can't speak for 'n2'" in refused.body
     assert report(agent, "n1", 2).status == 200
     assert [each.node for each in port.reports] == ["n1", "n1"]
     assert port.outcome("wrong_node") == 1
@@ -275,7 +277,14 @@ def test_an_agent_without_its_files_says_what_is_missing_and_goes_on(
     with pytest.raises(Unproven, match=r"agent\.key cannot be read"):
         report(connection(port, files), "n1")
     made = Path(node_files(ca, "n1", time.time()).directory)
-    sender = Sender(f"https://127.0.0.1:{port.number}", Spool(10**6, 60), files=files)
+    url = f"https://127.0.0.1:{port.number}"
+    sender = Sender(
+        url,
+        Spool(10**6, 60),
+        connection=connect(
+            url, SecuritySettings(token_file="", mode="tls", tls_directory=str(tmp_path)), "n1"
+        ),
+    )
     sender.start()
     sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
     until(lambda: "cannot be read" in sender.problem)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,10 +26,12 @@ import msgspec
 from watchdog import clock
 from watchdog.agent.post import Connection, Response
 from watchdog.agent.replies import MAX_REPLY_BYTES, parse_reply
-from watchdog.identity.files import TlsFiles
 from watchdog.model import Reply, Report
 from watchdog.report_changes import changes_between, without_news
 from watchdog.wire import WireError, encode_report
+
+if TYPE_CHECKING:
+    from watchdog.agent.munge_session import ProvenConnection
 
 log = logging.getLogger(__name__)
 
@@ -148,9 +151,8 @@ class Sender:
         token_file: str = "",
         count: Callable[[str], None] = lambda outcome: None,
         now: Callable[[], float] = clock.monotonic,
-        connection: Connection | None = None,
+        connection: Connection | ProvenConnection | None = None,
         answer_s: float = ANSWER_S,
-        files: TlsFiles | None = None,
     ):
         address = urlsplit(url)
         self._controller = address.netloc
@@ -172,7 +174,7 @@ class Sender:
         self._agreed = -1
         """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it understands no changes."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._connection = connection or Connection(url, MAX_REPLY_BYTES, files=files)
+        self._connection = connection or Connection(url, MAX_REPLY_BYTES)
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 

@@ -44,6 +44,7 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How this node proves itself: tls, munge, token or none; see watchdog.security_config."""
     tls_directory: str = ""
     controller_user: str = "slurm-watchdog"
+    munge_socket: str = ""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +58,8 @@ def settings_of(config: Config) -> Settings:
     """The agent's part of a configuration that was checked."""
     agent = {name: getattr(config.agent, name) for name in type(config.agent).model_fields}
     security = {
-        name: getattr(config.security, name) for name in ("token_file", "tls_directory", "controller_user")
+        name: getattr(config.security, name)
+        for name in ("token_file", "tls_directory", "controller_user", "munge_socket")
     }
     return msgspec.convert(
         {"agent": agent, "security": {**security, "mode": config.security.identity()}}, Settings

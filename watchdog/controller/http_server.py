@@ -105,6 +105,8 @@ class Server:
         self.secured: set[TlsConnection] = set()
         self.held = 0
         """Bytes of requests that are not whole yet."""
+        self.ends: Callable[[], Awaitable[None]] | None = None
+        """What is to be closed with it."""
         self._count = count
         self._said: dict[str, float] = {}
         self._server: asyncio.Server | None = None
@@ -132,6 +134,8 @@ class Server:
         both: list[Connection | TlsConnection] = [*self.connections, *self.secured]
         for connection in both:
             connection.close()
+        if self.ends is not None:
+            await self.ends()
 
     def opened(self, address: str) -> bool:
         """A client connected; False if it can't stay. Each has to be `closed`."""

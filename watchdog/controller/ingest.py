@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,8 +15,11 @@ import msgspec
 
 from watchdog import clock
 from watchdog.controller.http_server import Answer, Head, Request, Server
-from watchdog.controller.limits import is_loopback, pace
+from watchdog.controller.limits import Buckets, Limits, is_loopback, pace
 from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.munge_decoder import BadCredential, Credential, Decoder, MungeAway
+from watchdog.controller.sessions import Doubt, Sessions
+from watchdog.identity.session import CREDENTIAL, Session, answer_mac
 from watchdog.identity.tls import Context
 from watchdog.model import Reply, Report
 from watchdog.wire import MAX_BYTES, WireError, decode_report, encode_reply
@@ -40,6 +44,7 @@ class Door:
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
         tls: Context | None = None,
+        munge: tuple[Sessions, Decoder] | None = None,
         interval_s: float = 5.0,
     ):
         self._token = token.encode()
@@ -48,6 +53,12 @@ class Door:
         self._metrics = metrics
         self._healthy = healthy
         self._tls = tls
+        self._sessions: Sessions | None = munge[0] if munge else None
+        self._decoder: Decoder | None = munge[1] if munge else None
+        self._decoding: set[asyncio.Future[Credential]] = set()
+        self._limits = Limits()
+        self._beginnings = Buckets(burst=10.0, per_s=0.1)
+        """Sessions that one address may begin: an agent needs one an hour."""
         self._resolved: dict[str, frozenset[str]] = {}
         self._by_address, self._by_node = pace(interval_s), pace(interval_s)
         if tls is not None:
@@ -56,9 +67,18 @@ class Door:
     def server(self) -> Server:
         """What listens on the port."""
         count = self._metrics.count_refused_connection
-        return Server(
-            self.answer, self.admit, self._refuse, MAX_BYTES, BODY_DEADLINE_S, tls=self._tls, count=count
+        server = Server(
+            self.answer,
+            self.admit,
+            self._refuse,
+            MAX_BYTES,
+            BODY_DEADLINE_S,
+            tls=self._tls,
+            count=count,
+            limits=self._limits,
         )
+        server.ends = None if self._decoder is None else self._decoder.close
+        return server
 
     def admit(self, head: Head, remote: str) -> Answer | None:
         """Who may not report, or not so often, need not send its report."""
@@ -68,7 +88,13 @@ class Door:
                 if head.size <= MAX_SMALL
                 else self._refuse("too_large", 413, f"{head.path} takes no body")
             )
-        if self._token and not self._token_fits(head.authorization):
+        if self._sessions is not None:
+            try:
+                self._sessions.claim(head.authorization, remote)
+            except Doubt as doubt:
+                return self._doubted(doubt, remote)
+        elif self._token and not self._token_fits(head.authorization):
+            self._limits.failed(remote, clock.monotonic())
             return self._refuse("unauthorized", 401, "the token is missing or wrong; see security.token_file")
         if not is_loopback(remote) and not self._by_address.take(remote, head.size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports from {remote}")
@@ -78,6 +104,10 @@ class Door:
         """One request; at once, but where the address of a name has to be asked for first."""
         if request.path == "/v1/report" and request.method == "POST":
             return self._report(request)
+        if request.path == "/v1/session" and request.method == "POST" and self._sessions is not None:
+            if not request.authorization:
+                return Answer(msgspec.json.encode({"epoch": self._sessions.epoch}))
+            return self._begin(self._sessions, request)
         if request.method == "GET" and request.path == "/metrics":
             return Answer(self._metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
         if request.method == "GET" and request.path == "/healthz":
@@ -89,14 +119,82 @@ class Door:
             return _say(405, f"{request.path} takes {PATHS[request.path]}")
         return _say(404, "there are /v1/report, /metrics and /healthz")
 
+    # -- sessions by MUNGE -------------------------------------------------------------------------------------
+
+    async def _begin(self, sessions: Sessions, request: Request) -> Answer:
+        """A session for who shows a credential of MUNGE, if he comes from the address of the node that he names."""
+        match = CREDENTIAL.fullmatch(request.authorization)
+        remote = request.remote
+        if not is_loopback(remote) and not self._beginnings.take(remote, clock.monotonic()):
+            return self._refuse("too_often", 429, f"too many sessions from {remote}")
+        if match is None:
+            return self._doubted(Doubt("unauthorized", "this is no credential of MUNGE"), remote)
+        try:
+            credential = await self._decode(match[1])
+            beginning = sessions.examine(credential)
+        except BadCredential as error:
+            return self._doubted(
+                Doubt("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"), remote
+            )
+        except MungeAway as error:
+            return self._refuse("no_munge", 503, f"MUNGE does not answer here ({error}): come again")
+        except Doubt as doubt:
+            return self._doubted(doubt, remote)
+        problem = self._wrong_node(beginning.node, remote)
+        if problem is None:
+            await self._resolve(beginning.node)
+            problem = self._wrong_node(beginning.node, remote) or ""
+        if problem:
+            return self._doubted(Doubt("wrong_node", problem), remote)
+        session = sessions.begin(beginning, remote, credential.made_at)
+        body = b'{"session":true}'
+        return Answer(body, proof=answer_mac(session.key, 200, 0, body))
+
+    async def _decode(self, text: str) -> Credential:
+        """Not cancelled with the one who asks: what decodes would have to be started again."""
+        assert self._decoder is not None
+        task = asyncio.ensure_future(self._decoder.decode(text))
+        self._decoding.add(task)
+        task.add_done_callback(self._decoded)
+        return await asyncio.shield(task)
+
+    def _decoded(self, task: asyncio.Future[Credential]) -> None:
+        self._decoding.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, though nobody may wait for it any more
+
+    def _doubted(self, doubt: Doubt, remote: str) -> Answer:
+        outcome, sentence = doubt.args
+        self._limits.failed(remote, clock.monotonic())
+        return self._refuse(outcome, 403 if outcome == "wrong_node" else 401, sentence)
+
+    # -- reports -----------------------------------------------------------------------------------------------
+
     def _report(self, request: Request) -> Answer | Awaitable[Answer]:
+        if self._sessions is None:
+            return self._look_at(request, request.names)
+        try:
+            session, counter = self._sessions.believe(
+                request.authorization, request.remote, request.path, request.body
+            )
+        except Doubt as doubt:
+            return self._doubted(doubt, request.remote)
+        answer = self._look_at(request, frozenset({session.node}))
+        if isinstance(answer, Answer):
+            return _proven(answer, session, counter)
+        return _proven_later(answer, session, counter)
+
+    def _look_at(self, request: Request, names: frozenset[str] | None) -> Answer | Awaitable[Answer]:
+        """Takes the report if it is one of a node in `names`; None: of any."""
         try:
             report = decode_report(request.body)
         except WireError as error:
             return self._refuse("garbage", 400, str(error))
-        if request.names is not None and report.node not in request.names:
-            shown = ", ".join(sorted(request.names)[:3]) or "no node"
-            return self._refuse("wrong_node", 403, f"a certificate for {shown} is none for {report.node!r}")
+        if names is not None and report.node not in names:
+            shown = ", ".join(sorted(names)[:3]) or "no node"
+            return self._refuse(
+                "wrong_node", 403, f"who has proven to be {shown} can't speak for {report.node!r}"
+            )
         if not self._by_node.take(report.node, len(request.body), clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
         problem = self._wrong_node(report.node, request.remote)
@@ -143,6 +241,14 @@ class Door:
     def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
         self._metrics.reports.labels(outcome).inc()
         return _say(status, sentence)
+
+
+def _proven(answer: Answer, session: Session, counter: int) -> Answer:
+    return replace(answer, proof=answer_mac(session.key, answer.status, counter, answer.body))
+
+
+async def _proven_later(answer: Awaitable[Answer], session: Session, counter: int) -> Answer:
+    return _proven(await answer, session, counter)
 
 
 def _say(status: int, sentence: str) -> Answer:

@@ -1,0 +1,121 @@
+"""A session between one agent and the controller, begun by a MUNGE credential, and the proof that each message of it carries.
+
+The agent draws a key and puts it, with its node's name and the controller's present epoch, into a credential that nobody but the
+controller's user can decode. From then on a request carries the session, a counter and an HMAC-SHA256 (RFC 2104) over method, path,
+counter and body; the answer carries one over status, counter and body. So neither side takes anything from somebody else, or twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+KEY_BYTES: Final = 32
+SESSION_S: Final = 3600.0
+"""An agent begins a new session after this time."""
+GRACE_S: Final = 300.0
+"""The controller takes it for so much longer: an agent that is busy or cut off need not begin anew in the middle."""
+AUTHORIZATION: Final = re.compile(r"Session ([0-9a-f]{32}) ([0-9]{1,15}) ([0-9a-f]{64})")
+CREDENTIAL: Final = re.compile(r"Munge (MUNGE:[A-Za-z0-9+/=]{1,8000}:)")
+EPOCH: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the credential carries."""
+
+    session: str
+    key: str
+    node: str
+    epoch: str
+
+    def __repr__(self) -> str:
+        return f"Beginning(session={self.session!r}, node={self.node!r})"
+
+
+@dataclass
+class Session:
+    """One end's view. The key is shown to nobody."""
+
+    id: str
+    key: bytes
+    node: str
+    began_at: float
+    """On the monotonic clock of whoever holds it."""
+    counter: int = 0
+    """Of the newest message."""
+
+    def __repr__(self) -> str:
+        return f"Session(id={self.id!r}, node={self.node!r}, counter={self.counter})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a request says about itself, not yet believed."""
+
+    session: str
+    counter: int
+    mac: str
+
+
+def new_session(node: str, now: float) -> Session:
+    """With a key that nobody else knows."""
+    return Session(secrets.token_hex(16), secrets.token_bytes(KEY_BYTES), node, now)
+
+
+def new_epoch() -> str:
+    """What tells this controller's life from all others."""
+    return secrets.token_hex(16)
+
+
+def encode_beginning(session: Session, epoch: str) -> bytes:
+    return msgspec.json.encode(Beginning(session.id, session.key.hex(), session.node, epoch))
+
+
+def decode_beginning(data: bytes) -> Beginning:
+    """Raises ValueError for what is none."""
+    try:
+        found = msgspec.json.decode(data, type=Beginning)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError("the credential carries no session") from error
+    if not EPOCH.fullmatch(found.session) or not re.fullmatch(rf"[0-9a-f]{{{2 * KEY_BYTES}}}", found.key):
+        raise ValueError("the credential carries no proper session")
+    return found
+
+
+def request_mac(key: bytes, path: str, counter: int, body: bytes) -> str:
+    """The proof of a request; all are POST."""
+    return _mac(key, f"POST\n{path}\n{counter}\n".encode(), body)
+
+
+def answer_mac(key: bytes, status: int, counter: int, body: bytes) -> str:
+    """The proof of the answer to the request with this counter."""
+    return _mac(key, f"{status}\n{counter}\n".encode(), body)
+
+
+def _mac(key: bytes, head: bytes, body: bytes) -> str:
+    mac = hmac.new(key, head, hashlib.sha256)
+    mac.update(body)
+    return mac.hexdigest()
+
+
+def authorization(session: Session, path: str, body: bytes) -> str:
+    """The header of the next request."""
+    session.counter += 1
+    return f"Session {session.id} {session.counter} {request_mac(session.key, path, session.counter, body)}"
+
+
+def parse_authorization(text: str) -> Claim | None:
+    """None for anything else."""
+    match = AUTHORIZATION.fullmatch(text)
+    return None if match is None else Claim(match[1], int(match[2]), match[3])
+
+
+def same(one: str, other: str) -> bool:
+    """Compares in constant time."""
+    return hmac.compare_digest(one.encode(), other.encode())

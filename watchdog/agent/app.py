@@ -386,15 +386,15 @@ def run_agent(config: Settings, *, once: bool = False, as_json: bool = False) ->
 def _serve(agent: Agent, config: Settings, echo: bool) -> int:
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
     from watchdog.agent.metrics import AgentMetrics
+    from watchdog.agent.connect import connect
     from watchdog.agent.sender import Sender, Spool
-    from watchdog.identity.files import TlsFiles
 
     metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)
     spool = Spool(config.agent.spool_bytes, config.agent.spool_age)
     count: Callable[[str], None] = metrics.count_report
     security = config.security
-    files = TlsFiles(security.tls_directory, "agent") if security.mode == "tls" else None
-    sender = Sender(config.agent.controller_url, spool, security.token_file, count, files=files)
+    connection = connect(config.agent.controller_url, security, agent.node)
+    sender = Sender(config.agent.controller_url, spool, security.token_file, count, connection=connection)
     metrics.read_expiry = sender.certificates
     signals = runner.Signals()
     signals.install()

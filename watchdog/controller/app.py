@@ -20,6 +20,7 @@ from watchdog.controller.http_server import Server
 from watchdog.controller.ingest import Door, read_token
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.munge_door import open_munge
 from watchdog.controller.page import make_page
 from watchdog.controller.record import Recorder
 from watchdog.controller.watch import Controller
@@ -159,6 +160,7 @@ async def open_doors(controller: Controller, token: str, page_token: str) -> lis
         metrics=controller.metrics,
         healthy=controller.healthy,
         tls=tls_context(config),
+        munge=await open_munge(config),
         interval_s=config.agent.interval,
     )
     agents = door.server()

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tests import helper_process
+from watchdog.agent.tasks import KILL_SWITCH_BASE
+from watchdog.cli import helper as helper_command
 from watchdog.cli.main import main
 from watchdog.config import Config
 
-UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller"]
+UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller", "slurm-watchdog-helper"]
+EXPOSURE = {"slurm-watchdog-controller": 1.5, "slurm-watchdog-agent": 2.0, "slurm-watchdog-helper": 3.0}
+"""As systemd-analyze counts it, from 0 (nothing) to 10: no more than this."""
 
 
 def prolog(checkout: Path, **environment: str) -> str:
@@ -66,10 +71,11 @@ def test_a_unit_starts_a_command_that_exists(checkout: Path, unit: str) -> None:
 def test_systemd_understands_the_unit(checkout: Path, tmp_path: Path, unit: str) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    text = (checkout / "systemd" / f"{unit}.service").read_text()
-    text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
+    for each in (checkout / "systemd").glob("slurm-watchdog-*"):  # together: they name each other
+        text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", each.read_text(), flags=re.MULTILINE)
+        users = r"^((?:Socket)?(?:User|Group))=slurm-watchdog(-\w+)?$"
+        (tmp_path / each.name).write_text(re.sub(users, r"\1=root", text, flags=re.MULTILINE))
     file = tmp_path / f"{unit}.service"
-    file.write_text(re.sub(r"^(User|Group)=slurm-watchdog$", r"\1=root", text, flags=re.MULTILINE))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(file)],
         capture_output=True,
@@ -81,15 +87,77 @@ def test_systemd_understands_the_unit(checkout: Path, tmp_path: Path, unit: str)
     assert not about_us
 
 
-def test_the_controllers_unit_leaves_little_open(checkout: Path) -> None:
-    """As systemd-analyze counts it, from 0 (nothing) to 10. The agent's is higher until what needs rights is a helper of its own."""
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_unit_leaves_little_open(checkout: Path, unit: str) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    unit = checkout / "systemd" / "slurm-watchdog-controller.service"
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(checkout / "systemd" / f"{unit}.service")],
         capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
     assert found is not None, done.stdout + done.stderr
-    assert float(found[1]) <= 1.5
+    assert float(found[1]) <= EXPOSURE[unit]
+
+
+def settings_of(checkout: Path, name: str) -> list[tuple[str, str]]:
+    lines = (checkout / "systemd" / name).read_text().splitlines()
+    return [
+        (key, value)
+        for line in lines
+        if line[:1] not in ("#", "[", "")
+        for key, _, value in [line.partition("=")]
+    ]
+
+
+def test_the_agent_has_no_capability_and_the_helper_those_that_are_tested(checkout: Path) -> None:
+    agent, helper = (
+        dict(settings_of(checkout, f"slurm-watchdog-{each}.service")) for each in ("agent", "helper")
+    )
+    assert (agent["CapabilityBoundingSet"], agent["AmbientCapabilities"]) == ("", "")
+    wanted = " ".join(f"CAP_{each.upper()}" for each in helper_process.CAPABILITIES)
+    assert set(helper["CapabilityBoundingSet"].split()) == set(wanted.split())
+    assert helper["AmbientCapabilities"] == helper["CapabilityBoundingSet"]
+
+
+def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
+    users = re.findall(
+        r"^u (\S+)", (checkout / "systemd/sysusers.d/slurm-watchdog.conf").read_text(), re.MULTILINE
+    )
+    for unit in UNITS:
+        settings = dict(settings_of(checkout, f"{unit}.service"))
+        assert settings["User"] == settings["Group"]
+        assert settings["User"] in users
+    sock = dict(settings_of(checkout, "slurm-watchdog-helper.socket"))
+    agent = dict(settings_of(checkout, "slurm-watchdog-agent.service"))
+    assert sock["ListenSequentialPacket"] == Config().agent.helper_socket == helper_command.SOCKET
+    assert sock["SocketGroup"] == agent["Group"] == helper_command.AGENT
+    assert sock["SocketMode"] == "0660"
+    assert agent["Requires"] == "slurm-watchdog-helper.socket"
+    assert Config().agent.state_directory == f"/var/lib/{agent['StateDirectory']}"
+    made = [
+        line.split()[1:5]
+        for line in (checkout / "systemd/tmpfiles.d/slurm-watchdog.conf").read_text().splitlines()
+        if line[:1] == "d"
+    ]
+    helper = dict(settings_of(checkout, "slurm-watchdog-helper.service"))
+    assert made[-1] == [KILL_SWITCH_BASE, "0755", helper["User"], helper["User"]]
+    assert f"/run/{helper['RuntimeDirectory']}" == KILL_SWITCH_BASE
+
+
+@pytest.mark.parametrize("unit", ["slurm-watchdog-agent", "slurm-watchdog-helper"])
+def test_no_unit_of_a_compute_node_makes_systemd_walk_into_mounts_that_may_hang(
+    checkout: Path, unit: str
+) -> None:
+    settings = settings_of(checkout, f"{unit}.service")
+    names = {key for key, _ in settings}
+    assert not names & {
+        "ProtectHome",
+        "ReadOnlyPaths",
+        "InaccessiblePaths",
+        "TemporaryFileSystem",
+        "RootDirectory",
+        "DynamicUser",
+    }
+    assert dict(settings).get("ProtectSystem") in (None, "full", "true", "yes")
+    assert dict(settings)["MountFlags"] == "slave"

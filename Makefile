@@ -108,6 +108,10 @@ trainers: $(STAMP)  ## deploy/trainers in the real frameworks (installs PyTorch,
 	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check deepspeed
 	TRAINERS_PYTHON="$(CURDIR)/.venv-trainers/bin/python" $(BIN)/python -m pytest tests/trainers $(ARGS)
 
+.PHONY: hostile
+hostile: $(STAMP)  ## 100,000 strings that are meant to harm through Slack, terminal, metrics and the page in Chromium (ARGS=5000 for fewer)
+	$(BIN)/python -m tests.hostile $(ARGS)
+
 # No part of `make test`: it takes its time, for every threshold is as shipped. LIVE_PYTHON is another interpreter that has torch.
 .PHONY: live
 live: packages  ## real PyTorch jobs on a real Slurm, broken and healthy, and nodes that fail: a line of JSON a figure (root; ARGS='lock healthy')

@@ -146,7 +146,25 @@ def explain(error: Exception, where: str) -> JournalError:
 
 def encode(value: Any) -> str:
     """The JSON document of a value. Raises what msgspec raises for a value that is none."""
-    return msgspec.json.encode(value).decode()
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # a lone surrogate: no database keeps it
+        return msgspec.json.encode(_plain_values(msgspec.to_builtins(value))).decode()
+
+
+def plain(text: str) -> str:
+    """`text` as every database keeps it: SQLite takes no lone surrogates, PostgreSQL no NUL."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "?").encode(errors="replace").decode()
+
+
+def _plain_values(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {plain(key): _plain_values(each) for key, each in value.items()}
+    return [_plain_values(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def open_engine(url: sa.URL) -> sa.Engine:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-import msgspec
 import sqlalchemy as sa
 
-from watchdog.controller.database import Database, JournalError, encode
+from watchdog.controller.database import Database, JournalError, encode, plain
 from watchdog.controller.journal_tables import (
     ACTION_ENDS,
     DECISIONS,
@@ -116,7 +115,10 @@ class Journal:
             "opened_at": incident.opened_at,
             "document": encode(incident),
         }
-        jobs = [{"incident_id": incident.id, "job_id": job_id} for job_id in dict.fromkeys(incident.job_ids)]
+        jobs = [
+            {"incident_id": incident.id, "job_id": job_id}
+            for job_id in dict.fromkeys(map(plain, incident.job_ids))
+        ]
         self._database.put(
             (DROP_INCIDENT, [key]),
             (DROP_INCIDENT_JOBS, [key]),
@@ -148,7 +150,7 @@ class Journal:
 
     def add_evidence(self, incident_id: str, at: float, kind: str, document: dict[str, Any]) -> None:
         """Keep a piece of evidence: `kind` says which, `document` is plain JSON."""
-        self.add_packed_evidence(incident_id, at, kind, pack(msgspec.json.encode(document)))
+        self.add_packed_evidence(incident_id, at, kind, pack(encode(document).encode()))
 
     def add_packed_evidence(self, incident_id: str, at: float, kind: str, packed: str) -> None:
         """The same for a document that `packed.pack` has made ready, in another thread perhaps."""
@@ -185,7 +187,7 @@ class Journal:
 
     def note(self, incident_id: str, at: float, text: str) -> None:
         """Add a sentence to the timeline of an incident."""
-        self._database.put((ADD_NOTE, [{"incident_id": incident_id, "at": at, "text": text}]))
+        self._database.put((ADD_NOTE, [{"incident_id": incident_id, "at": at, "text": plain(text)}]))
 
     def timeline(self, incident_id: str) -> list[tuple[float, str]]:
         """(time, sentence) of an incident, in the order they were noted."""
@@ -237,7 +239,7 @@ class Journal:
             "rung": rung.value,
             "attempt": attempt,
             "intent_at": at,
-            "detail": detail,
+            "detail": plain(detail),
         }
         with self._database.transaction() as sql:
             self._require_open(sql, decision_id)
@@ -256,7 +258,7 @@ class Journal:
         """
         row: dict[str, Any] = {"outcome": outcome.value, "outcome_at": at}
         if detail:
-            row["detail"] = detail
+            row["detail"] = plain(detail)
         which = one_rung(decision_id, rung, attempt)
         with self._database.transaction() as sql:
             # The condition is part of the update, so that two writers can't both find it empty.
@@ -345,7 +347,7 @@ class Journal:
         job_id = decision.fence.job_id if decision.fence is not None else ""
         with self._database.transaction() as sql:
             if sql.execute(sa.select(NODE_LEDGER.c.id).where(*same)).first() is None:
-                more = {"job_id": job_id, "at": at, "reason": reason, "reason_at": reason_at}
+                more = {"job_id": job_id, "at": at, "reason": plain(reason), "reason_at": reason_at}
                 sql.execute(sa.insert(NODE_LEDGER).values(row | more))
 
     def node_entries(self, what: str, job_id: str | None = None) -> list[NodeEntry]:
@@ -380,11 +382,11 @@ class Journal:
         """No action from now on, until resume. Paused already: the first reason stays."""
         with self._database.transaction() as sql:
             if sql.execute(sa.select(PAUSES.c.id).where(PAUSES.c.resumed_at.is_(None))).first() is None:
-                sql.execute(sa.insert(PAUSES).values(reason=reason, paused_by=by, paused_at=at))
+                sql.execute(sa.insert(PAUSES).values(reason=plain(reason), paused_by=plain(by), paused_at=at))
 
     def resume(self, by: str, at: float) -> None:
         """End the pause, if there is one."""
-        ended = {"resumed_by": by, "resumed_at": at}
+        ended = {"resumed_by": plain(by), "resumed_at": at}
         with self._database.transaction() as sql:
             sql.execute(sa.update(PAUSES).where(PAUSES.c.resumed_at.is_(None)).values(ended))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from watchdog.controller.database import Database, encode
+from watchdog.controller.database import Database, encode, plain
 from watchdog.controller.journal_tables import OUTBOX, THREADS
 from watchdog.model import Value
 
@@ -123,6 +123,6 @@ class SqlOutbox:
 
     def failed(self, item_id: int, error: str, retry_at: float) -> None:
         """Sending failed; not to be tried again before `retry_at`."""
-        failed = {"error": error, "retry_at": retry_at, "attempts": OUTBOX.c.attempts + 1}
+        failed = {"error": plain(error), "retry_at": retry_at, "attempts": OUTBOX.c.attempts + 1}
         with self._database.transaction() as sql:
             sql.execute(sa.update(OUTBOX).where(OUTBOX.c.id == item_id).values(failed))

@@ -6,14 +6,19 @@ const headline = document.getElementById("headline");
 const GPU_WORDS = { b: "works", i: "held by a process, idle", t: "slowed down", x: "named by an incident", e: "does not answer", u: "unknown, its node is silent", f: "free" };
 const NODE_WORDS = { ok: "", named: "named by an incident", silent: "silent", away: "taken out by Slurm", unwatched: "no agent" };
 
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\u2028\u2029]/gu;
 let drawn = "";
+
+// Characters that nobody sees, or that turn the text around them, are seen.
+const plain = (value) => String(value).replace(/[\n\r\t]+/g, " ").replace(HIDDEN, "\ufffd");
+const part = (text) => encodeURIComponent(String(text).replace(/\p{Cs}/gu, "\ufffd"));
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : plain(value));
   }
-  element.append(...children.filter((each) => each !== null && each !== undefined).map((each) => (each instanceof Node ? each : String(each))));
+  element.append(...children.filter((each) => each !== null && each !== undefined).map((each) => (each instanceof Node ? each : plain(each))));
   return element;
 }
 
@@ -28,7 +33,8 @@ function seconds(value) {
 const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const known = (value) => (value === null || value === undefined ? "-" : String(value));
 const clock = (at) => (at ? new Date(at * 1000).toLocaleString(undefined, { hour12: false }) : "-");
-const link = (text, ...path) => make("a", { href: `#/${path.map(encodeURIComponent).join("/")}` }, text);
+const read = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
+const link = (text, ...path) => make("a", { href: `#/${path.map(part).join("/")}` }, text);
 
 function table(caption, headings, rows) {
   return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, make("table", {}, make("caption", {}, caption),
@@ -72,7 +78,7 @@ function nodeCell(row) {
   for (const letter of row.gpus) tally[letter] = (tally[letter] || 0) + 1;
   const gpus = Object.entries(tally).map(([letter, number]) => `${number} GPU ${GPU_WORDS[letter]}`).join(", ");
   const label = [row.node, words, gpus, row.jobs ? `job ${row.jobs.join(", ")}` : ""].filter(Boolean).join("; ");
-  const cell = make("a", { class: `node ${row.state}`, href: `#/node/${encodeURIComponent(row.node)}`, title: label, "aria-label": label }, make("span", {}, row.node));
+  const cell = make("a", { class: `node ${row.state}`, href: `#/node/${part(row.node)}`, title: label, "aria-label": label }, make("span", {}, row.node));
   if (row.gpus) {
     cell.append(make("span", { class: "gpus", "aria-hidden": "true" }, ...Array.from(row.gpus, (letter) => make("i", { class: `gpu ${letter}` }, "xetu".includes(letter) ? letter : ""))));
   }
@@ -175,7 +181,7 @@ function incident(found) {
     rungs.length ? table("Rungs of the ladder", ["Action", "Rung", "Try", "Outcome", "Detail", "At"], rungs) : null,
     make("h2", {}, "Timeline"), make("ol", { class: "timeline" }, ...found.timeline.map((each) => make("li", {}, make("time", { datetime: new Date(each.at * 1000).toISOString() }, clock(each.at)), each.text))),
     found.evidence.length ? make("h2", {}, "Download") : null,
-    found.gives_evidence ? make("ul", {}, ...found.evidence.map((each) => make("li", {}, make("a", { href: `api/incidents/${encodeURIComponent(it.id)}/evidence/${each.number}`, download: true }, `${each.kind} of ${clock(each.at)}`))))
+    found.gives_evidence ? make("ul", {}, ...found.evidence.map((each) => make("li", {}, make("a", { href: `api/incidents/${part(it.id)}/evidence/${each.number}`, download: true }, `${each.kind} of ${clock(each.at)}`))))
       : found.evidence.length ? make("p", { class: "faint" }, `${count(found.evidence.length, "piece")} kept. In a terminal: slurm-watchdog explain ${it.id} --bundle evidence.tar.gz (here, once security.page_token_file is set).`) : null,
   ];
 }
@@ -202,15 +208,15 @@ function say(all) {
     `mode ${all.mode}`, all.paused ? `paused by ${all.paused.by}: ${all.paused.reason}` : "", all.blind ? `looking on only: ${all.blind}` : "",
   ];
   const text = words.filter(Boolean).join(" · ");
-  if (headline.textContent !== text) headline.textContent = text;
+  if (headline.textContent !== text) headline.textContent = plain(text);
   headline.className = firing ? "bad" : "";
   document.getElementById("cluster").textContent = all.cluster;
   document.title = `${firing ? `(${firing}) ` : ""}slurm-watchdog ${all.cluster}`;
 }
 
 async function view(all, [kind, name]) {
-  if (kind === "job") return job(all, await ask(`api/jobs/${encodeURIComponent(name)}`));
-  if (kind === "incident") return incident(await ask(`api/incidents/${encodeURIComponent(name)}`));
+  if (kind === "job") return job(all, await ask(`api/jobs/${part(name)}`));
+  if (kind === "incident") return incident(await ask(`api/incidents/${part(name)}`));
   if (kind === "incidents") return incidents(await ask("api/incidents"));
   return kind === "node" ? node(all, name) : cluster(all);
 }
@@ -220,7 +226,7 @@ async function draw(moved) {
   try {
     const all = await ask("api/overview");
     say(all);
-    const pieces = (await view(all, place.replace(/^#\/?/, "").split("/").map(decodeURIComponent))).filter(Boolean);
+    const pieces = (await view(all, place.replace(/^#\/?/, "").split("/").map(read))).filter(Boolean);
     if (place !== location.hash) return;
     const fresh = make("div", {}, ...pieces);
     const now = fresh.innerHTML;

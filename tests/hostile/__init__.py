@@ -1,0 +1,1 @@
+"""Text that is meant to harm, through everything that shows it."""

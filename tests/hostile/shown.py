@@ -1,0 +1,178 @@
+"""What each thing that shows text does with a batch of it. Every function raises AssertionError for what is active, or more than text."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from tests.hostile.text import BATCH, is_quiet, well_formed
+from tests.unit import builders
+from tests.unit.notices import DECISION, FAILED, INCIDENT, replace
+from tests.unit.slack_server import too_long
+from watchdog.agent.metrics import JOB_ID, AgentMetrics
+from watchdog.cli import live
+from watchdog.cli.answers import Status
+from watchdog.cli.status import _row
+from watchdog.cli.text import clean
+from watchdog.controller.metrics import ControllerMetrics
+from watchdog.model import Blocked, Culprit, Report
+from watchdog.notify.alertmanager import alert_json
+from watchdog.notify.digest import Digest
+from watchdog.notify.notice import JobNote, Notice, Topic
+from watchdog.notify.pulse import JobPulse, pulse_message
+from watchdog.notify.slack_messages import Payload, closed, parent, reply
+from watchdog.notify.webhook import event_json
+from watchdog.runner import Isolated
+
+PLAIN = ["plain text"] * BATCH
+
+
+def slack(batch: list[str]) -> None:
+    """Every message that holds it is plain text without a mention, a link or an escape that is not ours, and of a size that Slack takes."""
+    mentions = {"default": ""}
+    digest = Digest(mentions)
+    for text in batch:
+        told = story(text)
+        check_slack(parent(told, text, mentions, whole=True))
+        check_slack(reply(told, mentions, first=False))
+        check_slack(closed(told[-1], text))
+        for notice in told:
+            digest.add(notice)
+    for message in digest.messages("c"):
+        check_slack(message)
+    pulses = [
+        JobPulse(job_id=t, user=t, name=t, nodes=(t,), running_s=5.0, phase=t, waits_for=t, step=5)
+        for t in batch
+    ]
+    check_slack(pulse_message([*pulses, *(replace(each, running_s=None) for each in pulses)], "c"))
+
+
+def programs(batch: list[str]) -> None:
+    """A webhook's JSON is ASCII and says what was meant; an alert's labels are bounded and quiet."""
+    for text in batch:
+        for notice in story(text):
+            sent = json.dumps(event_json(notice))
+            assert sent.isascii()
+            assert json.loads(sent)["incident"]["subject"] == text
+        alert = alert_json(story(text)[0], text)
+        check_quiet(*alert["labels"].values())
+        check_quiet(*alert["annotations"].values(), lines=True)
+        assert set(alert["labels"]) <= {"alertname", "cluster", "kind", "severity", "incident", "job_id"}
+
+
+def terminal(batch: list[str]) -> None:
+    """No cursor moves, no colour changes, no line begins, on the screen of `status --watch` and in tables."""
+    for text in batch:
+        assert is_quiet(clean(text))
+    batch = [well_formed(text) for text in batch]  # it comes as JSON, in which these are refused
+    document = {
+        "mode": "observe", "controller": {}, "slurm": {}, "nodes": {"reporting": batch, "silent": batch},
+        "incidents": {"firing": 1}, "open": [{"id": t, "kind": t, "state": "firing", "summary": t} for t in batch],
+        "jobs": [{"job_id": t, "name": t, "user": t, "phase": t, "nodes": [t]} for t in batch],
+    }  # fmt: skip
+    status = msgspec.convert(document, Status)
+    console = Console(width=200, height=60, color_system=None)
+    with console.capture() as capture:
+        console.print(live.frame(status, "".join(batch), "", live.History(), 0.0, 60))
+    drawn = capture.get()
+    assert is_quiet(drawn, lines=True)
+    assert len(drawn.splitlines()) <= 60
+    for job in status.jobs:
+        assert is_quiet("".join(map(clean, _row(job))))
+
+
+def metrics(batch: list[str]) -> None:
+    """Neither a series nor a label more than plain text makes."""
+    strange = [text for text in batch if not JOB_ID.fullmatch(text)]  # which may be a number of a job
+    filled = (strange + PLAIN)[:BATCH]
+    for text_of in (agent_text, controller_text):
+        assert series(text_of(filled)) == series(text_of(PLAIN))
+
+
+CHANNELS = {"slack": slack, "programs": programs, "terminal": terminal, "metrics": metrics}
+
+
+def check_slack(message: Payload) -> None:
+    """Raises AssertionError for a message that is more than text, or that Slack would refuse."""
+    for block in message["blocks"]:
+        assert block["type"] == "section"
+        assert block["text"]["type"] == "plain_text"
+        assert block["text"]["emoji"] is False
+        _check_escaped(block["text"]["text"])
+    _check_escaped(message["text"])
+    assert (message["link_names"], message["unfurl_links"], message["unfurl_media"]) == (False, False, False)
+    assert not too_long(message)
+
+
+def _check_escaped(text: str) -> None:
+    check_quiet(text, lines=True)
+    assert not re.search(r"[<>]|&(?!amp;|lt;|gt;)", text)
+
+
+def check_quiet(*texts: str, lines: bool = False) -> None:
+    """Raises AssertionError for one that moves, hides or turns anything; our own sign for such a character may stand in it."""
+    for text in texts:
+        assert is_quiet(text.replace("\N{REPLACEMENT CHARACTER}", ""), lines=lines)
+
+
+def story(text: str) -> list[Notice]:
+    """An incident from its beginning to its end, with the text wherever a text may stand."""
+    incident = replace(
+        INCIDENT, summary=text, facts=(text,) * 3, subject=text, resolution=text, resolved_at=200.0,
+        culprits=(Culprit(path=text, reason=text, node=text),), job_ids=(),
+    )  # fmt: skip
+    failed = replace(FAILED, end=replace(FAILED.end, detail=text))
+    common: dict[str, Any] = {
+        "at": 1.0,
+        "incident": incident,
+        "jobs": (JobNote(job_id=text, user=text, partition=text, name=text),),
+    }
+    return [
+        Notice(topic=Topic.OPENED, **common),
+        Notice(topic=Topic.DIAGNOSED, said=(text, text), **common),
+        Notice(topic=Topic.DECIDED, decision=replace(DECISION, reason=text, by=text, exclude=(text,), asked_by=text), **common),
+        Notice(topic=Topic.ENDED, run=failed, **common),
+        Notice(topic=Topic.RESOLVED, **common),
+    ]  # fmt: skip
+
+
+def series(text: str) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+    """(name, labels) of what Prometheus would store; its own parser reads it."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items())))
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "created" not in sample.name
+    }
+
+
+def agent_text(batch: list[str]) -> str:
+    """What an agent serves that has seen as many processes."""
+    metrics = AgentMetrics()
+    blocked = Blocked(thread_id=1, seconds=5.0, state="D", syscall="write", path="/x", mount="/x")
+    report = Report(
+        node="n1", boot_id="b", agent_id="a", sequence=1,
+        processes=tuple(
+            builders.process(0, job_id=text, comm=text, pid=number + 1, blocked=replace(blocked, path=text, mount=text))
+            for number, text in enumerate(batch)
+        ),
+    )  # fmt: skip
+    metrics.update(report, Isolated(), 0)
+    return metrics.render().decode()
+
+
+def controller_text(batch: list[str]) -> str:
+    """What the controller serves that knows as many jobs and incidents."""
+    metrics = ControllerMetrics()
+    jobs = [
+        builders.job(job=builders.slurm_job(job_id=str(n), name=t, user=t, partition=t, account=t, comment=t, workdir=t, stdout=t))
+        for n, t in enumerate(batch)
+    ]  # fmt: skip
+    incidents = [replace(INCIDENT, id=t, subject=t, summary=t, facts=(t,), job_ids=()) for t in batch]
+    metrics.show(builders.cluster(*jobs), {}, incidents)
+    return metrics.text().decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ DEADLINE_S: Final = 5.0
 """munged answers within a millisecond."""
 PAUSE_S: Final = 5.0
 """After a failure nobody is asked for so long: whoever waits meanwhile is told to come again."""
+END_S: Final = 2.0
+"""For a killed process to go."""
 MAX_ANSWER: Final = 64 * 1024
 
 
@@ -175,7 +178,9 @@ class MungeProcess:
             await self._end()
 
     async def _end(self) -> None:
-        """It is not waited for: one that hangs in the kernel can't be ended by anybody."""
+        """It is waited for only so long: one that hangs in the kernel can't be ended by anybody."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), END_S)

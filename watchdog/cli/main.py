@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from watchdog import __version__
+from watchdog.cli import manual
 from watchdog.cli.agent import agent
 from watchdog.cli.attach import attach
 from watchdog.cli.ca import ca
@@ -32,6 +33,14 @@ from watchdog.cli.status import status
     "answer). `status` and `doctor` are monitoring plugins: 0 OK, 1 warning, 2 critical, 3 unknown.",
 )
 @click.version_option(__version__, prog_name="slurm-watchdog")
+@click.option(
+    "--man",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=manual.show,
+    help="Print the manual page: slurm-watchdog --man | man -l -",
+)
 def main() -> None:
     """Watches training jobs on Slurm: says which rank on which node stopped and why, and can restart the job.
 

@@ -97,6 +97,14 @@ CASES: list[tuple[str, str, Verdict]] = [
     # what is summed up at the end of a run is summed up of one that died, too
     *((f"a cascade before {what!r}", steps(1, 40) + "".join(timeout(r) for r in range(8) if r != 5) + what, ("nccl_watchdog", 5, None)) for what in ("wandb: Run summary:\nwandb: loss 2.3\n", "destroying process group\n")),
     ("a log that ends with a summary, and nobody knows when", steps(1, 40) + "wandb: Synced 5 W&B file(s)\n", None),
+    # numbers in front that only count
+    ("the numbers of grep", f"118: {CUDA}\n134: RuntimeError: {LOST}\n", ("cuda_error", None, None)),
+    ("a pager's numbers", "".join(f"{n}: {line}\n" for n, line in enumerate((steps(1, 20) + traceback("", CUDA)).splitlines(), 7)), ("cuda_error", None, None)),
+    ("the numbers of tasks", "".join(f"{r}: RuntimeError: {LOST}\n" for r in (0, 1, 2)) + traceback("118: ", CUDA), ("cuda_error", 118, None)),
+    ("a rank in the words of an exception", traceback("[rank0]: ", "RuntimeError: Rank 3 reported another number of parameters"), ("python_exception", 0, None)),
+    ("a rank in the words of an exception with a dotted name", traceback("2: ", "a.b.StoreError: rank 3 is not there"), ("python_exception", 2, None)),
+    ("what Slurm could not start", steps(1, 9) + "srun: error: Task launch for StepId=7.0 failed on node n17: Invalid job credential\nsrun: error: Application launch failed: Invalid job credential\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n", ("launcher", None, "n17")),
+    ("a store that answers with an error", "[rank8]: google.api_core.exceptions.ServiceUnavailable: 503 GET https://s/b\n[rank1]: RuntimeError: " + LOST, ("network", 8, None)),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from watchdog.diagnose.log_lines import Line, classify, host_word, read_line
-from watchdog.diagnose.log_sections import with_sections
+from watchdog.diagnose.log_sections import with_sections, without_line_numbers
 from watchdog.diagnose.log_time import Clock, Stamp, stamp_of
 from watchdog.log_scan import MAX_LINE_BYTES, Seen, letters, scan
 from watchdog.model import EventKind
@@ -167,7 +167,8 @@ class Collector:
             self._facts = [fact for fact in self._facts if fact.line in segments]
         hosts = _hosts([text for _, text in ordered])
         quoted = sum(text.startswith(">") for _, text in ordered) > 0.3 * max(1, len(ordered))
-        lines = with_sections([read_line(number, text, hosts, quoted) for number, text in ordered])
+        taken = [read_line(number, text, hosts, quoted) for number, text in ordered]
+        lines = with_sections(without_line_numbers(taken))
         digest = Digest(self._facts, lines, self._lines, self._left_out, segments)
         _put_on_clock(digest)
         return digest

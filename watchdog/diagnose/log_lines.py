@@ -25,7 +25,9 @@ _NUMBERED_HOST = (
     + _HOST
 )
 """In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`, `[trainer:88]`), which is nobody."""
-_LOGGER = re.compile(r"[A-Za-z][\w.]{0,40} ?[|:-] (?=\[?(?:global[_ ]?)?rank[ =:]{0,2}\d)", re.IGNORECASE)
+_LOGGER = re.compile(
+    r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): )(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)",
+)
 """A logger's name is taken off only where a rank stands behind it."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
@@ -175,7 +177,7 @@ def _strip(
     """The text without the first thing in front of it, which goes to `found`; None if there is nothing."""
     bare = text.lstrip() if found or level or _INDENTED_RANK.match(text) else text
     for regex in (_STAMP, _GLOG, _TORCH_OLD, _NEMO, _HF, _LOGGER):
-        match = regex.match(bare) if regex is not _LOGGER or found or level else None
+        match = regex.match(bare) if regex is not _LOGGER or _may_have_logger(found, level) else None
         if match and match.end():
             letter = match.groupdict().get("letter")
             word = match.groupdict().get("level")
@@ -224,6 +226,10 @@ def _strip(
             found.setdefault("_", True)
             return bare[match.end() :], level
     return None, level
+
+
+def _may_have_logger(found: dict[str, Any], level: str | None) -> bool:
+    return bool(found or level) and "rank" not in found and "number" not in found
 
 
 def _means_nobody(name: str, match: re.Match[str], found: dict[str, Any]) -> bool:

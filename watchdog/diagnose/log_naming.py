@@ -25,6 +25,7 @@ SIGNAL_NAMES = {
 """Exit codes of signals that nobody sends to end a run in order; 6 and 15 are how it is ended after another's failure."""
 GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
 _NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
+_NOT_STARTED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (?P<host>[\w.-]+):")
 _OWN_NODE = re.compile(r"\bnode: (?P<host>[\w.-]+)\b")
 _OWN_RANK = re.compile(r"\bUnexpected result \w+ on rank (?P<rank>\d+)\b")
 _RANK_AND_NODE = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+),")
@@ -173,6 +174,9 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
 
 def task_of(error: Error, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:
     """Slurm's word of the one task that ended so; of several nobody knows which was first."""
+    not_started = _NOT_STARTED.search(error.raw_text)
+    if not_started:
+        return None, not_started["host"]
     match = re.search(
         r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): ", error.raw_text
     )

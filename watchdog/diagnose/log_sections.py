@@ -1,4 +1,4 @@
-"""Lines that stand under a heading which says whose they are. Pure.
+"""What the layout of a whole text says about its lines: whose they are that stand under a heading, what numbers only count. Pure.
 
 Launchers and people put the output of several ranks into one text, each under a heading: Composer's `Begin global rank 6 STDERR`,
 `tail` and `head` of several files (`==> logs/rank_3.err <==`), a line of dashes with a rank in it. What stands there and says nothing
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -21,6 +22,29 @@ _BEGIN = re.compile(
     rf"^{_FENCE} ?(?P<end>End )?(?:Begin )?(?:(?:of|for|output|log|logs|stdout|stderr) )*(?:global )?rank[ =:_]?(?P<rank>\d{{1,6}})\b(?: \(?(?:STDOUT|STDERR|log|logs|output)\)?)?:? ?{_FENCE}$",
     re.IGNORECASE,
 )
+
+
+FEW_LINES = 20
+SMALL = 100
+"""A task's number is below it, or comes again: of few lines a rising number above is that of a line (`grep -n`, `less -N`)."""
+
+
+def without_line_numbers(lines: Sequence[Line]) -> list[Line]:
+    """The lines without the numbers in front, if these only count lines: they rise with each, and never come again.
+
+    `srun --label` puts the same number before each line of a task, and its tasks begin with 0.
+    """
+    numbers = [line.who.number for line in lines if line.who.number is not None and line.who.host is None]
+    if not numbers or numbers[0] == 0 or any(one >= other for one, other in pairwise(numbers)):
+        return list(lines)
+    if len(numbers) < FEW_LINES and numbers[-1] < SMALL:
+        return list(lines)
+    return [
+        replace(line, who=replace(line.who, number=None))
+        if line.who.number is not None and line.who.host is None
+        else line
+        for line in lines
+    ]
 
 
 def with_sections(lines: Sequence[Line]) -> list[Line]:

@@ -37,6 +37,8 @@ def decode_report(data: bytes) -> Report:
         report = _reports.decode(_bounded(data, "report"))
     except msgspec.MsgspecError as error:
         raise WireError(f"this is no report: {error}") from error
+    except UnicodeDecodeError as error:
+        raise WireError("this is no report: no UTF-8") from error
     except RecursionError as error:
         raise WireError("this is no report: nested too deeply") from error
     if report.version != 1:
@@ -52,6 +54,8 @@ def decode_reply(data: bytes) -> Reply:
         return _replies.decode(_bounded(data, "reply"))
     except msgspec.MsgspecError as error:
         raise WireError(f"this is no reply of a controller: {error}") from error
+    except UnicodeDecodeError as error:
+        raise WireError("this is no reply of a controller: no UTF-8") from error
     except RecursionError as error:
         raise WireError("this is no reply of a controller: nested too deeply") from error
 

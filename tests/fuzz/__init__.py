@@ -1,0 +1,1 @@
+"""Bodies that no agent would send, through the controller's door and everything behind it."""

@@ -1,0 +1,170 @@
+"""A whole controller in this process, over a cluster that is made up, for bodies to go through; and what must hold whatever they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from tests.behaviour.cluster import EPOCH, Job, Scripted
+from tests.fuzz.bodies import Bodies
+from watchdog import clock
+from watchdog.config import Config
+from watchdog.controller.http_server import Answer, Request
+from watchdog.controller.ingest import Door
+from watchdog.controller.journal import Journal
+from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.watch import Controller
+from watchdog.model import Report
+from watchdog.notify.queue import Notifier
+from watchdog.wire import encode_report
+
+STEP_S = 0.1
+"""Simulated time between two bodies: what three nodes may send."""
+TICK_EVERY = 50
+GOOD_EVERY = 500
+SHOWN = 600
+"""Bytes of a body that did harm; the seed brings it back whole."""
+STATUSES = frozenset({200, 400, 403, 413, 429})
+
+
+class Unharmed(AssertionError):
+    """It was not."""
+
+
+class Place:
+    """The controller, the door before it, and a clock of their own."""
+
+    def __init__(self, journal: str):
+        self.now = 1000.0
+        self.cluster = Scripted(lambda: EPOCH + self.now)
+        self.cluster.add_nodes("n1", "n2", "n3")
+        for job_id in ("7", "8"):
+            self.cluster.jobs[job_id] = Job(job_id, wants=1)
+        self.journal = Journal(f"sqlite:///{journal}")
+        self.metrics = ControllerMetrics()
+        self.outcomes: Counter[str] = Counter()
+        self._sequence = 0
+        self.bodies = 0
+
+    @contextlib.contextmanager
+    def time(self) -> Iterator[None]:
+        """Everybody lives by the clock of this place."""
+        with clock.simulated(lambda: self.now, lambda: EPOCH + self.now):
+            yield
+
+    async def open(self) -> None:
+        """Makes the controller; call it within `time` and within the loop that it will live in."""
+        config = Config()
+        notifier = Notifier(self.journal.outbox, (), "fuzz")
+        self.controller = Controller(
+            config, journal=self.journal, slurm=self.cluster, notifier=notifier, metrics=self.metrics
+        )
+        for _ in range(5):
+            self.cluster.live()
+        await self.controller.look_at_slurm()
+        self.door = Door(
+            token="",
+            address_of=None,
+            accept=self.controller.accept,
+            metrics=self.metrics,
+            healthy=self.controller.healthy,
+        )
+
+    async def close(self) -> None:
+        await self.controller.evidence.close()
+        await self.controller.collector.close()
+        await self.controller.decider.close()
+        self.journal.close()
+
+    async def give(self, kind: str, body: bytes) -> int:
+        """One body through the door and all that is behind it. Returns the status. Raises Unharmed."""
+        self.now += STEP_S
+        self.bodies += 1
+        answer = self.door.answer(Request("POST", "/v1/report", "", body, "127.0.0.1"))
+        if not isinstance(answer, Answer):
+            answer = await answer
+        if answer.status not in STATUSES:
+            raise Unharmed(f"{kind}: answered {answer.status} to {body[:2000]!r}")
+        self.outcomes[f"{kind} {answer.status}"] += 1
+        if self.bodies % TICK_EVERY == 0:
+            await self.judge()
+        if self.bodies % GOOD_EVERY == 0:
+            self.good()
+        return answer.status
+
+    async def judge(self) -> None:
+        """Slurm is looked at, and a tick comes to its end. Raises Unharmed."""
+        self.cluster.live()
+        await self.controller.look_at_slurm()
+        self.controller.tick()
+        await asyncio.sleep(0)
+        failed = {
+            sample.labels["kind"]: sample.value
+            for family in self.metrics.detector_failures.collect()
+            for sample in family.samples
+            if sample.name.endswith("_total") and sample.value
+        }
+        if failed:
+            raise Unharmed(f"detectors failed: {failed}")
+        if self.controller.last_tick != self.now or not self.controller.healthy()[0]:
+            raise Unharmed(f"it is not well: {self.controller.healthy()}")
+        self.metrics.text()
+
+    def good(self) -> None:
+        """A report as agents send it is taken in between. Raises Unharmed."""
+        self._sequence += 1
+        self.now += 1.0
+        report = Report(node="n3", boot_id="good", agent_id=f"good{self._sequence}", sequence=1)
+        answer = self.door.answer(Request("POST", "/v1/report", "", encode_report(report), "127.0.0.1"))
+        if not isinstance(answer, Answer) or answer.status != 200:
+            raise Unharmed(f"a good report was not taken: {answer}")
+
+    def counted(self) -> dict[str, float]:
+        """Reports by outcome, as the metrics have them."""
+        return {
+            sample.labels["outcome"]: sample.value
+            for family in self.metrics.reports.collect()
+            for sample in family.samples
+            if sample.name.endswith("_total") and sample.value
+        }
+
+
+class Loud(logging.Handler):
+    """Keeps what was logged as an error: nobody's report is one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.records) < 10:
+            self.records.append(logging.Formatter().format(record))
+
+
+async def fuzz(place: Place, number: int, seed: int, said: Any = lambda count: None) -> None:
+    """`number` bodies. Raises Unharmed, with the seed and what it was."""
+    bodies, loud = Bodies(seed), Loud()
+    logging.getLogger("watchdog").addHandler(loud)
+    await place.open()
+    try:
+        for count in range(number):
+            kind, body = bodies.next()
+            try:
+                await place.give(kind, body)
+            except Exception as error:
+                raise Unharmed(
+                    f"seed {seed}, body {count} ({kind}): {type(error).__name__}: {error}; body {body[:3000]!r}"
+                ) from error
+            if loud.records:
+                raise Unharmed(
+                    f"seed {seed}, body {count} ({kind}): logged {loud.records[0][-3000:]}; body {body[:3000]!r}"
+                )
+            if count % 10_000 == 9_999:
+                said(count + 1)
+    finally:
+        logging.getLogger("watchdog").removeHandler(loud)
+        await place.close()

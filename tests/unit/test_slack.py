@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.unit.notices import DECISION, FAILED, INCIDENT, OVER, RUN, replace
 from tests.unit.slack_server import CHANNEL, SECRET, TOKEN, Answer, FakeSlack, too_long, with_slack
 from watchdog.model import Action, Culprit, Verdict
 from watchdog.notify import SendFailed
+from watchdog.notify.harmless import cut, safe
 from watchdog.notify.notice import JobNote, Notice, Topic
 from watchdog.notify.slack import SlackBot, SlackWebhook
 from watchdog.notify.slack_messages import Payload, closed, parent, reply
@@ -392,3 +394,13 @@ def test_a_bot_that_gets_no_answer_or_has_no_token_fails_within_its_deadline(tmp
             await SlackBot(str(tmp_path / "none"), CHANNEL, 5, slack.url).post(message)
 
     with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)
+
+
+def test_what_is_cut_off_leaves_no_half_of_an_escape() -> None:
+    for size in range(90, 110):
+        escaped = safe("&<>" * 40, 1000)
+        end = cut(escaped, size)
+        assert len(end) <= size
+        assert not re.search(r"&(?!amp;|lt;|gt;)", end)
+        assert end.removesuffix("…") == escaped[: len(end) - 1]
+    assert cut("short &amp; whole", 40) == "short &amp; whole"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from watchdog.model import Severity
-from watchdog.notify.harmless import safe
+from watchdog.notify.harmless import cut, safe
 from watchdog.notify.notice import Notice, Topic
 from watchdog.notify.words import Said, about, lasted, say
 
@@ -115,7 +115,7 @@ def payload(
 def message(text: str, blocks: Sequence[Payload]) -> Payload:
     """`text` is what a phone shows; it is harmless already, and so are the blocks."""
     return {
-        "text": text[: 2 * SENTENCE_LIMIT],
+        "text": cut(text, 2 * SENTENCE_LIMIT),
         "blocks": list(blocks),
         "link_names": False,
         "unfurl_links": False,

@@ -475,3 +475,13 @@ def test_a_person_reads_one_sentence_then_groups_then_what_to_do() -> None:
 def test_any_bytes_in_a_file_crash_nothing(data: bytes) -> None:
     result = CliRunner().invoke(main, ["group-stacks", "-"], input=data)
     assert isinstance(result.exception, SystemExit)
+
+
+def test_a_heading_behind_the_prefix_of_its_host_says_whose_stack_follows() -> None:
+    text = "".join(
+        f"n{rank // 2}: {line}\n"
+        for rank, place in enumerate((REDUCE, REDUCE, LOADER, REDUCE))
+        for line in text_of(rank, place).replace("===", "###").splitlines()
+    )
+    found = judge(parse_stacks(text), Given(since_last_step_s=HOUR))
+    assert [(each.rank, each.node) for each in found.culprits] == [(2, "n1")]

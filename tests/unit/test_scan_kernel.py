@@ -192,6 +192,7 @@ def test_a_disk_of_the_nodes_own_that_fails_may_exclude_it() -> None:
         "[5.0] nvme nvme4: starting error recovery\n[6.0] I/O error, dev nvme4n1, sector 12 op 0x0:(READ)",
         "[5.0] connection1:0: detected conn error (1022)\n[6.0] I/O error, dev sdc, sector 12 op 0x0:(READ)",
         "[1.0] sd 6:0:0:0: [sdb] Attached SCSI removable disk\n[6.0] I/O error, dev sdb, sector 12 op 0x0:(READ)",
+        "[6.0] I/O error, dev sdf, sector 12 op 0x0:(READ)\n[7.0] usb 1-4: USB disconnect, device number 9",
         "[1.0] scsi host15: qla2xxx\n[6.0] I/O error, dev sdb, sector 12 op 0x0:(READ)",
         "[5.0] nvme nvme0: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10",
         "[5.0] XFS (nvme0n1p1): User initiated shutdown received. Shutting down filesystem",

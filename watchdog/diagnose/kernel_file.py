@@ -274,9 +274,10 @@ _NOT_BROKEN = re.compile(
 _NO_PATH = re.compile(r"no (?:available|usable) path", re.IGNORECASE)
 _ELSEWHERE = re.compile(
     r"(?:sd \S+ \[(?P<disk>sd[a-z]+)\] Attached SCSI removable disk"
-    r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG))"
+    r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG)"
+    r"|usb \S+: USB disconnect)"
 )
-"""Lines at boot that say that a disk is a stick, a console's virtual medium, or somewhere in a storage network."""
+"""Lines that say that a disk is a stick, which may have been pulled out, a console's virtual medium, or somewhere in a storage network."""
 
 
 ELSEWHERE_NEEDLES = (
@@ -286,6 +287,7 @@ ELSEWHERE_NEEDLES = (
     " alua:",
     "persistentdisk",
     "lio-org",
+    "usb disconnect",
 )
 """One of them is in each lower-cased line that _ELSEWHERE matches."""
 

@@ -58,7 +58,7 @@ _HOST = re.compile(
 )
 _STRUCTURAL = re.compile(
     r'(?:Process \d+|Python v?3|Thread |Current thread|Traceback |\s+\S.*\)$|\s+File "|#\d+ |Error: |Reason: |Permission |Failed to |'
-    r"\s{8,}\S|$|=+ |-+ )"
+    r"\s{8,}\S|$|=+ |-+ |#+ |\*+ )"
 )
 
 

@@ -37,7 +37,7 @@ from watchdog.model import (
     SlurmNode,
     SlurmView,
 )
-from watchdog.trace.read import Moment, in_order, moments, read_lines, read_records, typical_interval_s
+from watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
 from watchdog.trace.records import MAX_LINE_BYTES, Tally
 
 
@@ -64,7 +64,7 @@ class Recording(ClusterState):
 
 
 def flow_of(data: bytes, tally: Tally) -> Iterator[Moment]:
-    return moments(in_order(read_records(read_lines(io.BytesIO(data).read), tally), tally))
+    return moments(in_order(read_records(read_blocks(io.BytesIO(data).read), tally), tally))
 
 
 def again(path: Path) -> Outcome:

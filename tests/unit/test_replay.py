@@ -16,7 +16,7 @@ from tests.replay import write_traces as traces
 from tests.replay.write_traces import JOB, everybody, job, log, rank, step, stuck, training
 from watchdog.config import Config, parse_config
 from watchdog.controller.replay import Outcome, Player, numbered_ids, replay
-from watchdog.trace.read import in_order, moments, read_lines, read_records
+from watchdog.trace.read import in_order, moments, read_blocks, read_records
 from watchdog.trace.records import Tally
 
 Line = dict[str, Any]
@@ -165,7 +165,7 @@ def in_own_words(words: Callable[[int], str]) -> list[Line]:
 def steps_seen(lines: list[Line], config: str = "") -> int:
     player = Player(parse_config(config) if config else Config(), Tally(), numbered_ids(), 10.0)
     data = b"\n".join(json.dumps(line).encode() for line in lines)
-    for moment in moments(in_order(read_records(read_lines(io.BytesIO(data).read), Tally()), Tally())):
+    for moment in moments(in_order(read_records(read_blocks(io.BytesIO(data).read), Tally()), Tally())):
         player.play(moment)
     view = player.state.job_view(JOB, 3000.0)
     return view.progress.steps_seen if view is not None and view.progress is not None else 0

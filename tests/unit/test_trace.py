@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from watchdog.trace import records
 from watchdog.trace.processes import MISSED, PROVEN, REGULAR, RELIABLE, WHOLE, Processes
-from watchdog.trace.read import in_order, moments, read_lines, read_records, typical_interval_s
+from watchdog.trace.read import Numbered, in_order, moments, read_blocks, read_records, typical_interval_s
 from watchdog.trace.records import MAX_LINE_BYTES, Damage, Proc, Tally, parse_record
 from watchdog.trace.reports import Node
 
@@ -35,10 +35,15 @@ def parse(text: str | bytes) -> tuple[Any, Tally]:
     return parse_record(text if isinstance(text, bytes) else text.encode(), 7, tally), tally
 
 
-def ordered(*lines: str | bytes) -> tuple[list[Any], Tally]:
+def batches(*lines: str | bytes) -> tuple[list[list[Numbered]], Tally]:
     data = b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines)
     tally = Tally()
-    return list(in_order(read_records(read_lines(io.BytesIO(data).read), tally), tally)), tally
+    return list(in_order(read_records(read_blocks(io.BytesIO(data).read), tally), tally)), tally
+
+
+def ordered(*lines: str | bytes) -> tuple[list[Any], Tally]:
+    found, tally = batches(*lines)
+    return [record for batch in found for _, _, record in batch], tally
 
 
 def at(t: float, node: str = "n0") -> str:
@@ -124,8 +129,27 @@ def test_only_lines_that_could_have_said_who_is_there_are_damage() -> None:
 
 def test_lines_of_any_length_cost_bounded_memory_and_the_next_one_is_read() -> None:
     long = b"x" * (3 * MAX_LINE_BYTES)
-    data = io.BytesIO(b"\xef\xbb\xbfone\r\n\n" + long + b"\ntwo\n" + long)
-    assert list(read_lines(data.read)) == [(1, b"one"), (3, None), (4, b"two"), (5, None)]
+    good = at(5).encode()
+    data = io.BytesIO(b"\xef\xbb\xbf" + good + b"\r\n\n" + long + b"\n" + good + b"\n" + long)
+    tally = Tally()
+    found = [each for batch in read_records(read_blocks(data.read), tally) for each in batch]
+    assert [(number, type(record).__name__) for _, number, record in found] == [
+        (1, "Report"), (3, "Damage"), (4, "Report"), (5, "Damage"),
+    ]  # fmt: skip
+    assert (tally.lines, tally.skipped) == (4, {f"longer than {MAX_LINE_BYTES} bytes": [2, 3, 5]})
+
+
+@pytest.mark.parametrize("piece", [1, 7, 50, 100_000])
+def test_a_trace_reads_alike_in_pieces_of_any_size_and_with_a_line_that_is_none(piece: int) -> None:
+    lines = [at(t).encode() for t in range(60)]
+    lines[13], lines[20], lines[31], lines[40] = b"", b"{", b"  " + lines[31] + b" ", b'{"kind":"x"}'
+    data = io.BytesIO(b"\n".join(lines) + b"\n")
+    tally = Tally()
+    found = [each for batch in read_records(read_blocks(lambda _: data.read(piece)), tally) for each in batch]
+    assert [number for _, number, _ in found] == [n for n in range(1, 61) if n not in (14, 41)]
+    assert (tally.lines, tally.skipped) == (
+        59, {"no whole JSON in it": [1, 21], "a `kind` that trace v1 does not have": [1, 41]},
+    )  # fmt: skip
 
 
 def test_counts_name_the_first_lines_only() -> None:
@@ -182,12 +206,12 @@ def test_a_trace_that_goes_on_a_year_later_is_read_on() -> None:
 
 
 def test_what_was_said_within_half_a_second_is_one_moment() -> None:
-    found, _ = ordered(at(1), at(1.2), at(1.4), at(1.6), at(9))
+    found, _ = batches(at(1), at(1.2), at(1.4), at(1.6), at(9))
     assert [(m.t, len(m.records)) for m in moments(found)] == [(1.4, 3), (1.6, 1), (9, 1)]
 
 
 def test_the_interval_of_reports_is_seen_in_the_trace() -> None:
-    found, _ = ordered(*(at(60 * t, node) for t in range(20) for node in ("n0", "n1")))
+    found, _ = batches(*(at(60 * t, node) for t in range(20) for node in ("n0", "n1")))
     assert typical_interval_s(moments(found)) == 60
     assert typical_interval_s([]) is None
 

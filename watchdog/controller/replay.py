@@ -14,6 +14,7 @@ from itertools import chain, count, islice
 from msgspec.structs import replace
 
 from watchdog.config import Config
+from watchdog.controller.calm import calm_for_s
 from watchdog.controller.judge import Change, Judge
 from watchdog.controller.rehearsal import Rehearsal
 from watchdog.controller.replay_slurm import Listing
@@ -29,7 +30,7 @@ from watchdog.model import (
 )
 from watchdog.own_patterns import compile_patterns
 from watchdog.trace import records
-from watchdog.trace.read import Moment, in_order, moments, read_lines, read_records, typical_interval_s
+from watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
 from watchdog.trace.records import Damage, Tally
 from watchdog.trace.reports import Node
 
@@ -60,7 +61,7 @@ class Outcome:
 def replay(read: Callable[[int], bytes], config: Config, new_id: Callable[[], str]) -> Outcome:
     """Replays the trace that `read(n)` gives in pieces of at most n bytes. Raises what `read` raises."""
     tally = Tally()
-    flow = moments(in_order(read_records(read_lines(read), tally), tally))
+    flow = moments(in_order(read_records(read_blocks(read), tally), tally))
     early = list(islice(flow, LOOKED_AHEAD))
     interval_s = typical_interval_s(early) or config.agent.interval
     player = Player(config, tally, new_id, interval_s)
@@ -95,6 +96,8 @@ class Player:
         self._recorded = False
         """Whether a controller wrote this trace: then it has everything that there was."""
         self._looked_at = float("-inf")
+        self._calm_until = float("-inf")
+        """Before that nothing is to be looked for, unless there is news."""
         self._bad: set[tuple[Kind, str]] = set()
         """What was wrong when it was judged last."""
 
@@ -136,13 +139,14 @@ class Player:
             self._looked_at = until
             return
         if self._quiet():
-            if until - self._looked_at < tick_s:
+            if until - self._looked_at < tick_s or self._is_calm(until):
                 return
             fine = self._foresee(since, before) == []
             if not fine or until - since > self._interval_s + tick_s:
                 self._judge(since)
             self._looked_at = until
             if fine and self._quiet():
+                self._calm_until = until + calm_for_s(self.judge.view, self.judge.limits_s)
                 return
         elif self._steady():
             findings = self._foresee(since, before)
@@ -155,6 +159,14 @@ class Player:
             self._dumps.end_those_due(at)
             self._ask_slurm(at)
             self._judge(at)
+
+    def _is_calm(self, until: float) -> bool:
+        """Whether nothing can have changed by then of what was looked at last."""
+        return (
+            until < self._calm_until
+            and not self.state.restless
+            and not self._listing.patience_ends(self._looked_at, until)
+        )
 
     def _foresee(self, since: float, until: float) -> list[Finding] | None:
         """What would be said by then, with what is known up to here, if nothing is wrong none; None: time itself may change it."""
@@ -220,6 +232,8 @@ class Player:
             if isinstance(record, records.Stack):
                 self._dumps.take(record, moment.t)
         self._dumps.end_those_due(moment.t)
+        if slurm_said or not all(view.quiet for name in by_node if (view := self.state.nodes.view(name))):
+            self._calm_until = float("-inf")
 
     def _take(
         self, record: records.Any_ | Damage, by_node: dict[str, list[records.Any_]], damaged: set[str | None]

@@ -433,6 +433,11 @@ class ClusterState:
 
     # ------------------------------------------------------------------------------------ reading
 
+    @property
+    def restless(self) -> bool:
+        """Whether anything that may be told of a job has happened since it was looked at last."""
+        return any(run.restless for run in self._runs.values() if run.job.state in ACTIVE_STATES)
+
     def reporting_nodes(self, now: float) -> tuple[str, ...]:
         """By name. Asked for hundreds of incidents at one moment, it is worked out once."""
         moment = (now, self._taken)

@@ -8,12 +8,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import itemgetter
 from statistics import median
 
-from watchdog.trace.records import MAX_LINE_BYTES, Any_, Damage, Gpu, Proc, Report, Tally, parse_record
+from watchdog.trace.records import (
+    MAX_LINE_BYTES,
+    Any_,
+    Damage,
+    Gpu,
+    Proc,
+    Report,
+    Tally,
+    parse_record,
+    parse_records,
+)
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
 BOM = b"\xef\xbb\xbf"
 WINDOW_S = 10.0
 """Records may be so much out of order: two report intervals."""
@@ -36,43 +47,66 @@ class Moment:
     records: list[Any_ | Damage] = field(default_factory=list)
 
 
-def read_lines(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """(number, line without its end) of all lines that are not empty; None for one that is too long."""
-    number, pending, too_long = 0, b"", False
+def read_blocks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes | None]]:
+    """(number of the first line, whole lines without the last one's end), block after block; None for one line that is too long."""
+    number, pending, too_long = 1, b"", False
     while chunk := read(CHUNK_BYTES):
-        *lines, pending = (pending + chunk).split(b"\n")
-        for line in lines:
-            number += 1
-            if too_long or len(line) > MAX_LINE_BYTES:
-                too_long = False
+        block, end, pending = (pending + chunk).rpartition(b"\n")
+        if end:
+            if too_long:
                 yield number, None
-            elif line := line.strip():
-                yield number, line.removeprefix(BOM) if line[0] == BOM[0] else line
+                number, too_long = number + 1, False
+                _, end, block = block.partition(b"\n")
+            if end:
+                yield number, block
+                number += block.count(b"\n") + 1
         if too_long or len(pending) > MAX_LINE_BYTES:
             pending, too_long = b"", True
-    if too_long or len(pending) > MAX_LINE_BYTES:
-        yield number + 1, None
-    elif pending.strip():
-        yield number + 1, pending.strip().removeprefix(BOM)
+    if too_long or pending:
+        yield number, None if too_long else pending
 
 
-def read_records(lines: Iterable[tuple[int, bytes | None]], tally: Tally) -> Iterator[Numbered]:
+def read_records(blocks: Iterable[tuple[int, bytes | None]], tally: Tally) -> Iterator[list[Numbered]]:
     """The records of these lines as they stand; a damaged line is dated like the one before it."""
     last_t = 0.0
-    for number, line in lines:
-        tally.lines += 1
-        if line is None:
+    for number, block in blocks:
+        found = None if block is None else _all_of(block, number)
+        if found is None:
+            found = list(_line_by_line(number, block, last_t, tally))
+        else:
+            tally.lines += len(found)
+        if found:
+            last_t = found[-1][0]
+            yield found
+
+
+def _all_of(block: bytes, number: int) -> list[Numbered] | None:
+    """The records of a block of which every line is as it should be, as nearly all are; None: it has to be read line by line."""
+    if len(block) > MAX_LINE_BYTES:
+        return None
+    records = parse_records(block)
+    if records is None or len(records) != block.count(b"\n") + 1:
+        return None
+    return [(record.t, number, record) for number, record in enumerate(records, number)]
+
+
+def _line_by_line(number: int, block: bytes | None, last_t: float, tally: Tally) -> Iterator[Numbered]:
+    for number, line in enumerate([None] if block is None else block.split(b"\n"), number):  # noqa: B020
+        if line is None or len(line) > MAX_LINE_BYTES:
+            tally.lines += 1
             tally.skip(f"longer than {MAX_LINE_BYTES} bytes", number)
             record: Any_ | Damage | None = Damage(t=0.0)
+        elif stripped := line.strip():
+            tally.lines += 1
+            record = parse_record(stripped.removeprefix(BOM), number, tally)
         else:
-            record = parse_record(line, number, tally)
-        if record is None:
             continue
         if type(record) is Damage:
             record.t = last_t
-        else:
+        elif record is not None:
             last_t = record.t
-        yield record.t, number, record
+        if record is not None:
+            yield record.t, number, record
 
 
 @dataclass
@@ -85,17 +119,25 @@ class _Order:
     waiting: list[Numbered] = field(default_factory=list)
     ahead: list[Numbered] = field(default_factory=list)
 
-    def put_plainly(self, each: Numbered) -> bool:
-        """Takes a record that is in its place and ends nothing: nearly all are. False: put() has to see to it."""
-        t = each[0]
-        if t < self.floor or self.ahead or t - self.floor > 3 * WINDOW_S or t > self.newest + LEAP_S:
-            return False
-        self.waiting.append(each)
-        if t > self.newest:
-            self.newest = t
-        return True
+    def put_all(self, batch: list[Numbered]) -> Iterator[list[Numbered]]:
+        """Takes a batch; gives what cannot be overtaken any more."""
+        if self._is_plain(batch):
+            self.waiting += batch
+            self.newest = max(self.newest, batch[-1][0])
+            if self.newest - self.floor > 3 * WINDOW_S:
+                yield self.take(self.newest - WINDOW_S)
+            return
+        for each in batch:
+            yield from self._put(each)
 
-    def put(self, each: Numbered) -> Iterator[Any_ | Damage]:
+    def _is_plain(self, batch: list[Numbered]) -> bool:
+        """Whether it is in order, and lies where a batch should: nearly all do."""
+        first, last = batch[0][0], batch[-1][0]
+        if self.ahead or first < self.floor or last > self.newest + LEAP_S:
+            return False
+        return all(a[0] <= b[0] for a, b in pairwise(batch))
+
+    def _put(self, each: Numbered) -> Iterator[list[Numbered]]:
         t = each[0]
         if t > self.newest + LEAP_S:
             self.ahead.append(each)
@@ -112,32 +154,30 @@ class _Order:
         if t > self.newest:
             self.newest = t
             if t - self.floor > 3 * WINDOW_S:
-                yield from self.take(t - WINDOW_S)
+                yield self.take(t - WINDOW_S)
 
-    def take(self, until: float) -> Iterator[Any_ | Damage]:
+    def take(self, until: float) -> list[Numbered]:
         """What is older than `until`, in order."""
         self.waiting.sort(key=itemgetter(0, 1))
         count = bisect_left(self.waiting, until, key=itemgetter(0))
         ready, self.waiting = self.waiting[:count], self.waiting[count:]
         self.floor = max(self.floor, until)
-        for _, _, record in ready:
-            if type(record) is not Damage:
-                self.tally.used += 1
-            yield record
+        self.tally.used += sum(1 for _, _, record in ready if type(record) is not Damage)
+        return ready
 
-    def end(self) -> Iterator[Any_ | Damage]:
+    def end(self) -> list[Numbered]:
         self._forget_ahead()
-        yield from self.take(float("inf"))
+        return self.take(float("inf"))
 
-    def _leap(self) -> Iterator[Any_ | Damage]:
+    def _leap(self) -> Iterator[list[Numbered]]:
         """The trace goes on at another time: where most of the lines say."""
-        yield from self.take(float("inf"))
+        yield self.take(float("inf"))
         group, self.ahead = self.ahead, []
         self.newest = median(t for t, _, _ in group)
         self.floor = self.newest - LEAP_S
         for each in group:
             if abs(each[0] - self.newest) <= LEAP_S:
-                yield from self.put(each)
+                yield from self._put(each)
             else:
                 self.tally.skip("a time far from that of all other lines", each[1])
 
@@ -148,45 +188,44 @@ class _Order:
         self.ahead.clear()
 
 
-def in_order(records: Iterable[Numbered], tally: Tally) -> Iterator[Any_ | Damage]:
+def in_order(batches: Iterable[list[Numbered]], tally: Tally) -> Iterator[list[Numbered]]:
     """The records in the order of time (of lines, where it is the same). Those far out of order are skipped and counted."""
     order: _Order | None = None
     first: list[Numbered] = []
-    for each in records:
+    for batch in batches:
         if order is None:
-            first.append(each)
+            first += batch
             if len(first) < CONFIRMED_BY:
                 continue
-            order = _begin(first, tally)
-            for early in first:
-                yield from order.put(early)
-        elif not order.put_plainly(each):
-            yield from order.put(each)
+            order, batch = _begin(first, tally), first
+        yield from order.put_all(batch)
     if order is None and first:
         order = _begin(first, tally)
-        for early in first:
-            yield from order.put(early)
+        yield from order.put_all(first)
     if order is not None:
-        yield from order.end()
+        yield order.end()
 
 
 def _begin(first: list[Numbered], tally: Tally) -> _Order:
-    middle = median(t for t, _, _ in first)
+    middle = median(t for t, _, _ in first[:CONFIRMED_BY])
     return _Order(tally, newest=middle, floor=max(0.0, middle - LEAP_S))
 
 
-def moments(records: Iterable[Any_ | Damage]) -> Iterator[Moment]:
+def moments(batches: Iterable[list[Numbered]]) -> Iterator[Moment]:
     """Records that are in order, together with those of the same moment."""
     now: Moment | None = None
     begun_at = 0.0
-    for record in records:
-        if now is not None and record.t - begun_at < MOMENT_S:
-            now.records.append(record)
-            now.t = record.t
-            continue
-        if now is not None:
-            yield now
-        now, begun_at = Moment(record.t, [record]), record.t
+    for batch in batches:
+        place = 0
+        while place < len(batch):
+            if now is None or batch[place][0] - begun_at >= MOMENT_S:
+                if now is not None:
+                    yield now
+                begun_at = batch[place][0]
+                now = Moment(begun_at)
+            end = max(place + 1, bisect_left(batch, begun_at + MOMENT_S, place, key=itemgetter(0)))
+            now.records += [record for _, _, record in batch[place:end]]
+            now.t, place = batch[end - 1][0], end
     if now is not None:
         yield now
 

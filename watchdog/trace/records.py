@@ -156,6 +156,7 @@ class Damage(msgspec.Struct, gc=False):
 Any_ = Job | Node | Report | Proc | Gpu | Log | Kmsg | Mount | Checkpoint | Stack | Fault
 KINDS: Final[dict[str, type[Record]]] = {str(each.__struct_config__.tag): each for each in get_args(Any_)}
 _decoder = msgspec.json.Decoder(Any_)
+_lines: msgspec.json.Decoder[Any_] = _decoder
 
 
 @dataclass
@@ -206,6 +207,14 @@ def _where(found: list[int]) -> str:
         return ""
     more = ", …" if total > len(numbers) else ""
     return f" (line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}{more})"
+
+
+def parse_records(block: bytes) -> list[Any_] | None:
+    """The records of lines of which every one is as it should be; None if any is not."""
+    try:
+        return _lines.decode_lines(block)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def parse_record(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None:

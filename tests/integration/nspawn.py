@@ -196,7 +196,7 @@ class Machine:
         """A command in the machine. Fails the test with what it said if it does not end well."""
         leader = self.leader()
         assert leader is not None, "the machine does not run"
-        home = "/root" if user == "root" else f"/home/{user}"
+        home = "/srv" if user == "root" else f"/home/{user}"
         who = [] if user == "root" else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
         command = ["nsenter", "--target", str(leader), "--mount", "--uts", "--ipc", "--net", "--pid",
                    "env", "-i", "-C", home, f"PATH={PATH}", f"HOME={home}", "LC_ALL=C.UTF-8", *who, *argv]  # fmt: skip

@@ -41,9 +41,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, st
             make_image(image)
             package, later = packing.result()
         for file in (package, later):
-            shutil.copy(file, image / "root")
+            shutil.copy(file, image / "srv")
         with Machine(image) as machine:
-            yield machine, f"/root/{package.name}", f"/root/{later.name}"
+            yield machine, f"/srv/{package.name}", f"/srv/{later.name}"
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_removal_keeps_configuration_and_journal_and_a_purge_leaves_nothing(
     left = machine.shell(
         "find / -xdev -name '*slurm*watchdog*'; find /run -name '*slurm*watchdog*'", check=False
     ).splitlines()
-    packages = re.compile(r"/root/slurm-watchdog_.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*")
+    packages = re.compile(r"/srv/slurm-watchdog_.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*")
     assert [path for path in left if not packages.fullmatch(path)] == []
     assert (
         "slurm-watchdog" in machine.file("/etc/passwd").read_text()

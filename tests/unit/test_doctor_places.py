@@ -12,9 +12,10 @@ from click.testing import CliRunner
 
 from watchdog.cli.main import main
 from watchdog.config import Config
-from watchdog.doctor import read
+from watchdog.doctor import doors, read
 from watchdog.doctor.advice import Advice, Level, examine, exit_code
 from watchdog.doctor.cluster_rules import CLUSTER_RULES, ClusterFacts, parse_slurm_config, settings_of
+from watchdog.doctor.late import examine_in_time, parse_findings
 from watchdog.doctor.node_rules import NODE_RULES, NodeFacts
 
 NODE = NodeFacts(
@@ -59,6 +60,7 @@ def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
         "unit_state": None,
     }
     assert of_node(**bare) == []
+    assert of_node(identity="tls", certificate="agent.crt", certificate_days=31, clock_offset_s=2.5) == []
     unseen = dict.fromkeys(["clock_synchronised", "node_known", "state_filesystem", "state_free_bytes"])
     assert of_node(**unseen) == []
     assert of_node(ptrace_scope=2, hidepid=True) == []  # root sees and traces all the same
@@ -89,6 +91,14 @@ def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
         ("hidepid", Level.WARNING, {"hidepid": True, "root": False}),
         ("kernel_log", Level.WARNING, {"kernel_log": "/dev/kmsg: Operation not permitted"}),
         ("clock", Level.WARNING, {"clock_synchronised": False}),
+        ("helper", Level.CRITICAL, {"helper_problem": "/run/slurm-watchdog-helper/socket: Connection refused"}),
+        ("certificate", Level.CRITICAL, {"certificate_problem": "agent.key cannot be read"}),
+        ("certificate_end", Level.WARNING, {"certificate_days": 12, "certificate": "agent.crt"}),
+        ("certificate_end", Level.CRITICAL, {"certificate_days": -1, "certificate": "agent.crt"}),
+        ("clock_offset", Level.WARNING, {"clock_offset_s": -42.0}),
+        ("clock_offset", Level.WARNING, {"clock_offset_s": 4000.0}),
+        ("clock_offset", Level.CRITICAL, {"clock_offset_s": 400.0, "identity": "munge"}),
+        ("munge", Level.CRITICAL, {"identity": "munge", "munge": None, "munge_works": None}),
         ("port", Level.WARNING, {"port_holder": "an HTTP server without our metrics"}),
     ],
 )  # fmt: skip
@@ -191,7 +201,32 @@ def test_a_token_is_good_only_if_nobody_else_may_read_it(tmp_path: Path) -> None
 
 
 def test_a_controller_that_is_not_there_is_said_with_the_reason() -> None:
-    assert read.read_controller_problem("http://127.0.0.1:1") == "Connection refused"
+    assert doors.read_controller("http://127.0.0.1:1", None) == ("Connection refused", None)
+
+
+def test_a_look_that_is_not_finished_in_time_says_so_and_claims_nothing_else() -> None:
+    (found,) = examine_in_time(0.0, "n1", None)
+    assert (found.rule, found.level, found.where) == ("deadline", Level.UNKNOWN, "n1")
+    assert "it waits in" in found.evidence
+
+
+def test_what_the_child_found_is_told_as_its_own() -> None:
+    row = {
+        "rule": "nvml",
+        "level": "critical",
+        "sentence": "It is gone.",
+        "evidence": "7",
+        "add": "look",
+        "where": "n1",
+    }
+    document = {"what": "node", "subject": "n1", "level": "critical", "findings": [row]}
+    (found,) = parse_findings(json.dumps(document).encode(), "n1")
+    assert found == Advice(
+        rule="nvml", level=Level.CRITICAL, sentence="It is gone.", evidence="7", add="look", where="n1"
+    )
+    for text in (b"", b"{}", b'{"findings": [{"level": "odd"}]}', b'{"findings": 3}'):
+        (found,) = parse_findings(text, "n1")
+        assert found.level is Level.UNKNOWN
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -239,6 +274,9 @@ def test_a_well_kept_script_is_ok_with_code_0(tmp_path: Path) -> None:
 def test_wrong_usage_has_code_2(tmp_path: Path) -> None:
     assert run("a", "--node").exit_code == 2
     assert run("a", "--torch", "new").exit_code == 2
+    assert run("--deadline", "20s").exit_code == 2
+    assert run("--only", "nvml").exit_code == 2
+    assert run("--node", "--deadline", "20").exit_code == 2
     result = run(str(tmp_path / "none"))
     assert (result.exit_code, "can't be read" in result.stderr) == (2, True)
 

@@ -153,6 +153,9 @@ WELL = WELL_KEPT["srun"]
         ("nccl_error_handling", Level.HINT, WELL + "export NCCL_ASYNC_ERROR_HANDLING=1\n"),
         ("nccl_error_handling", Level.WARNING, WELL.replace("pytorch/2.4", "pytorch/1.13") + "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1\n"),
         ("nccl_error_handling", Level.WARNING, WELL.replace("pytorch/2.4", "pytorch/1.12")),
+        ("nccl_monitoring", Level.HINT, WELL + "export TORCH_NCCL_ENABLE_MONITORING=0\n"),
+        ("nccl_flight_recorder", Level.HINT, WELL + "export TORCH_NCCL_DUMP_ON_TIMEOUT=1\n"),
+        ("nccl_timeout", Level.HINT, WELL + "export NCCL_TIMEOUT=3600\n"),
         ("checkpoint_directory", Level.HINT, WELL.replace("--save checkpoints", "--config run.yaml")),
         ("ignored_directive", Level.WARNING, WELL + "#SBATCH --time=10:00\n"),
         ("opted_out", Level.HINT, WELL.replace("--requeue", "--requeue --comment=watchdog=off")),
@@ -165,6 +168,22 @@ def test_what_is_missing_is_said_with_the_line_to_add(rule: str, level: Level, t
     assert found.sentence.endswith(".")
     assert found.evidence
     assert found.add or rule == "opted_out"
+
+
+def test_variables_about_collectives_that_do_what_they_seem_to_are_left_alone() -> None:
+    assert rules(WELL + "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000\n") == set()
+    assert rules(WELL + "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000\n") == set()
+    assert rules(WELL + "export TORCH_NCCL_ENABLE_MONITORING=1\n") == set()
+    assert (
+        rules(
+            WELL.replace("srun ", "export NCCL_TIMEOUT=60\nsrun ").replace(
+                "--save", "--timeout $NCCL_TIMEOUT --save"
+            )
+        )
+        == set()
+    )
+    reads = {"train.py": POLLS["train.py"] + '; seconds = int(os.environ["NCCL_TIMEOUT"])'}
+    assert [each.rule for each in advice(WELL + "export NCCL_TIMEOUT=60\n", read=reads)] == []
 
 
 def test_the_right_name_of_the_variable_depends_on_the_release_of_pytorch() -> None:

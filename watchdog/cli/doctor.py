@@ -42,12 +42,16 @@ MAX_SCRIPT_BYTES = 4 << 20
 @click.option(
     "--torch", "torch", metavar="X.Y", help="Version of PyTorch, where the script does not name it."
 )
+@click.option("--deadline", metavar="TIME", help="Answer within TIME (20s), whatever hangs; with --node.")
+@click.option("--only", metavar="RULE,…", help="These findings alone; with --node.")
 @operator_options
-def doctor(
+def doctor(  # noqa: PLR0913 - click hands each option over by itself
     script: str | None,
     job_id: str | None,
     on_node: bool,
     torch: str | None,
+    deadline: str | None,
+    only: str | None,
     socket_path: str | None,
     config_file: str | None,
     as_json: bool,
@@ -63,12 +67,16 @@ def doctor(
     Examples:
       slurm-watchdog doctor
       slurm-watchdog doctor --node              on a compute node, as root
+      slurm-watchdog doctor --node --deadline 20s --only nvml,state_space    for a HealthCheckProgram
       slurm-watchdog doctor train.sbatch        no root, no controller, no Slurm needed
       slurm-watchdog doctor --job 4711 --json
     """
     if sum((script is not None, job_id is not None, on_node)) > 1:
         raise click.UsageError("give a script, --job or --node, not several of them")
+    if (deadline is not None or only is not None) and not on_node:
+        raise click.UsageError("--deadline and --only go with --node")
     version = _version(torch)
+    found: Sequence[Advice]
     config = _configuration(config_file)
     if script is not None:
         what, subject, found = "script", script, examine_script(script, config, version)
@@ -76,7 +84,7 @@ def doctor(
         what, subject, found = "job", job_id, examine_job(job_id, config, version, socket_path, config_file)
     elif on_node:
         subject = _node_name(config)
-        what, found = "node", examine_node(config, subject)
+        what, found = "node", _only(only, _node(config, subject, deadline, config_file))
     else:
         what, subject, found = (
             "cluster",
@@ -84,6 +92,27 @@ def doctor(
             examine_cluster(config, socket_path, config_file),
         )
     _tell(what, subject, found, as_json)
+
+
+def _only(names: str | None, found: Sequence[Advice]) -> Sequence[Advice]:
+    """The findings of these rules, and that the look was not finished: a node of which nothing is known is not well."""
+    wanted = {"deadline", *(names or "").split(",")}
+    return found if names is None else [each for each in found if each.rule in wanted]
+
+
+def _node(config: Config, node: str, deadline: str | None, config_file: str | None) -> Sequence[Advice]:
+    """The findings on this node; with a deadline from a child, which is left behind if it does not answer in time."""
+    if deadline is None:
+        return examine_node(config, node)
+    from watchdog.config_types import parse_duration
+    from watchdog.doctor.late import examine_in_time
+
+    try:
+        deadline_s = parse_duration(deadline)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--deadline") from error
+    file = config_file or (DEFAULT_CONFIG if os.access(DEFAULT_CONFIG, os.R_OK) else None)
+    return examine_in_time(deadline_s, node, file)
 
 
 def _version(text: str | None) -> tuple[int, int] | None:

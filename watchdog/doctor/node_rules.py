@@ -15,6 +15,11 @@ NETWORK_FILESYSTEMS = frozenset({
 MUNGE_SAFE = (0, 5, 18)
 """Older releases leak the key to whoever may connect (CVE-2026-25506)."""
 MIN_FREE_BYTES = 256 << 20
+CERTIFICATE_DAYS = 30
+CLOCK_OFFSET_S = 10.0
+"""Beyond what a slow answer explains: the controller says its time in whole seconds."""
+MUNGE_LIFE_S = 300.0
+"""A credential's life in a munged that was not told otherwise."""
 PTRACE_NOBODY, PTRACE_ADMIN = 3, 2
 """/proc/sys/kernel/yama/ptrace_scope: https://docs.kernel.org/admin-guide/LSM/Yama.html"""
 
@@ -58,6 +63,18 @@ class NodeFacts(Value, frozen=True, kw_only=True):
     controller_url: str = ""
     controller_problem: str | None = None
     """Why the controller does not answer; None: it does, or it was not asked."""
+    helper_problem: str | None = None
+    """Why the agent's helper can't be reached; None: it can, or is not wanted."""
+    identity: str = "none"
+    """How nodes prove who they are: `tls`, `munge`, `token`, `none`."""
+    certificate: str = ""
+    """Path of the service's own certificate, where there should be one."""
+    certificate_problem: str | None = None
+    """Why it, its key or the authority's can't be used."""
+    certificate_days: int | None = None
+    """Days until it, or the authority's, ends."""
+    clock_offset_s: float | None = None
+    """This node's clock minus the controller's."""
     port: str = ""
     port_holder: str | None = None
     """What answers on our port and is not ours."""
@@ -93,13 +110,13 @@ def _ptrace(facts: NodeFacts) -> Iterator[Advice]:
 def _hidepid(facts: NodeFacts) -> Iterator[Advice]:
     if facts.service == "agent" and facts.hidepid and not facts.root:
         yield _advice(facts, "hidepid", Level.WARNING, "Only your own processes can be seen: ranks of other users are missing.",
-                      "/proc is mounted with hidepid", "run the agent as root, or mount /proc with gid= of its group")  # fmt: skip
+                      "/proc is mounted with hidepid", "let the helper run (systemctl status slurm-watchdog-helper), or mount /proc with gid= of the agent's group")  # fmt: skip
 
 
 def _kernel_log(facts: NodeFacts) -> Iterator[Advice]:
     if facts.service == "agent" and facts.kernel_log is not None:
         yield _advice(facts, "kernel_log", Level.WARNING, "The kernel's log can't be read: faults of GPUs and file systems go unseen.",
-                      facts.kernel_log, "run the agent from its unit (it has CAP_SYSLOG), or as root")  # fmt: skip
+                      facts.kernel_log, "ls -l /dev/kmsg; the helper opens it for the agent, and needs CAP_SYSLOG (its unit has it)")  # fmt: skip
 
 
 def _nvml(facts: NodeFacts) -> Iterator[Advice]:
@@ -118,6 +135,9 @@ def _munge(facts: NodeFacts) -> Iterator[Advice]:
         version, safe = (".".join(map(str, each)) for each in (facts.munge, MUNGE_SAFE))
         yield _advice(facts, "munge_version", Level.HINT, "This release of MUNGE may give its key away to local users (CVE-2026-25506).",
                       f"munge {version}; mended in {safe}, and in distributions' updates of older ones", "upgrade munge, then make a new key")  # fmt: skip
+    if facts.munge is None and facts.identity == "munge":
+        yield _advice(facts, "munge", Level.CRITICAL, "There is no MUNGE here, and the configuration wants it: agents and controller refuse each other.",
+                      "security.mode is munge; no munge on PATH", "install munge, with the cluster's key; or security: {mode: tls}")  # fmt: skip
     if facts.munge_works is False:
         yield _advice(facts, "munge", Level.CRITICAL, "MUNGE makes no credential: Slurm's commands will be refused here.",
                       "munge -n failed", "systemctl status munge; is the clock right, and the key that of the cluster?")  # fmt: skip
@@ -142,6 +162,33 @@ def _state(facts: NodeFacts) -> Iterator[Advice]:
     if facts.state_free_bytes is not None and facts.state_free_bytes < MIN_FREE_BYTES:
         yield _advice(facts, "state_space", level, "The disk of the state is nearly full: nothing can be written down, so nothing will be done.",
                       f"{facts.state_free_bytes >> 20} MiB free at {facts.state_directory}", "make room there")  # fmt: skip
+
+
+def _helper(facts: NodeFacts) -> Iterator[Advice]:
+    if facts.service == "agent" and facts.helper_problem is not None:
+        yield _advice(facts, "helper", Level.CRITICAL, "The agent's helper can't be reached: without it the agent, which has no rights, sees no stacks, no logs and no descriptors of users.",
+                      facts.helper_problem, "systemctl enable --now slurm-watchdog-helper.socket")  # fmt: skip
+
+
+def _certificates(facts: NodeFacts) -> Iterator[Advice]:
+    if facts.certificate_problem is not None:
+        yield _advice(facts, "certificate", Level.CRITICAL, f"The {facts.service} can't prove who it is: agents and controller refuse each other.",
+                      facts.certificate_problem, "slurm-watchdog ca issue …  # on the management node; then copy the three files here")  # fmt: skip
+    elif facts.certificate_days is not None and facts.certificate_days < 0:
+        yield _advice(facts, "certificate_end", Level.CRITICAL, "The certificate has ended: agents and controller refuse each other.",
+                      f"{facts.certificate}, {-facts.certificate_days} days ago", "slurm-watchdog ca renew  # on the management node; then copy the three files here")  # fmt: skip
+    elif facts.certificate_days is not None and facts.certificate_days < CERTIFICATE_DAYS:
+        yield _advice(facts, "certificate_end", Level.WARNING, "The certificate ends soon: then agents and controller refuse each other.",
+                      f"{facts.certificate}, in {facts.certificate_days} days", "slurm-watchdog ca renew  # on the management node; then copy the three files here")  # fmt: skip
+
+
+def _clock_offset(facts: NodeFacts) -> Iterator[Advice]:
+    offset = facts.clock_offset_s
+    if offset is not None and abs(offset) > CLOCK_OFFSET_S:
+        way = "ahead of" if offset > 0 else "behind"
+        level = Level.CRITICAL if facts.identity == "munge" and abs(offset) > MUNGE_LIFE_S else Level.WARNING
+        yield _advice(facts, "clock_offset", level, "The clock here and the controller's differ: dates of this node's log lines are wrong, and MUNGE refuses at 5 minutes.",
+                      f"{abs(offset):.0f} s {way} the controller's", "systemctl enable --now chronyd  # or systemd-timesyncd, on both")  # fmt: skip
 
 
 def _token(facts: NodeFacts) -> Iterator[Advice]:
@@ -174,5 +221,5 @@ def _port(facts: NodeFacts) -> Iterator[Advice]:
 
 
 NODE_RULES: tuple[Rule[NodeFacts], ...] = (
-    _unit, _controller, _nvml, _token, _state, _slurm, _munge, _py_spy, _ptrace, _hidepid, _kernel_log, _clock, _port,
+    _unit, _helper, _controller, _certificates, _clock_offset, _nvml, _token, _state, _slurm, _munge, _py_spy, _ptrace, _hidepid, _kernel_log, _clock, _port,
 )  # fmt: skip

@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-import http.client
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from watchdog.agent.mounts import mount_of, read_mounts
 from watchdog.doctor.cluster_rules import parse_slurm_config
+from watchdog.doctor.command import run
+from watchdog.doctor.doors import read_certificates, read_controller, read_helper_problem, read_port_holder
 from watchdog.doctor.node_rules import NodeFacts
+from watchdog.identity.files import TlsFiles
 
 if TYPE_CHECKING:
     from watchdog.config import Config
 
-DEADLINE_S: Final = 10.0
 STA_UNSYNC: Final = 0x0040
 """linux/timex.h"""
 PROGRAM_BYTES: Final = 1 << 20
 MAX_PROGRAMS: Final = 8
+MAX_ANSWER: Final = 8 << 20
+TICK: Final = re.compile(
+    r"^slurm_watchdog_controller_last_complete_tick_timestamp_seconds (\S+)$", re.MULTILINE
+)
 NVML_PROGRAM: Final = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
-
-
-def run(argv: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[int | None, str]:
-    """(exit code, output) of a command; (None, why) for one that could not be run to its end. One that can't be ended is left."""
-    try:
-        process = subprocess.Popen(
-            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )  # fmt: skip
-    except OSError as error:
-        return None, f"{argv[0]}: {error.strerror}"
-    try:
-        said, _ = process.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return None, f"{argv[0]}: no answer within {deadline_s:g} s"
-    return process.returncode, said.decode(errors="replace").strip()
 
 
 def read_node(config: Config, service: str, node: str) -> NodeFacts:
@@ -57,6 +44,12 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
     scontrol = os.path.join(config.slurm.bin_directory, "scontrol")
     there = shutil.which(scontrol) is not None
     address = config.agent.metrics_listen if agent else config.controller.listen
+    tls = config.security.tls_directory if config.security.identity() == "tls" else ""
+    files = TlsFiles(tls, service)
+    certificate_problem, certificate_days = read_certificates(files) if tls else (None, None)
+    controller_problem, offset_s = (
+        read_controller(config.agent.controller_url, files if tls else None) if agent else (None, None)
+    )
     return NodeFacts(
         node=node,
         service=service,
@@ -82,7 +75,13 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
         slurm_commands=there,
         node_known=read_node_known(scontrol, node) if agent and there else None,
         controller_url=config.agent.controller_url,
-        controller_problem=read_controller_problem(config.agent.controller_url) if agent else None,
+        controller_problem=controller_problem,
+        clock_offset_s=offset_s,
+        helper_problem=read_helper_problem(config.agent.helper_socket) if agent else None,
+        identity=config.security.identity(),
+        certificate=files.certificate if tls else "",
+        certificate_problem=certificate_problem,
+        certificate_days=certificate_days,
         port=address,
         port_holder=read_port_holder(address),
     )  # fmt: skip
@@ -196,45 +195,6 @@ def read_node_known(scontrol: str, node: str) -> bool | None:
     """Whether Slurm has such a node; None: it does not answer."""
     code, said = run([scontrol, "show", "node", node])
     return True if code == 0 and "NodeName=" in said else False if "not found" in said else None
-
-
-def read_controller_problem(url: str) -> str | None:
-    """Why /healthz gives no answer at all; a controller that says it is not well was reached."""
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=DEADLINE_S)
-    try:
-        connection.request("GET", "/healthz")
-        connection.getresponse().read(100)
-    except (OSError, http.client.HTTPException) as error:
-        return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    finally:
-        connection.close()
-    return None
-
-
-def read_port_holder(address: str) -> str | None:
-    """What answers on an address of ours and is not ours; None: nobody does, or we do."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return None
-    connection = http.client.HTTPConnection(
-        host.strip("[]").replace("0.0.0.0", "127.0.0.1"), int(port), timeout=DEADLINE_S
-    )
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read(1 << 20)
-    except ConnectionError:
-        return None
-    except (OSError, http.client.HTTPException) as error:
-        return (
-            f"it does not speak HTTP ({type(error).__name__})"
-            if isinstance(error, http.client.HTTPException)
-            else None
-        )
-    finally:
-        connection.close()
-    return None if b"slurm_watchdog_" in text else "an HTTP server without our metrics"
 
 
 def read_slurm_config(bin_directory: str) -> tuple[dict[str, str] | None, str]:

@@ -185,6 +185,42 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
         )  # fmt: skip
 
 
+def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
+    """Variables about hanging collectives that do nothing as they stand, or switch off what would end a hang.
+
+    What each means: https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
+    """
+    script = facts.script
+    if _value_of(script, "TORCH_NCCL_ENABLE_MONITORING") == "0":
+        yield Advice(
+            rule="nccl_monitoring", level=Level.HINT, where=script.path, evidence="TORCH_NCCL_ENABLE_MONITORING=0",
+            sentence="PyTorch's monitor is off: a rank whose own NCCL watchdog hangs, in a driver call for one, is ended by nobody.",
+            add="export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800  # a longer time in the place of none",
+        )  # fmt: skip
+    sizes = [_value_of(script, name) for name in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")]
+    if (
+        _value_of(script, "TORCH_NCCL_DUMP_ON_TIMEOUT") in ON
+        and all(size in (None, "0") for size in sizes)
+        and not script.sources
+    ):
+        yield Advice(
+            rule="nccl_flight_recorder", level=Level.HINT, where=script.path, evidence="TORCH_NCCL_DUMP_ON_TIMEOUT without a buffer",
+            sentence="The dump at a time-out shows nothing unless collectives are recorded: its buffer is not set, and empty in many releases.",
+            add="export TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+        )  # fmt: skip
+    used = re.search(r"\$\{?NCCL_TIMEOUT\b", script.text) is not None
+    if (
+        _value_of(script, "NCCL_TIMEOUT") is not None
+        and not used
+        and not any("NCCL_TIMEOUT" in text for text in facts.read.values())
+    ):
+        yield Advice(
+            rule="nccl_timeout", level=Level.HINT, where=script.path, evidence="NCCL_TIMEOUT is set, and nothing that could be read uses it",
+            sentence="Neither NCCL nor PyTorch reads this variable: the time-out of collectives stays as it was.",
+            add="init_process_group(timeout=…), or the framework's own option (--distributed-timeout-minutes, --ddp_timeout)",
+        )  # fmt: skip
+
+
 def _value_of(script: Script, name: str) -> str | None:
     for command in script.commands:
         for key, value in command.environment:
@@ -325,6 +361,7 @@ SCRIPT_RULES: tuple[Rule[JobFacts], ...] = (
     _open_mode,
     _bad_exit,
     _error_handling,
+    _collective_debugging,
     _kill_switch,
     _checkpoints,
     _ignored,

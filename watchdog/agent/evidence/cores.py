@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from watchdog import clock
+from watchdog.agent.evidence.core_program import read_program, usable
 
 MAX_ENTRIES: Final = 8192
 """Names that are looked at in one directory."""
@@ -96,6 +97,8 @@ def _is_core(entry: os.DirEntry[str]) -> bool:
 def read_core(args: Any, state: dict[str, Any]) -> list[str]:
     """The top frames of each thread of the core file {"path": …, "program": … or None}, as gdb prints them.
 
+    The program is the one that the core file names; `program` is that of a rank that lives, for one that names none.
+
     Raises OSError with the reason: no debugger, no answer in time.
     """
     gdb = shutil.which("gdb", path="/usr/bin:/bin:/usr/local/bin")
@@ -103,7 +106,8 @@ def read_core(args: Any, state: dict[str, Any]) -> list[str]:
         raise OSError(0, "no debugger (gdb) is installed here")
     safe = ["-nx", "-nh", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
     command = [gdb, *safe, "-ex", f"thread apply all bt {FRAMES}"]
-    command += [args["program"]] if args.get("program") else []
+    program, why_not = _program_of(args["path"], args.get("program"))
+    command += [program] if program is not None else []
     command += ["-c", args["path"]]
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
     with subprocess.Popen(
@@ -115,7 +119,29 @@ def read_core(args: Any, state: dict[str, Any]) -> list[str]:
             child.kill()
             child.wait = lambda timeout=None: -9  # type: ignore[method-assign]  # it may read a dead filesystem
             raise OSError(0, f"the debugger did not come back within {DEBUGGER_S:.0f} s") from None
-    return list(parse_backtraces(out[:MAX_OUTPUT].decode(errors="replace")))
+    lines = list(parse_backtraces(out[:MAX_OUTPUT].decode(errors="replace")))
+    return lines if why_not is None else [why_not, *lines]
+
+
+def _program_of(path: str, neighbours: str | None) -> tuple[str | None, str | None]:
+    """(the program to give to the debugger, why there is none or not the right one)."""
+    try:
+        own = read_program(path)
+    except OSError:
+        own = None
+    if usable(own):
+        return own, None
+    if usable(neighbours):
+        return neighbours, None
+    if own is not None:
+        return (
+            None,
+            f"frames have no names: {own}, the program that left this core file, is not readable on this node",
+        )
+    return (
+        None,
+        "frames have no names: this core file does not say which program left it, and no rank lives whose program it could be",
+    )
 
 
 def parse_backtraces(text: str) -> tuple[str, ...]:

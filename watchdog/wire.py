@@ -11,6 +11,9 @@ from watchdog.model import Reply, Report
 MAX_BYTES: Final = 8 * 1024**2
 """A report of 1,000 processes with stacks has about 2 MiB; anything larger than this is a mistake or an attack."""
 
+MAX_WHY: Final = 300
+"""Characters of what is wrong with it: the decoder repeats the value, which may be long."""
+
 
 class WireError(Exception):
     """Bytes that are no report or no reply. The text says which, and what is wrong with them."""
@@ -36,7 +39,7 @@ def decode_report(data: bytes) -> Report:
     try:
         report = _reports.decode(_bounded(data, "report"))
     except msgspec.MsgspecError as error:
-        raise WireError(f"this is no report: {error}") from error
+        raise WireError(f"this is no report: {str(error)[:MAX_WHY]}") from error
     except UnicodeDecodeError as error:
         raise WireError("this is no report: no UTF-8") from error
     except RecursionError as error:
@@ -53,7 +56,7 @@ def decode_reply(data: bytes) -> Reply:
     try:
         return _replies.decode(_bounded(data, "reply"))
     except msgspec.MsgspecError as error:
-        raise WireError(f"this is no reply of a controller: {error}") from error
+        raise WireError(f"this is no reply of a controller: {str(error)[:MAX_WHY]}") from error
     except UnicodeDecodeError as error:
         raise WireError("this is no reply of a controller: no UTF-8") from error
     except RecursionError as error:

@@ -142,6 +142,12 @@ soak-agent: $(STAMP)  ## floods, a driver that hangs and a day of ticks, for MIN
 	$(BIN)/python -m tests.bench soak --minutes $(MINUTES)
 MINUTES ?= 30
 
+.PHONY: fuzz
+fuzz: $(STAMP)  ## N bodies that no agent would send, through the controller's door and all behind it (15 min a million; SEED=n)
+	$(BIN)/python -m tests.fuzz $(N) $(if $(SEED),--seed $(SEED))
+N ?= 1000000
+SEED ?=
+
 .PHONY: crash-points
 crash-points: $(STAMP)  ## 10,000 deaths of the controller in the middle of actions and 1,000 kill switches, simulated (minutes of both cores)
 	$(BIN)/python -m tests.simulation --crash-points 0-$(POINTS)

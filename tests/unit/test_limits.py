@@ -1,146 +1,248 @@
-"""How long a job may stay on a step: the phase may widen what was learnt, and never narrows it."""
+"""What one client may take of the agents' port: connections, pace, bytes and time; and that all others are served meanwhile."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
 
 import pytest
-from msgspec.structs import replace
 
-from tests.unit import builders
-from watchdog.detect import collective_hang
-from watchdog.detect.limits import VERDICT, progress_limit, wants_stacks
-from watchdog.detect.view import CollectiveTimeout, JobView
-from watchdog.detector_config import Detectors
-from watchdog.knowledge.progress_patterns import SIGNS
-from watchdog.model import Truth
+from tests.unit.identity_door import Port, body_of, listening, until
+from watchdog.controller.limits import Buckets, Limits, is_loopback, most_connections, pace
+from watchdog.wire import MAX_BYTES
 
 
-@dataclass(frozen=True)
-class Settings:
-    floor: float = 60.0
-    factor: float = 3.0
-    startup_grace: float = 3600.0
-    warmup_steps: int = 5
-    evaluation_floor: float = 1800.0
-    checkpoint_floor: float = 1800.0
-
-
-def limit_s(phase: str | None) -> float:
-    progress = builders.progress(0.0, steps_seen=50, intervals_s=(30.0,) * 20, phase=phase)
-    return progress_limit(builders.job(progress=progress), Settings()).seconds
-
-
-def test_in_training_the_learnt_limit_holds() -> None:
-    assert limit_s(None) == 90.0
-
-
-@pytest.mark.parametrize(("phase", "at_least"), [("evaluating", 1800.0), ("checkpointing", 1800.0)])
-def test_a_phase_with_a_floor_has_it_and_a_step(phase: str, at_least: float) -> None:
-    assert limit_s(phase) == at_least + 30.0
-
-
-@pytest.mark.parametrize("phase", ["starting", "finishing", "a phase of tomorrow"])
-def test_a_phase_that_has_no_floor_has_the_widest_limit(phase: str) -> None:
-    assert limit_s(phase) == 3600.0
-
-
-@pytest.mark.parametrize("phase", sorted({row.phase for row in SIGNS if row.phase}))
-def test_no_phase_that_a_log_can_say_narrows_the_limit(phase: str) -> None:
-    assert limit_s(phase) >= 1800.0
-
-
-def with_timeout(
-    seconds: float, *, assumed: bool = False, interval_s: float = 30.0, phase: str | None = None
-) -> JobView:
-    """A job whose ranks name a time-out of collectives."""
-    return builders.job(
-        progress=builders.progress(0.0, steps_seen=50, intervals_s=(interval_s,) * 20, phase=phase),
-        processes=tuple(
-            builders.seen(rank, collective_timeout_s=seconds, collective_timeout_assumed=assumed)
-            for rank in range(4)
-        ),
+def request(body: bytes, *lines: bytes, path: bytes = b"/v1/report", size: int | None = None) -> bytes:
+    head = b"".join(
+        line + b"\r\n"
+        for line in (b"Host: x", b"Content-Length: %d" % (len(body) if size is None else size), *lines)
     )
+    return b"POST %b HTTP/1.1\r\n%b\r\n%b" % (path, head, body)
 
 
-def test_in_training_the_limit_stays_below_a_time_out_that_the_job_names() -> None:
-    limit = progress_limit(with_timeout(600.0, interval_s=240.0), Settings())
-    assert limit.seconds == VERDICT * 600.0
-    assert limit.reason == "collectives time out after 600 s"
+def ask(port: Port, *said: bytes) -> bytes:
+    """The beginning of what is answered, to everything in a connection of its own."""
+    with socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
+        for each in said:
+            sock.sendall(each)
+        return sock.recv(1 << 16)
 
 
-def test_a_time_out_never_widens_what_was_learnt() -> None:
-    assert progress_limit(with_timeout(3600.0), Settings()).seconds == 90.0
+def served(port: Port, node: str = "good") -> bool:
+    return ask(port, request(body_of(node))).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_time_out_makes_the_limit_no_shorter_than_the_floor_and_twice_the_slowest_step() -> None:
-    assert progress_limit(with_timeout(20.0), Settings()).seconds == 60.0
-    assert progress_limit(with_timeout(300.0, interval_s=240.0), Settings()).seconds == 480.0
+# -- bookkeeping -------------------------------------------------------------------------------------------------
 
 
-def test_a_time_out_that_is_only_assumed_shortens_nothing() -> None:
-    assert progress_limit(with_timeout(600.0, assumed=True, interval_s=240.0), Settings()).seconds == 720.0
+def test_a_bucket_gives_its_burst_at_once_and_then_its_pace() -> None:
+    bucket = Buckets(burst=3, per_s=0.5)
+    assert [bucket.take("a", 0.0) for _ in range(4)] == [True, True, True, False]
+    assert bucket.take("b", 0.0), "each has his own"
+    assert not bucket.take("a", 1.9)
+    assert bucket.take("a", 2.0)
+    assert bucket.left("a", 1000.0) == 3
 
 
-@pytest.mark.parametrize("phase", ["evaluating", "checkpointing", "starting", "finishing"])
-def test_an_evaluation_or_a_checkpoint_longer_than_the_time_out_keeps_its_limit(phase: str) -> None:
-    """Ranks that evaluate for twelve minutes are in no collective that could time out after ten."""
-    assert progress_limit(with_timeout(600.0, phase=phase), Settings()).seconds >= 1800.0
+def test_asking_too_often_does_not_put_the_next_one_off() -> None:
+    bucket = Buckets(burst=1, per_s=1.0)
+    assert bucket.take("a", 0.0)
+    assert not any(bucket.take("a", moment / 10) for moment in range(1, 10))
+    assert bucket.take("a", 1.0)
 
 
-def test_a_start_keeps_its_grace_whatever_the_time_out() -> None:
-    job = with_timeout(600.0)
-    assert progress_limit(replace(job, progress=None), Settings()).seconds == 3600.0
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("watchdog.controller.limits.MAX_ADDRESSES", 10)
+    bucket = Buckets(burst=1, per_s=0.0)
+    for number in range(1000):
+        bucket.take(str(number), 0.0)
+    assert len(bucket._known) == 10
+    assert not bucket.take("999", 0.0)
 
 
-@pytest.mark.parametrize("assumed", [True, False])
-@pytest.mark.parametrize("phase", [None, "evaluating", "starting"])
-def test_stacks_are_collected_before_the_ranks_give_up_whatever_the_limit(
-    phase: str | None, assumed: bool
-) -> None:
-    job = with_timeout(600.0, assumed=assumed, interval_s=700.0, phase=phase)
-    limit = progress_limit(job, Settings())
-    assert limit.seconds > 1000.0
-    assert next(age for age in (0, 300, 419, 420, 600, 1200) if wants_stacks(job, limit, age)) == 420
+def test_an_agent_that_was_cut_off_may_send_all_that_it_has_kept() -> None:
+    kept, size = 120, 8 * 1024**2 // 120
+    limit = pace(5.0)
+    assert all(limit.take("n1", size, 0.0) for _ in range(kept))
+    assert pace(0.1).reports.per_s == 40.0, "and one that reports ten times a second may"
 
 
-def test_when_the_time_out_is_long_over_the_limit_alone_asks_for_stacks() -> None:
-    job = with_timeout(600.0, phase="evaluating")
-    limit = progress_limit(job, Settings())
-    assert wants_stacks(job, limit, 629.0)
-    assert not wants_stacks(job, limit, 640.0)
-    assert wants_stacks(job, limit, 0.5 * limit.seconds)
+def test_connections_are_bounded_in_all_and_by_address_but_for_this_machine_s_own() -> None:
+    limits = Limits(most=10, most_of_one=2)
+    assert [limits.opened("10.0.0.1", 0.0) for _ in range(3)] == ["", "", "too_many_of_one_address"]
+    limits.closed("10.0.0.1")
+    limits.closed("10.0.0.1")
+    assert limits.opened("10.0.0.1", 0.0) == ""
+    assert [limits.opened("127.0.0.1", 0.0) for _ in range(8)] == [""] * 8
+    assert limits.opened("10.0.0.2", 0.0) == "too_many"
+    for address in ["10.0.0.1"] * 2 + ["127.0.0.1"] * 8 + ["10.0.0.2"]:
+        limits.closed(address)
+    assert (limits.total, len(limits._open)) == (0, 0)
 
 
-def test_without_a_time_out_stacks_are_collected_from_half_of_the_limit_on() -> None:
-    job = builders.job(progress=builders.progress(0.0))
-    limit = progress_limit(job, Settings())
-    assert not wants_stacks(job, limit, 0.49 * limit.seconds)
-    assert wants_stacks(job, limit, 0.5 * limit.seconds)
+def test_who_fails_to_prove_himself_twenty_times_has_to_wait() -> None:
+    limits = Limits(most=100)
+    for _ in range(20):
+        limits.failed("10.0.0.1", 0.0)
+        limits.failed("127.0.0.1", 0.0)
+    assert limits.opened("10.0.0.1", 0.0) == "too_many_failures"
+    assert limits.opened("10.0.0.2", 0.0) == ""
+    assert limits.opened("127.0.0.1", 0.0) == ""
+    assert limits.opened("10.0.0.1", 10.0) == ""
 
 
-def test_the_shortest_time_out_that_a_rank_names_counts_and_one_that_is_said_before_one_that_is_assumed() -> (
+def test_no_more_connections_are_allowed_than_there_are_descriptors() -> None:
+    assert 16 <= most_connections() <= 32_768
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("10.0.0.1", False), ("", False), ("x", False)],
+)
+def test_this_machine_s_addresses_are_known(address: str, own: bool) -> None:
+    assert is_loopback(address) is own
+
+
+# -- on the socket -----------------------------------------------------------------------------------------------
+
+
+def test_a_connection_too_many_is_closed_and_counted_and_the_others_stay() -> None:
+    with listening() as port:
+        port.server.limits.most = 2
+        with (
+            socket.create_connection(("127.0.0.1", port.number), timeout=20) as first,
+            socket.create_connection(("127.0.0.1", port.number), timeout=20) as second,
+        ):
+            until(lambda: port.do(lambda: port.server.limits.total) == 2)
+            with socket.create_connection(("127.0.0.1", port.number), timeout=20) as third:
+                try:
+                    assert third.recv(10) == b""
+                except ConnectionError:
+                    pass
+            for sock in (first, second):
+                sock.sendall(request(body_of("n1")))
+                assert sock.recv(1000).startswith(b"HTTP/1.1 200 ")
+        assert port.refused("too_many") == 1
+        until(lambda: port.do(lambda: port.server.limits.total) == 0)
+        assert served(port)
+
+
+def test_a_connection_on_which_nothing_comes_is_closed_after_the_time_of_a_request() -> None:
+    with listening() as port, socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
+        until(lambda: port.do(lambda: len(port.server.connections)) == 1)
+        port.do(lambda: [each.check(each._since + 21.0) for each in list(port.server.connections)])
+        assert sock.recv(10) == b""
+
+
+@pytest.mark.parametrize(
+    "part", [b"POST /v1/rep", b"POST /v1/report HTTP/1.1\r\nContent-Le", request(b"{", size=100)]
+)
+def test_a_request_that_comes_slowly_is_ended_wherever_it_is(part: bytes) -> None:
+    with listening() as port, socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
+        for byte in part:
+            sock.sendall(bytes([byte]))
+        until(lambda: port.do(lambda: any(each._inbox for each in port.server.connections)))
+        port.do(lambda: [each.check(each._since + 21.0) for each in list(port.server.connections)])
+        assert sock.recv(1000).startswith(b"HTTP/1.1 408 ")
+        assert port.outcome("too_slow") == 1
+        assert served(port)
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_comes() -> None:
+    with listening() as port:
+        assert ask(port, request(b"", size=MAX_BYTES + 1)).startswith(b"HTTP/1.1 413 ")
+        assert ask(port, request(b"", size=5000, path=b"/metrics")).startswith(b"HTTP/1.1 413 ")
+        assert port.outcome("too_large") == 2
+        assert served(port)
+
+
+def test_nothing_is_unpacked() -> None:
+    with listening() as port:
+        assert ask(port, request(b"\x1f\x8b" * 50, b"Content-Encoding: gzip")).startswith(b"HTTP/1.1 415 ")
+        assert port.outcome("garbage") == 1
+
+
+def test_all_that_is_arriving_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("watchdog.controller.http_server.MAX_HELD", 100_000)
+    with listening() as port:
+        socks = [socket.create_connection(("127.0.0.1", port.number), timeout=20) for _ in range(8)]
+        for sock in socks:
+            sock.sendall(request(b" " * 20_000, size=1_000_000))
+        until(lambda: port.outcome("busy") >= 1)
+        assert port.do(lambda: port.server.held) <= 100_000
+        assert served(port)
+        for sock in socks:
+            sock.close()
+        until(lambda: port.do(lambda: port.server.held) == 0)
+
+
+def test_a_node_that_reports_without_end_is_held_back_and_no_other_is() -> None:
+    with listening() as port:
+        body = body_of("n1")
+        with socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
+            answers = b""
+            for _ in range(400):
+                sock.sendall(request(body))
+                answers += sock.recv(1 << 16)
+        assert answers.count(b"HTTP/1.1 200 ") >= 240
+        assert port.outcome("too_often") == answers.count(b"HTTP/1.1 429 ") > 50
+        assert served(port, "n2")
+
+
+def test_reports_of_an_address_are_counted_before_their_bodies_come() -> None:
+    with listening() as port:
+        door, head = port.door, parse(request(b"", size=8 * 1024**2))
+        outcomes = [door.admit(head, "10.0.0.1") for _ in range(10)]
+        assert [each is None for each in outcomes] == [True] * 8 + [False] * 2
+        assert door.admit(head, "10.0.0.2") is None
+        assert door.admit(head, "127.0.0.1") is None
+
+
+def parse(data: bytes):  # type: ignore[no-untyped-def]
+    from watchdog.controller.http_server import parse_head
+
+    return parse_head(data.partition(b"\r\n\r\n")[0])
+
+
+def test_who_asks_and_does_not_fetch_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("watchdog.controller.http_server.MAX_UNREAD", 100_000)
+    with listening() as port, socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        try:
+            for _ in range(3000):
+                sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 20)
+                if not port.do(lambda: port.server.connections):
+                    break
+        except OSError:
+            pass
+        until(lambda: not port.do(lambda: port.server.connections))
+        assert served(port)
+
+
+def test_a_body_in_very_many_pieces_costs_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = []
+    from watchdog.controller import http_server
+
+    real = http_server.parse_head
+    monkeypatch.setattr(http_server, "parse_head", lambda data: (heads.append(1), real(data))[1])
+    with listening() as port, socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in request(body_of("n1")):
+            sock.sendall(bytes([byte]))
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200 ")
+    assert len(heads) == 1
+
+
+def test_a_wrong_token_is_refused_with_and_without_its_body_and_a_good_one_taken_on_the_same_connection() -> (
     None
 ):
-    job = builders.job(
-        processes=(
-            builders.seen(0, collective_timeout_s=600.0, collective_timeout_assumed=True),
-            builders.seen(1, collective_timeout_s=1800.0),
-            builders.seen(2, collective_timeout_s=900.0),
-            builders.seen(3),
+    with listening(token="s" * 32) as port:
+        with socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
+            sock.sendall(request(body_of("n1"), b"Authorization: Bearer wrong"))
+            assert sock.recv(1000).startswith(b"HTTP/1.1 401 ")
+            sock.sendall(request(body_of("n1"), b"Authorization: Bearer " + b"s" * 32))
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200 ")
+        assert ask(port, request(b"", b"Authorization: Bearer wrong", size=10_000)).startswith(
+            b"HTTP/1.1 401 "
         )
-    )
-    assert job.collective_timeout == CollectiveTimeout(seconds=900.0, assumed=False)
-    assert builders.job().collective_timeout is None
-
-
-@pytest.mark.parametrize(("age_s", "asks"), [(300.0, False), (450.0, True), (700.0, False)])
-def test_collective_hang_asks_for_stacks_before_the_time_out_and_accuses_nobody_by_it(
-    age_s: float, asks: bool
-) -> None:
-    """An evaluation of twelve minutes by all ranks, under NCCL's ten."""
-    job = with_timeout(600.0, phase="evaluating")
-    job = replace(job, progress=replace(job.progress, age_s=age_s, rose_age_s=age_s), snapshots=builders.still(*[builders.RECV] * 3, builders.COMPUTE))  # fmt: skip
-    finding = collective_hang.judge(job, 10_000.0, Detectors().collective_hang)
-    assert bool(finding.wanted) is asks
-    assert finding.truth is not Truth.BAD
+        assert port.outcome("unauthorized") == 2
+        assert len(port.reports) == 1

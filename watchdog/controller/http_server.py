@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
     """One client. `since` is when the request that is arriving began, or when the last one was answered."""
 
     __slots__ = (
-        "_admitted",
+        "_arriving",
         "_held",
         "_inbox",
         "_names",
@@ -201,8 +201,8 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._promised = False
         """The client was told to go on and send its body."""
-        self._admitted = False
-        """The request that is arriving may come."""
+        self._arriving: tuple[Head, int] | None = None
+        """The head of the request whose body is arriving, and where it ends: read once, however small the pieces are."""
         self._served = False
         """It has asked something that was answered."""
         self._held = 0
@@ -323,6 +323,7 @@ class Connection(asyncio.Protocol):
     def _give_up(self, answer: Answer) -> None:
         """Where the next request would begin is not known any more."""
         self._inbox.clear()
+        self._arriving = None
         self._answer(answer, False)
 
     def _take(self) -> tuple[Request | Answer, bool] | None:
@@ -331,23 +332,25 @@ class Connection(asyncio.Protocol):
         Raises BadRequest, Refused.
         """
         inbox = self._inbox
-        end = inbox.find(b"\r\n\r\n", 0, MAX_HEAD)
-        if end < 0:
-            if len(inbox) > MAX_HEAD:
-                raise BadRequest("garbage", 431, f"the head of a request may have {MAX_HEAD} bytes")
-            return None
-        head = parse_head(bytes(inbox[:end]))
-        if head.size > self._server.max_body:
-            raise BadRequest("too_large", 413, f"a report may have {self._server.max_body} bytes")
-        total = end + 4 + head.size
-        if not self._admitted:
+        if self._arriving is None:
+            end = inbox.find(b"\r\n\r\n", 0, MAX_HEAD)
+            if end < 0:
+                if len(inbox) > MAX_HEAD:
+                    raise BadRequest("garbage", 431, f"the head of a request may have {MAX_HEAD} bytes")
+                return None
+            head = parse_head(bytes(inbox[:end]))
+            if head.size > self._server.max_body:
+                raise BadRequest("too_large", 413, f"a report may have {self._server.max_body} bytes")
+            total = end + 4 + head.size
             refusal = self._server.admit(head, self._remote)
             if refusal is not None and len(inbox) < total:
                 raise Refused(refusal)
             if refusal is not None:
                 del inbox[:total]
                 return refusal, head.keep
-            self._admitted = True
+            self._arriving = head, end
+        head, end = self._arriving
+        total = end + 4 + head.size
         if len(inbox) < total:
             if head.expects and not self._promised and self._transport is not None:
                 self._promised = True
@@ -355,7 +358,7 @@ class Connection(asyncio.Protocol):
             return None
         body = bytes(inbox[end + 4 : total])
         del inbox[:total]
-        self._promised = self._admitted = False
+        self._promised, self._arriving = False, None
         request = Request(head.method, head.path, head.authorization, body, self._remote, self._names)
         return request, head.keep
 

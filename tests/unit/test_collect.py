@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from tests.unit.builders import LOADER, RECV, blocked, frames, node_of, process, slurm_job
 from watchdog import clock
 from watchdog.config import parse_config
-from watchdog.controller import collect
-from watchdog.controller.collect import Collected, Collector
+from watchdog.controller import collect, collected
+from watchdog.controller.collect import Collector
+from watchdog.controller.collected import Collected
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.journal import Journal
@@ -616,7 +617,7 @@ def test_a_probe_that_never_comes_back_does_not_hold_the_verdict_up(
 
 
 def test_a_thousand_ranks_that_stand_in_a_few_places_share_their_frames() -> None:
-    shared = collect._Shared()
+    shared = collected.Shared()
     decoded = [
         msgspec.json.decode(msgspec.json.encode(rank_evidence(n % 4)), type=RankEvidence) for n in range(1000)
     ]
@@ -630,7 +631,7 @@ def test_the_diagnosis_of_a_collection_is_plain_json(controller: Controller) -> 
         return await over(controller.collector.collect(controller.job, clock.monotonic()))
 
     found = play(Agents(controller), story())
-    document = json.loads(json.dumps(collect.diagnosis_json(found)))
+    document = json.loads(json.dumps(collected.diagnosis_json(found)))
     assert {
         "ranks",
         "missing",

@@ -11,7 +11,6 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,27 +18,30 @@ import msgspec
 from msgspec.structs import replace
 
 from watchdog import clock
+from watchdog.controller.collected import (
+    DUMPS,
+    Collected,
+    NodeProgress,
+    Row,
+    Shared,
+    diagnosis_json,
+    gathered_of,
+    main_call,
+)
 from watchdog.controller.packed import pack
 from watchdog.controller.pulses import is_announced
-from watchdog.detect.view import ClusterView, JobView, StackSnapshot
-from watchdog.diagnose.differences import RankFacts
+from watchdog.detect.view import ClusterView, JobView
 from watchdog.diagnose.filesystem import probes_wanted
-from watchdog.diagnose.verdict import Diagnosis, Gathered, diagnose
+from watchdog.diagnose.verdict import Diagnosis, diagnose
 from watchdog.model import (
     CollectEvidence,
-    Culprit,
     Decision,
-    Frame,
     Incident,
     Kind,
-    LockWait,
     NodeEvidence,
-    ProcessStack,
-    RankEvidence,
     Role,
     RungOutcome,
     SlurmJob,
-    ThreadStack,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +57,6 @@ WANTING: Final = frozenset(
     }
 )  # fmt: skip
 """Incidents about ranks that are still there to be asked."""
-DUMPS: Final = 3
 AT_ONCE: Final = 4
 """Jobs of which evidence is collected at the same time; the others wait."""
 AGAIN_S: Final = 300.0
@@ -76,101 +77,6 @@ SILENCE_EVERY_S: Final = 2.0
 """Between two looks whether a node that is waited for still reports."""
 PRUNE_EVERY_S: Final = 3600.0
 NO_VIEWS: Final[Mapping[str, JobView]] = MappingProxyType({})
-
-
-@dataclass
-class NodeProgress:
-    """How far one node is: `state` is asked, answered or failed."""
-
-    state: str = "asked"
-    ranks: int = 0
-    undumped: int = 0
-    error: str | None = None
-
-
-@dataclass
-class Collected:
-    """One collection: its progress while it runs, its diagnosis when it is over."""
-
-    id: str
-    job: SlurmJob
-    began: float
-    """On the monotonic clock."""
-    began_at: float
-    """Date."""
-    nodes: dict[str, NodeProgress]
-    incident_id: str | None = None
-    """With which incident it is kept."""
-    finished: asyncio.Event = field(default_factory=asyncio.Event)
-    diagnosis: Diagnosis | None = None
-    took_s: float | None = None
-    error: str | None = None
-    """Why it was given up."""
-    kept_bytes: int = 0
-    not_kept: int = 0
-    """Nodes whose answer was judged, and was too much to be kept."""
-    packed: list[str] = field(default_factory=list)
-    """What came before there was an incident to keep it with."""
-    rows: list[_Row] = field(default_factory=list)
-    settings: dict[str, dict[str, str]] = field(default_factory=dict)
-    shared: _Shared | None = None
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.job.job_id, self.job.restarts
-
-    def sentence(self) -> str:
-        """What came, in one line for a timeline."""
-        answered = [node for node in self.nodes.values() if node.state == "answered"]
-        ranks = sum(node.ranks for node in answered)
-        undumped = sum(node.undumped for node in answered)
-        text = f"evidence of {ranks} rank{'' if ranks == 1 else 's'} from {len(answered)} of {len(self.nodes)} nodes"
-        if undumped:
-            text += f", {undumped} of them could not be dumped"
-        if self.not_kept:
-            text += f" (of {self.not_kept} of these nodes too much to be kept in the journal)"
-        failed = [f"{name}: {node.error}" for name, node in self.nodes.items() if node.state == "failed"]
-        return text + (f"; {'; '.join(failed[:3])}{' …' if len(failed) > 3 else ''}" if failed else "")
-
-
-@dataclass(frozen=True)
-class _Row:
-    """What stays of one process."""
-
-    node: str
-    evidence: RankEvidence
-    """Without what is only kept, and with frames that all share."""
-    syscall: str | None = None
-    """In which its main thread was."""
-
-
-class _Shared:
-    """A thousand ranks stand in a few places: each frame, and each stack of frames, is kept once."""
-
-    def __init__(self) -> None:
-        self._frames: dict[Frame, Frame] = {}
-        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
-        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
-
-    def of(self, rank: RankEvidence) -> RankEvidence:
-        dumps = tuple(
-            replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps[:DUMPS]
-        )
-        environment = tuple(self._pairs.setdefault(pair, pair) for pair in rank.environment)
-        return replace(
-            rank,
-            dumps=dumps,
-            environment=environment,
-            sockets=(),
-            threads=(),
-            status=(),
-            silent_files=(),
-            problems=(),
-        )
-
-    def _thread(self, thread: ThreadStack) -> ThreadStack:
-        frames = tuple(self._frames.setdefault(frame, frame) for frame in thread.frames)
-        return replace(thread, frames=self._stacks.setdefault(frames, frames))
 
 
 class Collector:
@@ -220,7 +126,7 @@ class Collector:
         if found is None:
             found = Collected(
                 id=uuid.uuid4().hex[:12], job=job, began=now, began_at=clock.wall(), incident_id=incident_id,
-                nodes={node: NodeProgress() for node in job.nodes}, shared=_Shared(),
+                nodes={node: NodeProgress() for node in job.nodes}, shared=Shared(),
             )  # fmt: skip
             self._running[found.key] = found
             self._known[found.id] = found
@@ -362,7 +268,7 @@ class Collector:
         else:
             found.packed.append(packed)
         assert found.shared is not None
-        found.rows += [_Row(node, found.shared.of(rank), _main_call(rank)) for rank in evidence.ranks]
+        found.rows += [Row(node, found.shared.of(rank), main_call(rank)) for rank in evidence.ranks]
         found.settings[node] = dict(evidence.settings)
 
     def _keep(self, found: Collected, kind: str, packed: str) -> None:
@@ -404,34 +310,7 @@ class Collector:
         self._c.write(lambda: self._c.notifier.diagnosed(incident, said))
 
     def _diagnose(self, found: Collected, view: JobView, now: float) -> Diagnosis:
-        ranks = [
-            row for row in found.rows if row.evidence.role is Role.RANK and row.evidence.rank is not None
-        ]
-        gpus = {(each.rank, each.pid): each.view.gpu for each in view.gpus}
-        facts = [
-            RankFacts(
-                rank=row.evidence.rank or 0,
-                node=row.node,
-                gpu=gpus.get((row.evidence.rank or 0, row.evidence.pid)),
-                environment=row.evidence.environment,
-            )
-            for row in ranks
-        ]
-        locks: dict[tuple[str, int], LockWait] = {
-            (row.node, row.evidence.pid): row.evidence.lock
-            for row in found.rows
-            if row.evidence.lock is not None
-        }
-        silent = {
-            name: node.error or "no answer" for name, node in found.nodes.items() if node.state == "failed"
-        }
-        gathered = Gathered(
-            snapshots=tuple(_snapshots(found, now)),
-            facts=tuple(facts),
-            settings=found.settings,
-            locks=locks,
-            silent=silent,
-        )
+        gathered = gathered_of(found, view, now)
         return diagnose(
             self._view(now),
             view,
@@ -479,86 +358,5 @@ class Collector:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _main_call(rank: RankEvidence) -> str | None:
-    return next((thread.syscall for thread in rank.threads if thread.thread_id == rank.pid), None)
-
-
 def _pack(evidence: NodeEvidence) -> str:
     return pack(msgspec.json.encode(evidence))
-
-
-def _snapshots(found: Collected, now: float) -> list[StackSnapshot]:
-    """The dumps of all ranks, put together again, oldest first."""
-    dumps: list[list[ProcessStack]] = []
-    ages: list[float] = []
-    for row in found.rows:
-        rank, current = row.evidence, dict[int, ThreadStack]()
-        for at, dump in enumerate(rank.dumps):
-            if at == len(dumps):
-                dumps.append([])
-                ages.append(now - found.began - dump.after_s)
-            kept = {number: current[number] for number in dump.unchanged if number in current}
-            current = kept | {thread.thread_id: thread for thread in dump.threads}
-            dumps[at].append(
-                ProcessStack(
-                    node=row.node, pid=rank.pid, start_ticks=rank.start_ticks, job_id=found.job.job_id, role=rank.role,
-                    rank=rank.rank, local_rank=rank.local_rank, threads=tuple(current.values()), error=dump.error,
-                    state=dump.state, cpu_s=dump.cpu_s, main_cpu_s=dump.main_cpu_s, syscall=row.syscall,
-                )
-            )  # fmt: skip
-    silent = tuple(name for name, node in found.nodes.items() if node.state == "failed")
-    return [
-        StackSnapshot(age_s=max(0.0, age_s), stacks=tuple(stacks), silent_nodes=silent)
-        for age_s, stacks in zip(ages, dumps, strict=True)
-    ]
-
-
-def diagnosis_json(found: Collected) -> dict[str, Any]:
-    """What `group-stacks --json` has, and what only a live job has besides. Keys may be added, none is taken away."""
-    diagnosis = found.diagnosis
-    assert diagnosis is not None
-    return {
-        "ranks": diagnosis.ranks,
-        "missing": list(diagnosis.missing),
-        "groups": [
-            {"frames": list(g.frames), "ranks": list(g.ranks), "hosts": list(g.nodes), "place": g.place}
-            for g in diagnosis.groups
-        ],
-        "is_hang": diagnosis.is_hang,
-        "class": diagnosis.stack_class
-        if diagnosis.kind == Kind.COLLECTIVE_HANG and diagnosis.stack_class
-        else diagnosis.kind,
-        "kind": diagnosis.kind,
-        "culprits": [_culprit(each) for each in diagnosis.culprits],
-        "summary": diagnosis.summary,
-        "undumped": [_culprit(each) for each in diagnosis.undumped],
-        "differences": [msgspec.to_builtins(each) | {"line": each.line} for each in diagnosis.differences],
-        "filesystems": [
-            msgspec.to_builtins(each) | {"blocked": [_culprit(c) for c in each.blocked]}
-            for each in diagnosis.filesystems
-        ],
-        "hints": [msgspec.to_builtins(each) for each in diagnosis.hints],
-        "nodes": nodes_json(found),
-        "taken_at": found.began_at,
-    }
-
-
-def _culprit(culprit: Culprit) -> dict[str, Any]:
-    return {
-        "rank": culprit.rank, "host": culprit.node, "pid": culprit.pid, "reason": culprit.reason, "path": culprit.path,
-        "mount": culprit.mount, "gpu_uuid": culprit.gpu_uuid,
-    }  # fmt: skip
-
-
-def nodes_json(found: Collected) -> list[dict[str, Any]]:
-    """How far each node is."""
-    return [
-        {
-            "node": name,
-            "state": node.state,
-            "ranks": node.ranks,
-            "undumped": node.undumped,
-            "error": node.error,
-        }
-        for name, node in found.nodes.items()
-    ]

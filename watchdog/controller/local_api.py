@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from watchdog import __version__, clock
-from watchdog.controller.collect import Collected, diagnosis_json, nodes_json
+from watchdog.controller.collected import Collected, diagnosis_json, nodes_json
 from watchdog.controller.journal import JournalError
 from watchdog.controller.present import action_json, incident_json, status_json
 from watchdog.controller.run import ACTIVE_STATES

@@ -23,6 +23,7 @@ from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.munge_door import open_munge
 from watchdog.controller.page import make_page
 from watchdog.controller.record import Recorder
+from watchdog.controller.reload import START_ANEW, read_anew
 from watchdog.controller.watch import Controller
 from watchdog.identity.files import IdentityError, TlsFiles
 from watchdog.identity.tls import Context
@@ -41,11 +42,13 @@ COLLECT_AFTER = (50_000, 20, 50)
 of the cluster, and holds everything up meanwhile. What we keep has no cycles; what a request leaves is young when it is collected."""
 
 
-def run_controller(config: Config, *, once: bool = False, record: str | None = None) -> int:
+def run_controller(
+    config: Config, *, once: bool = False, record: str | None = None, config_file: str | None = None
+) -> int:
     """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything that it takes over
-    is appended to the file `record` as a trace.
+    is appended to the file `record` as a trace. At SIGHUP `config_file` is read again.
 
-    Returns the exit code: 0, or 2 when it could not start, after saying why.
+    Returns the exit code: 0, or 2 when it could not start, after saying why; START_ANEW when it is to start with a new configuration.
     """
     try:
         token = read_token(config.security.token_file, "security.token_file")
@@ -57,7 +60,9 @@ def run_controller(config: Config, *, once: bool = False, record: str | None = N
     try:
         recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
         try:
-            return uvloop.run(_serve(config, journal, (token, page_token), recorder, once=once))
+            return uvloop.run(
+                _serve(config, journal, (token, page_token), recorder, once=once, config_file=config_file)
+            )
         finally:
             if recorder is not None:
                 recorder.close()
@@ -75,7 +80,13 @@ def journal_url(config: Config) -> str:
 
 
 async def _serve(
-    config: Config, journal: Journal, tokens: tuple[str, str], recorder: Recorder | None, *, once: bool
+    config: Config,
+    journal: Journal,
+    tokens: tuple[str, str],
+    recorder: Recorder | None,
+    *,
+    once: bool,
+    config_file: str | None = None,
 ) -> int:
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
@@ -106,6 +117,14 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    anew = asyncio.Event()
+
+    def read_again() -> None:
+        if config_file is not None and not stop.is_set() and read_anew(config_file, config):
+            anew.set()
+            stop.set()
+
+    loop.add_signal_handler(signal.SIGHUP, read_again)
     runners: list[Server | web.AppRunner] = []
     try:
         runners = await open_doors(controller, *tokens)
@@ -117,7 +136,7 @@ async def _serve(
     for runner in runners:
         await runner.cleanup()
     await slurm.close()
-    return 0
+    return START_ANEW if anew.is_set() else 0
 
 
 async def live(controller: Controller, notifier: Notifier, stop: asyncio.Event) -> None:

@@ -154,6 +154,11 @@ crash-points: $(STAMP)  ## 10,000 deaths of the controller in the middle of acti
 	$(BIN)/python -m tests.simulation --cycles 0-$$(($(POINTS) / 10))
 POINTS ?= 10000
 
+.PHONY: race
+race: $(STAMP)  ## SWAPS=100000 links, renames and mounts against the children that read logs and write kill switches (root; minutes)
+	$(BIN)/python -m tests.race --swaps $(SWAPS)
+SWAPS ?= 100000
+
 .PHONY: accuracy
 accuracy: $(STAMP)  ## how well it judges: every case and 10,000 healthy job-hours, simulated (minutes; ARGS='case_05 healthy_day', ARGS=--help)
 	$(BIN)/python -m tests.accuracy $(ARGS)

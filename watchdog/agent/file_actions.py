@@ -10,6 +10,7 @@ from typing import Any
 
 from watchdog import clock
 from watchdog.agent.mounts import mount_of, read_mounts
+from watchdog.agent.own_files import open_directory
 from watchdog.agent.words import describe
 
 BLOCK = b"slurm-watchdog probe\n".ljust(4096, b"\0")
@@ -109,7 +110,7 @@ def write_kill_switch(args: Any, state: dict[str, Any]) -> None:
     """
     directory, name = os.path.split(args["path"])
     data = args["content"].encode()
-    where = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    where = open_directory(directory)
     try:
         temporary = f".{name}.{args['node']}.{os.getpid()}"
         flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
@@ -151,7 +152,7 @@ def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
     """
     directory, name = os.path.split(args["path"])
     try:
-        where = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        where = open_directory(directory)
     except (FileNotFoundError, NotADirectoryError):  # also a link: we wrote below a directory
         return
     try:
@@ -166,13 +167,19 @@ def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
 def _content(name: str, where: int) -> bytes | None:
     """What the file holds; None if it is no file at all, but a link, a socket or a directory: not ours."""
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
+        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENXIO):
             return None
         raise
     try:
-        return os.read(fd, MAX_CONTENT) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            return None
+        fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+    try:
+        return os.read(fd, MAX_CONTENT)
     finally:
         os.close(fd)
 

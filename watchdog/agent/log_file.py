@@ -7,13 +7,13 @@ read ended, together with the bytes before it (the anchor), which show whether t
 from __future__ import annotations
 
 import os
-import stat
 from collections import deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from watchdog.agent.log_events import Item, condense, event_item
 from watchdog.agent.log_place import ANCHOR, Identity, Lines, Place, again, goes_on
+from watchdog.agent.own_files import check_regular, open_log
 from watchdog.agent.words import describe
 from watchdog.knowledge.progress_patterns import Pattern
 from watchdog.learnt_progress import KNOWN_AFTER, Learner
@@ -36,11 +36,6 @@ LOOK_AHEAD = 1024
 """Beyond the size that was seen: a file grows while it is read."""
 QUIET_S = 15.0
 """A last line without an end is read for its error when nothing has followed for so long."""
-
-KINDS = {
-    stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
-}  # fmt: skip
 
 
 @dataclass
@@ -147,7 +142,7 @@ class Tail:
         mine = self.identity
         try:
             about = os.stat(self.path)
-            _check_regular(about)
+            check_regular(about)
         except OSError as problem:
             if mine is None:
                 raise
@@ -185,10 +180,9 @@ class Tail:
 
     def _open(self, now: float, wall: float) -> None:
         first, before = self.place is None, self.place
-        fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        fd = open_log(self.path)
         try:
             about = os.fstat(fd)
-            _check_regular(about)
             known = self.left.get((about.st_dev, about.st_ino)) or before
             same = known is not None and goes_on(fd, about.st_size, known)
             place = self._begin(fd, about, first) if known is None or not same else again(known, about)
@@ -352,12 +346,6 @@ class Tail:
             self._told = (line, fact.pattern if fact is not None else "")
             if fact is not None and fact.kind is EventKind.ERROR:
                 self._items.append(event_item(line, fact, now - self.grown_at))
-
-
-def _check_regular(about: os.stat_result) -> None:
-    if not stat.S_ISREG(about.st_mode):
-        kind = KINDS.get(stat.S_IFMT(about.st_mode), "something else")
-        raise OSError(None, f"it is {kind}, not a regular file")
 
 
 def _say(problem: OSError) -> str:

@@ -7,6 +7,7 @@ import os
 from typing import Any, Final
 
 from watchdog.agent.kmsg import BUFFER_BYTES
+from watchdog.agent.own_files import open_log
 from watchdog.masking import mask_line
 
 LOG_BYTES: Final = 64 * 1024
@@ -32,11 +33,7 @@ def last_lines(args: Any, state: dict[str, Any]) -> list[list[Any]]:
 
 
 def _end_of(path: str, open_fd: int) -> list[str]:
-    fd = (
-        os.dup(open_fd)
-        if open_fd >= 0
-        else os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    )
+    fd = os.dup(open_fd) if open_fd >= 0 else open_log(path)
     try:
         size = os.fstat(fd).st_size
         return clean_end(os.pread(fd, LOG_BYTES, max(0, size - LOG_BYTES)), whole=size <= LOG_BYTES)

@@ -1,0 +1,96 @@
+"""Opening files by names that others may change meanwhile: step by step, from one open directory to the next.
+
+A link is read and never followed by the kernel. Root's own (a site's `/home -> /gpfs/home`) and those of the user that this process is
+count; a link of anybody else ends the walk: whoever may write into a directory of a group could lead the reader to a file that is the
+reader's alone. What is at the end is looked at before it is opened, and it is that which is opened: no FIFO is woken up, no device
+touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final
+
+MAX_LINKS: Final = 40  # MAXSYMLINKS, linux/namei.h
+_STEP: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+KINDS: Final = {
+    stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link",
+    stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
+}  # fmt: skip
+
+
+class StrangeFileError(OSError):
+    """It is there, and is not what is wanted: `strerror` says what it is."""
+
+
+def open_log(path: str) -> int:
+    """A regular file, to be read. Raises OSError, StrangeFileError if it is something else or lies behind somebody else's link."""
+    where = _walk(path, follow_last=True)
+    try:
+        check_regular(os.fstat(where))
+        # The same file once more, whatever its name stands for by now.
+        return os.open(f"/proc/self/fd/{where}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(where)
+
+
+def open_directory(path: str) -> int:
+    """A directory, for work below it; its own name is no link. Raises OSError."""
+    where = _walk(path, follow_last=False)
+    try:
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=where)
+    finally:
+        os.close(where)
+
+
+def check_regular(about: os.stat_result) -> None:
+    """Raises StrangeFileError for what is no regular file."""
+    if not stat.S_ISREG(about.st_mode):
+        kind = KINDS.get(stat.S_IFMT(about.st_mode), "something else")
+        raise StrangeFileError(None, f"it is {kind}, not a regular file")
+
+
+def _step(part: str, where: int, inside: bool) -> int:
+    """What `part` names in `where`, links themselves. A directory to go into is mounted if it is to be mounted by itself (autofs)."""
+    if inside:
+        try:
+            return os.open(part, _STEP | os.O_DIRECTORY, dir_fd=where)
+        except NotADirectoryError:
+            pass  # a link, perhaps
+    return os.open(part, _STEP, dir_fd=where)
+
+
+def _walk(path: str, follow_last: bool) -> int:
+    """A descriptor (O_PATH) of what `path` names."""
+    parts, links = [part for part in path.split("/") if part not in ("", ".")], 0
+    where = os.open("/", _STEP | os.O_DIRECTORY)
+    try:
+        while parts:
+            part = parts.pop(0)
+            inner = _step(part, where, inside=bool(parts))
+            about = os.fstat(inner)
+            if not stat.S_ISLNK(about.st_mode) or (not parts and not follow_last):
+                os.close(where)
+                where = inner
+                continue
+            try:
+                links += 1
+                if links > MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                if about.st_uid not in (0, os.geteuid()):
+                    raise StrangeFileError(
+                        None, f"a link on its way ({part!r}) is uid {about.st_uid}'s: it is not followed"
+                    )
+                target = os.readlink("", dir_fd=inner)
+            finally:
+                os.close(inner)
+            parts = [each for each in target.split("/") if each not in ("", ".")] + parts
+            if target.startswith("/"):
+                os.close(where)
+                where = os.open("/", _STEP | os.O_DIRECTORY)
+    except BaseException:
+        os.close(where)
+        raise
+    return where

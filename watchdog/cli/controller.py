@@ -19,6 +19,8 @@ from watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
 def controller(config_file: str, once: bool, record: str | None) -> None:
     """The service on the management node: judges what agents report, decides, and acts where the mode allows it.
 
+    At SIGHUP (systemctl reload) it reads its configuration again, and takes it whole or not at all.
+
     \b
     Examples:
       slurm-watchdog controller --config /etc/slurm-watchdog/config.yaml
@@ -30,6 +32,7 @@ def controller(config_file: str, once: bool, record: str | None) -> None:
 
     try:
         from watchdog.controller.app import run_controller
+        from watchdog.controller.reload import START_ANEW, start_anew
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "watchdog":
             raise
@@ -39,4 +42,7 @@ def controller(config_file: str, once: bool, record: str | None) -> None:
         click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
         sys.exit(EXIT_USAGE)
     log.set_up()
-    sys.exit(run_controller(config, once=once, record=record))
+    code = run_controller(config, once=once, record=record, config_file=config_file)
+    if code == START_ANEW:
+        start_anew()
+    sys.exit(code)

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from watchdog.cli.main import main
+from watchdog.diagnose.stack_case import Given
 from watchdog.diagnose.stack_text import Dump, parse_stacks
-from watchdog.diagnose.stack_verdict import Given, Verdict, judge
+from watchdog.diagnose.stack_verdict import Verdict, judge
 
 # fmt: off
 C10D = "torch/distributed/distributed_c10d.py"

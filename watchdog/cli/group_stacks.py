@@ -70,7 +70,8 @@ def group_stacks(
       slurm-watchdog group-stacks stacks/ --ranks 64 --since-last-step 1800 --typical-step 12
       srun --overlap --label … py-spy dump … | slurm-watchdog group-stacks -
     """
-    from watchdog.diagnose.stack_verdict import Given, judge
+    from watchdog.diagnose.stack_case import Given
+    from watchdog.diagnose.stack_verdict import judge
 
     dumps, unreadable = _read(paths)
     if not dumps:

@@ -7,6 +7,7 @@ cluster in tests/integration/test_grafana.py and has to return data, or is in MA
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,15 @@ FULL, HALF, THIRD, QUARTER = 24, 12, 8, 6
 
 MAY_BE_EMPTY: dict[str, str] = {
     "lost work": "no work was lost yet",
+    "kernel and driver": "the kernel says nothing where nothing is wrong",
+    "rungs of the ladder": "no action is under way",
+    "ladder": "no action is under way",
+    "errors in the log": "the log holds no error",
     "DCGM": "needs NVIDIA's exporter beside ours",
     "Slurm": "needs Slurm's own exporter",
     "health of the cards": "GPUs that answer",
 }
-"""Parts of titles of panels whose query may give nothing on a cluster where all is well, and why."""
+"""Parts of titles of panels, and names of annotations, whose query may give nothing on a cluster where all is well, and why."""
 
 
 def query(expression: str, legend: str = "", *, as_table: bool = False) -> prometheus.Dataquery:
@@ -95,13 +100,40 @@ def heat(title: str, text: str, expression: str, legend: str, unit: str, width: 
     return panel.with_target(query(expression, legend))
 
 
-def board(uid: str, title: str, text: str, panels: list[Any], variables: tuple[Any, ...] = ()) -> Any:
+MARKS = {
+    "incidents that fired": "{{kind}}",
+    "errors in the log": "{{pattern}}",
+    "kernel and driver": "{{name}} on {{instance}}",
+    "rungs of the ladder": "{{rung}}",
+}
+"""Annotations, and what stands at each mark."""
+
+
+def marks(name: str, colour: str, expression: str) -> Any:
+    """A mark at each time at which the query gives something."""
+    assert name in MARKS
+    made = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True)
+    return made.icon_color(colour).expr(expression)
+
+
+def fresh(series: str, minutes: int = 1) -> str:
+    """Where it appeared or rose within so long: a counter that begins with 1 has not risen in Prometheus's eyes."""
+    return f"(({series} unless {series} offset {minutes}m) > 0 or increase({series}[{minutes}m]) > 0)"
+
+
+def board(
+    uid: str,
+    title: str,
+    text: str,
+    panels: list[Any],
+    variables: tuple[Any, ...] = (),
+    annotations: tuple[Any, ...] = (),
+) -> Any:
     links = (
         dashboard.DashboardLink("slurm-watchdog").type(DashboardLinkType.DASHBOARDS).tags(["slurm-watchdog"])
     )
     links = links.as_dropdown(True).keep_time(True).include_vars(True)
     fired = f"sum by (kind) (increase({W}incidents_total[1m])) > 0"
-    marks = dashboard.AnnotationQuery().name("incidents that fired").datasource(SOURCE).enable(True)
     made = (
         dashboard.Dashboard(title)
         .uid(f"slurm-watchdog-{uid}")
@@ -114,8 +146,10 @@ def board(uid: str, title: str, text: str, panels: list[Any], variables: tuple[A
         .readonly()
         .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .link(links)
-        .annotation(marks.icon_color("red").expr(fired))
+        .annotation(marks("incidents that fired", "red", fired))
     )
+    for each in annotations:
+        made = made.annotation(each)
     for variable in variables:
         made = made.with_variable(variable)
     for panel in panels:
@@ -166,6 +200,21 @@ def cluster() -> Any:
                 {"lost": f"{W}lost_work_seconds_total"},
                 "s",
             ),
+            number(
+                "GPU-hours lost",
+                "In the time shown: jobs that stood still with their GPUs, and work that was done again.",
+                f"sum(increase({W}lost_gpu_seconds_total[$__range])) / 3600",
+            ),
+            number(
+                "GPU-hours saved",
+                "In the time shown: GPUs of jobs that were brought back by themselves, times the hours until a person would have (above).",
+                f"sum(increase({W}restarted_gpus_total[$__range])) * $hours",
+            ),
+            bars(
+                "GPU-hours lost, an hour",
+                "standstill: a job in an incident holds its GPUs and makes no step. redone: steps that a restart made again.",
+                {"{{why}}": f"sum by (why) (increase({W}lost_gpu_seconds_total[1h])) / 3600"},
+            ),
             curves("nodes", "By what their agents do.", {"{{state}}": f"{W}nodes"}),
             curves(
                 "mounts, slowest probe",
@@ -174,10 +223,15 @@ def cluster() -> Any:
                 "s",
             ),
         ],
+        (dashboard.TextBoxVariable("hours").label("Hours until a person would have restarted a job").default_value("4"),),
     )  # fmt: skip
 
 
 def job() -> Any:
+    of_nodes = f'and on (instance) max by (instance) ({W}gpu_job{{job_id="$job"}})'
+    said = f'{W}node_events_total{{severity=~"error|critical"}}'
+    errors = f'{W}job_log_errors{{job_id="$job"}}'
+    rung = f'{W}job_rung{{job_id="$job"}}'
     of_job = f'* on (gpu_uuid) group_left (job_id, rank) max by (gpu_uuid, job_id, rank) ({W}gpu_job{{job_id="$job"}})'
     return board(
         "job",
@@ -189,6 +243,7 @@ def job() -> Any:
             number("since the last step", "", f'{W}job_progress_age_seconds{{job_id="$job"}}', "s"),
             number("limit", "It counts as hanging when no step came for so long.", f'{W}job_stall_limit_seconds{{job_id="$job"}}', "s"),
             band("phase", "By what its log says.", f'{W}job_phase{{job_id="$job"}}', "{{phase}}"),
+            band("ladder", "What is being done about it, rung by rung.", rung, "{{rung}}"),
             curves(
                 "time of a step",
                 "A step that lasts longer from some point on is a slow job (5 % are told).",
@@ -208,12 +263,19 @@ def job() -> Any:
             heat("GPU power by rank", "Low beside 100 % utilisation: it waits.", f"{W}gpu_power_watts {of_job}", "rank {{rank}}", "watt"),
             heat("blocked in one system call, by rank", "Seconds that its longest blocked thread has been in one call.",
                  f'max by (rank) ({W}process_uninterruptible_seconds{{job_id="$job"}}) or on () vector(0)', "rank {{rank}}", "s"),
+            bars("errors in the log", "Lines that are kept of the present run, by signature.", {"{{pattern}}": errors}),
+            bars("kernel and driver, on its nodes", "Errors only.", {"{{name}} on {{instance}}": f"increase({said}[5m]) {of_nodes}"}),
             curves("newest complete checkpoint", "Its age: what a restart would cost at most.",
                    {"age": f'max({W}checkpoint_age_seconds{{job_id="$job"}}) or on () {W}job_progress_age_seconds{{job_id="$job"}}'}, "s"),
             curves("DCGM: tensor cores active, by rank", "With NVIDIA's dcgm-exporter beside ours: joined by the card's UUID.",
                    {"rank {{rank}}": 'label_replace(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, "gpu_uuid", "$1", "UUID", "(.*)") ' + of_job}, "percentunit"),
         ],
         (choice("job", "Job", f"label_values({W}job_progress_age_seconds, job_id)"),),
+        (
+            marks("errors in the log", "orange", f"{errors} unless {errors} offset 1m"),
+            marks("kernel and driver", "purple", f"{fresh(said)} {of_nodes}"),
+            marks("rungs of the ladder", "blue", f"{rung} unless {rung} offset 1m"),
+        ),
     )  # fmt: skip
 
 
@@ -268,7 +330,12 @@ def main() -> None:
     for made in (cluster(), job(), node(), itself()):
         document = made.build()
         name = document.uid.removeprefix("slurm-watchdog-")
-        text = JSONEncoder(sort_keys=True, indent=1).encode(document)
+        plain = json.loads(JSONEncoder().encode(document))
+        for each in plain["annotations"][
+            "list"
+        ]:  # the library does not know this key of Prometheus's annotations
+            each["titleFormat"] = MARKS[each["name"]]
+        text = json.dumps(plain, sort_keys=True, indent=1)
         (HERE / "dashboards" / f"{name}.json").write_text(text + "\n")
 
 

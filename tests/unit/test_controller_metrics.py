@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
+from watchdog.controller.gpu_time import GpuTime
 from watchdog.controller.metrics import MAX_JOBS, ControllerMetrics
-from watchdog.detect.view import ClusterView, JobView, Progress
-from watchdog.model import Incident, IncidentState, Kind, Severity, SlurmJob
+from watchdog.detect.view import ClusterView, ErrorLine, GpuView, JobView, Progress, RankGpu
+from watchdog.knowledge.log_signatures import SIGNATURES
+from watchdog.model import Event, EventKind, Gpu, Incident, IncidentState, Kind, Severity, SlurmJob
 
 
 def job(number: int, *, phase: str | None = None, step: int | None = 5) -> JobView:
@@ -41,6 +45,49 @@ def test_series_of_a_job_go_with_it_and_those_of_a_run_that_has_made_no_step_yet
     lines = show(metrics, [job(1), job(2, step=None)])
     assert of_job(lines, 2) == {"job_progress_age_seconds", "job_stall_limit_seconds", "job_phase"}
     assert of_job(show(metrics, [job(1)]), 2) == set()
+
+
+def test_a_job_has_a_rung_while_there_is_an_action_and_its_error_lines_by_signature() -> None:
+    def error(pattern: str) -> ErrorLine:
+        line = Event(kind=EventKind.ERROR, job_id="1", age_s=0.0, source="x", pattern=pattern)
+        return ErrorLine(node="n1", age_s=1.0, event=line)
+
+    metrics, name = ControllerMetrics(), SIGNATURES[0].name
+    said = replace(job(1), errors=(error(name), error(name), error('"} 1\nevil 1')))
+    metrics.show(ClusterView(now=0.0, jobs=(said,)), {}, (), {"1": "requeue_hold"})
+    lines = metrics.text().decode().splitlines()
+    assert f'slurm_watchdog_job_log_errors{{job_id="1",pattern="{name}"}} 2.0' in lines
+    assert 'slurm_watchdog_job_log_errors{job_id="1",pattern="other"} 1.0' in lines
+    assert 'slurm_watchdog_job_rung{job_id="1",rung="requeue_hold"} 1.0' in lines
+    assert not [line for line in show(metrics, [job(1)]) if "job_rung" in line or "log_errors{" in line]
+
+
+def test_gpu_time_is_lost_while_a_job_stands_still_once_for_all_its_incidents() -> None:
+    gpus = tuple(
+        RankGpu(rank=rank, pid=rank, view=GpuView(node="n1", seen_at=0.0, gpu=Gpu(uuid=f"GPU-{rank}", index=rank)))
+        for rank in range(8)
+    )  # fmt: skip
+    busy = replace(job(1), gpus=gpus)
+    hang = Incident(
+        id="a", kind=Kind.COLLECTIVE_HANG, subject="job:1", state=IncidentState.FIRING, severity=Severity.CRITICAL,
+        job_ids=("1",), opened_at=0.0, pending_mono=0.0, detected_after_s=60.0,
+    )  # fmt: skip
+    dead = replace(hang, id="b", kind=Kind.DEAD_RANK, detected_after_s=10.0)
+    slow = replace(hang, id="c", kind=Kind.SLOW_JOB)
+    time = GpuTime()
+    assert time.look(ClusterView(now=0.0, jobs=(busy,)), ()) == 0.0
+    assert time.look(ClusterView(now=5.0, jobs=(busy,)), (slow,)) == 0.0
+    assert time.look(ClusterView(now=10.0, jobs=(busy,)), (hang, dead)) == 8 * 60.0
+    assert (
+        time.look(ClusterView(now=15.0, jobs=(job(1),)), (hang, dead)) == 8 * 5.0
+    )  # the ranks have died, not the job
+    assert time.look(ClusterView(now=20.0), (hang,)) == 0.0  # it is queued again
+    assert time.look(ClusterView(now=25.0, jobs=(busy,)), (hang,)) == 8 * 5.0  # it starts
+    assert time.look(ClusterView(now=9999.0, jobs=(busy,)), (hang,)) == 8 * 60.0  # we stood still ourselves
+    assert time.look(ClusterView(now=10004.0, jobs=(busy,)), ()) == 0.0
+    assert time.gpus_of("1") == 8
+    time.look(ClusterView(now=10009.0), ())
+    assert time.gpus_of("1") == 0
 
 
 def test_a_job_is_in_one_phase() -> None:

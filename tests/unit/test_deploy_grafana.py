@@ -24,11 +24,19 @@ def panels(checkout: Path, name: str) -> list[dict[str, Any]]:
     return found
 
 
+def annotations(checkout: Path, name: str) -> list[dict[str, Any]]:
+    document = json.loads((checkout / f"deploy/grafana/dashboards/{name}.json").read_text())
+    found: list[dict[str, Any]] = document["annotations"]["list"]
+    return found
+
+
 def queries(checkout: Path) -> Iterator[tuple[str, str]]:
     for name in NAMES:
         for panel in panels(checkout, name):
             for target in panel["targets"]:
                 yield f"{name}: {panel['title']}", target["expr"]
+        for mark in annotations(checkout, name):
+            yield f"{name}: mark {mark['name']}", mark["expr"]
 
 
 def test_the_dashboards_are_what_the_generator_writes(
@@ -68,6 +76,13 @@ def test_every_target_of_a_panel_has_a_letter_of_its_own_and_every_panel_a_title
         for panel in panels(checkout, name):
             letters = [target["refId"] for target in panel["targets"]]
             assert letters == list("ABCDEF"[: len(letters)])
+
+
+def test_every_mark_says_what_it_is(checkout: Path) -> None:
+    for name in NAMES:
+        assert all("{{" in mark["titleFormat"] for mark in annotations(checkout, name))
+    said = {mark["name"] for mark in annotations(checkout, "job")}
+    assert said == {"incidents that fired", "errors in the log", "kernel and driver", "rungs of the ladder"}
 
 
 def test_the_provisioning_files_are_yaml_that_grafana_knows(checkout: Path) -> None:

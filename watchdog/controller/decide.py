@@ -402,6 +402,16 @@ class Decider:
         """Ids of the incidents that are being acted on."""
         return frozenset(driver.run.decision.incident_id for driver in self._drivers.values())
 
+    def rungs(self) -> dict[str, str]:
+        """Job -> the rung at which an action on it is; `between` while none is being tried."""
+        return {
+            driver.run.decision.fence.job_id: next(
+                (str(record.rung) for record in driver.run.records if record.outcome is None), "between"
+            )
+            for driver in self._drivers.values()
+            if driver.run.decision.fence is not None
+        }
+
     async def _drive(self, driver: Driver) -> None:
         """Drives to the end; a journal that fails stops nothing for good: the action is taken up again."""
         decision_id = driver.run.decision.id
@@ -433,8 +443,8 @@ class Decider:
         c, end = self._c, run.end
         assert end is not None
         c.metrics.actions.labels(run.decision.action, "ok" if end.ok else "failed").inc()
-        if end.ok and end.steps_lost:
-            c.metrics.lost_work.inc(end.steps_lost * (self._step_s(run) or 0.0))
+        if end.ok:
+            self._count_gpus(run, end.steps_lost or 0)
         if not end.ok and run.decision.incident_id in self._earlier:
             self._failed.add(run.decision.id)
         log.warning("the %s of job %s (%s) has ended: %s", *_names(run), end.detail)
@@ -450,6 +460,16 @@ class Decider:
             and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
         ):
             c.close_incident(incident, end.detail)
+
+    def _count_gpus(self, run: ActionRun, steps_lost: int) -> None:
+        """What a restart that went well cost, and how many GPUs it brought back to work that nobody asked for."""
+        metrics, fence = self._c.metrics, run.decision.fence
+        gpus = metrics.gpu_time.gpus_of(fence.job_id) if fence is not None else 0
+        redone_s = steps_lost * (self._step_s(run) or 0.0)
+        metrics.lost_work.inc(redone_s)
+        metrics.lost_gpu_time.labels("redone").inc(redone_s * gpus)
+        if run.decision.asked_by is None:
+            metrics.restarted_gpus.inc(gpus)
 
     def _step_s(self, run: ActionRun) -> float | None:
         """How long a step of the run that was ended took: of the next one nobody has seen two steps yet."""

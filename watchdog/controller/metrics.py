@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from watchdog import __version__
+from watchdog.controller.gpu_time import GpuTime
 from watchdog.controller.limits import CONNECTION_REASONS, REFUSED_REPORTS
 from watchdog.controller.policy import GUARDS
 from watchdog.detect.view import ClusterView, JobView
+from watchdog.knowledge.log_signatures import SIGNATURES
 from watchdog.model import Action, Incident, IncidentState, Kind, Verdict
 
+MAX_RUNGS = 200
+MAX_LOG_ERRORS = 500
+"""Series, of whichever jobs come first."""
+NO_RUNGS: Mapping[str, str] = MappingProxyType({})
+SIGNATURE_NAMES = frozenset(signature.name for signature in SIGNATURES)
 MAX_JOBS = 3500
 """Jobs with series of their own: five each, which leaves room for the rest below the 20,000 series that one controller may have."""
 
@@ -64,6 +73,28 @@ class ControllerMetrics:
         self.lost_work = Counter(
             f"{prefix}lost_work_seconds_total", "Work repeated after restarts", registry=registry
         )
+        self.lost_gpu_time = Counter(
+            f"{prefix}lost_gpu_seconds_total",
+            "GPU time of jobs that stood still, or did work again after a restart",
+            ["why"],
+            registry=registry,
+        )
+        self.restarted_gpus = Counter(
+            f"{prefix}restarted_gpus_total", "GPUs of jobs that were brought back to work", registry=registry
+        )
+        self._rung = Gauge(
+            f"{prefix}job_rung",
+            "1 for the rung of the ladder at which an action on a job is",
+            ["job_id", "rung"],
+            registry=registry,
+        )
+        self._log_errors = Gauge(
+            f"{prefix}job_log_errors",
+            "Error lines that are kept of the job's present run",
+            ["job_id", "pattern"],
+            registry=registry,
+        )
+        self.gpu_time = GpuTime()
         self._nodes = Gauge(f"{prefix}nodes", "Nodes by what their agents do", ["state"], registry=registry)
         self.reports = Counter(f"{prefix}reports_total", "Reports received", ["outcome"], registry=registry)
         self.refused_connections = Counter(
@@ -120,6 +151,8 @@ class ControllerMetrics:
             for guard, _ in GUARDS:
                 self.decisions.labels(action, Verdict.SUPPRESSED, guard)
             self.decisions.labels(action, Verdict.OBSERVED, "mode")
+        for why in ("standstill", "redone"):
+            self.lost_gpu_time.labels(why)
         for kind in Kind:
             self.incidents_total.labels(kind)
             self.detector_failures.labels(kind)
@@ -137,8 +170,14 @@ class ControllerMetrics:
         """`reason` is one of CONNECTION_REASONS."""
         self.refused_connections.labels(reason).inc()
 
-    def show(self, view: ClusterView, limits_s: dict[str, float], open_incidents: Iterable[Incident]) -> None:
-        """Sets every gauge from one view; series of jobs that are gone go as well.
+    def show(
+        self,
+        view: ClusterView,
+        limits_s: dict[str, float],
+        open_incidents: Iterable[Incident],
+        rungs: Mapping[str, str] = NO_RUNGS,
+    ) -> None:
+        """Sets every gauge from one view; series of jobs that are gone go as well. `rungs`: job -> where an action on it is.
 
         Of more than MAX_JOBS jobs those with an open incident have series, and then those that were there first; how many have none
         is a series, too.
@@ -146,6 +185,9 @@ class ControllerMetrics:
         open_incidents = tuple(open_incidents)
         jobs = _with_series(view.jobs, {job_id for each in open_incidents for job_id in each.job_ids})
         values = {key: value for job in jobs for key, value in self._of_job(job, limits_s)}
+        values |= {(self._rung, (job_id, rung)): 1 for job_id, rung in islice(rungs.items(), MAX_RUNGS)}
+        values |= islice(self._errors(jobs), MAX_LOG_ERRORS)
+        self.lost_gpu_time.labels("standstill").inc(self.gpu_time.look(view, open_incidents))
         for gauge, labels in self._shown.keys() - values.keys():
             gauge.remove(*labels)
             del self._shown[gauge, labels]
@@ -177,6 +219,16 @@ class ControllerMetrics:
             yield (self._step, (job_id,)), progress.known_step
         if progress.step_s is not None:
             yield (self._step_s, (job_id,)), progress.step_s
+
+    def _errors(self, jobs: Iterable[JobView]) -> Iterator[tuple[tuple[Gauge, tuple[str, ...]], float]]:
+        for job in jobs:
+            found = Tally(
+                name if (name := line.event.pattern or "") in SIGNATURE_NAMES else "other"
+                for line in job.errors
+            )
+            yield from (
+                ((self._log_errors, (job.job.job_id, name)), number) for name, number in found.items()
+            )
 
     def text(self) -> bytes:
         return generate_latest(self.registry) + generate_latest(self._counters)

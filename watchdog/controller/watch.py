@@ -203,7 +203,9 @@ class Controller:
             self._tell_changes(self.judge.conclude(findings, now, clock.wall(), self.decider.acting()), now)
             self.decider.decide(now)
             self.collector.prune(now)
-            self.metrics.show(self.judge.view, self.judge.limits_s, self.judge.incidents)
+            self.metrics.show(
+                self.judge.view, self.judge.limits_s, self.judge.incidents, self.decider.rungs()
+            )
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
 

@@ -24,8 +24,8 @@ from tests.unit.builders import (
     still,
 )
 from watchdog.detect.collective_hang import detect
-from watchdog.detect.view import JobView
-from watchdog.model import Finding, Role, StacksWanted, Truth
+from watchdog.detect.view import ErrorLine, JobView
+from watchdog.model import Event, EventKind, Finding, Role, StacksWanted, Truth
 
 
 @dataclass(frozen=True)
@@ -235,3 +235,17 @@ def test_a_rank_that_has_no_peers_is_not_accused_while_its_loaders_work_or_are_n
     view = alone(LOADER)
     worker = replace(seen(0, pid=500, role=Role.WORKER, world_size=1), cpu_ratio=ratio, io_bytes_s=0.0)
     assert judge_one(replace(view, processes=(*view.processes, worker))).truth is not Truth.BAD
+
+
+@pytest.mark.parametrize(
+    ("rank", "age_s", "told"), [(2, 65.0, True), (1, 65.0, False), (None, 65.0, False), (2, 900.0, False)]
+)
+def test_what_the_culprit_said_since_the_last_step_is_told_with_it(rank, age_s, told) -> None:
+    given = {"kind": EventKind.ERROR, "job_id": "7", "age_s": 0.0, "source": "l", "rank": rank}
+    head = Event(**given, pattern="traceback", line="Traceback (most recent call last):")
+    error = Event(**given, pattern="python_exception", line="ValueError: shapes do not fit")
+    finding = judge(
+        **HUNG, errors=tuple(ErrorLine(node="n2", age_s=age_s, event=each) for each in (error, head))
+    )
+    assert finding.truth is Truth.BAD and [c.rank for c in finding.culprits] == [2]
+    assert ("It said before: ValueError: shapes do not fit." in finding.summary) is told

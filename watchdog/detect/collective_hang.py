@@ -183,15 +183,30 @@ def _accuse(
         who = f"{_ranks(voted.waiting, 'waits', 'wait')} in a collective and {voted.elsewhere} not, so nobody is named"
     else:
         who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
+    said = _said(job, culprits)
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} hangs {last}: no step for {age_s:.0f} s "
-        f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}.",
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}{f'. It said before: {said}' if said else ''}.",
         culprits=culprits,
         facts=_facts(job, voted),
         actionable=progress is not None and not finished and (bool(culprits) or age_s >= busy_limit_s),
     )
+
+
+SAID = 160
+"""Characters of an error's line that a sentence takes up."""
+
+
+def _said(job: JobView, culprits: tuple[Culprit, ...]) -> str:
+    """The error that the one culprit's own rank has logged since the last step: why it is where it is. Empty: none is known."""
+    if job.progress is None or len(culprits) != 1 or culprits[0].rank is None:
+        return ""
+    since_s = min(job.progress.age_s, job.progress.rose_age_s or job.progress.age_s)
+    own = [each for each in job.errors if each.event.rank == culprits[0].rank and each.age_s <= since_s]
+    last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
+    return "" if last is None else last.event.line.strip().rstrip(".:")[:SAID]
 
 
 def _why_not(voted: Vote) -> str:

@@ -299,3 +299,52 @@ def test_a_process_that_is_said_to_sleep_all_the_time_says_nothing_by_it(left_ou
     trace.doing = {**dict.fromkeys(range(8), "spins"), 0: "saves"}
     trace.go_on(900)
     assert trace.told() == []
+
+
+def test_a_node_of_which_only_the_log_is_told_does_not_fall_silent_with_it() -> None:
+    trace = Trace(("proc", "gpu", "report"))
+    trace.go_on(300, steps=True)
+    trace.log("[rank5]: RuntimeError: CUDA error: an illegal memory access was encountered")
+    trace.t += 300
+    trace.job("FAILED")
+    assert [(each.kind, [c.rank for c in each.culprits]) for each in trace.told()] == [("log_error", [5])]
+
+
+def test_the_idle_gpu_is_the_rank_s_that_has_its_place_where_no_line_has_a_pid() -> None:
+    trace = Trace(("gpu.pids", "proc.pid"))
+    trace.go_on(300, steps=True)
+    trace.doing = {**dict.fromkeys(range(8), "spins"), 6: "sleeps"}
+    trace.go_on(100)
+    (found,) = trace.told()
+    assert (found.kind, [(c.node, c.rank, c.pid, c.gpu_uuid) for c in found.culprits]) == (
+        "collective_hang",
+        [("gpu002", 6, None, "GPU-6")],
+    )
+
+
+def test_a_rank_that_is_listed_as_stopped_again_and_again_is_stopped_since_the_first_time() -> None:
+    trace = Trace()
+    trace.go_on(200, steps=True)
+    trace.doing, trace.states = {**dict.fromkeys(range(8), "spins"), 3: "sleeps"}, {3: "T"}
+    trace.go_on(100)
+    (found,) = trace.told()
+    assert (found.kind, [c.rank for c in found.culprits]) == ("rank_stopped", [3])
+
+
+@pytest.mark.parametrize("every_s", [60, 4000])
+def test_a_rank_that_hangs_in_a_checkpoint_is_found_when_nobody_says_any_more_that_it_is_written(
+    every_s: int,
+) -> None:
+    trace = Trace()
+    trace.go_on(300, steps=True)
+    trace.doing = {**dict.fromkeys(range(8), "spins"), 0: "saves"}
+    for second in range(0, 300, 60):
+        if second % every_s == 0:
+            trace.say("checkpoint", node="gpu001", job_id=JOB, step=trace.step, complete=False)
+        trace.go_on(60)
+    trace.doing[0] = "sleeps"
+    trace.go_on(600 if every_s == 60 else 1700)
+    (found,) = trace.told()
+    assert (found.kind, [c.rank for c in found.culprits]) == ("collective_hang", [0])
+    assert found.fired_at is not None
+    assert found.fired_at <= (900 if every_s == 60 else 2200)

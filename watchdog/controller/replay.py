@@ -174,7 +174,7 @@ class Player:
             return None
         last = self.state.slurm_at
         self.state.slurm_at = last if self._recorded else until
-        findings = self.judge.look(until)
+        findings = self._look(until)
         self.state.slurm_at = last
         return findings if bad_ones(findings) else []
 
@@ -277,7 +277,13 @@ class Player:
     # ------------------------------------------------------------------------------------ judging
 
     def _judge(self, now: float) -> None:
-        self._conclude(self.judge.look(now), now)
+        self._conclude(self._look(now), now)
+
+    def _look(self, now: float) -> list[Finding]:
+        for name, node in self._nodes.items():
+            if not node.speaks:
+                self.state.hear(name, now)
+        return self.judge.look(now)
 
     def _conclude(self, findings: Sequence[Finding], now: float) -> None:
         self._looked_at = now

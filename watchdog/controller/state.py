@@ -423,6 +423,11 @@ class ClusterState:
                 run.troubled_at = now
                 run.restless = True
 
+    def hear(self, node: str, now: float) -> None:
+        """This node does not count as silent: nothing is known of an agent there that should have reported."""
+        self._nodes[node].reported_at = now
+        self._taken += 1
+
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
         self._taken += 1

@@ -15,13 +15,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.lingering_job import (
-    PROGRESS_SLACK_S,
-    dead_for_s,
-    had_steps_to_make,
-    last_words,
-    words_of,
-)
+from watchdog.detect.lingering_job import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
 from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
 from watchdog.model import Culprit, Finding, Kind, Severity, Truth
 
@@ -106,7 +100,7 @@ def _was_not_over(job: JobView, first: ProcessView) -> bool:
     """Whether anything tells that the training had not come to its end when this rank left."""
     if had_steps_to_make(job):
         return True
-    if any(error.age_s <= dead_for_s(first) + PROGRESS_SLACK_S for error in words_of(job, first)):
+    if any(error.age_s <= dead_for_s(first) + PROGRESS_SLACK_S for error in job.errors):
         return True
     living, seats = _seats_of_survivors(job)
     busy = {each.rank for each in seats if each.view.busy_since is not None}

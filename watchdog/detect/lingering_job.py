@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.activity import Standing, is_quiet, standing
 from watchdog.detect.limits import LimitSettings, progress_limit
-from watchdog.detect.view import ClusterView, ErrorLine, JobView, ProcessView
+from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
@@ -253,11 +253,7 @@ def _are_left(number: int) -> str:
 
 
 def last_words(job: JobView, first: ProcessView) -> list[str]:
-    """Error lines that name the dead rank, otherwise the last ones that name nobody."""
-    return [error.event.line for error in words_of(job, first)[-3:]]
-
-
-def words_of(job: JobView, first: ProcessView) -> list[ErrorLine]:
-    """The error lines that name this rank, otherwise those that name nobody; oldest first."""
+    """Error lines that name the dead rank, otherwise the last ones of its node."""
     named = [e for e in job.errors if e.event.rank is not None and e.event.rank == first.process.rank]
-    return named or [e for e in job.errors if e.event.rank is None]
+    nearby = [e for e in job.errors if e.event.rank is None]
+    return [error.event.line for error in (named or nearby)[-3:]]

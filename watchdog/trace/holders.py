@@ -94,7 +94,7 @@ def seated(gpus: Sequence[Gpu], processes: Iterable[Process], seats: Seats) -> t
     there, in their order, if they are as many as the GPUs. Elsewhere the GPUs as they are."""
     if any(gpu.pids is not None for gpu in gpus):
         return tuple(gpus)
-    ranks = [each for each in processes if each.role is Role.RANK and each.rank is not None and each.pid > 0]
+    ranks = [each for each in processes if each.role is Role.RANK and each.rank is not None]
     if len({rank.job_id for rank in ranks}) != 1 or len({rank.rank for rank in ranks}) != len(gpus):
         return tuple(gpus)
     if len(ranks) != len(gpus):

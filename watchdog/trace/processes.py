@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from watchdog.model import Blocked, Process, Role
 from watchdog.trace.records import Proc, Tally
@@ -32,6 +33,7 @@ SLACK = 1.5
 TICKS_PER_S = 100
 """USER_HZ: /proc counts in hundredths of a second on every machine that trains models."""
 UNKNOWN_STATE = "?"
+STOPPED = ("T", "t")
 
 Key = tuple[str, int]
 """(job, pid). A negative pid stands for a process whose pid the trace does not tell; it is never shown."""
@@ -49,6 +51,11 @@ class Known:
     missed: int = 0
     missed_at: float = 0.0
     """When it was not listed for the first time."""
+
+    def stopped_for_s(self, now: float) -> float:
+        """Since it was first listed as stopped, where no line says since when it is."""
+        before = self.process.state_age_s if self.process.state in STOPPED else None
+        return 0.0 if before is None else before + now - self.listed_at
 
 
 @dataclass
@@ -90,6 +97,8 @@ class Processes:
             if old is not None and None not in (old.start, record.start) and old.start != record.start:
                 old = None  # the number was given to another process
             process = _process(record, key, old.process if old else None, restarts.get(key[0], 0), mounts)
+            if process is not None and process.state in STOPPED and process.state_age_s is None:
+                process = replace(process, state_age_s=old.stopped_for_s(now) if old is not None else 0.0)
             if process is None:
                 self.unplaced = True
                 self.tally.ignore("`more` that is no process of ours")

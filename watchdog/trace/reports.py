@@ -33,6 +33,10 @@ KEPT_OF_REPORT = (
     "age_s", "interval_s", "agent_version", "events_dropped", "hung_probes", "node_events_dropped", "gpu_holders", "problems",
 )  # fmt: skip
 """What a recorded `report` line says beyond the other lines of its moment."""
+WRITING_S = 1800.0
+"""A checkpoint whose beginning a trace tells once may take as long as one in the log (`collective_hang.checkpoint_floor` as it ships)."""
+AGAIN = 3.0
+"""Where a trace tells again and again that it is written: so many times the longest pause so far may pass without a word."""
 CHECKPOINTS = "checkpoints"
 """Directory of those that a trace tells of: it does not say where they lie."""
 KILLED = ("oom_kill", "segfault")
@@ -50,6 +54,9 @@ class Node:
     sequence: int = 0
     boot_id: str = ""
     heard_at: float = float("-inf")
+    speaks: bool = False
+    """It has said what agents say again and again. One of which a trace tells no more than what it logged has no agent that could fall
+    silent."""
     own: tuple[Pattern, ...] = ()
     """The site's patterns of progress."""
     processes: Processes = field(init=False)
@@ -61,6 +68,8 @@ class Node:
     """A recording says itself who holds a GPU."""
     _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
     _checkpoints: dict[tuple[str, str], tuple[Checkpoint, float]] = field(default_factory=dict)
+    _writing: dict[tuple[str, str], tuple[float, float | None]] = field(default_factory=dict)
+    """Checkpoint that is being written -> (said last, longest time between two such lines)."""
     _hung_since: dict[str, float] = field(default_factory=dict)
     _sampled_at: set[float] = field(default_factory=set)
     """When, in this moment, it was looked at what processes and GPUs do."""
@@ -77,6 +86,7 @@ class Node:
         self._logs.forget(job_id)
         for key in [key for key in self._checkpoints if key[0] == job_id]:
             del self._checkpoints[key]
+            self._writing.pop(key, None)
 
     def reports(
         self,
@@ -98,7 +108,7 @@ class Node:
         kept: dict[type, list[Any]] = {records.Proc: procs, records.Report: words, records.Gpu: gpus}
         for each in said:
             kept.get(type(each), others).append(each)
-        self.heard_at = now
+        self.heard_at, self.speaks = now, self.speaks or bool(procs or words or gpus)
         listed = self.processes.list(procs, now, restarts, mounts)
         more = next((each.more for each in reversed(words) if each.more), None) or {}
         count = next((each.listed for each in reversed(words) if each.listed is not None), None)
@@ -159,15 +169,29 @@ class Node:
             "processes": processes,
             "gpus": gpus,
             "gpu_holders": holders,
-            "checkpoints": self._present(self._checkpoints, now, for_ever=True),
+            "checkpoints": self._checkpoints_now(now),
         }
         return Report(node=self.name, sequence=self.sequence, **{**given, **fields})
 
-    def _present(
-        self, table: dict[Any, tuple[T, float]], now: float, *, for_ever: bool = False
-    ) -> tuple[T, ...]:
+    def _present(self, table: dict[Any, tuple[T, float]], now: float) -> tuple[T, ...]:
         """What was said not long ago: what a GPU did a minute ago is no evidence."""
-        return tuple(each for each, at in table.values() if for_ever or now - at <= self._fresh_s)
+        fresh_s = self._fresh_s
+        return tuple(each for each, at in table.values() if now - at <= fresh_s)
+
+    def _checkpoints_now(self, now: float) -> tuple[Checkpoint, ...]:
+        """As they were said last. What nobody says any more is written no more."""
+        for key, (at, pause_s) in list(self._writing.items()):
+            if now - at > (WRITING_S if pause_s is None else max(self._fresh_s, AGAIN * pause_s)):
+                found, said_at = self._checkpoints[key]
+                self._checkpoints[key] = replace(found, writing=False), said_at
+                del self._writing[key]
+        return tuple(found for found, _ in self._checkpoints.values())
+
+    def _note_writing(self, key: tuple[str, str], found: Checkpoint, at: float) -> None:
+        before = self._writing.pop(key, None)
+        if found.writing:
+            pause_s = None if before is None else max(at - before[0], before[1] or 0.0)
+            self._writing[key] = at, pause_s
 
     @property
     def _fresh_s(self) -> float:
@@ -302,22 +326,22 @@ class Node:
             if found is None:
                 return
             self._checkpoints[job_id, found.directory] = (found, record.t)
+            self._note_writing((job_id, found.directory), found, record.t)
             return
         if record.complete is None or record.step is None:
             return
         key = (job_id, CHECKPOINTS)
         old = self._checkpoints[key][0] if key in self._checkpoints else None
         step = record.step if record.complete else old.step if old else None
-        self._checkpoints[key] = (
-            Checkpoint(
-                job_id=job_id,
-                directory=CHECKPOINTS,
-                step=step,
-                writing_step=None if record.complete else record.step,
-                writing=not record.complete,
-            ),
-            record.t,
+        found = Checkpoint(
+            job_id=job_id,
+            directory=CHECKPOINTS,
+            step=step,
+            writing_step=None if record.complete else record.step,
+            writing=not record.complete,
         )
+        self._checkpoints[key] = found, record.t
+        self._note_writing(key, found, record.t)
         if record.complete and (old is None or old.step != step or old.writing):
             yield Event(
                 kind=EventKind.CHECKPOINT,

@@ -574,3 +574,46 @@ def test_a_thousand_jobs_are_one_message_that_slack_takes(journal: Journal) -> N
 
 def test_every_topic_has_words() -> None:
     assert SlackChannel.topics == frozenset(Topic)
+
+
+OLD = {"text": "[a] CRITICAL: job 7: rank 3 waits alone.", "blocks": [], "link_names": False}
+
+
+def test_what_a_release_before_the_upgrade_has_left_is_delivered_or_ended_in_writing(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    wall = Wall()
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        notifier = Notifier(journal.outbox, [], "a", wall=lambda: told.now)
+        with journal.together():
+            journal.outbox.add("people", "old", {**OLD, "text": "of last week"}, told.now - 90_000.0)
+            for number in range(40):
+                journal.outbox.add(
+                    "people", f"i{number}", {**OLD, "text": f"story {number}"}, told.now - 100.0
+                )
+            journal.outbox.add("people", "odd", {"of": "another release"}, told.now)
+            journal.outbox.add("webhook", "i1", {"topic": "opened"}, told.now)
+        heir = Notifier(journal.outbox, [told.workers[0].channel], "a", heir="slack", wall=lambda: told.now)
+        heir.take_over()
+        await told.run_until_empty()
+        heir.take_over()
+        notifier.take_over()
+
+    asyncio.run(go())
+    assert [text for text in wall.texts() if "story" in text] == [f"story {n}" for n in range(30, 40)]
+    assert most_in_a_minute([at for at, _, _ in wall.posts]) <= 5
+    ended = [record.getMessage() for record in caplog.records if "ends here" in record.getMessage()]
+    assert len(ended) == 1 + 30 + 1 + 1
+    assert any("of last week" in text for text in ended)
+    assert journal.outbox.waiting_channels() == []
+
+
+def test_without_slack_what_is_left_ends_in_writing(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.outbox.add("people", "i1", OLD, 1e6)
+    Notifier(journal.outbox, [], "a", wall=lambda: 1e6).take_over()
+    assert journal.outbox.waiting_channels() == []
+    assert "nobody takes it: [a] CRITICAL: job 7" in caplog.text

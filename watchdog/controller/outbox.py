@@ -62,6 +62,12 @@ class SqlOutbox:
                 for row in sql.execute(query)
             ]
 
+    def waiting_channels(self) -> list[str]:
+        """Channels that have messages which are not done."""
+        query = sa.select(OUTBOX.c.channel).where(OUTBOX.c.done.is_(False)).distinct()
+        with self._database.transaction() as sql:
+            return sorted(sql.execute(query).scalars())
+
     def done(self, item_id: int) -> None:
         """This message needs no more sending."""
         with self._database.transaction() as sql:

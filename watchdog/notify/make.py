@@ -47,5 +47,6 @@ def make_notifier(config: Config, outbox: Outbox) -> Notifier:
         )
     if not channels:
         channels.append(SlackChannel(LogPoster(), cluster, name="log", pace=Pace(LOG_PACE, gap_s=0.0)))
-    notifier.append(Notifier(outbox, channels, cluster, pulse_s=settings.pulse))
+    heir = next((each.name for each in channels if isinstance(each, SlackChannel)), "")
+    notifier.append(Notifier(outbox, channels, cluster, heir=heir, pulse_s=settings.pulse))
     return notifier[0]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from watchdog import clock
 from watchdog.model import ActionRun, Decision, Incident, SlurmJob
 from watchdog.notify import SendFailed
+from watchdog.notify.harmless import one_line
 from watchdog.notify.notice import KEPT_JOBS, Notice, Topic, job_notes, to_row
 from watchdog.notify.pulse import PULSE_ID, JobPulse, pulse_message
 
@@ -32,6 +33,11 @@ STALE_AFTER_S = 86400.0
 FORGET_AFTER_S = 14 * 86400.0
 """Threads and sent messages are remembered so long: an incident that lasts longer gets a thread anew."""
 TIDY_EVERY_S = 600.0
+OLD_CHANNEL = "people"
+"""Where the first releases put messages for Slack, ready to be sent."""
+TAKEN_OVER = 10
+"""Of so many that waited: two minutes at five a minute."""
+TAKEN_AT_ONCE = 5000
 
 
 class Outbox(Protocol):
@@ -39,6 +45,7 @@ class Outbox(Protocol):
 
     def add(self, channel: str, incident_id: str, payload: dict[str, Any], at: float) -> None: ...
     def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]: ...
+    def waiting_channels(self) -> list[str]: ...
     def done_all(self, channel: str, item_ids: Sequence[int]) -> None: ...
     def replace(
         self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
@@ -95,12 +102,15 @@ class Notifier:
         channels: Sequence[Channel],
         cluster: str,
         *,
+        heir: str = "",
         pulse_s: float = 0.0,
         poll_s: float = POLL_S,
         first_retry_s: float = FIRST_RETRY_S,
         wall: Callable[[], float] = clock.wall,
     ) -> None:
         self._outbox = outbox
+        self._heir = heir
+        """The channel that is given what an older release has left; empty: there is none that takes it."""
         self._channels = tuple(channels)
         self._cluster = cluster
         self._pulse_s = pulse_s
@@ -162,12 +172,42 @@ class Notifier:
 
     async def run(self) -> None:
         """Send until cancelled. Nothing that goes wrong here ends it."""
+        try:
+            self.take_over()
+        except Exception:  # the boundary: what is left lying is no reason to keep news back
+            LOG.exception("messages of other channels can't be looked at")
         async with asyncio.TaskGroup() as tasks:
             for worker in self._workers:
                 tasks.create_task(worker.run())
             tasks.create_task(self._tidy_for_ever())
             if self._pulse_s > 0:
                 tasks.create_task(self._pulse_for_ever())
+
+    def take_over(self) -> None:
+        """What waits for a channel that is not there any more: after an upgrade, or without a notifier that was configured before.
+
+        The newest of an older release's are delivered. All others end here, in writing.
+        """
+        for name in self._outbox.waiting_channels():
+            if name in (worker.channel.name for worker in self._workers):
+                continue
+            while items := self._outbox.pending(TAKEN_AT_ONCE, name):
+                self._end(name, items)
+
+    def _end(self, name: str, items: Sequence[OutboxItem]) -> None:
+        now = self._wall()
+        ours = [item for item in items if name == OLD_CHANNEL and {"text", "blocks"} <= item.payload.keys()]
+        fresh = [item for item in ours if self._heir and now - item.added_at < STALE_AFTER_S][-TAKEN_OVER:]
+        for item in fresh:
+            self._outbox.add(self._heir, item.incident_id, {"message": item.payload}, item.added_at)
+        for item in items:
+            if item not in fresh:
+                said = one_line(str(item.payload.get("text", "")), 300)
+                LOG.warning(
+                    "message %d to %s about %s ends here, nobody takes it: %s",
+                    item.id, name, item.incident_id, said,
+                )  # fmt: skip
+        self._outbox.done_all(name, [item.id for item in items])
 
     async def _tidy_for_ever(self) -> None:
         while True:

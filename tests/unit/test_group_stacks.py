@@ -486,3 +486,67 @@ def test_a_heading_behind_the_prefix_of_its_host_says_whose_stack_follows() -> N
     )
     found = judge(parse_stacks(text), Given(since_last_step_s=HOUR))
     assert [(each.rank, each.node) for each in found.culprits] == [(2, "n1")]
+
+
+# ------------------------------------------------------------------------------------------ who normally looks alike
+
+P2P = ("recv_forward (megatron/core/pipeline_parallel/p2p_communication.py:420)", *TAIL)
+MEGATRON = "python pretrain_gpt.py --tensor-model-parallel-size {} --pipeline-model-parallel-size {}"
+
+
+def with_command(places: Sequence[Sequence[str]], command: str) -> list[Dump]:
+    text = "".join(
+        text_of(r, frames).replace("python -u pretrain.py", command) for r, frames in enumerate(places)
+    )
+    return parse_stacks(text)
+
+
+LATE = Given(since_last_step_s=HOUR, typical_step_s=5.0)
+
+
+def test_a_rank_that_left_its_tensor_parallel_group_is_named_only_if_the_groups_are_known() -> None:
+    places = [P2P] * 4 + [REDUCE] * 4 + [P2P] * 4 + [BROADCAST] * 4
+    places[6] = P2P  # its three peers are in all_reduce
+    assert judge(dumps_of(places), LATE).culprits == ()
+    found = judge(with_command(places, MEGATRON.format(4, 2)), LATE)
+    assert said(found) == (True, "collective_mismatch", [6])
+    assert "than the 3 others of its tensor-parallel group (all_reduce)" in found.summary
+    assert judge(with_command(places, MEGATRON.format(4, 2)), Given()).culprits == ()
+    assert judge(with_command(places, MEGATRON.format(2, 2)), LATE).culprits == ()
+
+
+def test_the_pipeline_that_has_not_finished_is_told_and_nobody_is_named() -> None:
+    places = [P2P if rank % 4 == 2 else REDUCE for rank in range(16)]  # four stages, four copies
+    before, found = judge(dumps_of(places), LATE), judge(with_command(places, MEGATRON.format(1, 4)), LATE)
+    assert "Ranks 2, 6, 10, 14" not in before.summary
+    assert said(found) == (True, "pipeline", [])
+    assert "Ranks 2, 6, 10, 14 of it wait for each other" in found.summary
+    places[3] = P2P  # of another copy: then it is no single one
+    assert "Ranks 2" not in judge(with_command(places, MEGATRON.format(1, 4)), LATE).summary
+
+
+@given(st.lists(st.sampled_from([P2P, REDUCE, BROADCAST, BARRIER]), min_size=8, max_size=8), st.sampled_from([(2, 2), (4, 2), (8, 1), (1, 2)]))  # fmt: skip
+def test_whoever_is_named_by_topology_is_alone_among_peers_that_agree(
+    places: list[Sequence[str]], sizes: tuple[int, int]
+) -> None:
+    found = judge(with_command(places, MEGATRON.format(*sizes)), LATE)
+    for culprit in found.culprits:
+        peers = [
+            p
+            for r, p in enumerate(places)
+            if r // sizes[0] == (culprit.rank or 0) // sizes[0] and r != culprit.rank
+        ]
+        alone = len([p for p in places if p is places[culprit.rank or 0]]) == 1
+        assert alone or (len({id(p) for p in peers}) == 1 and peers[0] is not places[culprit.rank or 0])
+
+
+def test_a_topology_that_does_not_fit_is_told_and_not_used(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text("".join(text_of(r, REDUCE) for r in range(6)))
+    result = CliRunner().invoke(main, ["group-stacks", "--topology", "tp=4", str(tmp_path / "all.txt")])
+    assert "--topology tp=4 was not used" in result.stderr
+    assert (
+        CliRunner()
+        .invoke(main, ["group-stacks", "--topology", "tp=2,pp=3", str(tmp_path / "all.txt")])
+        .stderr
+        == ""
+    )

@@ -49,12 +49,19 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
     help="Seconds since the last step when the stacks were taken.",
 )
 @click.option("--typical-step", type=click.FloatRange(0), metavar="S", help="Seconds that a step takes.")
+@click.option(
+    "--topology",
+    metavar="SIZES",
+    help="Sizes of tensor, pipeline and context parallelism in Megatron's order of ranks, tp=4,pp=8: compares ranks with those that "
+    "normally look like them. [default: as the ranks' command lines say]",
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 def group_stacks(
     paths: tuple[str, ...],
     ranks: int | None,
     since_last_step: float | None,
     typical_step: float | None,
+    topology: str | None,
     as_json: bool,
 ) -> None:
     """Reads stacks and says whether they show a hang, and which rank keeps the others waiting, or that nobody is odd.
@@ -68,6 +75,7 @@ def group_stacks(
     Examples:
       slurm-watchdog group-stacks trace-*.out
       slurm-watchdog group-stacks stacks/ --ranks 64 --since-last-step 1800 --typical-step 12
+      slurm-watchdog group-stacks stacks/ --since-last-step 1800 --topology tp=4,pp=8
       srun --overlap --label … py-spy dump … | slurm-watchdog group-stacks -
     """
     from watchdog.diagnose.stack_case import Given
@@ -84,7 +92,11 @@ def group_stacks(
             err=True,
         )
         sys.exit(EXIT_USAGE)
-    verdict = judge(dumps, Given(ranks=ranks, since_last_step_s=since_last_step, typical_step_s=typical_step))
+    given = Given(
+        ranks=ranks, since_last_step_s=since_last_step, typical_step_s=typical_step, topology=topology
+    )
+    verdict = judge(dumps, given)
+    _check_topology(topology, verdict.ranks)
     for line in unreadable:
         click.echo(line, err=True)
     if as_json:
@@ -92,6 +104,16 @@ def group_stacks(
     else:
         _print(verdict)
     sys.exit(EXIT_USAGE if unreadable else EXIT_FOUND if verdict.is_hang else EXIT_FINE)
+
+
+def _check_topology(text: str | None, world: int) -> None:
+    from watchdog.diagnose.topology import parse_topology
+
+    if text is not None and parse_topology(text, world) is None:
+        click.echo(
+            f"--topology {clean(text)} was not used: it is written tp=4,pp=8 (and cp=2), and has to divide the {world} ranks.",
+            err=True,
+        )
 
 
 # ------------------------------------------------------------------------------------------ reading

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from watchdog.diagnose.stack_places import WAITS_FOR_PEERS, RankPlace, is_native, locate
 from watchdog.diagnose.stack_ranks import Cast, RankProcess
 from watchdog.diagnose.stack_sides import ENDLESS, UNHURRIED, frames_key, sides
+from watchdog.diagnose.topology import Topology, parse_topology, topology_of
 from watchdog.knowledge.frames import Place
 from watchdog.model import Culprit, Value
 
@@ -24,6 +25,8 @@ class Given(Value, frozen=True, kw_only=True):
     ranks: int | None = None
     since_last_step_s: float | None = None
     typical_step_s: float | None = None
+    topology: str | None = None
+    """As a person writes it: `tp=4,pp=8`; without it the command lines of the ranks are asked."""
 
 
 class Case(Value, frozen=True, kw_only=True):
@@ -38,6 +41,7 @@ class Case(Value, frozen=True, kw_only=True):
     """True if several dumps of every rank are alike, False if a rank moved, None if there is one dump of each."""
     waiting: tuple[RankPlace, ...]
     outside: tuple[RankPlace, ...]
+    topology: Topology | None = None
 
     @property
     def base_s(self) -> float:
@@ -52,7 +56,7 @@ class Case(Value, frozen=True, kw_only=True):
         return self.given.since_last_step_s is not None and self.given.since_last_step_s < self.base_s
 
 
-def case_of(found: Cast, given: Given) -> Case:
+def case_of(found: Cast, given: Given, commands: Sequence[str] = ()) -> Case:
     """Everything that the rules look at, from who was dumped and what the caller knows."""
     placed = [(each, locate(each.dumps[-1])) for each in found.ranks if each.dumps]
     places = [place for _, place in placed if place.error is None]
@@ -68,7 +72,9 @@ def case_of(found: Cast, given: Given) -> Case:
     )  # fmt: skip
     still = frozenset(p.key for p in places) if case.late or repeated else frozenset()
     waiting, outside, _ = sides(places, still)
-    return replace(case, waiting=tuple(waiting), outside=tuple(outside))
+    world = found.world or len(found.ranks)
+    topology = parse_topology(given.topology, world) if given.topology else topology_of(commands, world)
+    return replace(case, waiting=tuple(waiting), outside=tuple(outside), topology=topology)
 
 
 def _missing(found: Cast) -> tuple[int, ...]:

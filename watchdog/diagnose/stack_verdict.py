@@ -36,7 +36,8 @@ from watchdog.diagnose.stack_words import (
     group_places,
     whom,
 )
-from watchdog.knowledge.frames import MOMENTARY, Place
+from watchdog.diagnose.topology import late_replica, odd_in_tensor_group
+from watchdog.knowledge.frames import CLASSES, MOMENTARY, Place
 from watchdog.model import Culprit, Value
 
 UNHURRIED_S: Final = 1800.0
@@ -87,7 +88,7 @@ _Ruling = tuple[bool, str, Sequence[RankPlace | Culprit], str]
 def judge(dumps: Sequence[Dump], given: Given | None = None) -> Verdict:
     """What the dumps say. Given every dump that could be read, in any order."""
     given = given or Given()
-    case = case_of(cast(dumps, given.ranks), given)
+    case = case_of(cast(dumps, given.ranks), given, [dump.command for dump in dumps if dump.command])
     groups = group_places(case.places, case.cast)
     is_hang, cls, named, sentence = _rule(case)
     culprits = tuple(culprit_of(each, case.cast) for each in named) if is_hang else ()
@@ -247,6 +248,9 @@ def _nobody_outside(case: Case) -> _Ruling:
             f"others ({others}): the calls do not match, in {call_of(odd.frames[0])}."
         )
         return True, "collective_mismatch", (odd,), sentence
+    by_topology = _by_topology(case) if not starting else None
+    if by_topology is not None:
+        return by_topology
     sentence = f"Nobody is odd: {where_all_are(case, lower=True)}"
     lost = _lost(case) if collective and not starting else None
     if lost is not None:
@@ -264,6 +268,36 @@ def _nobody_outside(case: Case) -> _Ruling:
         bool(case.repeated) and collective and not starting and case.given.since_last_step_s is None
     )
     return hang, cls, (), sentence
+
+
+def _by_topology(case: Case) -> _Ruling | None:
+    """All wait, and who waits with whom is known: a rank that left its tensor-parallel group, or a pipeline that has not finished.
+
+    Ranks that train look so for a moment, too: time, or dumps that are alike, have to say that they do not.
+    """
+    if case.topology is None or not (case.late or case.repeated):
+        return None
+    odd = odd_in_tensor_group(case.waiting, case.topology)
+    if odd is not None:
+        peers = next(
+            collective_of(p)
+            for p in case.waiting
+            if p is not odd and case.topology.tensor_group(p.rank) == case.topology.tensor_group(odd.rank)
+        )
+        sentence = (
+            f"{whom(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than the {case.topology.tensor - 1} "
+            f"others of its tensor-parallel group ({peers}): the calls do not match, in {call_of(odd.frames[0])}."
+        )
+        return True, "collective_mismatch", (odd,), sentence
+    late = late_replica(case.waiting, case.topology)
+    if late:
+        ranks = ", ".join(str(p.rank) for p in late[:16])
+        sentence = (
+            f"Nobody can be named: the pipeline of one copy of the model has not finished, and all other copies wait for it. Ranks {ranks} of it "
+            f"wait for each other: look at the links between these first. {where_all_are(case)}"
+        )
+        return True, CLASSES[Place.P2P], (), sentence
+    return None
 
 
 def _lost(case: Case) -> Culprit | None:

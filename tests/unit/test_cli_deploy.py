@@ -72,7 +72,7 @@ def test_systemd_understands_the_unit(checkout: Path, tmp_path: Path, unit: str)
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     for each in (checkout / "systemd").glob("slurm-watchdog-*"):  # together: they name each other
-        text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", each.read_text(), flags=re.MULTILINE)
+        text = re.sub(r"^(Exec\w+)=\S+", r"\1=/bin/true", each.read_text(), flags=re.MULTILINE)
         users = r"^((?:Socket)?(?:User|Group))=slurm-watchdog(-\w+)?$"
         (tmp_path / each.name).write_text(re.sub(users, r"\1=root", text, flags=re.MULTILINE))
     file = tmp_path / f"{unit}.service"

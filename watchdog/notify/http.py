@@ -37,8 +37,11 @@ async def post_json(
     # `from None`: the exception below may hold the address.
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise SendFailed(f"{whom} can't be reached ({type(error).__name__})") from None
+    said = without_secrets(said, url)
+    for word in " ".join((headers or {}).values()).split():
+        said = said.replace(word, "(secret)")  # a receiver may repeat what it was told
     raise SendFailed(
-        f"{whom} answered {status}: {safe(without_secrets(said, url), 200)}",
+        f"{whom} answered {status}: {safe(said, 200)}",
         retry_after_s=retry_after(asked) if status in (429, 503) else None,
         permanent=status in REFUSED_FOR_GOOD,
     )

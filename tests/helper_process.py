@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +77,16 @@ def as_user(uid: int, capabilities: Sequence[str], command: list[str]) -> list[s
     return ["setpriv", *who, *rights, "--", *command]
 
 
+def run_here(*words: object) -> None:
+    subprocess.run([str(word) for word in words], check=True)
+
+
 @contextmanager
-def place() -> Iterator[Place]:
-    """The interpreter, its packages and the checkout, bound under /tmp: they may lie below a home that nobody else may enter."""
+def place(run: Callable[..., object] = run_here) -> Iterator[Place]:
+    """The interpreter, its packages and the checkout, bound under /tmp: they may lie below a home that nobody else may enter.
+
+    `run` runs a command where it is to be used, in a node of a cluster perhaps.
+    """
     directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-place-"))
     directory.chmod(0o755)
     packages = next(path for path in site.getsitepackages() if (Path(path) / "msgspec").is_dir())
@@ -88,20 +95,31 @@ def place() -> Iterator[Place]:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         for name, source in parts.items():
             (directory / name).mkdir()
-            subprocess.run(["mount", "--bind", source, directory / name], check=True)
-            stack.callback(subprocess.run, ["umount", "--lazy", directory / name], check=False)
+            run("mount", "--bind", source, directory / name)
+            stack.callback(run, "umount", "--lazy", directory / name)
         python = directory / "python" / "bin" / f"python{sysconfig.get_python_version()}"
         path = f"{directory}/checkout:{directory}/packages"
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         yield Place(directory, python, environment)
 
 
-def _start(where: Place, socket: Path, log: Path) -> subprocess.Popen[bytes]:
+def helper_command(where: Place, socket: Path) -> list[str]:
+    """The helper of AGENT_UID, as its user."""
     words = ("-m", "watchdog.agent.helper_main", str(socket), str(AGENT_UID))
+    return where.command(HELPER_UID, CAPABILITIES, *words)
+
+
+def agent_command(where: Place, *words: str) -> list[str]:
+    """`slurm-watchdog agent …`, as a user without a capability."""
+    program = "import sys; from watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+    return where.command(AGENT_UID, (), "-c", program, "agent", *words)
+
+
+def _start(where: Place, socket: Path, log: Path) -> subprocess.Popen[bytes]:
     before = log.read_text(errors="replace").count("serving the agent")
     with log.open("ab") as out:
         process = subprocess.Popen(
-            where.command(HELPER_UID, CAPABILITIES, *words),
+            helper_command(where, socket),
             stdout=out,
             stderr=out,
             env=dict(where.environment),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from watchdog.agent.functions import FUNCTIONS
 from watchdog.agent.helper_functions import HELPER_FUNCTIONS
-from watchdog.agent.tasks import KILL_SWITCH_BASE, TASKS, RefusedError, check_request, guarded
+from watchdog.agent.tasks import KILL_SWITCH_BASE, TASKS, Guarded, RefusedError, check_request
 from watchdog.model import Process, Role
 
 USER = 4242
@@ -142,12 +142,13 @@ def test_whatever_comes_is_done_or_refused_and_nothing_else(function: str, args:
 def test_a_refusal_is_told_and_the_function_is_not_called() -> None:
     told: list[str] = []
     called: list[Any] = []
-    functions = guarded(
+    functions = Guarded(
         {"list_mounts": lambda args, state: called.append(args), "secret": print}, True, told.append
     )
     assert set(functions) == {"list_mounts"}
-    functions["list_mounts"]([], {"uid": -1})
-    with pytest.raises(OSError, match="the helper refuses"):
-        functions["list_mounts"]([1], {"uid": -1})
+    functions.get("list_mounts")([], {"uid": -1})
+    for name, args in (("list_mounts", [1]), ("secret", "x"), ("eval", "1")):
+        with pytest.raises(OSError, match="the helper refuses"):
+            functions.get(name)(args, {"uid": -1})
     assert called == [[]]
-    assert len(told) == 1
+    assert len(told) == 3

@@ -21,7 +21,7 @@ from typing import Final
 from watchdog import clock, runner
 from watchdog.agent.kmsg import KmsgFile
 from watchdog.agent.probe_child import Function, decode, encode, fork_worker, say_no_start
-from watchdog.agent.tasks import KERNEL_LOG, MAX_REQUEST, RefusedError, check_user, guarded
+from watchdog.agent.tasks import KERNEL_LOG, MAX_REQUEST, Guarded, RefusedError, check_user
 from watchdog.agent.words import describe
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class Helper:
             with suppress(OSError):  # full: it is one of very many
                 self._tell.send(f"{key}: {reason}"[:MAX_REFUSAL].encode(errors="replace"))
 
-        functions = guarded(self.functions, is_here, report)
+        functions = Guarded(self.functions, is_here, report)
         ours = [self.listener, self._told, *(each.sock for each in self.connections.values())]
         pid = fork_worker(ours, fd, key, uid, functions, MAX_REQUEST)
         if pid > 0:

@@ -8,7 +8,7 @@ an ordinary user with processes on this node, and never root: whatever path it g
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -244,9 +244,9 @@ def check_request(function: str, args: Any, uid: int, is_here: bool = True) -> N
 
     `is_here`: that user has, or had within the hour, a process on this node.
     """
-    task = TASKS.get(function)
+    task = TASKS.get(str(function))
     if task is None:
-        raise RefusedError(f"{function[:60]!r} is nothing that can be asked here")
+        raise RefusedError(f"{str(function)[:60]!r} is nothing that can be asked here")
     if task.as_owner != (uid >= 0):
         who = "as the owner of the files" if task.as_owner else "as nobody else"
         raise RefusedError(f"{function} is done {who}")
@@ -270,23 +270,22 @@ def check_user(uid: int) -> None:
 Report = Callable[[str], None]
 
 
-def guarded(functions: Mapping[str, Function], is_here: bool, report: Report) -> dict[str, Function]:
-    """`functions` behind check_request. The child's user is in its `state["uid"]`; `report` hears of each refusal."""
+class Guarded(dict[str, Function]):
+    """Functions behind check_request. The child's user is in its `state["uid"]`; `report` hears of each refusal."""
 
-    def guard(name: str) -> Function:
+    def __init__(self, functions: Mapping[str, Function], is_here: bool, report: Report):
+        super().__init__({name: function for name, function in functions.items() if name in TASKS})
+        self._is_here, self._report = is_here, report
+
+    def get(self, name: str, default: Any = None) -> Function:
+        """One that checks first; also for a name that is not in the list: that is refused like all else."""
+
         def checked(args: Any, state: dict[str, Any]) -> Any:
             try:
-                check_request(name, args, state["uid"], is_here)
+                check_request(name, args, state["uid"], self._is_here)
             except RefusedError as error:
-                report(str(error))
+                self._report(str(error))
                 raise OSError(0, f"the helper refuses: {error}") from error
-            return functions[name](args, state)
+            return self[name](args, state)
 
         return checked
-
-    return {name: guard(name) for name in names_of(functions)}
-
-
-def names_of(functions: Mapping[str, Function]) -> Iterable[str]:
-    """Those of `functions` that are in the list."""
-    return [name for name in functions if name in TASKS]

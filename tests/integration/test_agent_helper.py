@@ -1,0 +1,410 @@
+"""An agent without any right and its helper: what it sees, what the helper refuses, and that neither takes the other with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.demo.cluster import Cluster
+from deploy.demo.stack import COMMAND, Watchdog
+from tests import helper_process
+from tests.helper_process import AGENT_UID, HELPER_UID, HelperProcess, Place, agent_command, helper_command
+from tests.integration.test_main_job import ended_action, submit, training
+from watchdog.agent.tasks import KILL_SWITCH_BASE
+from watchdog.model import Process, Report, Role
+from watchdog.wire import decode_report
+
+NOBODY, STRANGER = 65534, 64985
+WAIT_S = 120.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.geteuid() != 0, reason="needs root: a helper with capabilities, processes of several users"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def where() -> Iterator[Place]:
+    reason = helper_process.why_impossible()
+    if reason is not None:
+        pytest.skip(reason)
+    with helper_process.place() as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def helper(where: Place) -> Iterator[HelperProcess]:
+    with helper_process.helper(where) as helper:
+        yield helper
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    return pytest.fail(f"not within {WAIT_S:g} s: {what}")
+
+
+# What the agent's own user does with the helper: `ask` is one request, `say` prints a line of JSON.
+ASKER = """
+import json, os, sys, time
+from watchdog import clock
+from watchdog.agent.functions import FUNCTIONS
+from watchdog.agent.helper_link import HelperLink, is_usable
+from watchdog.agent.probe import Probes
+from watchdog.agent.tasks import TASKS
+
+assert is_usable(sys.argv[1])
+link = HelperLink(sys.argv[1])
+probes = Probes(FUNCTIONS, helper=link, helped=[*TASKS, "sleep", "write_state"])
+
+def ask(key, function, args, uid=-1, deadline_s=60.0):
+    answers = []
+    request = probes.ask(key, function, args, deadline_s, clock.monotonic(), answers.append, uid)
+    if request is None:
+        return [None, "; ".join(probes.problems())]
+    probes.settle(deadline_s + 30, [request])
+    return [answers[0].value, answers[0].error, answers[0].timed_out]
+
+def say(*what):
+    print(json.dumps(what), flush=True)
+"""
+
+
+def asker(helper: HelperProcess, program: str, *words: str) -> subprocess.Popen[str]:
+    command = helper.place.command(
+        AGENT_UID, (), "-c", ASKER + textwrap.dedent(program), str(helper.socket), *words
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=dict(helper.place.environment), cwd="/", **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+def said(helper: HelperProcess, program: str, *words: str) -> list[Any]:
+    process = asker(helper, program, *words)
+    out, _ = process.communicate(timeout=2 * WAIT_S)
+    assert process.returncode == 0
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.fixture
+def box(where: Place) -> Iterator[Path]:
+    """A directory of nobody's."""
+    box = where.directory / f"box-{time.monotonic_ns()}"
+    box.mkdir()
+    os.chown(box, NOBODY, NOBODY)
+    yield box
+
+
+@pytest.fixture
+def somebody() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of nobody's: he is on this node."""
+    process = subprocess.Popen(
+        ["sleep", "600"], user=NOBODY, group=NOBODY, env={"SLURM_JOB_ID": "77", "SECRET": "of nobody's"}
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_helper_does_what_is_in_its_list_and_refuses_all_else(
+    helper: HelperProcess, box: Path, somebody: subprocess.Popen[bytes]
+) -> None:
+    (box / "train.log").write_text("iteration 3/ 9 | lm loss: 2.5\n")
+    (box / "roots.log").write_text("iteration 6/ 9 | lm loss: 6.6\n")
+    (box / "roots.log").chmod(0o600)
+    os.chown(box / "train.log", NOBODY, NOBODY)
+    before = helper.said.count("refused:")
+    lines = said(
+        helper,
+        """
+        box, pid, nobody = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+        switch = {"path": f"{box}/kill", "content": '{"by": "slurm-watchdog"}', "node": "n1"}
+        say("identify", *ask("identify", "identify", [[pid, None]]))
+        say("calls", *ask("look", "look_at_calls", [["io", pid, pid], ["call", pid, pid], ["devices", pid, pid]]))
+        follow = {"files": [["1", f"{box}/train.log", 0], ["1", f"{box}/roots.log", 0]]}
+        say("follow", *ask("files:a", "follow", follow, nobody))
+        say("write", *ask("files:a", "write_kill_switch", switch, nobody))
+        say("made", os.path.exists(f"{box}/kill"), os.stat(f"{box}/kill").st_uid)
+        say("again", *ask("files:a", "write_kill_switch", switch | {"content": '{"by": "another"}'}, nobody))
+        say("remove", *ask("files:a", "remove_kill_switch", switch, nobody))
+        say("gone", os.path.exists(f"{box}/kill"))
+        say("refused", *ask("a", "sleep", 1))
+        say("refused", *ask("b", "write_state", ["/etc/x", "y"]))
+        say("refused", *ask("c", "follow", follow))
+        say("refused", *ask("d", "identify", [[pid, None]], nobody))
+        say("refused", *ask("e", "write_kill_switch", switch | {"content": "#!/bin/sh"}, nobody))
+        say("refused", *ask("f", "last_kernel_lines", {"path": "/etc/shadow"}))
+        say("refused", *ask("g", "follow", follow, 64999))
+        say("refused", *ask("h", "follow", follow, 0))
+        link.sock.send(b"[1,2,3]")
+        say("lives", *ask("identify", "identify", [[pid, None]]))
+        """,
+        str(box),
+        str(somebody.pid),
+        str(NOBODY),
+    )
+    told = {line[0]: line[1:] for line in lines}
+    ((_, error, _),) = [told["identify"]]
+    assert error is None
+    until(lambda: helper.said.count("refused:") >= before + 8, "every refusal in the log")
+    io, call, devices = told["calls"][0]
+    assert io.startswith("rchar:")
+    assert len(call[0].split()) >= 3, "the system call it sleeps in"
+    assert devices[0] >= 3
+    mine, roots = told["follow"][0]["files"]
+    assert [event["step"] for event in mine["events"] if event["step"]] == [3]
+    assert "EACCES" in roots["error"], "the owner's own rights, no more"
+    assert told["write"][1] is None, told
+    assert told["made"] == [True, NOBODY]
+    assert "not ours" in told["again"][1]
+    assert told["remove"][1] is None
+    assert told["gone"] == [False]
+    for line in lines:
+        if line[0] == "refused":
+            assert line[1] is None and ("refuses" in line[2] or "ordinary users" in line[2]), line
+    assert told["lives"][1] is None
+    assert "SECRET" not in json.dumps(lines)
+    assert "has no process on this node" in helper.said
+    assert not list(box.rglob(".*")), "nothing is left behind"
+
+
+def test_nobody_but_the_agent_is_served(helper: HelperProcess) -> None:
+    os.chmod(helper.socket, 0o666)  # as if the group were too wide: the user is asked for as well
+    program = (
+        "import socket,sys; s=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(60); s.connect(sys.argv[1]);"
+        "print(repr(s.recv(100)))"
+    )
+    command = helper.place.command(STRANGER, (), "-c", program, str(helper.socket))
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=WAIT_S, env=dict(helper.place.environment), cwd="/"
+    )
+    assert done.stdout.strip() == "b''", done.stderr
+    until(lambda: f"a connection of uid {STRANGER}" in helper.said, "the refusal in the log")
+    os.chmod(helper.socket, 0o660)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:  # root is nobody special here
+        sock.settimeout(60)
+        sock.connect(str(helper.socket))
+        assert sock.recv(100) == b""
+
+
+def test_a_helper_that_is_killed_or_stopped_holds_nobody_up_and_is_found_again(helper: HelperProcess) -> None:
+    process = asker(
+        helper,
+        """
+        me = os.getpid()
+        say("first", ask("identify", "identify", [[me, None]])[1])
+        for line in sys.stdin:
+            began = time.monotonic()
+            value, error, *timed_out = ask(line.strip() or "identify", "identify", [[me, None]], deadline_s=1.0)
+            say(time.monotonic() - began < 30, value is not None or error is None, error, timed_out, probes.problems(),
+                [each.probe for each in probes.hung(clock.monotonic())])
+        """,
+    )
+    assert process.stdin is not None and process.stdout is not None
+
+    def ask(key: str = "") -> list[Any]:
+        process.stdin.write(f"{key}\n")
+        process.stdin.flush()
+        found: list[Any] = json.loads(process.stdout.readline())
+        return found
+
+    try:
+        assert json.loads(process.stdout.readline()) == ["first", None]
+        helper.process.kill()
+        helper.process.wait()
+        until(lambda: "helper:" in " ".join(ask()[4]), "the loss is told as a problem")
+        assert ask()[0], "it answers, that there is no helper"
+        helper.start_again()
+        until(lambda: ask()[1] and not ask()[4], "the new helper serves")
+
+        os.kill(helper.process.pid, signal.SIGSTOP)
+        _, _, error, timed_out, _, hung = ask("files:/x")
+        assert "was not started within" in error, "no filesystem is blamed for it"
+        assert timed_out == [False]
+        assert hung == ["start:files:/x"]
+        os.kill(helper.process.pid, signal.SIGCONT)
+        until(lambda: not ask()[5], "the child that came late is free")
+    finally:
+        process.stdin.close()
+        process.wait(WAIT_S)
+    assert process.returncode == 0
+
+
+# ------------------------------------------------------------------------------------------ on a real Slurm
+
+SOCKET = "/run/slurm-watchdog-helper/socket"
+
+
+class Powerless(Watchdog):
+    """A watchdog whose agent on n1 has no right at all, and a helper; that of n2 is root's. Both write their reports down."""
+
+    def __init__(self, cluster: Cluster, place: Place) -> None:
+        self.place = place
+        self.helper: subprocess.Popen[bytes] | None = None
+        settings = {"agent": {"helper_socket": SOCKET, "metrics_listen": ""}}
+        super().__init__(cluster, mode="observe", settings=settings, nodes=("n1", "n2"))
+
+    def close(self) -> None:
+        super().close()
+        if self.helper is not None:
+            self.helper.kill()
+            self.helper.wait(30)
+
+    def start_helper(self) -> None:
+        with self._log("helper").open("ab") as log:
+            self.helper = self.cluster.node_popen(
+                "n1",
+                helper_command(self.place, Path(SOCKET)),
+                cwd="/",
+                env=dict(self.place.environment),
+                stdout=log,
+                stderr=log,
+            )
+
+    def start_agent(self, node: str) -> None:
+        words = ["--config", str(self.config_file), "--json"]
+        argv, environment = [str(COMMAND), "agent", *words], dict(self.cluster.env)
+        if node == "n1":
+            os.chown(self.directory / "token", AGENT_UID, AGENT_UID)
+            for directory in (KILL_SWITCH_BASE, str(Path(SOCKET).parent)):
+                self.cluster.node_run(
+                    node, ["install", "-d", f"--owner={HELPER_UID}", "--mode=755", directory]
+                )
+            self.start_helper()
+            self.wait_for(
+                lambda: self.cluster.node_path(node, SOCKET).exists(), WAIT_S, "the helper's socket"
+            )
+            argv, environment = agent_command(self.place, *words), dict(self.place.environment)
+        with self._log(f"agent-{node}").open("ab") as log, self._reports(node).open("ab") as reports:
+            self.agents[node] = self.cluster.node_popen(
+                node,
+                argv,
+                cwd="/",
+                env=environment | {"SLURMD_NODENAME": node},
+                stdin=subprocess.DEVNULL,
+                stdout=reports,
+                stderr=log,
+            )
+
+    def _reports(self, node: str) -> Path:
+        return self.directory / f"reports-{node}.jsonl"
+
+    def last(self, node: str) -> Report:
+        return decode_report(self._reports(node).read_bytes().split(b"\n")[:-1][-1])
+
+    def both(
+        self, job: str, condition: Callable[[Report, list[Process]], object], what: str
+    ) -> dict[str, Report]:
+        """A report of each node that is as it should be, as to the report and the job's ranks in it."""
+        found: dict[str, Report] = {}
+
+        def holds() -> bool:
+            for node in self.nodes:
+                report = self.last(node)
+                if condition(
+                    report, [p for p in report.processes if p.job_id == job and p.role is Role.RANK]
+                ):
+                    found[node] = report
+            return len(found) == len(self.nodes)
+
+        self.wait_for(holds, 300, what)
+        return found
+
+
+@pytest.fixture
+def powerless(cluster: Cluster) -> Iterator[Powerless]:
+    reason = helper_process.why_impossible()
+    if reason is not None:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        place = stack.enter_context(
+            helper_process.place(lambda *words: cluster.node_run("n1", [str(word) for word in words]))
+        )
+        watchdog = Powerless(cluster, place)
+        stack.callback(watchdog.close)
+        yield watchdog.__enter__()  # type: ignore[misc]
+
+
+def test_an_agent_without_rights_and_its_helper_see_and_do_what_roots_agent_does(
+    cluster: Cluster, powerless: Powerless
+) -> None:
+    watchdog = powerless
+    agent = watchdog.agents["n1"].pid
+    job = submit(cluster, nodes=2, user="nobody", sbatch=("--exclude=n3",))
+    training(watchdog, job)
+
+    seen = watchdog.both(
+        job,
+        lambda report, ranks: (
+            ranks
+            and all(p.rank is not None and p.io_bytes and p.world_size for p in ranks)
+            and any(row.job_id == job and row.offset for row in report.logs)
+            and not any(row.error for row in report.logs)
+            and not report.problems
+        ),
+        "each node to see its ranks and logs",
+    )
+    ranks = {p.rank for report in seen.values() for p in report.processes if p.role is Role.RANK}
+    assert ranks == set(range(len(ranks)))
+
+    cluster.freeze()
+    try:
+        stalled = watchdog.both(
+            job,
+            lambda report, ranks: any(
+                p.blocked and p.blocked.state == "D" and p.blocked.mount == str(cluster.shared) and p.blocked.path and p.blocked.wchan
+                for p in ranks
+            ),
+            "each node to tell the rank in D, its mount, file and wait channel",
+        )  # fmt: skip
+        assert not [each for each in stalled["n1"].hung_probes if each.probe.startswith("start:")]
+    finally:
+        cluster.thaw()
+    watchdog.both(
+        job,
+        lambda report, ranks: ranks and not any(p.blocked for p in ranks),
+        "a quiet report after the thaw",
+    )
+
+    done = watchdog.command("diagnose", job, "--json")
+    answer = json.loads(done.stdout)
+    shown = {rank for group in answer["groups"] for rank in group["ranks"]}
+    assert shown == ranks, (answer, watchdog.log_tail("helper"))
+    assert not answer["missing"]
+
+    assert watchdog.helper is not None
+    watchdog.helper.kill()
+    watchdog.helper.wait(30)
+    sequence = watchdog.last("n1").sequence
+    watchdog.wait_for(
+        lambda: watchdog.last("n1").sequence > sequence + 2, 300, "the agent to report without its helper"
+    )
+    assert any("helper" in problem for problem in watchdog.last("n1").problems)
+    watchdog.start_helper()
+    watchdog.wait_for(lambda: not watchdog.last("n1").problems, 300, "the helper to be found again")
+    assert watchdog.agents["n1"].pid == agent
+    assert watchdog.agents["n1"].poll() is None
+
+    asked = watchdog.command("restart", job, "--no-wait", "--reason", "a test", "--json")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    incident = next(i for i in watchdog.incidents(job) if i["kind"] == "operator_restart")
+    action = ended_action(watchdog, incident["id"], timeout_s=300)
+    assert action["end"]["ok"], (action, watchdog.log_tail("helper"))
+    rungs = [r["rung"] for r in action["rungs"] if r["outcome"] == "done"]
+    assert "kill_switch" in rungs and "remove_kill_switch" in rungs, rungs
+    assert not list(cluster.node_path("n1", KILL_SWITCH_BASE).glob("*/kill"))

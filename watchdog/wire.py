@@ -19,6 +19,11 @@ class WireError(Exception):
     """Bytes that are no report or no reply. The text says which, and what is wrong with them."""
 
 
+_SEVENS: Final = bytes(0x37 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
+_LONG: Final = b"7" * 19
+"""Only where so many digits follow each other can a number need more than 64 bits: Python's have no end, and then become no float."""
+_LARGEST: Final = 2**63
+
 _encoder = msgspec.json.Encoder()
 _reports = msgspec.json.Decoder(Report)
 _replies = msgspec.json.Decoder(Reply)
@@ -44,6 +49,8 @@ def decode_report(data: bytes) -> Report:
         raise WireError("this is no report: no UTF-8") from error
     except RecursionError as error:
         raise WireError("this is no report: nested too deeply") from error
+    if _LONG in data.translate(_SEVENS) and not _moderate(msgspec.to_builtins(report)):
+        raise WireError("this is no report: a whole number in it has more than 64 bits")
     if report.version != 1:
         raise WireError(
             f"report of version {report.version}: this end reads version 1; bring both to one release"
@@ -61,6 +68,19 @@ def decode_reply(data: bytes) -> Reply:
         raise WireError("this is no reply of a controller: no UTF-8") from error
     except RecursionError as error:
         raise WireError("this is no reply of a controller: nested too deeply") from error
+
+
+def _moderate(value: object) -> bool:
+    """Whether all whole numbers in it have 64 bits, sign included."""
+    match value:
+        case int():
+            return -_LARGEST <= value < _LARGEST
+        case dict():
+            return all(map(_moderate, value.values()))
+        case list() | tuple():
+            return all(map(_moderate, value))
+        case _:
+            return True
 
 
 def _bounded(data: bytes, what: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -158,11 +159,11 @@ async def fuzz(place: Place, number: int, seed: int, said: Any = lambda count: N
                 await place.give(kind, body)
             except Exception as error:
                 raise Unharmed(
-                    f"seed {seed}, body {count} ({kind}): {type(error).__name__}: {error}; body {body[:3000]!r}"
+                    f"seed {seed}, body {count} ({kind}): {traceback.format_exc()[-2500:]}; body {body[:SHOWN]!r}"
                 ) from error
             if loud.records:
                 raise Unharmed(
-                    f"seed {seed}, body {count} ({kind}): logged {loud.records[0][-3000:]}; body {body[:3000]!r}"
+                    f"seed {seed}, body {count} ({kind}): logged {loud.records[0][-3000:]}; body {body[:SHOWN]!r}"
                 )
             if count % 10_000 == 9_999:
                 said(count + 1)

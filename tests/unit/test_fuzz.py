@@ -73,6 +73,27 @@ def test_both_ends_of_the_wire_refuse_what_they_can_t_read_with_one_kind_of_erro
             decode(body)
 
 
+@pytest.mark.parametrize(
+    ("number", "taken"),
+    [(2**63 - 1, True), (-(2**63), True), (2**63, False), (10**30, False), (-(10**400), False)],
+)
+def test_a_whole_number_has_64_bits(number: int, taken: bool) -> None:
+    """Python's have no end: one of 400 digits was kept, and ended a judgement later when it met a float."""
+    body = b'{"node":"n1","boot_id":"b","agent_id":"a","sequence":1,"processes":[{"pid":1,"start_ticks":1,"job_id":"7","role":"rank","comm":"x","state":"S","uid":1,"io_bytes":%d}]}'
+    if taken:
+        assert decode_report(body % number).processes[0].io_bytes == number
+        return
+    with pytest.raises(WireError, match="64 bits"):
+        decode_report(body % number)
+
+
+def test_digits_in_a_text_are_no_number() -> None:
+    assert (
+        decode_report(b'{"node":"%b","boot_id":"b","agent_id":"a","sequence":1}' % (b"7" * 40)).node
+        == "7" * 40
+    )
+
+
 def wrapped(rng: random.Random, body: bytes) -> bytes:
     """A body in a request, which may be as odd as the body."""
     lines = [

@@ -487,3 +487,28 @@ def test_keys_are_in_no_text_of_what_holds_them() -> None:
 
 def test_users_are_numbers_or_names() -> None:
     assert (uid_of("998"), uid_of("root"), uid_of("no-such-user-here")) == (998, 0, None)
+
+
+@needs_munge
+def test_a_session_s_key_is_in_no_log_metric_message_or_answer(
+    port: Port, munged: Munged, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    tap, connection = tapped(port, munged)
+    assert report(connection, "n1").status == 200
+    session = connection._session
+    assert session is not None
+    said = [report(connection, "n2").body]
+    credential = tap.seen[1][2]["Authorization"].removeprefix("Munge ")
+    for headers in ({"Authorization": f"Munge {credential}"}, {"Authorization": "Munge MUNGE:AAAA:"}):
+        said.append(tap.inner.post("/v1/session", b"", headers, 5.0, 10.0).body)
+    with pytest.raises(Unproven) as raised:
+        report(ProvenConnection(tap.inner, "n1", lambda payload: "MUNGE:AAAA:"), "n1")
+    known = repr(port.door._sessions.__dict__) + repr(connection.__dict__)
+    shown = [
+        caplog.text.encode(), port.metrics.text(), *said, str(raised.value).encode(), known.encode(),
+        *(body + repr(headers).encode() for _, body, headers in tap.seen),
+    ]  # fmt: skip
+    for form in (session.key, session.key.hex().encode(), repr(session.key)[2:-1].encode()):
+        assert not any(form in text for text in shown)
+    connection.close()

@@ -132,15 +132,18 @@ async def _serve(
         log.error("the controller cannot start: %s", error)
         return 2
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
-    await live(controller, notifier, stop)
+    await live(controller, notifier, stop, anew)
     for runner in runners:
         await runner.cleanup()
     await slurm.close()
     return START_ANEW if anew.is_set() else 0
 
 
-async def live(controller: Controller, notifier: Notifier, stop: asyncio.Event) -> None:
-    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until `stop` is set.
+async def live(
+    controller: Controller, notifier: Notifier, stop: asyncio.Event, anew: asyncio.Event | None = None
+) -> None:
+    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until `stop` is set. With `anew`
+    set, too, systemd is told that this is no end: a service that said it stops would be helped to.
 
     The simulator calls it as well, under a clock of its own.
     """
@@ -151,7 +154,7 @@ async def live(controller: Controller, notifier: Notifier, stop: asyncio.Event) 
     ]
     controller.decider.take_up()
     await stop.wait()
-    sd_notify("STOPPING=1")
+    sd_notify("STOPPING=1" if anew is None or not anew.is_set() else "RELOADING=1")
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

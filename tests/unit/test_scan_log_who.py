@@ -105,6 +105,12 @@ CASES: list[tuple[str, str, Verdict]] = [
     ("a rank in the words of an exception with a dotted name", traceback("2: ", "a.b.StoreError: rank 3 is not there"), ("python_exception", 2, None)),
     ("what Slurm could not start", steps(1, 9) + "srun: error: Task launch for StepId=7.0 failed on node n17: Invalid job credential\nsrun: error: Application launch failed: Invalid job credential\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n", ("launcher", None, "n17")),
     ("a store that answers with an error", "[rank8]: google.api_core.exceptions.ServiceUnavailable: 503 GET https://s/b\n[rank1]: RuntimeError: " + LOST, ("network", 8, None)),
+    # launchers and frameworks of others
+    ("SageMaker's launcher", traceback("[1,mpirank:3,algo-1]<stderr>:", DISK), ("disk_full", 3, "algo-1")),
+    ("a daemon that mpirun lost", steps(1, 9) + "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[7,0],0] on node n1\n  Remote daemon: [[7,0],3] on node n4\n", ("peer_lost", None, "n4")),
+    ("UCX", steps(1, 9) + "[1717171.12] [n3:12345:0]   ib_mlx5_log.c:171  UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)\n", ("infiniband", None, None)),
+    ("an error of CUDA in Paddle's words", traceback("", "OSError: (External) CUDA error(719), unspecified launch failure."), ("cuda_error", None, None)),
+    ("a GPU's memory in TensorFlow's words", traceback("", "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:"), ("cuda_oom", None, None)),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
 

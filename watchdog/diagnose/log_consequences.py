@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from watchdog.diagnose.collectives import Suspects, suspects_of
@@ -14,6 +15,7 @@ from watchdog.diagnose.tracebacks import Error
 from watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
 
 TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
+_REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 
 
@@ -181,7 +183,14 @@ def _is_srun_s_kill(task: Task) -> bool:
     return task.what.startswith(("Terminated", "Killed"))
 
 
+def _lost_daemon(error: Error) -> str | None:
+    """The node whose daemon mpirun lost."""
+    found = (_REMOTE_DAEMON.match(text) for text in error.detail)
+    return next((match["host"] for match in found if match), None)
+
+
 def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
+    host = _lost_daemon(first)
     summary = (
         f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {first.text[:200]}; that follows from something else, "
         "and no line says from what"
@@ -190,8 +199,8 @@ def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
         first.name,
         first.line,
         first.source,
-        sentence(summary),
-        None,
+        sentence(summary + (f"; {host} is suspect, for it is its daemon that was lost" if host else "")),
+        host,
         None,
         first.text,
         followed=len(told) - 1,

@@ -37,6 +37,7 @@ _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("rank", re.compile(r"\[rank[ _:]{0,2}(?P<rank>\d+)\]:?", re.IGNORECASE)),
     ("local", re.compile(r"\[(?:default|[A-Za-z_]*worker|trainer|local_?rank[ :]?)(?P<local>\d+)\]:?", re.IGNORECASE)),
     ("mpi", re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<\w+>:")),
+    ("sagemaker", re.compile(rf"\[\d+,mpirank:(?P<rank>\d+)(?:,(?P<host>{_HOST}))?\]\s?<\w+>:")),
     ("ucx", re.compile(rf"\[(?P<host>{_HOST}):\d+ ?:\d+:\d+\]")),
     ("ompi", re.compile(rf"\[(?P<host>{_HOST}):0\d+\]")),
     ("host_number", re.compile(rf"\[(?P<host>{_NUMBERED_HOST}):(?P<number>0|[1-9]\d{{0,4}})\]:?")),
@@ -199,7 +200,7 @@ def _strip(
                 found[key] = value
         # One blank belongs to the prefix; the others are the program's indentation.
         rest = bare[match.end() :]
-        keeps = name in ("rank", "local", "mpi", "host_number", "ray")
+        keeps = name in ("rank", "local", "mpi", "sagemaker", "host_number", "ray")
         return (
             rest[1:] if rest.startswith(" ") and name not in ("local", "host_number") else rest
         ) if keeps else rest, level

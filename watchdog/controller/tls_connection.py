@@ -17,7 +17,10 @@ HANDSHAKE_S: Final = 10.0
 """For a whole handshake: two round trips and some milliseconds of computing."""
 MAX_HANDSHAKE: Final = 64 * 1024
 """Bytes that a client may send for it; a chain of three certificates has about 4 KiB."""
-READ: Final = 256 * 1024
+READ: Final = 16 * 1024
+"""OpenSSL gives out one record at a time, and that is the largest (RFC 8446, section 5.1)."""
+KEPT: Final = ("subject", "subjectAltName")
+"""What of a certificate is kept as long as its connection."""
 
 
 class Inner(Protocol):
@@ -125,7 +128,8 @@ class TlsConnection(asyncio.Protocol):
         except (ValueError, IndexError):
             self._give_up("bad_certificate")
             return False
-        self.peer = cast("dict[str, Any]", self._tls.getpeercert() or {})
+        shown = cast("dict[str, Any]", self._tls.getpeercert() or {})
+        self.peer = {name: shown[name] for name in KEPT if name in shown}
         self._inner.connection_made(self)
         return True
 

@@ -12,6 +12,7 @@ from tests.bench import (
     at_scale,
     commands,
     drift,
+    identity,
     kernel,
     logs,
     noise,
@@ -40,6 +41,7 @@ def main() -> int:
         "probe": _probe,
         "drift": _drift,
         "controller": _controller,
+        "identity": _identity,
         "page": _page,
         "commands": _commands,
         "storm": _storm,
@@ -139,6 +141,10 @@ def _controller(figures: Figures, options: argparse.Namespace) -> None:
             outage=not options.load_only,
         ),
     )
+
+
+def _identity(figures: Figures, options: argparse.Namespace) -> None:
+    identity.measure(figures)
 
 
 def _page(figures: Figures, options: argparse.Namespace) -> None:

@@ -223,3 +223,24 @@ def test_a_loss_that_stays_no_number_is_told_with_the_last_good_one() -> None:
 )
 def test_a_step_that_mixed_precision_skipped_is_not_told(losses: list[float]) -> None:
     assert nan(losses).truth is Truth.OK
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
+def test_what_looks_as_ever_at_a_glance_is_no_slowdown_at_a_close_look(noise: float) -> None:
+    chance, glances = random.Random(7), 0
+    for _ in range(60):
+        factor, at, length = (
+            chance.choice((1.0, 1.0, 1.02, 1.08)),
+            chance.randrange(20, 300),
+            chance.randrange(40, 600),
+        )
+        values = tuple(
+            10.0 * (factor if place >= at else 1.0) * chance.lognormvariate(0.0, noise)
+            for place in range(length)
+        )
+        if slow_job._as_ever(values, 0.05) is None:
+            continue
+        glances += 1
+        found = segments(values, 0.05, slow_job.CONFIRMED)
+        assert slow_job._slowdown(found, 0.05) is None
+    assert glances > 20

@@ -66,6 +66,10 @@ class Judge:
         """Open ones."""
         self._new_id = new_id
         self._on_failure = on_failure
+        self._watched = [(kind, detect) for kind, detect in DETECTORS if config.mode_of(kind) != "off"]
+        self._holds_s = {
+            kind: float(getattr(getattr(config.detectors, kind), "hold", 0.0)) for kind, _ in DETECTORS
+        }
         self._said: dict[Kind, dict[str, list[Finding]]] = {}
         """What detectors that judge job by job said of each when it was looked at last."""
         self.view = ClusterView(now=0.0)
@@ -89,8 +93,8 @@ class Judge:
         self.limits_s |= {job.job.job_id: progress_limit(job, settings).seconds for job in newest.jobs}
         findings: list[Finding] = []
         fresh = self._slurm_is_fresh()
-        for kind, detect in DETECTORS:
-            if self.config.mode_of(kind) == "off" or not (fresh or kind in WITHOUT_SLURM):
+        for kind, detect in self._watched:
+            if not (fresh or kind in WITHOUT_SLURM):
                 continue
             try:
                 if kind in JOB_BY_JOB:
@@ -123,16 +127,15 @@ class Judge:
         self, findings: Sequence[Finding], now: float, wall: float, acting: frozenset[str] = frozenset()
     ) -> list[Change]:
         """Takes the findings into the incidents; those in `acting` have an action under way. Returns all that are, or were, open."""
-        holds = {
-            kind: float(getattr(getattr(self.config.detectors, kind), "hold", 0.0)) for kind, _ in DETECTORS
-        }
         active = {job.job_id: job.restarts for job in self.state.jobs.values() if job.state in ACTIVE_STATES}
         involved = {job for incident in self.incidents for job in incident.job_ids}
         fresh = self._slurm_is_fresh()
         over = frozenset(job for job in involved if fresh and job not in active)
         moment = Moment(mono=now, wall=wall, restarts=active, over=over, acting=acting, blind=not fresh)
         before = {incident.id: incident for incident in self.incidents}
-        settings = CorrelateSettings(hold_s=holds, resolve_after_s=self.config.controller.resolve_after)
+        settings = CorrelateSettings(
+            hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after
+        )
         after = correlate(self.incidents, findings, settings, moment, self._new_id)
         self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
         for incident in self.incidents:

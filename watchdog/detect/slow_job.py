@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -15,6 +16,8 @@ LEAST_UNLOGGED_S = 30.0
 """Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be compared so."""
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
+AS_EVER = 0.9
+"""Of the smallest change that is told: so much the newest steps may be slower than the fastest BASELINE, of which chance has chosen the fastest."""
 CONFIRMED = 12
 """Slower steps before it is told: a burst of slow ones is over by then."""
 
@@ -81,9 +84,22 @@ def _stretches(
 ) -> tuple[tuple[StepTime, ...], tuple[Segment, ...]]:
     """The steps that can be compared, and the stretches of one level among them."""
     times = comparable(step_times)
-    return times, segments(tuple(round(t.seconds, 6) for t in times), shift, CONFIRMED) if len(
-        times
-    ) >= BASELINE else ()
+    values = tuple(round(t.seconds, 6) for t in times)
+    if len(values) < BASELINE:
+        return times, ()
+    level = _as_ever(values, shift)
+    if level is not None:
+        return times, (Segment(begin=0, end=len(values), level=level),)
+    return times, segments(values, shift, CONFIRMED)
+
+
+def _as_ever(values: tuple[float, ...], shift: float) -> float | None:
+    """What the newest steps take, where they are hardly slower than those of any time before: then nothing has to be cut up, and
+    nearly always that is so. None: it has to be looked at closely."""
+    newest = median(values[-CONFIRMED:])
+    blocks = (values[begin : begin + BASELINE] for begin in range(0, len(values) - BASELINE + 1, BASELINE))
+    fastest = min(median(block) for block in blocks)
+    return newest if newest < fastest * (1 + AS_EVER * NEARLY * shift) else None
 
 
 def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:

@@ -272,7 +272,8 @@ def test_hardware_counts_as_broken_under_a_job_only_if_it_was_the_jobs(
     fault: Incident, others: tuple[str, ...], found: bool
 ) -> None:
     job = slurm_job()
-    jobs = (job, slurm_job(job_id="8", nodes=others))
+    gone = slurm_job(job_id="6", nodes=("n2",), state="CANCELLED")  # Slurm lists it for minutes
+    jobs = (job, slurm_job(job_id="8", nodes=others), gone)
     assert broken_under(job, [INCIDENT, fault], jobs) == ((("n2", "Xid 79"),) if found else ())
 
 

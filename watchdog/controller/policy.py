@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.rules import Rule, action_of
+from watchdog.controller.run import HOLDS_NODES
 from watchdog.knowledge.ladders import ENDINGS, WHY_NONE
 from watchdog.model import (
     Action,
@@ -345,17 +346,15 @@ def broken_under(
     """(node, sentence) of each place where the hardware is known to have broken under a job, whatever became of the job by it.
 
     A dead rank or a hang after it are the consequence: a restart on the same card would meet it again. A fault that names
-    no job counts only where the job has the node for itself.
+    no job counts only where the job has the node for itself (of `jobs` some have ended: Slurm lists them for minutes).
     """
     found: dict[str, str] = {}
     for incident in incidents:
         if incident.kind is not Kind.GPU_FAULT or incident.state is not IncidentState.FIRING:
             continue
         for node in set(incident.exclude_nodes) & set(job.nodes):
-            if job.job_id in incident.jobs_now or (
-                not incident.jobs_now
-                and all(each.job_id == job.job_id for each in jobs if node in each.nodes)
-            ):
+            there = {each.job_id for each in jobs if node in each.nodes and each.state in HOLDS_NODES}
+            if job.job_id in incident.jobs_now or (not incident.jobs_now and there <= {job.job_id}):
                 found.setdefault(node, incident.summary)
     return tuple(sorted(found.items()))
 

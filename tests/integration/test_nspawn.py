@@ -17,15 +17,21 @@ from tests.integration.nspawn import Machine, in_memory, make_image, need_tools
 from watchdog import __version__
 
 NEXT = f"{__version__}+1"
-CONTROLLER, AGENT = "slurm-watchdog-controller.service", "slurm-watchdog-agent.service"
+CONTROLLER, AGENT, HELPER = (f"slurm-watchdog-{name}.service" for name in ("controller", "agent", "helper"))
+SERVICES = (CONTROLLER, AGENT, HELPER)
 CONFIG = "/etc/slurm-watchdog/config.yaml"
 DEADLINE_S = 120.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+TRAINER = """
+import itertools, os, time
+for step in itertools.count(1):
+    print(f"iteration {step}/ 90000 | loss 2.5", flush=True)
+    time.sleep(0.5)
+"""
 JOB = """#!/bin/bash
 #SBATCH --job-name=m4 --output=/home/ann/train.log
-i=0
-while true; do i=$((i+1)); echo "iteration $i/ 90000 | loss 2.5"; sleep 0.5; done
+srun python3 /home/ann/train.py
 """
 
 
@@ -76,7 +82,7 @@ def status(machine: Machine) -> dict[str, Any]:
 
 def wait_for_report(machine: Machine) -> None:
     """Both services are active, and the agent's reports arrive."""
-    for unit in (CONTROLLER, AGENT):
+    for unit in SERVICES:
         machine.wait(lambda unit=unit: machine.show(unit, "ActiveState") == "active", DEADLINE_S, f"{unit} to be active")  # fmt: skip
     reporting = lambda: "wd1" in status(machine).get("nodes", {}).get("reporting", [])  # noqa: E731
     machine.wait(reporting, DEADLINE_S, "the agent's report")
@@ -92,6 +98,11 @@ def came_back(machine: Machine, unit: str, before: int) -> bool:
 
 
 def test_the_services_watch_a_real_job(machine: Machine) -> None:
+    # Both were started at once, and neither stood in the other's way.
+    assert [machine.show(unit, "NRestarts") for unit in SERVICES] == ["0", "0", "0"], machine.journal(
+        CONTROLLER
+    )
+    machine.file("/home/ann/train.py").write_text(TRAINER)
     machine.file("/home/ann/job.sh").write_text(JOB)
     job = machine.run("sbatch", "--parsable", "job.sh", user="ann").stdout.strip()
     try:
@@ -101,13 +112,16 @@ def test_the_services_watch_a_real_job(machine: Machine) -> None:
             return (jobs.get(job, {}).get("step") or 0) > 3
 
         machine.wait(steps, DEADLINE_S, "a step of the job in `slurm-watchdog status`")
+        assert "m4" in machine.run("slurm-watchdog", "status", check=False).stdout
+        # Another user's stack, of a rank without any right of the agent's: asked of the helper.
+        stacks = lambda: "train.py" in machine.run("slurm-watchdog", "diagnose", job, check=False).stdout  # noqa: E731
+        machine.wait(stacks, DEADLINE_S, "the rank's stack in `slurm-watchdog diagnose`")
     finally:
         machine.run("scancel", job)
-    assert "m4" in machine.run("slurm-watchdog", "status", check=False).stdout
 
 
 def test_a_service_that_is_killed_is_started_again(machine: Machine) -> None:
-    before = {unit: main_pid(machine, unit) for unit in (CONTROLLER, AGENT)}
+    before = {unit: main_pid(machine, unit) for unit in SERVICES}
     for pid in before.values():
         machine.run("kill", "-KILL", str(pid))
     for unit, pid in before.items():
@@ -119,14 +133,14 @@ def test_a_service_that_is_killed_is_started_again(machine: Machine) -> None:
 
 def test_a_service_that_hangs_is_ended_by_systemd_and_started_again(machine: Machine) -> None:
     # Shorter than shipped (30 and 60 s), and longer than a slow machine takes for a tick.
-    for unit in (CONTROLLER, AGENT):
+    for unit in SERVICES:
         machine.shell(
             f"mkdir -p /run/systemd/system/{unit}.d; printf '[Service]\\nWatchdogSec=20s\\n' > /run/systemd/system/{unit}.d/t.conf"
         )
     machine.run("systemctl", "daemon-reload")
-    machine.run("systemctl", "restart", CONTROLLER, AGENT, timeout_s=200)
+    machine.run("systemctl", "restart", *SERVICES, timeout_s=200)
     wait_for_report(machine)
-    before = {unit: main_pid(machine, unit) for unit in (CONTROLLER, AGENT)}
+    before = {unit: main_pid(machine, unit) for unit in SERVICES}
     for pid in before.values():
         machine.run("kill", "-STOP", str(pid))
     for unit, pid in before.items():
@@ -137,6 +151,28 @@ def test_a_service_that_hangs_is_ended_by_systemd_and_started_again(machine: Mac
         )
         assert "Watchdog timeout" in machine.journal(unit)
     machine.shell("rm -r /run/systemd/system/slurm-watchdog-*.d; systemctl daemon-reload")
+    wait_for_report(machine)
+
+
+def test_a_configuration_with_an_error_is_refused_whole_and_a_good_one_is_taken(machine: Machine) -> None:
+    before = main_pid(machine, CONTROLLER)
+    running = machine.file(CONFIG).read_text()
+    try:
+        machine.file(CONFIG).write_text("mode: off\ncluster_name: other\nagent:\n  intervall: 5s\n")
+        refused = machine.run("systemctl", "reload", CONTROLLER, check=False)
+        assert refused.returncode != 0  # who types it sees that it failed, and the log says why
+        assert "did you mean 'interval'?" in machine.journal(CONTROLLER)
+        machine.run("kill", "-HUP", str(before))  # and who signals it himself
+        kept = lambda: "the one before stays, whole" in machine.journal(CONTROLLER)  # noqa: E731
+        machine.wait(kept, DEADLINE_S, "the controller's word about it")
+        assert status(machine)["mode"] == "observe"
+        machine.file(CONFIG).write_text("mode: off\n")
+        machine.run("systemctl", "reload", CONTROLLER)
+        machine.wait(lambda: status(machine).get("mode") == "off", DEADLINE_S, "the new mode")
+        assert main_pid(machine, CONTROLLER) == before
+    finally:
+        machine.file(CONFIG).write_text(running)
+        machine.run("systemctl", "restart", CONTROLLER, timeout_s=200)
     wait_for_report(machine)
 
 
@@ -151,6 +187,7 @@ def test_an_upgrade_keeps_configuration_and_journal_and_brings_the_services_back
     before = {unit: main_pid(machine, unit) for unit in (CONTROLLER, AGENT)}
     machine.run("dpkg", "--install", later, timeout_s=280)
     assert version(machine) == NEXT
+    assert machine.show(HELPER, "ActiveState") == "active"
     for unit, pid in before.items():
         machine.wait(
             lambda unit=unit, pid=pid: came_back(machine, unit, pid), DEADLINE_S, f"{unit} to come back"
@@ -190,4 +227,4 @@ def ours(machine: Machine) -> list[str]:
 
 
 def test_the_package_names_every_unit() -> None:
-    assert {CONTROLLER, AGENT} <= set(units())
+    assert set(SERVICES) <= set(units())

@@ -24,48 +24,12 @@ MAX_DRAWN = 300
 """Characters of each: a cell is a cell."""
 
 ELEMENTS = [
-    "a",
-    "div",
-    "span",
-    "p",
-    "i",
-    "h1",
-    "h2",
-    "ul",
-    "ol",
-    "li",
-    "section",
-    "strong",
-    "time",
-    "table",
-    "caption",
-    "thead",
-    "tbody",
-    "tr",
-    "th",
-    "td",
-    "svg",
-    "title",
-    "polyline",
-    "figure",
-    "figcaption",
-]
+    "a", "div", "span", "p", "i", "h1", "h2", "ul", "ol", "li", "section", "strong", "time", "table", "caption", "thead", "tbody", "tr",
+    "th", "td", "svg", "title", "polyline", "figure", "figcaption",
+]  # fmt: skip
 ATTRIBUTES = [
-    "href",
-    "class",
-    "title",
-    "aria-label",
-    "aria-hidden",
-    "role",
-    "tabindex",
-    "scope",
-    "datetime",
-    "download",
-    "style",
-    "points",
-    "viewBox",
-    "preserveAspectRatio",
-]
+    "href", "class", "title", "aria-label", "aria-hidden", "role", "tabindex", "scope", "datetime", "download", "style", "points", "viewBox", "preserveAspectRatio", "data-of",
+]  # fmt: skip
 LOOK = """(() => {
   const elements = new Set(ELEMENTS), attributes = new Set(ATTRIBUTES), bad = [];
   for (const each of document.querySelectorAll("main *")) {

@@ -32,14 +32,20 @@ function seconds(value) {
 
 const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const known = (value) => (value === null || value === undefined ? "-" : String(value));
-const clock = (at) => (at ? new Date(at * 1000).toLocaleString(undefined, { hour12: false }) : "-");
+// As in a terminal: 2026-11-21 19:48:20, where the reader is, whatever the browser's language.
+function clock(at) {
+  if (!at) return "-";
+  const date = new Date(at * 1000), two = (number) => String(number).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
 const read = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
 const link = (text, ...path) => make("a", { href: `#/${path.map(part).join("/")}` }, text);
 
 function table(caption, headings, rows) {
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, make("table", {}, make("caption", {}, caption),
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, make("table", { role: "table" }, make("caption", {}, caption),
     make("thead", {}, make("tr", {}, ...headings.map((each) => make("th", { scope: "col" }, each)))),
-    make("tbody", {}, ...rows.map(({ late, cells }) => make("tr", { class: late ? "late" : null }, ...cells.map((each) => make("td", {}, each)))))));
+    make("tbody", {}, ...rows.map(({ late, cells }) => make("tr", { class: late ? "late" : null, role: "row" },
+      ...cells.map((each, index) => make("td", { role: "cell", "data-of": headings[index], class: each === "-" || each === "" ? "none" : null }, each)))))));
 }
 
 // ------------------------------------------------------------------------------------------------ pieces
@@ -103,6 +109,10 @@ function jobRow(job) {
     age(job.progress_age_s, job.limit_s), `${known(job.ranks_alive)}/${known(job.ranks)}`, known(job.checkpoint_step), job.restarts] };
 }
 
+// As in `status --watch`: those that are nearest to their limit, or beyond it, come first.
+const share = (job) => (job.limit_s && job.progress_age_s !== null ? Math.floor(job.progress_age_s / job.limit_s * 2) : 0);
+const nearestFirst = (jobs) => [...jobs].sort((a, b) => share(b) - share(a));
+
 const JOB_HEADINGS = ["Job", "Name", "User", "State", "Phase", "Step", "Step time", "Curve", "Last step ago", "Ranks alive", "Checkpoint", "Restarts"];
 
 // ------------------------------------------------------------------------------------------------ views
@@ -114,7 +124,7 @@ function cluster(all) {
     ...(open.length ? open.map(incidentCard) : [make("p", {}, "Nothing that the watchdog can see.")]),
     all.open.length > 50 ? make("p", {}, link(`all ${all.open.length} incidents`, "incidents")) : null,
     make("h2", {}, `Jobs (${all.jobs.length})`),
-    all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, all.jobs.map(jobRow)) : make("p", {}, "No job is running."),
+    all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, "No job is running."),
     make("h2", {}, `Nodes and their GPUs (${all.map.length})`),
     all.map.some((row) => row.gpus) ? legend() : null,
     make("div", { class: "map" }, ...all.map.map(nodeCell)),
@@ -129,8 +139,8 @@ function node(all, name) {
     make("h2", {}, `Node ${name}`),
     make("p", {}, [NODE_WORDS[row.state] || "reports", row.reason].filter(Boolean).join(": ")),
     make("div", { class: "map" }, nodeCell(row)),
-    table("Its GPUs", ["GPU", "It"], Array.from(row.gpus, (letter, index) => ({ late: "xe".includes(letter), cells: [index, GPU_WORDS[letter]] }))),
     ...open.map(incidentCard),
+    table("Its GPUs", ["GPU", "It"], Array.from(row.gpus, (letter, index) => ({ late: "xe".includes(letter), cells: [index, GPU_WORDS[letter]] }))),
     table("Its jobs", JOB_HEADINGS, all.jobs.filter((job) => (row.jobs || []).includes(job.job_id)).map(jobRow)),
   ];
 }

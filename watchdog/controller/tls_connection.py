@@ -19,6 +19,7 @@ MAX_HANDSHAKE: Final = 64 * 1024
 """Bytes that a client may send for it; a chain of three certificates has about 4 KiB."""
 READ: Final = 16 * 1024
 """OpenSSL gives out one record at a time, and that is the largest (RFC 8446, section 5.1)."""
+SLICE: Final = 8 * 1024
 KEPT: Final = ("subject", "subjectAltName")
 """What of a certificate is kept as long as its connection."""
 
@@ -28,67 +29,13 @@ class Inner(Protocol):
 
     def connection_made(self, transport: Any) -> None: ...
     def connection_lost(self, error: Exception | None) -> None: ...
-    def data_received(self, data: bytes) -> None: ...
-    def pause_writing(self) -> None: ...
-
-
-class Port(Protocol):
-    """Who keeps the connections."""
-
-    secured: set[TlsConnection]
-
-    def opened(self, address: str) -> bool: ...
-    def closed(self, address: str) -> None: ...
-    def turned_away(self, reason: str, address: str) -> None: ...
-
-
-class TlsConnection(asyncio.Protocol):
-    """One client. To `inner` it is the transport, once the client has proven who it is."""
-
-    __slots__ = (
-        "_closed", "_expires_at", "_incoming", "_inner", "_left", "_outgoing", "_port", "_remote", "_since", "_tls", "_transport",
-        "peer",
-    )  # fmt: skip
-
-    def __init__(self, inner: Inner, context: ssl.SSLContext, port: Port):
-        self._inner = inner
-        self._port = port
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._transport: asyncio.Transport | None = None
-        self._remote = ""
-        self._since = clock.monotonic()
-        self._left = MAX_HANDSHAKE
-        self._closed = False
-        self._expires_at = 0.0
-        self.peer: dict[str, Any] | None = None
-        """The client's certificate, as ssl tells it; None until the handshake is over."""
-
-    # -- the socket's side -------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self._remote = peer[0] if peer else ""
-        self._port.secured.add(self)
-        if not self._port.opened(self._remote):
-            self.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        self._port.secured.discard(self)
-        self._port.closed(self._remote)
-        if self.peer is not None:
-            self._inner.connection_lost(error)
-        elif not self._closed and self._left < MAX_HANDSHAKE:
-            self._port.turned_away("handshake", self._remote)
-
-    def pause_writing(self) -> None:
-        self._inner.pause_writing()
-
     def data_received(self, data: bytes) -> None:
-        if self._closed:
-            return
+        # In slices: the buffer below never shrinks again, and there is one for each agent.
+        for at in range(0, len(data), SLICE):
+            if not self._closed:
+                self._take_in(data[at : at + SLICE])
+
+    def _take_in(self, data: bytes) -> None:
         self._incoming.write(data)
         if self.peer is None:
             self._left -= len(data)

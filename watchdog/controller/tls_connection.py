@@ -29,6 +29,64 @@ class Inner(Protocol):
 
     def connection_made(self, transport: Any) -> None: ...
     def connection_lost(self, error: Exception | None) -> None: ...
+    def data_received(self, data: bytes) -> None: ...
+    def pause_writing(self) -> None: ...
+
+
+class Port(Protocol):
+    """Who keeps the connections."""
+
+    secured: set[TlsConnection]
+
+    def opened(self, address: str) -> bool: ...
+    def closed(self, address: str) -> None: ...
+    def turned_away(self, reason: str, address: str) -> None: ...
+
+
+class TlsConnection(asyncio.Protocol):
+    """One client. To `inner` it is the transport, once the client has proven who it is."""
+
+    __slots__ = (
+        "_closed", "_expires_at", "_incoming", "_inner", "_left", "_outgoing", "_port", "_remote", "_since", "_tls", "_transport",
+        "peer",
+    )  # fmt: skip
+
+    def __init__(self, inner: Inner, context: ssl.SSLContext, port: Port):
+        self._inner = inner
+        self._port = port
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._transport: asyncio.Transport | None = None
+        self._remote = ""
+        self._since = clock.monotonic()
+        self._left = MAX_HANDSHAKE
+        self._closed = False
+        self._expires_at = 0.0
+        self.peer: dict[str, Any] | None = None
+        """The client's certificate, as ssl tells it; None until the handshake is over."""
+
+    # -- the socket's side -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._remote = peer[0] if peer else ""
+        self._port.secured.add(self)
+        if not self._port.opened(self._remote):
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._port.secured.discard(self)
+        self._port.closed(self._remote)
+        if self.peer is not None:
+            self._inner.connection_lost(error)
+        elif not self._closed and self._left < MAX_HANDSHAKE:
+            self._port.turned_away("handshake", self._remote)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
     def data_received(self, data: bytes) -> None:
         # In slices: the buffer below never shrinks again, and there is one for each agent.
         for at in range(0, len(data), SLICE):

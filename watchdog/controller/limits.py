@@ -77,10 +77,10 @@ class Buckets:
         return min(self.burst, left + (now - at) * self.per_s)
 
 
-REPORTS_AT_ONCE: Final = 240
+REPORTS_AT_ONCE: Final = 300
 """An agent that was cut off sends what it kept: ten minutes at 5 s are 120 reports, and each may be refused and sent again."""
-REPORTS_A_SECOND: Final = 4.0
-"""Twenty times what the default interval makes."""
+REPORTS_A_SECOND: Final = 20.0
+"""A hundred times what the default interval makes."""
 BYTES_AT_ONCE: Final = 64 * 1024**2
 """What an agent keeps (8 MiB), several times over."""
 BYTES_A_SECOND: Final = 2 * 1024**2

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from watchdog.cli.main import main
 from watchdog.diagnose.stack_case import Given
+from watchdog.diagnose.stack_ranks import cast
 from watchdog.diagnose.stack_text import Dump, parse_stacks
 from watchdog.diagnose.stack_verdict import Verdict, judge
 
@@ -550,3 +551,34 @@ def test_a_topology_that_does_not_fit_is_told_and_not_used(tmp_path: Path) -> No
         .stderr
         == ""
     )
+
+
+GENERATE = (
+    "forward (model.py:20)",
+    "generate (transformers/generation/utils.py:2200)",
+    "log_samples (train.py:99)",
+    *TAIL,
+)
+
+
+@pytest.mark.parametrize(("since", "is_hang"), [(300.0, False), (1700.0, False), (HOUR, True)])
+def test_the_first_rank_may_generate_samples_while_the_others_wait(since: float, is_hang: bool) -> None:
+    assert verdict(GENERATE, BARRIER, BARRIER, BARRIER, since=since, step=12.0).is_hang is is_hang
+
+
+@pytest.mark.parametrize(
+    "heading", ["--- Rang {} ---", "Knoten n1, Rang {}:", "=== ランク {} ===", "Узел n1, ранг {}:"]
+)
+def test_a_heading_in_another_language_names_the_rank(heading: str) -> None:
+    places = (REDUCE, REDUCE, LOADER, REDUCE)
+    text = "".join(
+        heading.format(r) + "\n" + text_of(r, frames).split("\n", 1)[1] for r, frames in enumerate(places)
+    )
+    assert [each.rank for each in judge(parse_stacks(text), LATE).culprits] == [2]
+
+
+def test_the_only_file_is_named_for_what_was_seen_and_neither_a_rank_nor_a_host(tmp_path: Path) -> None:
+    path = tmp_path / "hang2_rank0_writes_5min.txt"
+    path.write_text("".join(text_of(r, LOADER if r == 2 else REDUCE).split("\n", 1)[1] for r in range(4)))
+    (dump, *_) = cast(parse_stacks(path.read_text(), path.name)).ranks
+    assert (dump.rank, dump.host) == (None, "")

@@ -135,6 +135,15 @@ _TOKEN = re.compile(
 FOREIGN_CHARS: Final = 40
 """A header in another language is no longer; what is, is a sentence."""
 _FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
+_ELSEWHERE: Final = {
+    "rank": ("rang", "rango", "ранг", "ランク", "랭크", "秩"),
+    "node": ("knoten", "nœud", "noeud", "nodo", "узел", "ノード", "节点", "節點", "노드", "węzeł"),
+}
+"""What the two words are called by those who do not write English."""
+_ENGLISH: Final = {word: english for english, words in _ELSEWHERE.items() for word in words}
+_FOREIGN_WORD: Final = re.compile(
+    rf"(?<![^\W\d_])(?:{'|'.join(sorted(_ENGLISH, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE
+)
 _DECORATION = " \t#=-*_>:[](){}<>|`~,;+.!\"'&$"
 
 
@@ -146,7 +155,7 @@ def parse_header(line: str) -> Said | None:
     shell = re.match(r"^\W*ssh(?: -\S+)* (?:[\w.-]+@)?([A-Za-z][\w.-]*\d[\w.-]*)\s*$", line)
     if shell is not None:
         return Said(host=shell[1])
-    text = line.strip()
+    text = _in_english(line.strip())
     bare = text.strip(_DECORATION)
     if not bare.isascii() and len(bare) <= FOREIGN_CHARS and text.endswith((":", "：", "=", "-", "】", "]")):
         bare = _FOREIGN.sub(" ", bare).strip(_DECORATION)  # a word of another language beside the rank
@@ -163,6 +172,17 @@ def parse_header(line: str) -> Said | None:
         said = said_by_file(file[1])
         return said if said != Said() else None
     return _by_tokens(bare, decorated)
+
+
+def _in_english(text: str) -> str:
+    """The header with its word for a rank or a node in English, if it has no English one besides."""
+    low = text.lower()
+
+    def translated(found: re.Match[str]) -> str:
+        english = _ENGLISH[found[0].lower()]
+        return found[0] if english in low else english
+
+    return _FOREIGN_WORD.sub(translated, text)
 
 
 def _by_tokens(text: str, decorated: bool) -> Said | None:

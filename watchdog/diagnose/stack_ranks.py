@@ -90,8 +90,12 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
     found = []
     for dump in dumps:
         by_file = said_by_file(dump.source, tuple(sorted(pids[dump.source])))
-        if len(pids) == 1 and by_file.rank is None and not is_named_for_its_host(dump.source):
+        if len(pids) == 1 and not is_named_for_its_host(dump.source):
             by_file = replace(by_file, host="")  # somebody's name for the only file there is
+        if len(pids) == 1 and len(pids[dump.source]) > 1:
+            by_file = replace(
+                by_file, rank=None, local_rank=None
+            )  # it names one of those that it holds, or what was seen
         found.append(
             replace(dump, said=replace(by_file, pid=0).overlaid(dump.said), pid=dump.pid or by_file.pid)
         )

@@ -304,7 +304,9 @@ NATIVE: Final[tuple[tuple[Place, str], ...]] = (
 CONTEXTS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "evaluation",
-        r"(_*(run_)?(evaluate|validate|evaluation|validation|predict|inference)(_\w+)?|_*eval_(loop|step|batch|epoch|model|one_epoch)\w*|"
+        r"(_*(run_)?(evaluate|validate|evaluation|validation|predict|inference)(_\w+)?|"
+        r"_*(generate|log|sample|visuali[sz]e|render|draw|plot)_?(samples?|images?|completions?|texts?|examples?|outputs?|from_model|videos?)|generate|"
+        r"_*eval_(loop|step|batch|epoch|model|one_epoch)\w*|"
         r"_*do_(eval|validation|test)|run_eval\w*|_run_(evaluation|validation|eval)\w*|\w*(evaluation|prediction|validation|eval|val)_(loop|step|epoch)|"
         r"(val|valid|test)_(epoch|one_epoch)|_?maybe_log_save_evaluate)",
         r"(?!.*torch/_?(nn|utils|autograd|distributed)/).*",

@@ -98,8 +98,15 @@ def place(run: Callable[..., object] = run_here) -> Iterator[Place]:
             run("mount", "--bind", source, directory / name)
             stack.callback(run, "umount", "--lazy", directory / name)
         python = directory / "python" / "bin" / f"python{sysconfig.get_python_version()}"
+        tools = directory / "tools"
+        tools.mkdir()
+        shutil.copy(Path(sys.executable).with_name("py-spy"), tools)
         path = f"{directory}/checkout:{directory}/packages"
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         yield Place(directory, python, environment)
 
 

@@ -340,6 +340,7 @@ def powerless(cluster: Cluster) -> Iterator[Powerless]:
         yield watchdog.__enter__()  # type: ignore[misc]
 
 
+@pytest.mark.timeout(900)
 def test_an_agent_without_rights_and_its_helper_see_and_do_what_roots_agent_does(
     cluster: Cluster, powerless: Powerless
 ) -> None:
@@ -353,7 +354,7 @@ def test_an_agent_without_rights_and_its_helper_see_and_do_what_roots_agent_does
         lambda report, ranks: (
             ranks
             and all(p.rank is not None and p.io_bytes and p.world_size for p in ranks)
-            and any(row.job_id == job and row.offset for row in report.logs)
+            and (report.node != "n1" or any(row.job_id == job and row.offset for row in report.logs))
             and not any(row.error for row in report.logs)
             and not report.problems
         ),
@@ -406,5 +407,5 @@ def test_an_agent_without_rights_and_its_helper_see_and_do_what_roots_agent_does
     action = ended_action(watchdog, incident["id"], timeout_s=300)
     assert action["end"]["ok"], (action, watchdog.log_tail("helper"))
     rungs = [r["rung"] for r in action["rungs"] if r["outcome"] == "done"]
-    assert "kill_switch" in rungs and "remove_kill_switch" in rungs, rungs
+    assert {"write_kill_switch", "remove_kill_switch"} <= set(rungs), rungs
     assert not list(cluster.node_path("n1", KILL_SWITCH_BASE).glob("*/kill"))

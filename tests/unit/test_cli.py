@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socketserver
@@ -14,8 +15,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from watchdog import __version__
+from watchdog.cli import text
 from watchdog.cli.client import Client, ClientError
 from watchdog.cli.main import main
 
@@ -667,3 +670,15 @@ def test_a_service_does_not_start_with_a_wrong_configuration(tmp_path: Path, ser
     result = run(service, "--config", str(file))
     assert result.exit_code == 2
     assert "c.yaml:2: agent.intervall: unknown key; did you mean 'interval'?" in result.stderr
+
+
+def test_on_a_narrow_terminal_a_row_is_a_few_lines_with_the_names_of_its_values() -> None:
+    out = io.StringIO()
+    rows = [["4711", "x" * 30, "-", "n[1-3]"], ["12", "pretrain", "training", "n7"]]
+    console = Console(file=out, width=40, force_terminal=True, color_system=None)
+    text._paragraphs(console, ["JOB", "NAME", "PHASE", "NODES"], rows, ["", "red"])
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "PHASE" not in " ".join(lines[:2])  # nothing is known of it
+    assert " ".join(lines).count("JOB") == 2
+    assert text._needed(["JOB", "NAME"], [["1", "two words"]]) == 3 + 3 + 5 + 3

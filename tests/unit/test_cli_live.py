@@ -45,7 +45,16 @@ def drawn(document: dict[str, Any], height: int = 30, width: int = 140) -> str:
     console = Console(width=width, height=height, color_system=None)
     with console.capture() as capture:
         console.print(
-            live.frame(parse(document), "OK: all is well.", "green", live.History(), 1000.0, height, "note")
+            live.frame(
+                parse(document),
+                "OK: all is well.",
+                "green",
+                live.History(),
+                1000.0,
+                height,
+                "note",
+                width=width,
+            )
         )
     return capture.get()
 
@@ -263,3 +272,17 @@ def test_commands_and_options_are_completed() -> None:
         }  # fmt: skip
         done = subprocess.run(PROGRAM, env=environment, capture_output=True, text=True, timeout=180)
         assert done.stdout.split() == [f"plain,{wanted}"]
+
+
+def test_forty_columns_show_what_matters_most_and_break_no_line() -> None:
+    many = jobs(*({"step_times_s": [4.0] * 24} for _ in range(30)))
+    incident = {**OPEN, "summary": "rank 3 on node0002 waits for its data loader. " * 5}
+    shown = drawn(status(jobs=many, open=[incident]), 20, 40)
+    lines = shown.splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 40
+    assert re.search(r"JOB .*NO STEP FOR", shown)
+    assert "CHECKPOINT" not in shown
+    assert "3 s of 60 s" in shown
+    assert "rank 3 on node0002" in " ".join(shown.split())
+    assert all(heading in drawn(status(jobs=many), 20, 200) for heading in live.HEADINGS)

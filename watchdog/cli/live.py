@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -36,6 +37,14 @@ HEADINGS: Final = (
     "",
     "SAVED",
 )
+WANTED: Final = (0, 8, 9, 2, 5, 6, 4, 7, 1, 3, 10)
+"""Columns, those first that are shown however narrow the screen is."""
+WIDEST: Final = 28
+"""Of a column, when it is counted what fits: the names of nodes may be long."""
+NARROW: Final = 80
+"""Below so many columns sentences go on in the next line."""
+WRAPPED: Final = 3
+"""Lines of one of them."""
 
 
 class History:
@@ -121,34 +130,76 @@ def job_row(job: Job, times_s: Sequence[float]) -> tuple[str, ...]:
     )
 
 
+def fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns that fit beside each other, in their order; the first two always."""
+    from rich.cells import cell_len
+
+    kept: list[int] = []
+    left = width
+    for column in WANTED:
+        cells = (HEADINGS[column], *(row[column] for row in rows))
+        needed = min(WIDEST, max(map(cell_len, cells))) + 3
+        if needed > left and len(kept) >= 2:
+            continue
+        kept.append(column)
+        left -= needed
+    return sorted(kept)
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """The sentence on one line, or on a narrow screen on a few."""
+    if width >= NARROW:
+        return [text]
+    lines = textwrap.wrap(text, width) or [""]
+    return [*lines[: WRAPPED - 1], " ".join(lines[WRAPPED - 1 :])] if len(lines) > WRAPPED else lines
+
+
 def frame(
-    status: Status, headline: str, style: str, history: History, wall: float, height: int, note: str = ""
+    status: Status,
+    headline: str,
+    style: str,
+    history: History,
+    wall: float,
+    height: int,
+    note: str = "",
+    *,
+    width: int = 200,
 ) -> RenderableType:
-    """One screen of at most `height` lines; `wall` is the date of now, `note` stands at its end."""
+    """One screen of at most `height` lines and `width` columns; `wall` is the date of now, `note` stands at its end."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     shown = status.open[: min(INCIDENTS, max(1, (height - AROUND) // 2))]
-    parts: list[RenderableType] = [Text(clean(headline), style=style, no_wrap=True, overflow="ellipsis")]
-    for each in shown:
-        parts.append(Text(clean(incident_line(each, wall)), no_wrap=True, overflow="ellipsis",
-                          style="bold red" if each.state == "firing" else "yellow"))  # fmt: skip
+    said = [(clean(headline), style)]
+    said += [
+        (clean(incident_line(each, wall)), "bold red" if each.state == "firing" else "yellow")
+        for each in shown
+    ]
+    head = [
+        Text(line, style=colour, no_wrap=True, overflow="ellipsis")
+        for sentence, colour in said
+        for line in _lines(sentence, width)
+    ]
+    parts: list[RenderableType] = list(head[: max(1, height - AROUND)])
     more = status.incidents.firing + status.incidents.pending - len(shown)
     if more > 0 and shown:
-        parts.append(Text(f"and {more} more: slurm-watchdog incidents"))
+        parts.append(Text(f"and {more} more: slurm-watchdog incidents", no_wrap=True, overflow="ellipsis"))
     rows = max(1, height - AROUND - len(parts))
     ranked = urgent_first(status.jobs)
+    table = [job_row(job, history.of(job)) for job in ranked[:rows]]
+    columns = fitting(table, width)
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    for heading in HEADINGS:
-        drawn.add_column(heading, no_wrap=True, overflow="ellipsis")
-    for job in ranked[:rows]:
-        cells = (Text(cell, no_wrap=True, overflow="ellipsis") for cell in job_row(job, history.of(job)))
+    for column in columns:
+        drawn.add_column(HEADINGS[column], no_wrap=True, overflow="ellipsis")
+    for job, row in zip(ranked, table, strict=False):
+        cells = (Text(row[column], no_wrap=True, overflow="ellipsis") for column in columns)
         drawn.add_row(*cells, style=style_of(job))
     parts.append(drawn)
     if len(ranked) > rows:
-        parts.append(Text(f"and {count(len(ranked) - rows, 'job')} more, with more of their time left"))
+        left_out = f"and {count(len(ranked) - rows, 'job')} more, with more of their time left"
+        parts.append(Text(left_out, no_wrap=True, overflow="ellipsis"))
     silent = (
         f", {len(status.nodes.silent)} silent: {fold_nodes(status.nodes.silent)}"
         if status.nodes.silent

@@ -105,11 +105,15 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
         except ClientError as error:
             code = EXIT_UNKNOWN
             headline = f"{WORDS[code]}: {error.what} Below is what was seen last."
-            return live.frame(last, headline, STYLES[code], history, clock.wall(), console.height, note)
+            return live.frame(
+                last, headline, STYLES[code], history, clock.wall(), console.height, note, width=console.width
+            )
         history.note(last.jobs)
         code, reasons = judge(last)
         headline = _headline(last, code, reasons)
-        return live.frame(last, headline, STYLES[code], history, clock.wall(), console.height, note)
+        return live.frame(
+            last, headline, STYLES[code], history, clock.wall(), console.height, note, width=console.width
+        )
 
     if console.is_terminal and not as_json:
         live.watch(look, every_s)

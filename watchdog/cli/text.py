@@ -106,6 +106,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequen
     if not console.is_terminal:
         click.echo(_plain([list(headings), *cells]))
         return
+    if _needed(headings, cells) > console.width:
+        _paragraphs(console, headings, cells, styles)
+        return
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -114,6 +117,28 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequen
     for index, row in enumerate(cells):
         drawn.add_row(*(Text(cell) for cell in row), style=styles[index] if styles else None)
     console.print(drawn, soft_wrap=False)
+
+
+def _needed(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    """How wide a table has to be in which no word is broken."""
+    words = (
+        [heading, *(word for row in cells for word in row[i].split())] for i, heading in enumerate(headings)
+    )
+    return sum(max(map(len, column)) + 3 for column in words)
+
+
+def _paragraphs(
+    console: Console, headings: Sequence[str], cells: Sequence[Sequence[str]], styles: Sequence[str]
+) -> None:
+    """On a narrow terminal each row is a few lines: every value with the name of its column."""
+    from rich.text import Text
+
+    for index, row in enumerate(cells):
+        named = [(name, cell) for name, cell in zip(headings, row, strict=True) if cell not in ("", "-")]
+        text = Text(style=styles[index] if styles else "")
+        for number, (name, cell) in enumerate(named):
+            text.append("  " if number else "").append(f"{name} ", style="dim").append(cell)
+        console.print(text, soft_wrap=False)
 
 
 def _plain(lines: Sequence[Sequence[str]]) -> str:

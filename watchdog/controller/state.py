@@ -17,6 +17,7 @@ from watchdog.controller.gpus import GpuPids
 from watchdog.controller.history import History
 from watchdog.controller.nodes import Nodes
 from watchdog.controller.progress_clock import apply_step, main_clock, note_loss, read_progress
+from watchdog.controller.own_jobs import JobNodes, of_own_jobs
 from watchdog.controller.run import (
     ACTIVE_STATES,
     GOES_ON,
@@ -101,6 +102,11 @@ class ClusterState:
         self.nodes = Nodes()
         self.history = History()
         self._job_ids: dict[str, str] = {}
+        self._job_nodes = JobNodes()
+        self.only_own = False
+        """Whether a node is heard only about jobs that it has or had: where nodes have proven who they are."""
+        self.dropped = 0
+        """Of what reports said, what was about other nodes' jobs."""
         """What agents call a job -> what Slurm's commands call it."""
         self.gpus = GpuPids()
         self.jobs: dict[str, SlurmJob] = {}
@@ -141,6 +147,7 @@ class ClusterState:
         self.slurm_at = now
         self.jobs = {job.job_id: job for job in view.jobs}
         self._job_ids = {job.process_id: job.job_id for job in view.jobs}
+        self._job_nodes.note(view.jobs)
         self.node_addresses = {node.name: node.address for node in view.nodes}
         self.slurm_nodes = view.nodes
         self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
@@ -259,6 +266,9 @@ class ClusterState:
         )
         if report.age_s > self._report_lifetime_s:
             return "expired"
+        if self.only_own:
+            report, dropped = of_own_jobs(report, self._job_nodes.stranger)
+            self.dropped += dropped
         self._apply_processes(report, made_at)
         self._wishes |= {wish.job_id: wish for wish in report.wishes if wish.job_id in self._job_ids}
         self.gpus.apply(report, made_at)

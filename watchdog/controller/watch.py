@@ -90,6 +90,7 @@ class Controller:
             replace(incident, pending_mono=self.started_mono, clear_mono=None, heard_mono=None)
             for incident in journal.load_open_incidents()
         ]
+        self.state.only_own = config.security.identity() != "none"
         self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure)
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.look(self.started_mono)
@@ -112,8 +113,11 @@ class Controller:
             self.metrics.reports.labels("incomplete").inc()
             return Reply(takes_changes=True, want_full=True)
         report = whole
+        dropped = self.state.dropped
         outcome = self.state.apply_report(report, now)
         self.metrics.reports.labels(outcome).inc()
+        if self.state.dropped > dropped:
+            self.metrics.reports.labels("wrong_job").inc()
         if self.recorder is not None and outcome == "accepted":
             self.recorder.note(report, now)
         for result in report.results:

@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from tests.unit.builders import process, slurm_job
 from watchdog.controller.own_jobs import JobNodes, of_own_jobs
-from watchdog.model import Event, EventKind, LogFile, Report
+from watchdog.controller.state import ClusterState
+from watchdog.model import Event, EventKind, LogFile, Report, SlurmNode, SlurmView
+from watchdog.report_changes import changes_between
 
 
 def event(job_id: str) -> Event:
@@ -66,3 +68,49 @@ def test_jobs_that_are_listed_no_more_are_forgotten() -> None:
     nodes.note([])
     assert not nodes.stranger("n2", "7")
     assert nodes._had == {}
+
+
+def step_of(own_only: bool, node: str) -> int | None:
+    """The step that the controller believes job 7, which has n1 and n2, to be at, after `node` has told one."""
+    state = ClusterState(silent_after_s=15, report_lifetime_s=60)
+    state.only_own = own_only
+    nodes = tuple(SlurmNode(name=name, address=name, state="IDLE") for name in ("n1", "n2", "n3"))
+    state.apply_slurm(SlurmView(jobs=(slurm_job(job_id="7", nodes=("n1", "n2")),), nodes=nodes), 1000.0)
+    told = Report(
+        node=node, boot_id="b", agent_id="a", sequence=1, events=(replace(event("7"), pattern="p"),)
+    )
+    assert state.apply_report(told, 1005.0) == "accepted"
+    view = state.job_view("7", 1006.0)
+    assert view is not None
+    return None if view.progress is None else view.progress.known_step
+
+
+def test_a_node_that_has_proven_who_it_is_moves_no_other_node_s_job() -> None:
+    assert step_of(True, "n1") == 5
+    assert step_of(True, "n3") is None
+    assert step_of(False, "n3") == 5, "where nobody proves anything, as in a trace of somebody else's making"
+
+
+def test_a_report_of_changes_still_builds_on_all_that_the_node_has_said() -> None:
+    state = ClusterState(silent_after_s=15, report_lifetime_s=60)
+    state.only_own = True
+    nodes = (SlurmNode(name="n1", address="n1", state="IDLE"),)
+    job = slurm_job(job_id="7", nodes=("n2",))
+    state.apply_slurm(SlurmView(jobs=(job, replace(job, job_id="8", nodes=("n1",))), nodes=nodes), 1000.0)
+    first = Report(
+        node="n1",
+        boot_id="b",
+        agent_id="a",
+        sequence=1,
+        processes=(process(0, job_id="7"), process(1, job_id="8")),
+    )
+    state.apply_report(first, 1005.0)
+    assert state.dropped == 1
+    second = replace(
+        first, sequence=2, processes=(first.processes[0], replace(first.processes[1], cpu_s=9.0))
+    )
+    small = changes_between(first, second)
+    assert small is not None
+    whole = state.complete(small)
+    assert whole is not None
+    assert [row.cpu_s for row in whole.processes] == [0.0, 9.0]

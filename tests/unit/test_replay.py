@@ -258,15 +258,20 @@ goes on, and the nodes of a job that has not ended should report."""
 def test_dropping_fields_adds_no_incident(trace: Any, seed: int, share: float) -> None:
     chance = random.Random(seed)
     lines = [dict(line) for line in trace()]
-    whole = set(fired(play(lines))) if trace is traces.filesystem_stall else set()
+    known = play(lines).incidents if trace is traces.filesystem_stall else ()
+    whole = {str(incident.kind) for incident in known if incident.fired_at is not None}
+    stuck = {culprit.rank for incident in known for culprit in incident.culprits}
     for line in lines:
         for name in DROPPED.get(line["kind"], ()):
             if chance.random() < share:
                 line.pop(name, None)
     outcome = play(lines)
-    # A filesystem of which less is known may look like an outage's, or like a job that stands for whatever reason: it does stand.
-    vaguer = {"filesystem_outage", "stalled_progress"} if whole else set()
+    # A filesystem of which less is known may look like an outage's, or like a job that stands for whatever reason: it does stand, and
+    # it is the same rank that everybody waits for.
+    vaguer = {"filesystem_outage", "stalled_progress", "collective_hang"} if whole else set()
     assert set(fired(outcome)) <= whole | vaguer, [i.summary for i in outcome.incidents]
+    named = {c.rank for i in outcome.incidents if i.fired_at is not None for c in i.culprits}
+    assert named <= stuck | {None}, [i.summary for i in outcome.incidents]
 
 
 @given(

@@ -282,7 +282,7 @@ class Player:
     def _look(self, now: float) -> list[Finding]:
         for name, node in self._nodes.items():
             if not node.speaks:
-                self.state.hear(name, now)
+                self.state.agents.hear(name, now)
         return self.judge.look(now)
 
     def _conclude(self, findings: Sequence[Finding], now: float) -> None:

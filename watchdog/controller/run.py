@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from watchdog.controller.progress_clock import Clock, Counter, main_clock, read_progress
-from watchdog.controller.run_errors import KEPT_ERRORS, RunErrors
-from watchdog.detect.view import JobView, LoggedError, LogView, PastRun, ProcessView, StackSnapshot
+from watchdog.controller.progress_clock import Clock, Counter, read_progress
+from watchdog.controller.run_errors import RunErrors
+from watchdog.detect.view import JobView, LoggedError, PastRun
 from watchdog.diagnose.log_errors import locate
-from watchdog.diagnose.stacks import vote
-from watchdog.model import Checkpoint, Event, LogFile, Process, ProcessStack, Role, SlurmJob
+from watchdog.model import Event, LogFile, Process, ProcessStack, Role, SlurmJob
 
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
@@ -176,95 +175,11 @@ class Run:
     )
 
 
-def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
-    """All processes but ranks of side steps, in the order of their keys."""
-    step_id, processes, rates = training_step(run.processes), run.processes, run.rates
-    if not run.order:
-        run.order = tuple(sorted(processes))
-    found = []
-    for key in run.order:
-        process, seen_at, gone_at = processes[key]
-        if process.role is Role.RANK and process.step_id != step_id:
-            continue
-        rate = rates.get(key)
-        found.append(
-            ProcessView(
-                node=key[0],
-                process=process,
-                seen_age_s=now - seen_at,
-                gone_s=None if gone_at is None else now - gone_at,
-                cpu_ratio=None if rate is None else rate.cpu_ratio,
-                io_bytes_s=None if rate is None else rate.io_bytes_s,
-                storage_age_s=None if rate is None or rate.storage_at is None else now - rate.storage_at,
-                quiet_s=None if rate is None or rate.busy_at is None else now - rate.busy_at,
-            )
-        )
-    return tuple(found)
-
-
 def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
     """The moment of the run's start on our monotonic clock; without dates, the beginning of time."""
     if wall is None or job.start_at is None:
         return float("-inf")
     return now - max(0.0, wall - job.start_at) - START_SLACK_S
-
-
-def note_on_disk(run: Run, found: Checkpoint, at: float) -> None:
-    """The checkpoints in one directory as an agent sees them now.
-
-    One more that is complete sets the clock, as a line in the log does that says so: the step after it could not begin before. One
-    that the log has told did that already, and one beyond the run's step is another training's.
-    """
-    if not run.started:
-        return
-    if found.writing:
-        run.growing_at = at
-    if found.step is None:
-        return
-    before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
-    told = run.checkpoint is not None and run.checkpoint[0] >= found.step
-    others = clock is not None and clock.is_step and found.step > clock.step + clock.stride
-    if before is not None and found.step > before and not told and not others:
-        run.saved_at = max(run.saved_at, at)
-        run.snapshots.clear()
-    run.disk_steps[found.directory] = found.step
-
-
-def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:
-    """One dump of all ranks."""
-    run.snapshots.append((at, stacks, silent))
-    run.restless = True
-    voted = vote(snapshot_views(run, at))
-    if voted.checkpointing and voted.moving is not False:
-        run.saving_at = at
-
-
-def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:
-    """The dumps since the last step, oldest first."""
-    return tuple(
-        StackSnapshot(age_s=now - at, stacks=stacks, silent_nodes=silent)
-        for at, stacks, silent in run.snapshots
-    )
-
-
-def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
-    """A file of the run as an agent sees it now."""
-    if log.offset is not None:
-        run.log_offsets[node, log.path] = log.offset
-    if (node, log.path) in run.logs or len(run.logs) < KEPT_LOGS:
-        run.logs[node, log.path] = (log, at)
-
-
-def log_view(run: Run, now: float) -> LogView | None:
-    """What is known of its logs."""
-    grew = [now - at + log.growth_age_s for log, at in run.logs.values() if log.growth_age_s is not None]
-    if not grew:
-        return None
-    whole = all(
-        log.error is None and log.growth_age_s is not None and not log.lag_bytes and not log.skipped_bytes
-        for log, _ in run.logs.values()
-    )
-    return LogView(grew_age_s=min(grew), whole=whole and len(run.logs) < KEPT_LOGS)
 
 
 def past_run(run: Run, now: float) -> PastRun:
@@ -305,21 +220,6 @@ def _seats(run: Run) -> dict[int, tuple[str, int]]:
         for key, (process, _, _) in sorted(run.processes.items())
         if process.role is Role.RANK and process.rank is not None
     }
-
-
-MAX_LAST_WORDS = 30
-
-
-def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
-    """An error line that comes after the listing that showed the next run: it is of the run before, as far as is known."""
-    if not run.past:
-        return
-    if len(run.early) < MAX_LAST_WORDS:
-        run.early.append((node, at, event))
-    last = run.past[-1]
-    if last.began_at <= at and len(last.errors) < KEPT_ERRORS + MAX_LAST_WORDS:
-        error = locate(event, node, at, run.job, run.seats_before)
-        run.past = (*run.past[:-1], replace(last, errors=(*last.errors, error)))
 
 
 def reveal(run: Run) -> None:

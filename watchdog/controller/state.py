@@ -6,17 +6,15 @@ of one job, (job id, restart count): a restart drops all of it, so that nothing 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from watchdog.controller.agents import Agents
 from watchdog.controller.filesystems import Filesystems
 from watchdog.controller.gpus import GpuPids
 from watchdog.controller.history import History
 from watchdog.controller.nodes import Nodes
-from watchdog.controller.progress_clock import apply_step, main_clock, note_loss, read_progress
 from watchdog.controller.own_jobs import JobNodes, of_own_jobs
 from watchdog.controller.run import (
     ACTIVE_STATES,
@@ -24,48 +22,42 @@ from watchdog.controller.run import (
     HOLDS_NODES,
     WAITS,
     ProcessKey,
-    Rates,
     Run,
     follow_training,
-    log_view,
     new_run,
-    note_last_words,
-    note_log,
-    note_on_disk,
-    note_snapshot,
-    process_views,
     reveal,
-    snapshot_views,
     started_at,
 )
+from watchdog.controller.run_reports import (
+    note_absent,
+    note_event,
+    note_log,
+    note_on_disk,
+    note_process,
+    note_snapshot,
+    trains,
+)
+from watchdog.controller.run_view import job_view
 from watchdog.controller.turns import Turn, choose
 from watchdog.detect.nodes import away_on_purpose
 from watchdog.detect.view import (
-    Checkpoint,
     ClusterView,
     EndedJob,
-    ErrorLine,
     FilesystemView,
     JobView,
     ProcessView,
-    RankGpu,
     SlurmNodeView,
 )
 from watchdog.model import (
-    Event,
-    EventKind,
     Fence,
     JobWish,
     MountProbe,
-    Process,
     ProcessStack,
     Report,
-    Role,
     SlurmJob,
     SlurmNode,
     SlurmView,
 )
-from watchdog.report_changes import make_whole, without_news
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
@@ -75,29 +67,16 @@ FAILED_AT_ONCE = frozenset({"FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"}
 """States of a job of which it matters that nobody saw it run (squeue(1), job state codes)."""
 KEPT_NODE_S = 86_400.0
 """A node that Slurm does not list (any more) is forgotten so long after its last report."""
-KEPT_GONE_S = 3600.0
-"""A process that is gone is remembered this long, so that its death can be told."""
-
-
-@dataclass(slots=True)
-class _Node:
-    boot_id: str
-    agent_id: str
-    sequence: int
-    reported_at: float
-    whole: Report | None = None
-    """The newest report in full, for those of changes that build on it; events and other news are not kept."""
 
 
 class ClusterState:
     """Everything that reports and Slurm said, and that still counts. Not thread-safe: one loop owns it."""
 
     def __init__(self, *, silent_after_s: float, report_lifetime_s: float, partitions: Iterable[str] = ()):
-        self._silent_after_s = silent_after_s
         self._report_lifetime_s = report_lifetime_s
+        self.agents = Agents(silent_after_s)
         self._partitions = frozenset(partitions)
         self._runs: dict[str, Run] = {}
-        self._nodes: dict[str, _Node] = {}
         self.filesystems = Filesystems()
         self.nodes = Nodes()
         self.history = History()
@@ -119,12 +98,6 @@ class ClusterState:
         """Node -> what its processes call the jobs that have it."""
         self._runs_on: dict[str, list[Run]] | None = None
         """Node -> runs of the jobs that have it, or had it lately; None: to be worked out anew."""
-        self._taken = 0
-        """Reports so far."""
-        self._reporting: tuple[tuple[float, int], tuple[str, ...]] | None = None
-        """Who reports, and at which moment: (now, reports taken until then)."""
-        self._names: tuple[str, ...] = ()
-        """Of all nodes that have reported, sorted."""
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
         self._wishes: dict[str, JobWish] = {}
@@ -165,16 +138,10 @@ class ClusterState:
 
     def _forget_nodes(self, now: float) -> None:
         """Nodes of a cloud have a new name each time they are started."""
-        for name in [
-            name
-            for name, node in self._nodes.items()
-            if now - node.reported_at > KEPT_NODE_S and name not in self.node_addresses
-        ]:
-            del self._nodes[name]
+        for name in self.agents.forget_older_than(now - KEPT_NODE_S, self.node_addresses):
             self._jobs_seen_on.pop(name, None)
             self.nodes.forget(name)
             self.gpus.forget(name)
-            self._names, self._reporting = (), None
 
     def _note_slurm_nodes(self, view: SlurmView, now: float) -> None:
         """Slurm's words about nodes, and since when each is not away any more, for those that were."""
@@ -234,36 +201,14 @@ class ClusterState:
             return False
         return self._before.get(job.job_id, "PENDING") in (*WAITS, "CONFIGURING")
 
-    def complete(self, report: Report) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here."""
-        if report.changes is None:
-            return report
-        node = self._nodes.get(report.node)
-        if node is None or node.agent_id != report.agent_id or node.whole is None:
-            return None
-        if report.sequence <= node.sequence:
-            return replace(report, changes=None)  # told before: what is in it will not be looked at
-        return make_whole(node.whole, report)
-
     def apply_report(self, report: Report, now: float) -> str:
         """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`.
 
         A report older than its lifetime proves that the node is there and says nothing about now.
         """
-        node = self._nodes.get(report.node)
-        if node is not None and node.agent_id == report.agent_id and report.sequence <= node.sequence:
-            return "duplicate"
         made_at = now - max(0.0, report.age_s)
-        self._taken += 1
-        if node is None:
-            self._names = ()
-        self._nodes[report.node] = _Node(
-            boot_id=report.boot_id if node is None or node.boot_id != report.boot_id else node.boot_id,
-            agent_id=report.agent_id if node is None or node.agent_id != report.agent_id else node.agent_id,
-            sequence=report.sequence,
-            reported_at=max(made_at, node.reported_at) if node else made_at,
-            whole=without_news(report),
-        )
+        if not self.agents.take(report, made_at):
+            return "duplicate"
         if report.age_s > self._report_lifetime_s:
             return "expired"
         if self.only_own:
@@ -282,7 +227,9 @@ class ClusterState:
             if run is not None:
                 note_on_disk(run, checkpoint, made_at)
         for event in report.events:
-            self._apply_event(report.node, event, made_at)
+            run = self._run(event.job_id)
+            if run is not None:
+                note_event(run, report.node, event, made_at)
         for probe in report.mounts:
             self.apply_probe(report.node, probe, now)
         return "accepted"
@@ -305,7 +252,7 @@ class ClusterState:
             if process.job_id != job.job_id:
                 process = replace(process, job_id=job.job_id)
             if job.state in ACTIVE_STATES:
-                self._note_process(run, key, process, made_at)
+                note_process(run, key, process, made_at)
                 if process.blocked is not None:
                     self.filesystems.note_blocked(name, report.boot_id, process, made_at)
         before = self._jobs_seen_on.get(report.node, set())
@@ -314,20 +261,8 @@ class ClusterState:
             seen = present.get(job_id, set())
             if run is None:
                 continue
-            mine = run.on_node.setdefault(report.node, set())
-            for key in () if len(mine) == len(seen) else mine - seen:
-                run.restless = True
-                process, seen_at, gone_at = run.processes[key]
-                gone_since = made_at if gone_at is None else gone_at
-                if made_at - gone_since > KEPT_GONE_S:
-                    del run.processes[key]
-                    run.order = ()
-                    run.blocked.discard(key)
-                    run.rates.pop(key, None)
-                    mine.discard(key)
-                else:
-                    run.processes[key] = (process, seen_at, gone_since)
-            if seen and not any(_trains(run, key) for key in mine):
+            note_absent(run, report.node, seen, made_at)
+            if seen and not any(trains(run, key) for key in run.on_node[report.node]):
                 follow_training(run, made_at, report.interval_s)
         self._jobs_seen_on[report.node] = {
             job_id
@@ -335,71 +270,9 @@ class ClusterState:
             if job_id in self._runs and self._runs[job_id].on_node.get(report.node)
         }
 
-    def _note_process(self, run: Run, key: ProcessKey, process: Process, made_at: float) -> None:
-        """One process as its node sees it now."""
-        before = run.processes.get(key)
-        if before is None:
-            run.on_node.setdefault(key[0], set()).add(key)
-            run.order = ()
-            run.restless = True
-        dead_at = None
-        if process.state in ("Z", "X"):
-            dead_at = made_at if before is None or before[2] is None else before[2]
-        run.processes[key] = (process, made_at, dead_at)
-        if process.state in ("Z", "X", "T", "t") and (before is None or before[0].state != process.state):
-            run.restless = True
-        if process.blocked is not None:
-            run.restless = run.restless or key not in run.blocked
-            run.blocked.add(key)
-        elif run.blocked:
-            run.blocked.discard(key)
-        rates = run.rates.get(key)
-        if rates is None:
-            rates = run.rates[key] = Rates(made_at, process.cpu_s, process.io_bytes)
-        rates.update(process, made_at)
-
-    def _apply_event(self, node: str, event: Event, made_at: float) -> None:
-        run = self._run(event.job_id)
-        at = made_at - max(0.0, event.age_s)
-        if run is None:
-            return
-        if event.kind is EventKind.ERROR or event.loss_is_no_number:
-            run.restless = True
-        if at < run.valid_from or not run.started:
-            if event.kind is EventKind.ERROR and not event.backlog:
-                note_last_words(run, node, at, event)
-            return
-        its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
-        if event.backlog and not its_own and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
-            return
-        troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
-        if event.kind is EventKind.PROGRESS and (event.step is not None or event.count is not None):
-            if at >= run.steps_from and apply_step(
-                run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None
-            ):
-                run.phase = None if run.phase and run.phase[1] <= at else run.phase
-                run.snapshots.clear()
-            if at >= run.steps_from:
-                note_loss(run.clocks, event, at)
-        elif event.kind is EventKind.CHECKPOINT and event.step is not None:
-            if run.checkpoint is None or at >= run.checkpoint[1]:
-                if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
-                    run.checkpoint_intervals_s.append(at - run.checkpoint[1])
-                if run.checkpoint is None or event.step > run.checkpoint[0]:
-                    run.saved_at = at
-                    run.snapshots.clear()
-                run.checkpoint = (event.step, at)
-            run.phase = None
-        elif event.kind is EventKind.PHASE and event.phase:
-            run.phase = (event.phase, at)
-        elif event.kind is EventKind.ERROR:
-            clock = main_clock(run.clocks)
-            run.errors.note(node, at, event, clock.rose_at if clock is not None and clock.seen > 1 else None)
-
     def apply_probe(self, node: str, probe: MountProbe, now: float) -> None:
         """The answer of a node about a mount."""
-        boot_id = self._nodes[node].boot_id if node in self._nodes else ""
-        self.filesystems.apply_probe(node, boot_id, probe, now)
+        self.filesystems.apply_probe(node, self.agents.boot_id(node) or "", probe, now)
 
     def add_snapshot(
         self,
@@ -433,16 +306,9 @@ class ClusterState:
                 run.troubled_at = now
                 run.restless = True
 
-    def hear(self, node: str, now: float) -> None:
-        """This node does not count as silent: nothing is known of an agent there that should have reported."""
-        self._nodes[node].reported_at = now
-        self._taken += 1
-
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
-        self._taken += 1
-        for node in self._nodes.values():
-            node.reported_at = now
+        self.agents.forget_silence(now)
         if self.slurm_at is not None:
             self.slurm_at = now
 
@@ -453,18 +319,17 @@ class ClusterState:
         """Whether anything that may be told of a job has happened since it was looked at last."""
         return any(run.restless for run in self._runs.values() if run.job.state in ACTIVE_STATES)
 
-    def reporting_nodes(self, now: float) -> tuple[str, ...]:
-        """By name. Asked for hundreds of incidents at one moment, it is worked out once."""
-        moment = (now, self._taken)
-        if self._reporting is None or self._reporting[0] != moment:
-            nodes, since = self._nodes, now - self._silent_after_s
-            found = tuple(name for name in self.known_nodes() if nodes[name].reported_at >= since)
-            self._reporting = (moment, found)
-        return self._reporting[1]
+    def complete(self, report: Report) -> Report | None:
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here."""
+        return self.agents.complete(report)
 
-    def _reports(self, node: str, now: float) -> bool:
-        known = self._nodes.get(node)
-        return known is not None and now - known.reported_at <= self._silent_after_s
+    def reporting_nodes(self, now: float) -> tuple[str, ...]:
+        """Who has reported lately, by name."""
+        return self.agents.reporting(now)
+
+    def known_nodes(self) -> tuple[str, ...]:
+        """Everybody who has ever reported, by name."""
+        return self.agents.known()
 
     def address_of(self, node: str) -> str | None:
         """The address that Slurm has for a node; None for a node that it does not know."""
@@ -474,11 +339,6 @@ class ClusterState:
         """What the environment of this run of the job asks of the watchdog; empty if nothing, or not known."""
         wish = self._wishes.get(job.process_id)
         return dict(wish.variables) if wish is not None and wish.restarts == job.restarts else {}
-
-    def known_nodes(self) -> tuple[str, ...]:
-        if not self._names:
-            self._names = tuple(sorted(self._nodes))
-        return self._names
 
     def jobs_on(self, node: str, now: float) -> list[tuple[SlurmJob, dict[str, int]]]:
         """The jobs that run on a node, or ended there lately, with the offsets at which their logs begin."""
@@ -529,7 +389,7 @@ class ClusterState:
         return [(job_id, run) for job_id, run in sorted(self._runs.items()) if run.job.state in ACTIVE_STATES]
 
     def _view(self, now: float, jobs: Mapping[str, JobView]) -> ClusterView:
-        reporting = self.reporting_nodes(now)
+        reporting = self.agents.reporting(now)
         here = frozenset(reporting)
         self._watched_from = now if self._watched_from is None else self._watched_from
         return ClusterView(
@@ -538,8 +398,8 @@ class ClusterState:
             jobs=tuple(jobs.values()),
             filesystems=self.filesystem_views(now),
             reporting_nodes=reporting,
-            silent_nodes=tuple(name for name in self.known_nodes() if name not in here),
-            silent_after_s=self._silent_after_s,
+            silent_nodes=tuple(name for name in self.agents.known() if name not in here),
+            silent_after_s=self.agents.silent_after_s,
             nodes=self.nodes.views(),
             slurm_nodes=self._slurm_nodes,
             ended=tuple(self._ended(now)),
@@ -567,49 +427,8 @@ class ClusterState:
         return None if run is None else self._job_view(run, now)
 
     def _job_view(self, run: Run, now: float) -> JobView:
-        clock = main_clock(run.clocks)
-        step_times, losses = ((), ()) if clock is None else clock.series()
-        return JobView(
-            job=run.job,
-            run_age_s=now - max(run.began_at, run.grace_from),
-            processes=process_views(run, now),
-            progress=read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now),
-            phase=run.phase[0] if run.phase else None,
-            log=log_view(run, now),
-            checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1])
-            if run.checkpoint
-            else None,
-            snapshots=snapshot_views(run, now),
-            errors=tuple(
-                ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines
-            ),
-            error_ranks=run.errors.said_by(),
-            silent_nodes=tuple(node for node in run.job.nodes if not self._reports(node, now)),
-            gpus=self._rank_gpus(run),
-            step_times=step_times,
-            losses=losses,
-            checkpoints_on_disk=self.nodes.checkpoints_of(run.job.process_id, run.job.nodes),
-            growing_age_s=None if run.growing_at is None else now - run.growing_at,
-            saving_age_s=None if run.saving_at is None else now - run.saving_at,
-            checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
-            past=run.past,
-        )
-
-    def _rank_gpus(self, run: Run) -> tuple[RankGpu, ...]:
-        """The GPUs of the ranks that live, as the lists of processes have them."""
-        found = []
-        for name in run.job.nodes:
-            node = self.nodes.view(name)
-            by_uuid = {view.gpu.uuid: view for view in node.gpus} if node is not None else {}
-            for key in run.on_node.get(name, ()) if by_uuid else ():
-                process, _, gone_at = run.processes[key]
-                pid = process.pid
-                if gone_at is not None or process.role is not Role.RANK or process.rank is None:
-                    continue
-                for uuid in self.gpus.uuids_of(name, pid):
-                    if uuid in by_uuid:
-                        found.append(RankGpu(rank=process.rank, pid=pid, view=by_uuid[uuid]))
-        return tuple(sorted(found, key=lambda each: (each.rank, each.view.gpu.index)))
+        silent = tuple(node for node in run.job.nodes if not self.agents.reports(node, now))
+        return job_view(run, now, self.nodes, self.gpus, silent)
 
     def _ended(self, now: float) -> Iterable[EndedJob]:
         """Jobs that were seen running and that Slurm says are over, with what waits or runs in their place."""
@@ -643,23 +462,11 @@ class ClusterState:
         for run in self._runs.values():
             for key in sorted(run.blocked):
                 name, (process, seen_at, gone_at) = key[0], run.processes[key]
-                node = self._nodes.get(name)
+                boot_id = self.agents.boot_id(name)
                 waits = process.blocked is not None and process.blocked.mount is not None
-                if gone_at is None and waits and node is not None:
-                    yield ProcessView(node=name, process=process, seen_age_s=now - seen_at), node.boot_id
+                if gone_at is None and waits and boot_id is not None:
+                    yield ProcessView(node=name, process=process, seen_age_s=now - seen_at), boot_id
 
     def remember_action(self, fence: Fence) -> None:
         """This run may have ended because of an action, while nobody listened: agents tell the recent past again."""
         self._acted_on[fence.job_id] = fence.restarts
-
-
-def _is_named_after(path: str, job: SlurmJob) -> bool:
-    """Whether the file has the job's number in its name, as Slurm's default has: then nobody else wrote its lines."""
-    numbers = {job.process_id, job.job_id.partition("_")[0]}
-    return bool(numbers & set(re.findall(r"\d+", path.rpartition("/")[2])))
-
-
-def _trains(run: Run, key: ProcessKey) -> bool:
-    """Whether this process is a living rank of the step that is known to be the training: then nothing has changed."""
-    process, _, gone_at = run.processes[key]
-    return process.role is Role.RANK and gone_at is None and process.step_id == run.step_id

@@ -1,0 +1,159 @@
+"""What reports say of one run, taken into it: its processes, its logs, its checkpoints, its stacks."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from watchdog.controller.progress_clock import apply_step, main_clock, note_loss
+from watchdog.controller.run import KEPT_LOGS, ProcessKey, Rates, Run
+from watchdog.controller.run_errors import KEPT_ERRORS
+from watchdog.controller.run_view import snapshot_views
+from watchdog.diagnose.log_errors import locate
+from watchdog.diagnose.stacks import vote
+from watchdog.model import Checkpoint, Event, EventKind, LogFile, Process, ProcessStack, Role, SlurmJob
+
+KEPT_GONE_S = 3600.0
+"""A process that is gone is remembered this long, so that its death can be told."""
+MAX_LAST_WORDS = 30
+
+
+def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) -> None:
+    """One process as its node sees it now."""
+    before = run.processes.get(key)
+    if before is None:
+        run.on_node.setdefault(key[0], set()).add(key)
+        run.order = ()
+        run.restless = True
+    dead_at = None
+    if process.state in ("Z", "X"):
+        dead_at = made_at if before is None or before[2] is None else before[2]
+    run.processes[key] = (process, made_at, dead_at)
+    if process.state in ("Z", "X", "T", "t") and (before is None or before[0].state != process.state):
+        run.restless = True
+    if process.blocked is not None:
+        run.restless = run.restless or key not in run.blocked
+        run.blocked.add(key)
+    elif run.blocked:
+        run.blocked.discard(key)
+    rates = run.rates.get(key)
+    if rates is None:
+        rates = run.rates[key] = Rates(made_at, process.cpu_s, process.io_bytes)
+    rates.update(process, made_at)
+
+
+def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> None:
+    """The processes of this run on a node that its report does not hold any more: gone since then, and forgotten after an hour."""
+    mine = run.on_node.setdefault(node, set())
+    for key in () if len(mine) == len(seen) else mine - seen:
+        run.restless = True
+        process, seen_at, gone_at = run.processes[key]
+        gone_since = made_at if gone_at is None else gone_at
+        if made_at - gone_since > KEPT_GONE_S:
+            del run.processes[key]
+            run.order = ()
+            run.blocked.discard(key)
+            run.rates.pop(key, None)
+            mine.discard(key)
+        else:
+            run.processes[key] = (process, seen_at, gone_since)
+
+
+def trains(run: Run, key: ProcessKey) -> bool:
+    """Whether this process is a living rank of the step that is known to be the training: then nothing has changed."""
+    process, _, gone_at = run.processes[key]
+    return process.role is Role.RANK and gone_at is None and process.step_id == run.step_id
+
+
+def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
+    """One line of a log of this run, as an agent read it."""
+    at = made_at - max(0.0, event.age_s)
+    if event.kind is EventKind.ERROR or event.loss_is_no_number:
+        run.restless = True
+    if at < run.valid_from or not run.started:
+        if event.kind is EventKind.ERROR and not event.backlog:
+            note_last_words(run, node, at, event)
+        return
+    its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
+    if event.backlog and not its_own and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
+        return
+    troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
+    if event.kind is EventKind.PROGRESS and (event.step is not None or event.count is not None):
+        if at >= run.steps_from and apply_step(
+            run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None
+        ):
+            run.phase = None if run.phase and run.phase[1] <= at else run.phase
+            run.snapshots.clear()
+        if at >= run.steps_from:
+            note_loss(run.clocks, event, at)
+    elif event.kind is EventKind.CHECKPOINT and event.step is not None:
+        if run.checkpoint is None or at >= run.checkpoint[1]:
+            if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
+                run.checkpoint_intervals_s.append(at - run.checkpoint[1])
+            if run.checkpoint is None or event.step > run.checkpoint[0]:
+                run.saved_at = at
+                run.snapshots.clear()
+            run.checkpoint = (event.step, at)
+        run.phase = None
+    elif event.kind is EventKind.PHASE and event.phase:
+        run.phase = (event.phase, at)
+    elif event.kind is EventKind.ERROR:
+        clock = main_clock(run.clocks)
+        run.errors.note(node, at, event, clock.rose_at if clock is not None and clock.seen > 1 else None)
+
+
+def _is_named_after(path: str, job: SlurmJob) -> bool:
+    """Whether the file has the job's number in its name, as Slurm's default has: then nobody else wrote its lines."""
+    numbers = {job.process_id, job.job_id.partition("_")[0]}
+    return bool(numbers & set(re.findall(r"\d+", path.rpartition("/")[2])))
+
+
+def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
+    """An error line that comes after the listing that showed the next run: it is of the run before, as far as is known."""
+    if not run.past:
+        return
+    if len(run.early) < MAX_LAST_WORDS:
+        run.early.append((node, at, event))
+    last = run.past[-1]
+    if last.began_at <= at and len(last.errors) < KEPT_ERRORS + MAX_LAST_WORDS:
+        error = locate(event, node, at, run.job, run.seats_before)
+        run.past = (*run.past[:-1], replace(last, errors=(*last.errors, error)))
+
+
+def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
+    """A file of the run as an agent sees it now."""
+    if log.offset is not None:
+        run.log_offsets[node, log.path] = log.offset
+    if (node, log.path) in run.logs or len(run.logs) < KEPT_LOGS:
+        run.logs[node, log.path] = (log, at)
+
+
+def note_on_disk(run: Run, found: Checkpoint, at: float) -> None:
+    """The checkpoints in one directory as an agent sees them now.
+
+    One more that is complete sets the clock, as a line in the log does that says so: the step after it could not begin before. One
+    that the log has told did that already, and one beyond the run's step is another training's.
+    """
+    if not run.started:
+        return
+    if found.writing:
+        run.growing_at = at
+    if found.step is None:
+        return
+    before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
+    told = run.checkpoint is not None and run.checkpoint[0] >= found.step
+    others = clock is not None and clock.is_step and found.step > clock.step + clock.stride
+    if before is not None and found.step > before and not told and not others:
+        run.saved_at = max(run.saved_at, at)
+        run.snapshots.clear()
+    run.disk_steps[found.directory] = found.step
+
+
+def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:
+    """One dump of all ranks."""
+    run.snapshots.append((at, stacks, silent))
+    run.restless = True
+    voted = vote(snapshot_views(run, at))
+    if voted.checkpointing and voted.moving is not False:
+        run.saving_at = at

@@ -617,3 +617,96 @@ def test_without_slack_what_is_left_ends_in_writing(
     Notifier(journal.outbox, [], "a", wall=lambda: 1e6).take_over()
     assert journal.outbox.waiting_channels() == []
     assert "nobody takes it: [a] CRITICAL: job 7" in caplog.text
+
+
+def test_a_slack_that_asks_for_an_hour_of_silence_hears_nothing_not_even_a_pulse(journal: Journal) -> None:
+    wall, pace = Wall(SendFailed("429", retry_after_s=3600.0)), Pace(5)
+    told = Ticking(journal, [SlackChannel(wall, "a", pace=pace), PulseChannel(wall, pace)])
+    wall.now = lambda: told.now
+    began = told.now
+
+    async def go() -> None:
+        told.notifier.opened(INCIDENT)
+        await told.run_until(began + 60.0)
+        journal.outbox.add("slack-pulse", "pulse", {"message": OLD}, told.now)
+        await told.run_until(began + 3599.0)
+        assert wall.tries == [began]
+        await told.run_until(began + 3700.0)
+
+    asyncio.run(go())
+    assert len(wall.posts) == 2
+    assert min(wall.tries[1:]) >= began + 3600.0
+
+
+def test_an_answer_far_in_the_future_of_a_clock_that_was_set_back_is_no_silence() -> None:
+    pace = Pace(5)
+
+    async def refused() -> None:
+        raise SendFailed("429", retry_after_s=60.0)
+
+    async def go() -> None:
+        with pytest.raises(SendFailed):
+            await pace.keep(1_000_000.0, refused())
+
+    asyncio.run(go())
+    assert pace.wait_s(1_000_010.0) == 50.0
+    assert pace.wait_s(1_000_061.0) == 0.0
+    assert pace.wait_s(900_000.0) == 0.0
+
+
+class Killed(BaseException):
+    """kill -9."""
+
+
+class Deadly(Wall):
+    """A Slack in whose face the controller is killed at a given message, before it is there or after."""
+
+    def __init__(self, at: int, *, taken: bool, threads: bool) -> None:
+        super().__init__(threads=threads)
+        self.at, self.taken = at, taken
+
+    async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
+        last = sum(1 for _, _, name in self.posts if "revised" not in str(name)) == self.at
+        if last and not self.taken:
+            raise Killed
+        name = await super().post(message, thread, loud=loud)
+        if last:
+            raise Killed
+        return name
+
+
+@pytest.mark.parametrize("threads", [True, False])
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_controller_that_is_killed_while_it_sends_loses_nothing_and_repeats_one_message_at_most(
+    tmp_path: Path, taken: bool, threads: bool
+) -> None:
+    def put_up(told: Ticking) -> None:
+        for number in range(3):
+            one = incident(number, summary=f"story {number}.")
+            told.notifier.opened(one)
+            told.notifier.decided(one, DECISION)
+            told.notifier.resolved(replace(one, resolved_at=1.0, resolution=f"end {number}"))
+
+    async def until_it_dies(told: Ticking) -> None:
+        put_up(told)
+        await told.run_until_empty()
+
+    whole = Wall(threads=threads)
+    (tmp_path / "whole").mkdir()
+    asyncio.run(
+        until_it_dies(Ticking(open_journal(tmp_path / "whole"), [SlackChannel(whole, "a", pace=Pace(5))]))
+    )
+    for at in range(sum(1 for _, _, thread in whole.posts if "revised" not in str(thread))):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        wall = Deadly(at, taken=taken, threads=threads)
+        journal = open_journal(directory)
+        with pytest.raises(Killed):
+            asyncio.run(until_it_dies(Ticking(journal, [SlackChannel(wall, "a", pace=Pace(5))])))
+        journal.close()
+        wall.at = -1
+        again = Ticking(open_journal(directory), [SlackChannel(wall, "a", pace=Pace(5))], now=1_000_500.0)
+        asyncio.run(again.run_until_empty())
+        said = " ".join(wall.texts()) + wall.everything()
+        assert all(f"story {number}" in said and f"end {number}" in said for number in range(3))
+        assert len(wall.posts) <= len(whole.posts) + 2

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from watchdog.notify import SendFailed
 from watchdog.notify.digest import Digest
 from watchdog.notify.notice import Notice, Topic, from_row
+from watchdog.notify.queue import LONGEST_WAIT_S
 from watchdog.notify.slack import Poster
 from watchdog.notify.slack_messages import Payload, closed, has_more, parent, reply
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from watchdog.notify.queue import Outbox
 
 LOG = logging.getLogger(__name__)
+Sent = TypeVar("Sent")
 
 WINDOW_S = 60.0
 MIN_GAP_S = 1.0
@@ -35,12 +37,22 @@ DIGEST_ID = "digest"
 
 
 class Pace:
-    """At most `limit` messages in any minute, and a second between two."""
+    """At most `limit` messages in any minute, a second between two, and none while Slack has asked for silence."""
 
     def __init__(self, limit: int, gap_s: float = MIN_GAP_S) -> None:
         self.limit = limit
         self.gap_s = gap_s
         self._sent: deque[float] = deque(maxlen=limit)
+        self._silent_until = float("-inf")
+
+    async def keep(self, now: float, sending: Awaitable[Sent]) -> Sent:
+        """What `sending` gives. A refusal that names a time holds for all that share this pace. Raises SendFailed."""
+        try:
+            return await sending
+        except SendFailed as error:
+            if error.retry_after_s is not None:
+                self._silent_until = now + min(error.retry_after_s, LONGEST_WAIT_S)
+            raise
 
     def note(self, now: float) -> None:
         """A message went out, or may have."""
@@ -54,6 +66,9 @@ class Pace:
 
     def wait_s(self, now: float) -> float:
         """How long until the next may."""
+        silent_s = self._silent_until - now
+        if 0 < silent_s <= LONGEST_WAIT_S:
+            return silent_s
         recent = [at for at in self._sent if now - WINDOW_S < at <= now]
         if not recent:
             return 0.0
@@ -154,7 +169,7 @@ class SlackChannel:
         over = next((notice for notice in story if notice.topic is Topic.RESOLVED), None)
         if thread is not None and over is not None:
             try:
-                await self._poster.revise(thread, closed(over, self._cluster))
+                await self._pace.keep(now, self._poster.revise(thread, closed(over, self._cluster)))
             except SendFailed as error:
                 LOG.warning("the first message about %s stays as it is: %s", incident.id, error.reason)
 
@@ -163,7 +178,7 @@ class SlackChannel:
     ) -> str | None:
         # Counted before: what was cut off on the way back stands in the channel all the same.
         self._pace.note(now)
-        return await self._poster.post(message, thread, loud=loud)
+        return await self._pace.keep(now, self._poster.post(message, thread, loud=loud))
 
     async def _put_together(self, outbox: Outbox, now: float) -> None:
         """All that waits becomes one digest, which waits in its place."""
@@ -203,7 +218,7 @@ class PulseChannel:
         if wait_s > 0:
             return wait_s
         self._pace.note(now)
-        await self._poster.post(items[0].payload["message"])
+        await self._pace.keep(now, self._poster.post(items[0].payload["message"]))
         outbox.done_all(self.name, (items[0].id,))
         return 0.0
 

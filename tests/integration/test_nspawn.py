@@ -7,13 +7,14 @@ import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.package.build import make
 from deploy.package.layout import units
-from tests.integration.nspawn import Machine, in_memory, make_image, need_tools
+from tests.integration.nspawn import ADDRESS, Machine, in_memory, make_image, need_tools
 from watchdog import __version__
 
 NEXT = f"{__version__}+1"
@@ -46,10 +47,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, st
             packing = side_by_side.submit(make, ["deb"], folder, [__version__, NEXT], fast=True)
             make_image(image)
             package, later = packing.result()
-        for file in (package, later):
-            shutil.copy(file, image / "srv")
+        shutil.copy(package, image / "srv")
+        (image / "srv/later").mkdir()
+        shutil.copy(later, image / "srv/later")
         with Machine(image) as machine:
-            yield machine, f"/srv/{package.name}", f"/srv/{later.name}"
+            for commands in of_the_page():
+                machine.shell(f"set -e\n{commands}", timeout_s=280)
+            yield machine, f"/srv/{package.name}", f"/srv/later/{later.name}"
+
+
+def of_the_page() -> list[str]:
+    """What deploy/README.md tells an administrator to type, up to the look at it; for this machine, which is node and management node."""
+    text = (Path(__file__).parents[2] / "deploy/README.md").read_text()
+    blocks = re.findall(r"^<!-- tried -->\n```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert "status" in blocks[-1]
+    return [block.replace("mgmt1", "wd1").replace("10.0.0.1", ADDRESS) for block in blocks[:-1]]
 
 
 @pytest.fixture
@@ -58,7 +70,6 @@ def machine(made: tuple[Machine, str, str]) -> Machine:
     machine, package, _ = made
     if version(machine) != __version__:
         machine.run("dpkg", "--install", package, timeout_s=280)
-        machine.file(CONFIG).write_text("mode: observe\ncluster_name: first\n")
     machine.run("systemctl", "enable", CONTROLLER, AGENT)
     machine.run("systemctl", "start", "--no-block", CONTROLLER, AGENT)
     wait_for_report(machine)
@@ -166,7 +177,7 @@ def test_a_configuration_with_an_error_is_refused_whole_and_a_good_one_is_taken(
         kept = lambda: "the one before stays, whole" in machine.journal(CONTROLLER)  # noqa: E731
         machine.wait(kept, DEADLINE_S, "the controller's word about it")
         assert status(machine)["mode"] == "observe"
-        machine.file(CONFIG).write_text("mode: off\n")
+        machine.file(CONFIG).write_text(re.sub("(?m)^mode:.*$", "", running) + "mode: off\n")
         machine.run("systemctl", "reload", CONTROLLER)
         machine.wait(lambda: status(machine).get("mode") == "off", DEADLINE_S, "the new mode")
         assert main_pid(machine, CONTROLLER) == before
@@ -180,7 +191,8 @@ def test_an_upgrade_keeps_configuration_and_journal_and_brings_the_services_back
     machine: Machine, made: tuple[Machine, str, str]
 ) -> None:
     _, _, later = made
-    machine.file(CONFIG).write_text("mode: observe\ncluster_name: ours\n")
+    running = machine.file(CONFIG).read_text()
+    machine.file(CONFIG).write_text(running + "# ours\n")
     machine.run("systemctl", "restart", CONTROLLER, timeout_s=200)
     wait_for_report(machine)
     machine.run("slurm-watchdog", "pause", "upgrade of the cluster")
@@ -193,7 +205,7 @@ def test_an_upgrade_keeps_configuration_and_journal_and_brings_the_services_back
             lambda unit=unit, pid=pid: came_back(machine, unit, pid), DEADLINE_S, f"{unit} to come back"
         )
     wait_for_report(machine)
-    assert "cluster_name: ours" in machine.file(CONFIG).read_text()
+    assert machine.file(CONFIG).read_text() == running + "# ours\n"
     assert status(machine)["paused"]["reason"] == "upgrade of the cluster"
     machine.run("slurm-watchdog", "resume")
 
@@ -212,7 +224,9 @@ def test_a_removal_keeps_configuration_and_journal_and_a_purge_leaves_nothing(
     left = machine.shell(
         "find / -xdev -name '*slurm*watchdog*'; find /run -name '*slurm*watchdog*'", check=False
     ).splitlines()
-    packages = re.compile(r"/srv/slurm-watchdog_.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*")
+    packages = re.compile(
+        r"/srv/(later/)?slurm-watchdog_.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*"
+    )
     assert [path for path in left if not packages.fullmatch(path)] == []
     assert (
         "slurm-watchdog" in machine.file("/etc/passwd").read_text()

@@ -111,6 +111,9 @@ CASES: list[tuple[str, str, Verdict]] = [
     ("UCX", steps(1, 9) + "[1717171.12] [n3:12345:0]   ib_mlx5_log.c:171  UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)\n", ("infiniband", None, None)),
     ("an error of CUDA in Paddle's words", traceback("", "OSError: (External) CUDA error(719), unspecified launch failure."), ("cuda_error", None, None)),
     ("a GPU's memory in TensorFlow's words", traceback("", "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:"), ("cuda_oom", None, None)),
+    ("one below the other is not one after the other", "".join(f"===== rank {r} =====\n" + steps(1, 9) + traceback("", DISK if r == 2 else f"RuntimeError: {LOST}") for r in range(4)), ("disk_full", 2, None)),
+    ("a module whose name has a digit", steps(1, 9) + f"[gpt2:120] {CUDA}\n", ("cuda_error", None, None)),
+    ("a host of a large job", steps(1, 9) + f"[n14:3]: ready\n[n31:120] {CUDA}\n", ("cuda_error", 120, "n31")),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
 

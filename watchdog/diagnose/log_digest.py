@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from watchdog.diagnose.log_lines import Line, classify, host_word, read_line
-from watchdog.diagnose.log_sections import with_sections, without_line_numbers
+from watchdog.diagnose.log_sections import with_sections, without_line_numbers, without_modules
 from watchdog.diagnose.log_time import Clock, Stamp, stamp_of
 from watchdog.log_scan import MAX_LINE_BYTES, Seen, letters, scan
 from watchdog.model import EventKind
@@ -69,6 +69,8 @@ class Digest:
     left_out: int = 0
     segments: dict[int, int] | None = None
     """Of a text with fenced excerpts: which excerpt each kept line stands in; lines of prose are not kept."""
+    headings: list[int] = field(default_factory=list)
+    """Lines that say whose the lines below them are: what stands below another one is no later."""
     last_stamp: Stamp | None = None
     clock: str | None = None
     """The sort of its times."""
@@ -168,8 +170,8 @@ class Collector:
         hosts = _hosts([text for _, text in ordered])
         quoted = sum(text.startswith(">") for _, text in ordered) > 0.3 * max(1, len(ordered))
         taken = [read_line(number, text, hosts, quoted) for number, text in ordered]
-        lines = with_sections(without_line_numbers(taken))
-        digest = Digest(self._facts, lines, self._lines, self._left_out, segments)
+        lines, headings = with_sections(without_modules(without_line_numbers(taken)))
+        digest = Digest(self._facts, lines, self._lines, self._left_out, segments, headings)
         _put_on_clock(digest)
         return digest
 

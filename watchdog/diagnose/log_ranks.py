@@ -28,7 +28,7 @@ _WORLD = re.compile(
     r"GLOBAL_RANK: \d+, MEMBER: \d+/(?P<e>\d+)|distributed_backend=\w+ with (?P<g>\d+) processes|All distributed processes registered\. Starting with (?P<f>\d+) processes",
     re.IGNORECASE,
 )  # fmt: skip
-_DYING = re.compile(
+DYING = re.compile(
     r"\s*(?:\*\*\* (?:Process received signal|End of error message)|Signal: |Signal code: |Failing at address|\[ ?\d+\] /)"
 )
 _WORLD_WORDS = ("orld", "WORLD", "nranks", "rocesses", "MEMBER")
@@ -196,7 +196,7 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
         worlds += _worlds(line.raw)
         _read_ends(line, ranks)
         _read_ray(line, ranks)
-        if who.number is not None and _DYING.match(line.text):
+        if who.number is not None and DYING.match(line.text):
             ranks.pids.add((who.host, who.number))
         if who.rank is not None:
             ranks.seen.add(who.rank)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from watchdog.diagnose.log_files import named_by
 from watchdog.diagnose.log_lines import NOBODY, Line, Who
+from watchdog.diagnose.log_ranks import DYING
 
 _FENCE = r"[-=*#~+_]{3,}"
 _FILE = re.compile(r"^==> (?P<path>.{1,300}) <==$")
@@ -47,19 +48,40 @@ def without_line_numbers(lines: Sequence[Line]) -> list[Line]:
     ]
 
 
-def with_sections(lines: Sequence[Line]) -> list[Line]:
-    """The lines, in their order; those under a heading that names a rank have it where they name nobody themselves."""
+def without_modules(lines: Sequence[Line]) -> list[Line]:
+    """The lines without a host and its number in brackets, if there is but one such host and its numbers are large: loggers put a
+    module and its line there (`[gpt2:120]`), and of a job's ranks some have small numbers."""
+    bracketed = [line for line in lines if line.who.host is not None and line.who.number is not None]
+    if any(DYING.match(line.text) for line in bracketed):
+        return list(lines)  # mpirun's, with a process's number
+    told = [line.who for line in bracketed]
+    if not told or len({who.host for who in told}) > 1 or min(who.number or 0 for who in told) < SMALL:
+        return list(lines)
+    named = told[0].host
+    return [
+        replace(line, who=replace(line.who, host=None, number=None))
+        if line.who.host == named and line.who.number is not None
+        else line
+        for line in lines
+    ]
+
+
+def with_sections(lines: Sequence[Line]) -> tuple[list[Line], list[int]]:
+    """(the lines, in their order; the numbers of the lines that are headings). Those under a heading that names a rank have it
+    where they name nobody themselves."""
     filled: list[Line] = []
+    headings: list[int] = []
     current: Who = NOBODY
     for line in lines:
         text = line.raw.strip()
         heading = _heading(text) if text[:3] in _STARTS else None
         if heading is not None:
             current = heading
+            headings.append(line.number)
         elif current.named and not line.who.named:
             line = replace(line, who=current)
         filled.append(line)
-    return filled
+    return filled, headings
 
 
 _STARTS = frozenset({"==>", *(sign * 3 for sign in "-=*#~+_")})

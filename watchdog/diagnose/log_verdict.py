@@ -180,7 +180,8 @@ def _is_noise(error: Error, case: Case) -> bool:
     if error.goes_on and _is_root(error):
         return True
     finished, trained = source.progress.finished_line, source.progress.trained_line
-    if trained is not None and trained > error.line + (0 if not _is_root(error) else LONG_AFTER):
+    later = trained is not None and trained > error.line + (0 if not _is_root(error) else LONG_AFTER)
+    if trained is not None and later and _below_the_same(trained, error, source):
         return True  # an earlier try: the log goes on to the end of training
     if (
         finished is not None
@@ -194,6 +195,18 @@ def _is_noise(error: Error, case: Case) -> bool:
     return _goes_on_quietly(error, source)
 
 
+def _below_the_same(line: int, error: Error, source: Source) -> bool:
+    """Whether a line stands below the same heading as an error, in a file that has headings: only then it came later."""
+    return error.line < line <= _ends_at(error, source)
+
+
+def _ends_at(error: Error, source: Source) -> float:
+    """The line at which the part of a file ends in which an error stands: its next heading, or the end of the file."""
+    headings = source.digest.headings
+    place = bisect_right(headings, error.line)
+    return headings[place] if place < len(headings) else float("inf")
+
+
 def _rises_after(error: Error, case: Case) -> int:
     """How many new steps were logged after an error: by time where both have one, else by their lines in the same file."""
     most = 0
@@ -204,7 +217,8 @@ def _rises_after(error: Error, case: Case) -> int:
             if number != error.source and not case.timed:
                 count = 0
         elif number == error.source:
-            count = len(rises) - bisect_right([line for line, _ in rises], error.line)
+            places = [line for line, _ in rises]
+            count = bisect_right(places, _ends_at(error, source)) - bisect_right(places, error.line)
         else:
             count = 0
         if source.digest.segments is not None:

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from watchdog.model import Reply, Report
+from watchdog.wire_newer import read_newer
 
 MAX_BYTES: Final = 8 * 1024**2
 """A report of 1,000 processes with stacks has about 2 MiB; anything larger than this is a mistake or an attack."""
@@ -44,7 +45,10 @@ def decode_report(data: bytes) -> Report:
     try:
         report = _reports.decode(_bounded(data, "report"))
     except msgspec.MsgspecError as error:
-        raise WireError(f"this is no report: {str(error)[:MAX_WHY]}") from error
+        newer = read_newer(data, Report) if isinstance(error, msgspec.ValidationError) else None
+        if newer is None:
+            raise WireError(f"this is no report: {str(error)[:MAX_WHY]}") from error
+        report = newer
     except UnicodeDecodeError as error:
         raise WireError("this is no report: no UTF-8") from error
     except RecursionError as error:
@@ -63,7 +67,10 @@ def decode_reply(data: bytes) -> Reply:
     try:
         return _replies.decode(_bounded(data, "reply"))
     except msgspec.MsgspecError as error:
-        raise WireError(f"this is no reply of a controller: {str(error)[:MAX_WHY]}") from error
+        newer = read_newer(data, Reply) if isinstance(error, msgspec.ValidationError) else None
+        if newer is None:
+            raise WireError(f"this is no reply of a controller: {str(error)[:MAX_WHY]}") from error
+        return newer
     except UnicodeDecodeError as error:
         raise WireError("this is no reply of a controller: no UTF-8") from error
     except RecursionError as error:

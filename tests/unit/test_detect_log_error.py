@@ -218,6 +218,15 @@ def test_the_node_of_a_line_is_where_its_rank_runs_not_where_the_log_is_read() -
     assert locate(event("[rank9]: KeyError: 1"), "n1", 0.0, two, SEATS).node is None
 
 
+def test_a_module_and_its_line_in_brackets_are_no_rank() -> None:
+    two = slurm_job(batch_host="n1")
+    assert locate(event("[n2:3]KeyError: 1"), "n1", 0.0, two, SEATS).rank == 3
+    assert locate(event("[n2.cluster:3]KeyError: 1"), "n1", 0.0, two, SEATS).rank == 3
+    for line in ("[gpt2:3] KeyError: 1", "[core.py:3] KeyError: 1", "[trainer:3] KeyError: 1"):
+        found = locate(event(line), "n1", 0.0, two, SEATS)
+        assert (found.rank, found.node, found.pid) == (None, None, None)
+
+
 def test_what_a_failure_costs_is_said_as_far_as_it_is_known() -> None:
     assert (
         work_lost(past(checkpoint_step=None))

@@ -58,6 +58,8 @@ def locate(event: Event, node: str, at: float, job: SlurmJob, seats: Seats) -> L
     other node, or if it is not the one that reads the job's common log."""
     text, who = split_prefix(event.line)
     rank = event.rank if event.rank is not None else who.get("rank")
+    if _is_a_module(event.line, who.get("host"), job):
+        rank = None
     task = _TASK.match(text)
     where = who.get("host") if who.get("host") in job.nodes else None
     if task is not None and (task["node"] in job.nodes or not job.nodes):
@@ -75,6 +77,13 @@ def locate(event: Event, node: str, at: float, job: SlurmJob, seats: Seats) -> L
         rank=rank,
         pid=seat[1] if seat is not None and seat[0] == where else None,
     )
+
+
+def _is_a_module(line: str, host: str | None, job: SlurmJob) -> bool:
+    """Whether a name and a number in brackets are none of the job's nodes and its rank: loggers put a module and its line there."""
+    if host is None or not job.nodes or not line.lstrip().startswith(f"[{host}:"):
+        return False
+    return host.partition(".")[0] not in {node.partition(".")[0] for node in job.nodes}
 
 
 def running(job: JobView, now: float) -> PastRun:

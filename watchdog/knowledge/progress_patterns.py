@@ -295,6 +295,7 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"\[(?P<host>(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|cc|cpp|cu|h|rs|go)\d?:)[A-Za-z][\w.-]*):(?P<rank>0|[1-9]\d{0,4})\]:?\s?"
         ),
     ),
+    ("module", re.compile(r"\[[A-Za-z][\w./-]*:\d{1,5}\]:?\s?")),  # a logger's, of nobody
     ("srun_label", re.compile(r"(?P<rank>\d{1,6}): ")),
     ("host", re.compile(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
 )

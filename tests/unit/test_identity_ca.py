@@ -199,7 +199,7 @@ def test_a_set_of_nodes_that_is_none_or_far_too_large_is_wrong_usage(ca: Path) -
     assert run("issue", "--directory", str(ca)).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["init", "issue", "renew", "list"])
+@pytest.mark.parametrize("command", ["init", "issue", "renew", "revoke", "list"])
 def test_each_has_an_example(command: str) -> None:
     assert f"slurm-watchdog ca {command}" in run(command, "--help").output
 

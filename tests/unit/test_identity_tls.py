@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.unit.identity_door import Port, body_of, listening, until
 from tests.unit.identity_files import DAY_S, controller_files, make_authority, node_files, replace_files
@@ -18,6 +19,7 @@ from watchdog.agent.connect import connect
 from watchdog.agent.post import Connection, Response, Unproven
 from watchdog.agent.sender import Sender, Spool, in_words
 from watchdog.agent.settings import SecuritySettings
+from watchdog.cli.main import main
 from watchdog.identity import authority
 from watchdog.identity.files import IdentityError, TlsFiles
 from watchdog.identity.tls import Context, names_of
@@ -83,7 +85,7 @@ def test_a_certificate_out_of_its_time_is_refused_in_the_handshake(
     assert words in in_words(raised.value)
     until(lambda: port.refused(reason) == 1)
     assert not port.reports
-    assert "a connection from 127.0.0.1 was refused" in caplog.text
+    until(lambda: "a connection from 127.0.0.1 was refused" in caplog.text)
 
 
 def test_the_certificate_of_another_authority_is_refused_however_it_is_called(
@@ -146,7 +148,7 @@ def test_what_is_no_tls_is_closed_and_counted(port: Port, said: bytes, reason: s
             pass
     until(lambda: sum(port.all_refused().values()) == 1)
     assert set(port.all_refused()) <= {reason, "handshake"}
-    assert not port.server.secured
+    until(lambda: not port.server.secured)
 
 
 def test_a_controller_s_certificate_is_none_for_a_node_and_a_node_s_none_for_a_controller(
@@ -327,3 +329,31 @@ def test_names_are_those_of_the_certificate_without_the_site_s_domain() -> None:
     assert names_of(long, "c.example.org") == {"n1", "n1.other.org"}
     assert names_of(long) == {"n1.c.example.org", "n1.other.org", ".c.example.org"}
     assert names_of({}) == frozenset()
+
+
+def test_a_certificate_that_was_revoked_is_refused_and_its_kept_connection_ended(tmp_path: Path) -> None:
+    ca = make_authority(tmp_path / "ca", time.time())
+    own, thief = tmp_path / "n1", tmp_path / "n2"
+    shutil.copytree(node_files(ca, "n1", time.time()).directory, own)
+    shutil.copytree(node_files(ca, "n2", time.time()).directory, thief)
+    with listening(tls=Context(controller_files(ca), server=True)) as port:
+        good, stolen = (
+            connection(port, TlsFiles(str(own), "agent")),
+            connection(port, TlsFiles(str(thief), "agent")),
+        )
+        assert report(good, "n1").status == report(stolen, "n2").status == 200
+        for name in ("n9", "n2"):  # the list holds all that ever were on it
+            node_files(ca, "n9", time.time())
+            done = CliRunner().invoke(main, ["ca", "revoke", name, "--directory", str(ca)])
+            assert done.exit_code == 0, done.output
+            shutil.copy(ca / "ca.crl", ca / "controllers" / "localhost" / "ca.crl")
+            port.do(port.server.refresh)
+        until(lambda: not port.server.secured)
+        with pytest.raises(ssl.SSLError) as raised:
+            report(stolen, "n2", 2)
+        assert "revoked" in in_words(raised.value)
+        until(lambda: port.refused("revoked") == 1)
+        assert report(good, "n1", 2).status == 200
+        assert not (ca / "nodes" / "n2").exists()
+        assert CliRunner().invoke(main, ["ca", "revoke", "n2", "--directory", str(ca)]).exit_code == 2
+        good.close()

@@ -200,6 +200,35 @@ def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_jso
     tell(made, now, as_json, "renewed")
 
 
+@ca.command()
+@click.argument("nodes", nargs=-1, required=True, metavar="NAMES...")
+@common_options
+def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
+    """Makes certificates good no more, such as of a node whose key was stolen: adds them to the list ca.crl.
+
+    Copy the list into the controller's security.tls_directory: it takes it over within seconds, and sends away who is on it.
+
+    \b
+    Examples:
+      slurm-watchdog ca revoke node017
+      slurm-watchdog ca revoke 'node[017-018]' && cp /etc/slurm-watchdog/ca/ca.crl /etc/slurm-watchdog/tls/
+    """
+    from watchdog import clock
+    from watchdog.identity import authority
+    from watchdog.identity.files import IdentityError
+
+    now, place, wanted = clock.wall(), Path(directory), set(expand(nodes))
+    with failures_told(as_json):
+        due = [each for each in authority.list_issued(place) if each.name in wanted]
+        missing = wanted - {each.name for each in due}
+        if missing:
+            raise IdentityError(f"{directory} has no certificate of {', '.join(sorted(missing)[:5])}")
+        file = authority.revoke(place, due, now)
+    tell(due, now, as_json, "revoked")
+    if not as_json:
+        sentence(f"Copy {file} to the controller's security.tls_directory.")
+
+
 @ca.command("list")
 @common_options
 def list_(directory: str, as_json: bool) -> None:

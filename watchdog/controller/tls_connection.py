@@ -19,6 +19,7 @@ MAX_HANDSHAKE: Final = 64 * 1024
 """Bytes that a client may send for it; a chain of three certificates has about 4 KiB."""
 READ: Final = 16 * 1024
 """OpenSSL gives out one record at a time, and that is the largest (RFC 8446, section 5.1)."""
+LINGER_S: Final = 1.0
 SLICE: Final = 8 * 1024
 KEPT: Final = ("subject", "subjectAltName")
 """What of a certificate is kept as long as its connection."""
@@ -139,10 +140,14 @@ class TlsConnection(asyncio.Protocol):
         return True
 
     def _give_up(self, reason: str) -> None:
+        """It is refused, and has a moment to read why: closed at once, what it has sent meanwhile would destroy that on its way."""
         self._closed = True
         self._port.turned_away(reason, self._remote)
-        if self._transport is not None:
-            self._transport.close()
+        transport = self._transport
+        if transport is not None:
+            if transport.can_write_eof():
+                transport.write_eof()
+            asyncio.get_running_loop().call_later(LINGER_S, transport.close)
 
     def check(self, now: float) -> None:
         """Ends a handshake that takes too long, and a connection whose certificate has expired meanwhile."""

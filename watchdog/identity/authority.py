@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from watchdog.identity.certificates import Certificate, read_certificate
-from watchdog.identity.files import CA, IdentityError
+from watchdog.identity.files import CA, REVOKED, IdentityError
 
 DEADLINE_S: Final = 60.0
 BACKDATED_S: Final = 3600.0
@@ -136,6 +136,36 @@ def renew(directory: Path, issued: Issued, days: int, now: float) -> Issued:
     return issue(directory, issued.role, issued.name, extra, days, now)
 
 
+def revoke(directory: Path, issued: Sequence[Issued], now: float) -> Path:
+    """These are good no more: adds them to the list that controllers read, and removes their folders. Returns the list's file.
+
+    Raises IdentityError.
+    """
+    authority = read_certificate(str(directory / CA))
+    kept, rows = directory / "revoked", []
+    for each in issued:
+        end, number = each.certificate.not_after, each.certificate.serial.removeprefix("00")
+        # As openssl's own index has it: years of two digits, until 2049 at least.
+        rows.append(f"R\t{_date(end)[2:]}\t{_date(now)[2:]}\t{number}\tunknown\t/CN={each.name[:64]}\n")
+    try:
+        before = kept.read_text(encoding="ascii") if kept.exists() else ""
+        kept.write_text(before + "".join(rows), encoding="ascii")
+    except OSError as error:
+        raise IdentityError(f"{kept} can't be written: {error.strerror}") from error
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as scratch:
+        place = Path(scratch)
+        shutil.copyfile(kept, place / "index")
+        (place / "config").write_text(_config(place, "none", ""), encoding="ascii")
+        days = max(1, int((authority.not_after - now) // DAY_S))
+        _openssl("ca", "-gencrl", "-batch", "-config", str(place / "config"), "-cert", str(directory / CA), "-keyfile", str(directory / "ca.key"),
+                 "-crldays", str(days), "-out", str(place / "list"))  # fmt: skip
+        (place / "list").chmod(0o644)
+        os.replace(place / "list", directory / REVOKED)
+    for each in issued:
+        shutil.rmtree(each.directory)
+    return directory / REVOKED
+
+
 # -- openssl -----------------------------------------------------------------------------------------------------
 
 
@@ -199,10 +229,11 @@ def _openssl(*arguments: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise IdentityError(f"openssl {arguments[0]} could not be run: {error}") from error
     if done.returncode != 0:
-        said = [
-            line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line.lower()
-        ] or ["it says nothing"]
-        raise IdentityError(f"openssl {arguments[0]} failed: {said[0].strip()}")
+        lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        said = [line for line in lines if "error" in line.lower()] or [
+            " ".join(lines[-2:]) or "it says nothing"
+        ]
+        raise IdentityError(f"openssl {arguments[0]} failed: {said[0]}")
 
 
 def _private(directory: Path) -> None:

@@ -32,6 +32,8 @@ class Certificate:
     """Its DNS names."""
     addresses: tuple[str, ...] = ()
     """Its IP addresses."""
+    serial: str = ""
+    """Hexadecimal, of the authority that signed it."""
 
 
 def parse_pem(text: str) -> Certificate:
@@ -59,7 +61,7 @@ def parse_der(data: bytes) -> Certificate:
     names = _alternatives(extensions)
     dns = tuple(value.decode("ascii", "replace") for tag, value in names if tag == 0x82)
     addresses = tuple(str(ip_address(value)) for tag, value in names if tag == 0x87)
-    return Certificate(times[0], times[1], dns, addresses)
+    return Certificate(times[0], times[1], dns, addresses, fields[0][1].hex().upper())
 
 
 def read_certificate(path: str) -> Certificate:

@@ -14,6 +14,7 @@ class IdentityError(Exception):
 
 
 CA = "ca.crt"
+REVOKED = "ca.crl"
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,17 @@ class TlsFiles:
     def key(self) -> str:
         return os.path.join(self.directory, f"{self.service}.key")
 
+    @property
+    def revoked(self) -> str:
+        """The list of certificates that are good no more; need not be there."""
+        return os.path.join(self.directory, REVOKED)
+
     def all(self) -> tuple[str, str, str]:
         return self.ca, self.certificate, self.key
+
+    def watched(self) -> tuple[str, str, str, str]:
+        """Whom to trust, whom no more, and ourselves."""
+        return self.ca, self.revoked, self.certificate, self.key
 
 
 Stamp = tuple[tuple[int, int, int, int], ...]

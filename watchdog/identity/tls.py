@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -43,6 +44,14 @@ def make_context(files: TlsFiles, *, server: bool) -> ssl.SSLContext:
         context.load_verify_locations(files.ca)
     except (OSError, ssl.SSLError) as error:
         raise IdentityError(f"{files.ca} cannot be read, or holds no certificate: {_text(error)}") from error
+    if server and os.path.exists(files.revoked):
+        try:
+            context.load_verify_locations(files.revoked)
+        except (OSError, ssl.SSLError) as error:
+            raise IdentityError(
+                f"{files.revoked} cannot be read, or holds no list: {_text(error)}"
+            ) from error
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
     try:
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
     except (OSError, ssl.SSLError) as error:
@@ -71,7 +80,7 @@ class Context:
         self.files = files
         self.domain = domain
         self._server = server
-        self._stamp = read_stamp(files.all())
+        self._stamp = read_stamp(files.watched())
         self.current = make_context(files, server=server)
         self.expires = read_expiry(files)
         """`own` and `authority` -> when that certificate ends, in seconds since the epoch."""
@@ -81,12 +90,12 @@ class Context:
 
     def refresh(self) -> bool:
         """Looks whether the files have changed; True if there is a new context."""
-        stamp: Stamp = read_stamp(self.files.all())
+        stamp: Stamp = read_stamp(self.files.watched())
         if not self.problem:
             self.new_authority = False
         if stamp == self._stamp:
             return False
-        self.new_authority = self.new_authority or stamp[0] != self._stamp[0]
+        self.new_authority = self.new_authority or stamp[:2] != self._stamp[:2]
         self._stamp = stamp
         try:
             self.current = make_context(self.files, server=self._server)

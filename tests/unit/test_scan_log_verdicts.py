@@ -316,6 +316,13 @@ def test_a_number_that_is_no_step_breaks_nothing() -> None:
     assert read(steps(1, 9) + f"step {'9' * 400}/5000 | loss: 2.5 |\n").sources[0].progress.last_step == 8
 
 
+def test_of_a_transfer_that_got_no_answer_both_ends_are_told() -> None:
+    text = "n2:57:59 [0] transport/net_ib.cc:1296 NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0\n"
+    verdict = read(steps(1, 9) + text).verdict
+    assert verdict is not None
+    assert "host n2 did not reach 10.2.0.5; either end may be at fault" in verdict.summary
+
+
 ENDS = (
     traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5),
     "".join(timeout(r) for r in range(8) if r != 5),

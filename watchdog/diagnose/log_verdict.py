@@ -71,6 +71,10 @@ NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
 _WHY_NOT_WRITTEN = frozenset(
     {"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"}
 )
+_UNREACHED = re.compile(
+    r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=)1[23]\b"
+)
+"""Retries exceeded: the one who says so waited for the other end."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
@@ -341,6 +345,8 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
     more = f", and {len(ranks) - 1} more ranks alike" if len(ranks) > 1 and rank is not None else ""
     if everybody and len(ranks) > 1:
         said, more = f"{len(ranks)} ranks failed alike", ""
+    elif who and (peer := _UNREACHED.search(first.text)) is not None:
+        said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
     after = f"; {followed} more lines of errors followed" if followed else ""
     summary = f"{WORDS.get(name, name)}: {said}{more}{after_step(case, first)} (line {first.line}): {first.text[:200]}{after}"
     return Verdict(

@@ -224,11 +224,12 @@ class Player:
             reports.append(
                 node.reports(by_node[name], moment.t, damaged=hurt, restarts=restarts, mounts=self._mounts)
             )
-        # A filesystem is taken up when somebody is blocked on it: who says so comes before those who answer for it.
-        reports.sort(key=lambda each: not any(process.blocked for process in each[-1].processes))
+        if any(each[-1].mounts for each in reports):
+            # A filesystem is taken up when somebody is blocked on it: who says so comes before those who answer for it.
+            reports.sort(key=lambda each: not any(process.blocked for process in each[-1].processes))
         for report in chain.from_iterable(reports):
             self.state.apply_report(report, moment.t)
-        for record in chain.from_iterable(by_node.values()):
+        for record in moment.records:
             if isinstance(record, records.Stack):
                 self._dumps.take(record, moment.t)
         self._dumps.end_those_due(moment.t)

@@ -73,9 +73,9 @@ class Listing:
         settled = {job_id for job_id, job in known.items() if job.nodes}
         for name, lines in said.items():
             for record in lines:
-                if not isinstance(record, (records.Proc, records.Log)) or record.job_id in settled:
+                if type(record) is not records.Proc and type(record) is not records.Log:
                     continue
-                if record.job_id is not None:
+                if record.job_id not in settled and record.job_id is not None:
                     job = known.get(str(record.job_id))
                     if job is None:
                         kind = record.__struct_config__.tag

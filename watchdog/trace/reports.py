@@ -160,8 +160,9 @@ class Node:
         if not self._recorded:
             gpus = seated(gpus, processes, self._seats)
             self._holders.note(processes, gpus)
-            lately = self.processes.listed_since(now - self._fresh_s)
-            holders = self._holders.orphans(lately, gpus, self.over, now)
+            if self.over:
+                lately = self.processes.listed_since(now - self._fresh_s)
+                holders = self._holders.orphans(lately, gpus, self.over, now)
         given = {
             "boot_id": self.boot_id,
             "agent_id": "trace",

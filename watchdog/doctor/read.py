@@ -186,7 +186,7 @@ def read_token_problem(file: str) -> str | None:
         text = Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         return error.strerror if isinstance(error, OSError) and error.strerror else "not text"
-    if mode & 0o077:
+    if mode & 0o037:  # its group may read it
         return f"others may read it (mode {mode:o})"
     return None if len(text) >= 16 else "shorter than 16 characters"
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from tests.unit.identity_door import Port, body_of, listening, until
+from watchdog.controller.ingest import read_token
 from watchdog.controller.limits import Buckets, Limits, is_loopback, most_connections, pace
 from watchdog.wire import MAX_BYTES
 
@@ -246,3 +248,18 @@ def test_a_wrong_token_is_refused_with_and_without_its_body_and_a_good_one_taken
         )
         assert port.outcome("unauthorized") == 2
         assert len(port.reports) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "taken"),
+    [(0o600, True), (0o640, True), (0o440, True), (0o644, False), (0o620, False), (0o660, False)],
+)
+def test_a_token_may_be_read_by_its_group_and_by_nobody_else(tmp_path: Path, mode: int, taken: bool) -> None:
+    file = tmp_path / "token"
+    file.write_text("s" * 32 + "\n")
+    file.chmod(mode)
+    if taken:
+        assert read_token(str(file)) == "s" * 32
+        return
+    with pytest.raises(ValueError, match="chmod 600"):
+        read_token(str(file))

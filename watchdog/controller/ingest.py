@@ -271,7 +271,7 @@ def read_token(file: str, option: str = "security.token_file") -> str:
         return ""
     path = Path(file)
     try:
-        if path.stat().st_mode & 0o077:
+        if path.stat().st_mode & 0o037:  # its group may: the agent's user, or a unit's credential
             raise ValueError(f"{option} {file} can be read by others: chmod 600 {file}")
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

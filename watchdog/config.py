@@ -7,6 +7,7 @@ from milliseconds at 3 a.m. In Python every duration is seconds and every size i
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -401,7 +402,7 @@ def parse_config(text: str, file: str = "configuration") -> Config:
         ConfigProblem(path=path, line=line, message="is given twice; remove one") for path, line in duplicates
     ]
     try:
-        config = Config.model_validate(data)
+        config = Config.model_validate(_with_credentials(data))
     except ValidationError as error:
         for each in error.errors():
             problems.extend(_explain(each, lines))
@@ -409,6 +410,21 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     if problems or config is None:
         raise ConfigError(file, sorted(problems, key=lambda p: (p.line or 0, p.path)))
     return config
+
+
+CREDENTIALS = "${CREDENTIALS_DIRECTORY}"
+"""In a path: where systemd puts what a unit's LoadCredential= names (systemd.exec(5)), for that service alone."""
+
+
+def _with_credentials(value: Any) -> Any:
+    """The same value with the directory in place of its name; outside of a service nothing can be read there."""
+    if isinstance(value, dict):
+        return {key: _with_credentials(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_credentials(each) for each in value]
+    if isinstance(value, str) and value.startswith(CREDENTIALS):
+        return os.environ.get("CREDENTIALS_DIRECTORY", "/run/credentials") + value.removeprefix(CREDENTIALS)
+    return value
 
 
 def _lines_by_path(node: yaml.Node | None) -> tuple[dict[str, int], list[tuple[str, int]]]:

@@ -14,7 +14,7 @@ from tests import helper_process
 from watchdog.agent.tasks import KILL_SWITCH_BASE
 from watchdog.cli import helper as helper_command
 from watchdog.cli.main import main
-from watchdog.config import Config
+from watchdog.config import Config, parse_config
 
 UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller", "slurm-watchdog-helper"]
 EXPOSURE = {"slurm-watchdog-controller": 1.5, "slurm-watchdog-agent": 2.0, "slurm-watchdog-helper": 3.0}
@@ -161,3 +161,13 @@ def test_no_unit_of_a_compute_node_makes_systemd_walk_into_mounts_that_may_hang(
     }
     assert dict(settings).get("ProtectSystem") in (None, "full", "true", "yes")
     assert dict(settings)["MountFlags"] == "slave"
+
+
+def test_a_path_among_the_credentials_is_where_systemd_puts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'security: {token_file: "${CREDENTIALS_DIRECTORY}/token", mode: token}'
+    assert (
+        parse_config(text).security.token_file == "/run/credentials/token"
+    )  # by hand: nothing can be read there
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/slurm-watchdog-agent.service")
+    token = parse_config(text).security.token_file
+    assert token == "/run/credentials/slurm-watchdog-agent.service/token"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import shlex
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from tests import helper_process
 from tests.bench import controller, load, peers, scheduling
 from tests.bench.figures import Figures, quantile, say
 from tests.bench.process_tree import Target, Usage, count_distinct_pages, read_tree, started
@@ -41,6 +44,8 @@ class Options:
     with_peers: bool = True
     driver_s: float = 65.0
     """How long the time in NVIDIA's driver is looked at: what is dear there comes once a minute."""
+    with_helper: bool = False
+    """The agent as a user without rights, and its helper: the figures are those of both together."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,8 @@ class Scene:
 
 
 @contextmanager
-def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
-    """The agent as it is deployed, a process of its own, beside the load."""
+def scene(interval_s: float, cpus: set[int] | None = None, with_helper: bool = False) -> Iterator[Scene]:
+    """The agent as it is deployed, a process of its own, beside the load; with its helper as a child, which counts as its own."""
     with ExitStack() as stack:
         job = stack.enter_context(load.running())
         taker = stack.enter_context(controller.listening((job.watch,)))
@@ -74,9 +79,11 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
         kept = {
             name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ
         }
-        agent = stack.enter_context(
-            started("agent", command, log, {**kept, **job.environment}, job.space, cpus)
-        )
+        environment = {**kept, **job.environment}
+        if with_helper:
+            command, more = stack.enter_context(_powerless(job, config))
+            environment |= more
+        agent = stack.enter_context(started("agent", command, log, environment, job.space, cpus))
         try:
             _await_good_report(taker)
         except TimeoutError as error:
@@ -89,6 +96,27 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
         ]
         if complaints:
             say(f"the agent complained {len(complaints)} times; the last time: {complaints[-1]}")
+
+
+@contextmanager
+def _powerless(job: load.Load, config: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The command of an agent without rights, its helper before it in the background, and what their environment needs."""
+
+    def run(*words: object) -> None:
+        subprocess.run(job.space.words([str(word) for word in words]), check=True)
+
+    with helper_process.place(run) as place:
+        directory = place.directory / "helper"
+        directory.mkdir()
+        os.chown(directory, helper_process.HELPER_UID, helper_process.HELPER_UID)
+        config.write_text(config.read_text() + f"  helper_socket: {directory}/socket\n")
+        for path, mode in ((job.directory, 0o755), (config, 0o644)):
+            path.chmod(mode)
+        os.chown(job.directory / "state", helper_process.AGENT_UID, -1)
+        helper = helper_process.helper_command(place, directory / "socket")
+        agent = helper_process.agent_command(place, "--config", str(config))
+        script = f"{shlex.join(helper)} & while ! [ -S {directory}/socket ]; do sleep 0.1; done; exec {shlex.join(agent)}"
+        yield ["sh", "-c", script], dict(place.environment)
 
 
 def _await_good_report(taker: controller.Controller) -> None:
@@ -109,7 +137,7 @@ def _await_good_report(taker: controller.Controller) -> None:
 def run(figures: Figures, options: Options) -> None:
     """All figures of the agent and of its peers."""
     with ExitStack() as stack:
-        here = stack.enter_context(scene(options.interval_s))
+        here = stack.enter_context(scene(options.interval_s, with_helper=options.with_helper))
         others: list[Target] = []
         if options.with_peers:
             peers.install()

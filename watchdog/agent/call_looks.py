@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Final
 
 from watchdog.agent.collectors.blocked import parse_syscall
-from watchdog.agent.process_table import read_file
-from watchdog.knowledge.syscalls import FD_ARGUMENT, PATH_ARGUMENT, name_of
+from watchdog.knowledge.syscalls import FD_ARGUMENT, idle_numbers, name_of
 
 MAX_FDS: Final = 4096
 DEVICES: Final = "/dev/"
 _MACHINE: Final = os.uname().machine
+_IDLE: Final = idle_numbers(_MACHINE)
 
 
 def look_at_calls(args: Any, state: dict[str, Any]) -> list[Any]:
@@ -25,46 +26,58 @@ def look_at_calls(args: Any, state: dict[str, Any]) -> list[Any]:
     `io`: the text of /proc/PID/io. `call`: [line of syscall, wchan, io, open file or None], of which all but the first are empty
     where the call concerns no file. `devices`: [number of open files, those that are devices].
     """
-    return [_look(_KINDS[what], pid, thread) for what, pid, thread in args]
+    with ExitStack() as stack:
+        places: dict[int, int] = {}
+        return [_look(_KINDS[what], pid, thread, places, stack) for what, pid, thread in args]
 
 
-def _look(how: Callable[[int, int], Any], pid: int, thread: int) -> Any:
+def _look(
+    how: Callable[[int, int, int], Any], pid: int, thread: int, places: dict[int, int], stack: ExitStack
+) -> Any:
     try:
-        return how(pid, thread)
+        if pid not in places:  # walking the whole path for each thread would cost a tenth more
+            places[pid] = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, places[pid])
+        return how(pid, thread, places[pid])
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _text(path: str) -> str:
-    return read_file(path).decode("latin-1")
+def _text(path: str, where: int | None = None) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=where)
+    try:
+        return os.read(fd, 8192).decode("latin-1")
+    finally:
+        os.close(fd)
 
 
-def _io(pid: int, thread: int) -> str:
-    return _text(f"/proc/{pid}/io")
+def _io(pid: int, thread: int, where: int) -> str:
+    return _text("../io", where)
 
 
-def _call(pid: int, thread: int) -> list[str | None]:
-    task = f"/proc/{pid}/task/{thread}"
-    line = _text(f"{task}/syscall")
+def _call(pid: int, thread: int, where: int) -> list[str | None]:
+    line = _text(f"{thread}/syscall", where)
+    if line.split(" ", 1)[0].encode() in _IDLE and (pid != thread or not _is_in_d(thread, where)):
+        return [line, "", "", None]  # most threads, most of the time
     call = parse_syscall(line.encode("latin-1"))
-    name = name_of(call.number, _MACHINE) if call is not None and call.number >= 0 else None
-    if call is None or not (call.number < 0 or name in FD_ARGUMENT or name in PATH_ARGUMENT):
-        return [line, _text(f"{task}/wchan") if call is not None and _is_in_d(task) else "", "", None]
+    if call is None:
+        return [line, "", "", None]
+    name = name_of(call.number, _MACHINE) if call.number >= 0 else None
     link = None
     if name in FD_ARGUMENT:
         try:
-            link = os.readlink(f"/proc/{pid}/fd/{_int32(call.args[FD_ARGUMENT[name]])}")
+            link = os.readlink(f"../fd/{_int32(call.args[FD_ARGUMENT[name]])}", dir_fd=where)
         except OSError:
             pass  # it was closed meanwhile
-    return [line, _text(f"{task}/wchan"), _text(f"{task}/io"), link]
+    return [line, _text(f"{thread}/wchan", where), _text(f"{thread}/io", where), link]
 
 
-def _is_in_d(task: str) -> bool:
-    stat = _text(f"{task}/stat")
+def _is_in_d(thread: int, where: int) -> bool:
+    stat = _text(f"{thread}/stat", where)
     return stat[stat.rindex(")") + 2 : stat.rindex(")") + 3] == "D"
 
 
-def _devices(pid: int, thread: int) -> list[Any]:
+def _devices(pid: int, thread: int, where: int) -> list[Any]:
     directory = f"/proc/{pid}/task/{thread}/fd"
     names = os.listdir(directory)[:MAX_FDS]
     found = set()
@@ -83,4 +96,4 @@ def _int32(value: int) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-_KINDS: Final[dict[str, Callable[[int, int], Any]]] = {"io": _io, "call": _call, "devices": _devices}
+_KINDS: Final[dict[str, Callable[[int, int, int], Any]]] = {"io": _io, "call": _call, "devices": _devices}

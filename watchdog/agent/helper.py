@@ -7,6 +7,7 @@ in watchdog.agent.tasks, and is checked in the worker. The helper itself only ac
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pwd
@@ -288,6 +289,8 @@ def run_helper(path: str, agent: str, functions: Mapping[str, Function]) -> int:
         return 1
     signals = runner.Signals()
     signals.install()
+    gc.collect()
+    gc.freeze()  # the collector writes into objects, and what is written to is shared with the children no more
     helper = Helper(listener, frozenset({uid}), functions)
     log.info("serving the agent of uid %d", uid)
     helper.serve(signals)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from watchdog.config_types import Section
+from watchdog.identity.files import CREDENTIALS
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -76,7 +77,7 @@ def problems_of(security: Security, listen_host: str, listen: str, url: str | No
             f"security.token_file: required because controller.listen is not the loopback address ({listen}); make one with: "
             "openssl rand -hex 32 > FILE; better, set security.mode: munge, or security.tls_directory"
         )
-    if security.tls_directory and not security.tls_directory.startswith("/"):
+    if security.tls_directory and not security.tls_directory.startswith(("/", CREDENTIALS)):
         problems.append(f"security.tls_directory: must be an absolute path, got {security.tls_directory!r}")
     if mode == "tls" and not security.tls_directory:
         problems.append(

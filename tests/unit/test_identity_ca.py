@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from watchdog.cli.main import main
+from watchdog.config import parse_config
 from watchdog.identity import authority
 from watchdog.identity.certificates import parse_pem, read_certificate
-from watchdog.identity.files import IdentityError, check_secret
+from watchdog.identity.files import IdentityError, TlsFiles, check_secret, real_path
 
 DAY_S = 86400.0
 
@@ -219,3 +220,15 @@ def test_a_key_that_others_may_read_is_refused_with_what_to_do(tmp_path: Path) -
     with pytest.raises(IdentityError, match="is no file"):
         check_secret(str(tmp_path))
     assert os.path.exists(key)
+
+
+def test_a_path_may_begin_with_the_unit_s_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/x")
+    assert real_path("${CREDENTIALS_DIRECTORY}/token") == "/run/credentials/x/token"
+    assert TlsFiles("${CREDENTIALS_DIRECTORY}", "agent").key == "/run/credentials/x/agent.key"
+    assert real_path("/a/${CREDENTIALS_DIRECTORY}") == "/a/${CREDENTIALS_DIRECTORY}"
+    assert parse_config("security: {tls_directory: '${CREDENTIALS_DIRECTORY}'}").security.identity() == "tls"
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY")
+    assert real_path("${CREDENTIALS_DIRECTORY}/token") == "${CREDENTIALS_DIRECTORY}/token", (
+        "and it is said that it is not there"
+    )

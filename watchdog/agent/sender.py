@@ -26,6 +26,7 @@ import msgspec
 from watchdog import clock
 from watchdog.agent.post import Connection, Response
 from watchdog.agent.replies import MAX_REPLY_BYTES, parse_reply
+from watchdog.identity.files import real_path
 from watchdog.model import Reply, Report
 from watchdog.report_changes import changes_between, without_news
 from watchdog.wire import WireError, encode_report
@@ -249,7 +250,7 @@ class Sender:
         if not self._token_file:
             return
         try:
-            token = Path(self._token_file).read_text(encoding="utf-8").strip()
+            token = Path(real_path(self._token_file)).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             log.error(
                 "the token file %s can't be read (%s): the controller will refuse us", self._token_file, error

@@ -19,6 +19,7 @@ from watchdog.controller.limits import Buckets, Limits, is_loopback, pace
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.munge_decoder import BadCredential, Credential, Decoder, MungeAway
 from watchdog.controller.sessions import Doubt, Sessions
+from watchdog.identity.files import real_path
 from watchdog.identity.session import CREDENTIAL, Session, answer_mac
 from watchdog.identity.tls import Context
 from watchdog.model import Reply, Report
@@ -269,7 +270,7 @@ def read_token(file: str, option: str = "security.token_file") -> str:
     """The secret in `file`, empty without a file. Raises ValueError if the file holds none, or others may read it."""
     if not file:
         return ""
-    path = Path(file)
+    path = Path(real_path(file))
     try:
         if path.stat().st_mode & 0o037:  # its group may: the agent's user, or a unit's credential
             raise ValueError(f"{option} {file} can be read by others: chmod 600 {file}")

@@ -17,6 +17,16 @@ CA = "ca.crt"
 REVOKED = "ca.crl"
 
 
+CREDENTIALS = "${CREDENTIALS_DIRECTORY}"
+
+
+def real_path(path: str) -> str:
+    """The path that a configuration means: `${CREDENTIALS_DIRECTORY}` at its beginning is where systemd puts a unit's credentials."""
+    if not path.startswith(CREDENTIALS):
+        return path
+    return os.environ.get("CREDENTIALS_DIRECTORY", CREDENTIALS) + path.removeprefix(CREDENTIALS)
+
+
 @dataclass(frozen=True)
 class TlsFiles:
     """Where the certificates of one service lie: `ca.crt`, `agent.crt` and `agent.key`, or the same for the controller."""
@@ -27,20 +37,20 @@ class TlsFiles:
 
     @property
     def ca(self) -> str:
-        return os.path.join(self.directory, CA)
+        return os.path.join(real_path(self.directory), CA)
 
     @property
     def certificate(self) -> str:
-        return os.path.join(self.directory, f"{self.service}.crt")
+        return os.path.join(real_path(self.directory), f"{self.service}.crt")
 
     @property
     def key(self) -> str:
-        return os.path.join(self.directory, f"{self.service}.key")
+        return os.path.join(real_path(self.directory), f"{self.service}.key")
 
     @property
     def revoked(self) -> str:
         """The list of certificates that are good no more; need not be there."""
-        return os.path.join(self.directory, REVOKED)
+        return os.path.join(real_path(self.directory), REVOKED)
 
     def all(self) -> tuple[str, str, str]:
         return self.ca, self.certificate, self.key

@@ -1,0 +1,132 @@
+"""What other users' threads do, seen through a child: asked at once, and not seen is not the same as gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from watchdog.agent.call_looks import look_at_calls
+from watchdog.agent.collectors.blocked import UNSEEN_S, BlockedThreads, NotSeenError
+from watchdog.agent.far_files import FarFiles
+from watchdog.agent.probe import Answer
+from watchdog.agent.tasks import check_request
+
+ME = os.getpid()
+READ = "0 0x3 0x7f00 0x10 0x0 0x0 0x0 0x7ffe 0x7f01\n"
+STAT = "%d (python) D 1 1 1 0 -1 4194304 0 0 0 0 %d 0 0 0 20 0 1 0 5 0 0\n"
+
+
+class Child:
+    """Answers as the child would, or not at all; counts the requests."""
+
+    def __init__(self, look: Callable[[Any], Any] | None = None) -> None:
+        self.look = look or (lambda items: look_at_calls(items, {}))
+        self.answers = True
+        self.asked: list[list[Any]] = []
+
+    def ask(self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Any) -> int | None:
+        assert (key, function) == ("look", "look_at_calls")
+        check_request(function, [list(each) for each in args], -1)
+        self.asked.append(args)
+        if not self.answers:
+            return None
+        then(Answer(1, key, self.look(args)))
+        return 1
+
+    def settle(self, seconds: float, requests: list[int]) -> None:
+        pass
+
+
+def far(child: Child) -> FarFiles:
+    return FarFiles(child, read_clock=lambda: 0.0)  # type: ignore[arg-type]
+
+
+def test_what_is_announced_comes_in_one_request_and_is_asked_once() -> None:
+    child = Child()
+    files = far(child)
+    files.fetch([("io", ME, ME), ("call", ME, ME), ("call", ME, 2**22)])
+    assert files.read(f"/proc/{ME}/io").startswith(b"rchar:")
+    assert len(files.read(f"/proc/{ME}/task/{ME}/syscall").split()) >= 1
+    with pytest.raises(ProcessLookupError):
+        files.read(f"/proc/{ME}/task/{2**22}/syscall")
+    assert len(child.asked) == 1
+    assert files.read(f"/proc/{ME}/stat").startswith(b"%d (" % ME), "what anybody may read is read here"
+    assert not files.unseen
+    files.begin()
+    files.read(f"/proc/{ME}/io")
+    assert len(child.asked) == 2, "a new tick asks anew"
+
+
+def test_devices_are_told_and_no_other_files() -> None:
+    with open("/dev/null") as null, open("/proc/self/stat"):
+        assert null
+        count, names = far(Child()).devices_of(ME, ME)
+    assert "/dev/null" in names
+    assert all(name.startswith("/dev/") for name in names)
+    assert count > len(names) or count == len(names)
+
+
+def test_who_could_not_look_has_seen_nobody_go() -> None:
+    child = Child()
+    files = far(child)
+    child.answers = False
+    with pytest.raises(NotSeenError):
+        files.read(f"/proc/{ME}/io")
+    assert files.unseen
+    assert list(files.read_calls(ME, [ME])) == []
+
+
+class Proc(Child):
+    """A process that stands in one read on /shared, as a child would tell; its own stat and status are anybody's."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda items: [
+                [READ, "rpc_wait_bit_killable", "syscr: 5\nsyscw: 5\n", "/shared/data"] for _ in items
+            ]
+        )
+        self.files = far(self)
+
+    def read(self, path: str) -> bytes:
+        if path.endswith("/stat"):
+            return (STAT % (7, 3)).encode()
+        if path.endswith("/status"):
+            return b"Name:\tpython\nvoluntary_ctxt_switches:\t4\nnonvoluntary_ctxt_switches:\t1\n"
+        return self.files.read(path)
+
+
+def test_a_stall_goes_on_where_the_helper_is_away_for_moments_and_grows_by_nothing_that_was_not_seen() -> (
+    None
+):
+    proc = Proc()
+    threads = BlockedThreads("x86_64", proc.read, file_of=proc.files.file_of)
+    for now in (0.0, 10.0):
+        proc.files.begin()
+        threads.look([(7, 5, "D")], now)
+    (track,) = threads.blocked(10.0).values()
+    assert (track.path, track.wchan, track.first_at, track.seen_at) == (
+        "/shared/data",
+        "rpc_wait_bit_killable",
+        0.0,
+        10.0,
+    )
+
+    proc.answers = False
+    for now in (15.0, 10.0 + UNSEEN_S):
+        proc.files.begin()
+        threads.look([(7, 5, "D")], now)
+        (track,) = threads.blocked(now).values()
+        assert track.seen_at == 10.0
+    proc.answers = True
+    proc.files.begin()
+    threads.look([(7, 5, "D")], 42.0)
+    (track,) = threads.blocked(42.0).values()
+    assert (track.first_at, track.seen_at) == (0.0, 42.0), "the same call: it never left it"
+
+    proc.answers = False
+    proc.files.begin()
+    threads.look([(7, 5, "D")], 42.0 + UNSEEN_S + 1)
+    assert threads.blocked(42.0 + UNSEEN_S + 1) == {}, "for longer nothing is said of it"

@@ -553,6 +553,19 @@ def test_a_topology_that_does_not_fit_is_told_and_not_used(tmp_path: Path) -> No
     )
 
 
+def test_the_command_line_that_stands_in_json_names_the_rank() -> None:
+    def threads(rank: int, frames: Sequence[str]) -> str:
+        told = [
+            {"name": f.split(" (")[0], "filename": f.split(" (")[1].rpartition(":")[0], "line": 1}
+            for f in frames
+        ]
+        about = {"pid": 900 + rank, "command_line": f"python train.py --rank={rank} --world-size 4"}
+        return json.dumps([{"pid": 900 + rank, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 900 + rank, "frames": told, "process_info": about}])  # fmt: skip
+
+    text = "\n".join(threads(r, LOADER if r == 2 else REDUCE) for r in range(4))
+    assert [each.rank for each in judge(parse_stacks(text), LATE).culprits] == [2]
+
+
 GENERATE = (
     "forward (model.py:20)",
     "generate (transformers/generation/utils.py:2200)",

@@ -16,8 +16,9 @@ MAX_FRAMES: Final = 200
 _SAYS_THREAD = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "pid", "active"})
 """Without any of these, frames belong to no thread: a group of ranks in our own answers has frames, too."""
 
-Found = tuple[Said, int, tuple[ThreadStack, ...], str | None]
-"""Who it is, its pid (0 if unknown), its threads, why there are none."""
+Found = tuple[Said, int, tuple[ThreadStack, ...], str | None, str]
+"""Who it is, its pid (0 if unknown), its threads, why there are none, its command line."""
+MAX_COMMAND: Final = 4000
 
 
 def parse_documents(text: str, start: int) -> tuple[list[Found], int]:
@@ -70,11 +71,12 @@ def _walk(node: Any, said: Said, depth: int) -> list[Found]:
     if isinstance(threads, list | dict):
         entries = list(threads.values()) if isinstance(threads, dict) else threads
         parsed = tuple(thread for each in entries if (thread := _thread(each)) is not None)
-        return [(said, said.pid or _pid_of(entries), parsed, _error(node) if not parsed else None)]
+        command = next((told for each in entries if (told := _command(each))), "") or _command(node)
+        return [(said, said.pid or _pid_of(entries), parsed, _error(node) if not parsed else None, command)]
     if _thread(node) is not None and depth > 0:
         return _walk_list([node], said, depth)
     if (error := _error(node)) is not None and (said.rank is not None or said.pid or said.host):
-        return [(said, said.pid, (), error)]
+        return [(said, said.pid, (), error, _command(node))]
     found: list[Found] = []
     for key, value in node.items():
         if isinstance(value, list | dict):
@@ -104,12 +106,22 @@ def _walk_list(nodes: list[Any], said: Said, depth: int) -> list[Found]:
     if not threads:
         return [found for each in nodes for found in _walk(each, said, depth + 1)]
     by_process: dict[tuple[Said, int], list[ThreadStack]] = {}
+    commands: dict[tuple[Said, int], str] = {}
     for each in threads:
         whose = said.overlaid(_said(each)) if "rank" in each or "host" in each else said
         thread = _thread(each)
         if thread is not None:
-            by_process.setdefault((whose, _integer(each.get("pid")) or said.pid), []).append(thread)
-    return [(whose, pid, tuple(found), None) for (whose, pid), found in by_process.items()]
+            key = (whose, _integer(each.get("pid")) or said.pid)
+            by_process.setdefault(key, []).append(thread)
+            commands[key] = commands.get(key) or _command(each)
+    return [(*key, tuple(found), None, commands[key]) for key, found in by_process.items()]
+
+
+def _command(node: Any) -> str:
+    """The command line that py-spy puts beside a thread; empty if it does not."""
+    about = node.get("process_info") if isinstance(node, dict) else None
+    command = about.get("command_line") if isinstance(about, dict) else None
+    return command[:MAX_COMMAND] if isinstance(command, str) else ""
 
 
 def _thread(node: Any) -> ThreadStack | None:

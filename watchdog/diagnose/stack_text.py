@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from watchdog.diagnose.stack_headers import Said, parse_header, parse_prefix
-from watchdog.diagnose.stack_json import parse_documents
+from watchdog.diagnose.stack_json import Found, parse_documents
 from watchdog.model import Frame, ThreadStack, Value
 
 MAX_FRAMES: Final = 200
@@ -149,13 +149,12 @@ class _Reader:
             self.streams[prefix] = _Stream()
         return self.streams[prefix]
 
-    def documents(self, dumps: list[tuple[Said, int, tuple[ThreadStack, ...], str | None]]) -> None:
+    def documents(self, dumps: list[Found]) -> None:
         """Dumps that stood there as JSON."""
         self._end_process(self.plain)
-        for said, pid, threads, error in dumps:
-            self._add(
-                Dump(said=self.plain.said.overlaid(said), pid=pid or said.pid, threads=threads, error=error)
-            )
+        for said, pid, threads, error, command in dumps:
+            whose = self.plain.said.overlaid(said)
+            self._add(Dump(said=whose, pid=pid or said.pid, command=command, threads=threads, error=error))
 
     def line(self, line: str) -> None:
         if line[:4] == "    " and self.plain.open and self._frame(self.plain, line):

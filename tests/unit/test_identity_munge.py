@@ -117,7 +117,7 @@ def test_a_session_is_of_one_node(port: Port, munged: Munged) -> None:
     connection = agent(port, munged)
     assert report(connection, "n1").status == 200
     assert report(connection, "n2").status == 403
-    assert port.outcome("wrong_node") == 1
+    assert port.outcome("wrong_node") == 2, "and once more in a new session"
     assert [each.node for each in port.reports] == ["n1"]
     connection.close()
 
@@ -511,4 +511,20 @@ def test_a_session_s_key_is_in_no_log_metric_message_or_answer(
     ]  # fmt: skip
     for form in (session.key, session.key.hex().encode(), repr(session.key)[2:-1].encode()):
         assert not any(form in text for text in shown)
+    connection.close()
+
+
+@needs_munge
+def test_an_agent_that_comes_from_another_of_its_addresses_begins_a_new_session(
+    port: Port, munged: Munged
+) -> None:
+    connection = agent(port, munged)
+    assert report(connection, "n1").status == 200
+    sessions = port.door._sessions
+    assert sessions is not None
+    (known,) = sessions._by_id.values()
+    known.address = "127.0.0.9"
+    assert report(connection, "n1", 2).status == 200
+    assert [each.sequence for each in port.reports] == [1, 2]
+    assert port.outcome("wrong_node") == 1
     connection.close()

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 MUNGE_S: Final = 10.0
 CREDENTIAL: Final = re.compile(rb"MUNGE:[A-Za-z0-9+/=]+:")
 PATH: Final = "/v1/session"
+RENEW: Final = frozenset({401, 403})
+"""The session is not known any more, or we come from another address than it began at: a new one is worth a try."""
 MAX_LEFT: Final = 3
 """Children that could not be ended, and may still be there; with more of them nobody else is sent."""
 
@@ -121,9 +123,11 @@ class ProvenConnection:
             if answer.status == 200:
                 self._believe(session, answer)
                 return answer
-            if answer.status != 401:
+            if answer.status not in RENEW:
                 return answer
             self._session = None
+            if began and answer.status == 403:
+                return answer
             if began:
                 raise Unproven(f"the controller does not take our session: {_sentence(answer)}")
 

@@ -54,7 +54,11 @@ def test_it_is_ascii_and_what_looks_like_a_request_is_text(page: str) -> None:
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 def test_groff_reads_it_without_a_warning(page: str) -> None:
     done = subprocess.run(
-        ["groff", "-man", "-ww", "-Tutf8"], input=page.encode(), capture_output=True, check=False, timeout=60
+        ["groff", "-man", "-ww", "-Tutf8", "-rLL=120n"],
+        input=page.encode(),
+        capture_output=True,
+        check=False,
+        timeout=60,
     )
     assert (done.returncode, done.stderr.decode()) == (0, "")
     text = re.sub(r".\x08|\x1b\[[\d;]*m", "", done.stdout.decode())

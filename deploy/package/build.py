@@ -102,8 +102,8 @@ def make_deb(output: Path, root: Path, version: str, fast: bool = False) -> Path
     return file
 
 
-def make_rpm(output: Path, root: Path, version: str) -> Path:
-    """A `.rpm` of the tree `root`. Raises PackageError."""
+def make_rpm(output: Path, root: Path, version: str, fast: bool = False) -> Path:
+    """A `.rpm` of the tree `root`; `fast` packs it badly. Raises PackageError."""
     if shutil.which("rpmbuild") is None:
         raise PackageError("rpmbuild is not here: dnf install rpm-build, on Debian apt-get install rpm")
     files = set(layout.system_files().values())
@@ -116,7 +116,7 @@ def make_rpm(output: Path, root: Path, version: str) -> Path:
         defines = {
             "_topdir": folder, "_rpmdir": folder, "staged": str(root), "our_version": version,
             "python_minor": python_version(), "our_units": " ".join(layout.units()),
-            "_binary_payload": "w3.gzdio", "_rpmfilename": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm", **marks,
+            "_binary_payload": "w1.gzdio" if fast else "w9.gzdio", "_rpmfilename": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm", **marks,
         }  # fmt: skip
         words = [word for name, value in defines.items() for word in ("--define", f"{name} {value}")]
         run(["rpmbuild", "-bb", *words, str(SPEC)])
@@ -148,7 +148,7 @@ def make(
         if "deb" in kinds:
             made += [make_deb(output, root, version, fast) for version in versions]
         if "rpm" in kinds:
-            made += [make_rpm(output, root, version) for version in versions]
+            made += [make_rpm(output, root, version, fast) for version in versions]
     return made
 
 

@@ -16,10 +16,33 @@ from watchdog.agent.words import describe
 
 CAPABILITY_VERSION_3: Final = 0x20080522  # linux/capability.h
 CAP_SETUID: Final = 7  # linux/capability.h
-MIN_UID: Final = 1000
-"""Of an ordinary user: the first that useradd(8) gives to a person (UID_MIN of login.defs(5)). Those below are the system's."""
+LEAST_UID: Final = 100
+"""Below are the users that every Linux has from the start (LSB: 0 to 99 are given by the distribution)."""
 MAX_UID: Final = 2**32 - 2
 """The last number means `nobody in particular` to the kernel (setresuid(2))."""
+
+
+def parse_min_uid(text: str) -> int:
+    """UID_MIN in the text of /etc/login.defs (see login.defs(5)); 1000, as it is shipped, where that says nothing sensible."""
+    for line in text.splitlines():
+        words = line.split()
+        if (
+            words[:1] == ["UID_MIN"]
+            and len(words) > 1
+            and words[1].isdecimal()
+            and int(words[1]) >= LEAST_UID
+        ):
+            return int(words[1])
+    return 1000
+
+
+def read_min_uid() -> int:
+    """The first number of an ordinary user on this machine. Those below are the system's."""
+    try:
+        with open("/etc/login.defs", encoding="utf-8", errors="replace") as file:
+            return parse_min_uid(file.read(1 << 16))
+    except OSError:
+        return parse_min_uid("")
 
 
 def capabilities() -> int:
@@ -35,6 +58,9 @@ def capabilities() -> int:
 def may_become_others() -> bool:
     """Whether this process can turn its children into other users."""
     return bool(capabilities() >> CAP_SETUID & 1)
+
+
+MIN_UID: Final = read_min_uid()
 
 
 def become(uid: int) -> str | None:

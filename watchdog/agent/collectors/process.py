@@ -67,7 +67,7 @@ class ProcessCollector:
     def __post_init__(self) -> None:
         self.table = ProcessTable(self.files)
         self.identities = Identities(self.probes, self.table)
-        self._may_look = may_look_into_all(read_file("/proc/self/status")) or isinstance(self.files, FarFiles)
+        self._may_look = may_look_into_all(read_file("/proc/self/status"))
         self.threads = BlockedThreads(self.machine, self.files.read)
         if isinstance(self.files, FarFiles):
             self.threads.read_calls, self.threads.file_of = self.files.read_calls, self.files.file_of
@@ -169,7 +169,12 @@ class ProcessCollector:
             return None  # an exception (a security module's) is no blindness
         entries = self.table.entries
         if 1 not in entries and 1 not in self.table.suspects:
-            return "/proc hides the processes of other users (hidepid): their jobs are not seen"
+            return (
+                "/proc hides the processes of other users (hidepid): their jobs are not seen. Give the agent's unit the group that "
+                "may see them (gid= of that mount): SupplementaryGroups="
+            )
+        if isinstance(self.files, FarFiles):
+            return None  # the helper looks
         hidden = [
             entry
             for entry in entries.values()

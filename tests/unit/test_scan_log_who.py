@@ -114,6 +114,9 @@ CASES: list[tuple[str, str, Verdict]] = [
     ("one below the other is not one after the other", "".join(f"===== rank {r} =====\n" + steps(1, 9) + traceback("", DISK if r == 2 else f"RuntimeError: {LOST}") for r in range(4)), ("disk_full", 2, None)),
     ("a module whose name has a digit", steps(1, 9) + f"[gpt2:120] {CUDA}\n", ("cuda_error", None, None)),
     ("a host of a large job", steps(1, 9) + f"[n14:3]: ready\n[n31:120] {CUDA}\n", ("cuda_error", 120, "n31")),
+    # srun --label makes its numbers equally wide
+    ("labels of equal width", "".join(f"{r:3d}: ok\n" for r in range(8)) + traceback("  9: ", DISK) + traceback(" 12: ", f"RuntimeError: {LOST}"), ("disk_full", 9, None)),
+    ("a line of a program's list is no task's", steps(1, 30) + f"   3: {CUDA}\n", ("cuda_error", None, None)),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
 

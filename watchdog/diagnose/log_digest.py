@@ -35,6 +35,8 @@ SETUP_BYTES = 64 * 1024**2
 """So far from the beginning a log is searched for the size of the job."""
 HOST_SHARE = 0.1
 HOST_LINES = 3
+LABEL_SHARE = 0.5
+_LABEL = re.compile(r"( {0,5}\d{1,6}): ")
 _SETUP = (b"orld", b"WORLD_SIZE", b"nranks", b"rocesses", b"nproc_per_node")
 _SETUP_LETTERS = tuple(letters(needle) for needle in _SETUP)
 _INDENTED = re.compile(r"(?: {4}|\t)")
@@ -167,6 +169,7 @@ class Collector:
         if segments is not None:
             ordered = [(number, text) for number, text in ordered if number in segments]
             self._facts = [fact for fact in self._facts if fact.line in segments]
+        ordered = _unpadded(ordered)
         hosts = _hosts([text for _, text in ordered])
         quoted = sum(text.startswith(">") for _, text in ordered) > 0.3 * max(1, len(ordered))
         taken = [read_line(number, text, hosts, quoted) for number, text in ordered]
@@ -241,6 +244,20 @@ def _indented(lines: list[tuple[int, str]], facts: set[int]) -> dict[int, int] |
         current += inside
         inside = False
     return segments if telling and segments and max(segments.values()) >= 1 else None
+
+
+def _unpadded(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Without the blanks with which `srun --label` makes its numbers equally wide, if most lines have such numbers."""
+    widths = Counter(len(match[1]) for _, text in lines if (match := _LABEL.match(text)))
+    if not widths:
+        return lines
+    width, times = widths.most_common(1)[0]
+    if times < LABEL_SHARE * len(lines):
+        return lines
+    return [
+        (number, text.lstrip(" ") if (match := _LABEL.match(text)) and len(match[1]) == width else text)
+        for number, text in lines
+    ]
 
 
 def _hosts(texts: list[str]) -> frozenset[str]:

@@ -296,7 +296,7 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
         ),
     ),
     ("module", re.compile(r"\[[A-Za-z][\w./-]*:\d{1,5}\]:?\s?")),  # a logger's, of nobody
-    ("srun_label", re.compile(r"(?P<rank>\d{1,6}): ")),
+    ("srun_label", re.compile(r" {0,5}(?P<rank>\d{1,6}): ")),
     ("host", re.compile(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
 )
 

@@ -92,6 +92,17 @@ def test_who_fails_to_prove_himself_twenty_times_has_to_wait() -> None:
     assert limits.opened("10.0.0.1", 10.0) == ""
 
 
+def test_behind_address_translation_one_address_is_many_nodes() -> None:
+    limits = Limits(most=500, by_address=False)
+    for _ in range(100):
+        limits.failed("10.0.0.1", 0.0)
+    assert [limits.opened("10.0.0.1", 0.0) for _ in range(500)] == [""] * 500
+    assert limits.opened("10.0.0.1", 0.0) == "too_many"
+    with listening() as port:
+        head = parse(request(b"", size=8 * 1024**2))
+        assert all(port.door.admit(head, "10.0.0.1") is None for _ in range(100))
+
+
 def test_no_more_connections_are_allowed_than_there_are_descriptors() -> None:
     assert 16 <= most_connections() <= 32_768
 
@@ -191,7 +202,7 @@ def test_a_node_that_reports_without_end_is_held_back_and_no_other_is() -> None:
 
 
 def test_reports_of_an_address_are_counted_before_their_bodies_come() -> None:
-    with listening() as port:
+    with listening(address_of={}.get) as port:
         door, head = port.door, parse(request(b"", size=8 * 1024**2))
         outcomes = [door.admit(head, "10.0.0.1") for _ in range(10)]
         assert [each is None for each in outcomes] == [True] * 8 + [False] * 2

@@ -57,7 +57,7 @@ class Door:
         self._sessions: Sessions | None = munge[0] if munge else None
         self._decoder: Decoder | None = munge[1] if munge else None
         self._decoding: set[asyncio.Future[Credential]] = set()
-        self._limits = Limits()
+        self._limits = Limits(by_address=address_of is not None)
         self._beginnings = Buckets(burst=10.0, per_s=0.1)
         """Sessions that one address may begin: an agent needs one an hour."""
         self._resolved: dict[str, frozenset[str]] = {}
@@ -97,7 +97,8 @@ class Door:
         elif self._token and not self._token_fits(head.authorization):
             self._limits.failed(remote, clock.monotonic())
             return self._refuse("unauthorized", 401, "the token is missing or wrong; see security.token_file")
-        if not is_loopback(remote) and not self._by_address.take(remote, head.size, clock.monotonic()):
+        one_node = self._address_of is not None and not is_loopback(remote)
+        if one_node and not self._by_address.take(remote, head.size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports from {remote}")
         return None
 

@@ -105,8 +105,12 @@ def pace(interval_s: float) -> Pace:
 
 @dataclass
 class Limits:
-    """The connections of one port. Addresses of this machine are bounded by the total only: tunnels and tests end there."""
+    """The connections of one port. Addresses of this machine are bounded by the total only: tunnels and tests end there.
 
+    So are all where `by_address` is off: behind address translation one address is many nodes.
+    """
+
+    by_address: bool = True
     most: int = field(default_factory=most_connections)
     most_of_one: int = MAX_OF_ONE_ADDRESS
     total: int = 0
@@ -120,7 +124,7 @@ class Limits:
         self._open[address] += 1
         if self.total > self.most:
             return "too_many"
-        if is_loopback(address):
+        if is_loopback(address) or not self.by_address:
             return ""
         if self._open[address] > self.most_of_one:
             return "too_many_of_one_address"

@@ -10,11 +10,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from tests.page_server import FixedController, large_cluster, serving
 from tests.unit import builders
 from watchdog.controller.overview import job_page_json, overview_json
-from watchdog.detect.view import GpuView, RankGpu
+from watchdog.detect.view import GpuView, RankGpu, StepTime
 from watchdog.model import Gpu
 
 Talk = Callable[[aiohttp.ClientSession, str], Awaitable[Any]]
@@ -176,3 +177,12 @@ def test_what_is_not_there_is_said_in_a_sentence() -> None:
 def test_ten_thousand_nodes_are_a_map_of_less_than_a_megabyte() -> None:
     view, incidents = large_cluster(10_000)
     assert len(json.dumps(overview_json(view, {}, incidents, 0), separators=(",", ":"))) < 1 << 20
+
+
+def test_curves_of_thousands_of_jobs_are_short_and_those_of_a_few_are_long() -> None:
+    steps = tuple(StepTime(step=step, seconds=4.0, at=float(step), logged=True) for step in range(300))
+    for number, points in ((1, 120), (200, 120), (1000, 24), (5000, 12)):
+        one = builders.job(step_times=steps)
+        many = tuple(replace(one, job=replace(one.job, job_id=str(n))) for n in range(number))
+        document = overview_json(builders.cluster(*many), {}, (), 0)
+        assert {len(job["times"]) for job in document["jobs"]} == {points}

@@ -15,6 +15,9 @@ SLOWED_BY: Final = ("hw_", "sw_thermal", "thermal", "power_brake")
 """Beginnings of the reasons for a low clock that are no part of a healthy day (idle and power capping are)."""
 CURVE_POINTS: Final = 120
 """Step times of a curve: a point every few pixels of a phone's width."""
+ALL_POINTS: Final = 24_000
+"""Of all curves of the overview: thousands of jobs are not looked at as closely, and all of it is made and sent every few seconds."""
+FEW_POINTS: Final = 12
 GONE: Final = ("DOWN", "FAIL", "NOT_RESPONDING", "DRAIN")
 
 Cells = str
@@ -27,7 +30,8 @@ def overview_json(
 ) -> dict[str, Any]:
     """Nodes with a letter for every GPU, jobs with their recent step times, open incidents in one line each."""
     document = status_json(view, dict(limits_s), incidents, resolved)
-    curves = {job.job.job_id: _curve(job) for job in view.jobs}
+    points = max(FEW_POINTS, min(CURVE_POINTS, ALL_POINTS // max(1, len(view.jobs))))
+    curves = {job.job.job_id: _curve(job, points) for job in view.jobs}
     for job in document["jobs"]:
         job["times"] = curves[job["job_id"]]
     document["map"] = _map(view, incidents)
@@ -47,8 +51,8 @@ def overview_json(
     return document
 
 
-def _curve(job: JobView) -> list[tuple[int, float]]:
-    return [(each.step, round(each.seconds, 4)) for each in job.step_times[-CURVE_POINTS:]]
+def _curve(job: JobView, points: int = CURVE_POINTS) -> list[tuple[int, float]]:
+    return [(each.step, round(each.seconds, 4)) for each in job.step_times[-points:]]
 
 
 def _map(view: ClusterView, incidents: Iterable[Incident]) -> list[dict[str, Any]]:

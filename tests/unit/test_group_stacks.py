@@ -566,6 +566,16 @@ def test_the_command_line_that_stands_in_json_names_the_rank() -> None:
     assert [each.rank for each in judge(parse_stacks(text), LATE).culprits] == [2]
 
 
+def test_labels_that_srun_makes_equally_wide_are_read() -> None:
+    lines = [
+        f"{rank:2d}: {line}\n"
+        for rank in range(12)
+        for line in text_of(rank, LOADER if rank == 3 else REDUCE).split("\n")[1:]
+    ]
+    found = judge(parse_stacks("".join(lines)), LATE)
+    assert (found.ranks, [each.rank for each in found.culprits]) == (12, [3])
+
+
 GENERATE = (
     "forward (model.py:20)",
     "generate (transformers/generation/utils.py:2200)",

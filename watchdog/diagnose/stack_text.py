@@ -6,6 +6,7 @@ Nothing here judges. What is no stack is passed over; what says who is dumped (a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
@@ -20,6 +21,7 @@ MAX_FRAMES: Final = 200
 MAX_LINE: Final = 4000
 JSON_ATTEMPTS: Final = 64
 
+_LABEL_AT_BEGIN = re.compile(r"(?m)^( {0,5}\d{1,6}): ")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PROCESS = re.compile(r"\s*Process (\d+)(?::\s?(.*))?$")
 _PARENT = re.compile(r"\s*Parent Process (\d+)")
@@ -77,6 +79,7 @@ def parse_stacks(text: str, source: str = "") -> list[Dump]:
     text = text.replace("\x00", "")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
+    text = _unpadded(text)
     reader = _Reader(source, prose="```" in text)
     position, attempts = 0, 0
     size = len(text)
@@ -94,6 +97,17 @@ def parse_stacks(text: str, source: str = "") -> list[Dump]:
         reader.line(line[:MAX_LINE])
         position = end + 1
     return reader.end()
+
+
+def _unpadded(text: str) -> str:
+    """Without the blanks with which `srun --label` makes its numbers equally wide, if most lines have such numbers."""
+    widths = Counter(len(match[1]) for match in _LABEL_AT_BEGIN.finditer(text))
+    if not widths:
+        return text
+    width, times = widths.most_common(1)[0]
+    if width < 2 or 2 * times < text.count("\n"):
+        return text
+    return re.sub(rf"(?m)^ {{1,{width - 1}}}(?=\d{{1,{width}}}: )", "", text)
 
 
 @lru_cache(maxsize=65536)

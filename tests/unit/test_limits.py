@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.identity_door import Port, body_of, listening, until
+from watchdog.controller.http_server import Answer, Request
 from watchdog.controller.ingest import read_token
 from watchdog.controller.limits import Buckets, Limits, is_loopback, most_connections, pace
 from watchdog.wire import MAX_BYTES
@@ -274,3 +275,19 @@ def test_a_token_may_be_read_by_its_group_and_by_nobody_else(tmp_path: Path, mod
         return
     with pytest.raises(ValueError, match="chmod 600"):
         read_token(str(file))
+
+
+def test_until_slurm_has_said_which_nodes_there_are_agents_keep_their_reports() -> None:
+    """A controller that starts refused them for good, and they were dropped."""
+    known: dict[str, str] = {}
+    with listening(address_of=known.get, knows_nodes=lambda: bool(known)) as port:
+        early = port.door.answer(Request("POST", "/v1/report", "", body_of("n1"), "10.0.0.1"))
+        assert isinstance(early, Answer)
+        assert early.status == 503
+        known["n1"] = "10.0.0.1"
+        answers = [
+            port.door.answer(Request("POST", "/v1/report", "", body_of(node), "10.0.0.1"))
+            for node in ("n1", "n2")
+        ]
+        assert [each.status for each in answers if isinstance(each, Answer)] == [200, 403]
+        assert (port.outcome("busy"), port.outcome("wrong_node")) == (1, 1)

@@ -29,6 +29,7 @@ PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
 NOBODY: frozenset[str] = frozenset()
 BODY_DEADLINE_S = 20.0
 """A report has to arrive whole within this time: a slow sender holds no connection open."""
+TOO_EARLY = "Slurm has not said yet which nodes there are: come again"
 MAX_SMALL = 4096
 """Bytes of a body that nobody looks at."""
 
@@ -47,13 +48,16 @@ class Door:
         tls: Context | None = None,
         munge: tuple[Sessions, Decoder] | None = None,
         interval_s: float = 5.0,
+        knows_nodes: Callable[[], bool] = lambda: True,
     ):
+        """`knows_nodes`: whether Slurm has said by now which nodes there are: until then nobody is told that he is none."""
         self._token = token.encode()
         self._address_of = address_of
         self._accept = accept
         self._metrics = metrics
         self._healthy = healthy
         self._tls = tls
+        self._knows_nodes = knows_nodes
         self._sessions: Sessions | None = munge[0] if munge else None
         self._decoder: Decoder | None = munge[1] if munge else None
         self._decoding: set[asyncio.Future[Credential]] = set()
@@ -131,6 +135,8 @@ class Door:
             return self._refuse("too_often", 429, f"too many sessions from {remote}")
         if match is None:
             return self._doubted(Doubt("unauthorized", "this is no credential of MUNGE"), remote)
+        if self._too_early(remote):
+            return self._refuse("busy", 503, TOO_EARLY)
         try:
             credential = await self._decode(match[1])
             beginning = sessions.examine(credential)
@@ -199,6 +205,8 @@ class Door:
             )
         if not self._by_node.take(report.node, len(request.body), clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
+        if self._too_early(request.remote):
+            return self._refuse("busy", 503, TOO_EARLY)
         problem = self._wrong_node(report.node, request.remote)
         return self._ask_and_take(report, request.remote) if problem is None else self._take(report, problem)
 
@@ -214,6 +222,9 @@ class Door:
     def _token_fits(self, header: str) -> bool:
         scheme, _, given = header.partition(" ")
         return scheme == "Bearer" and hmac.compare_digest(given.strip().encode(), self._token)
+
+    def _too_early(self, remote: str) -> bool:
+        return self._address_of is not None and not is_loopback(remote) and not self._knows_nodes()
 
     def _wrong_node(self, node: str, remote: str) -> str | None:
         """Why this address may not speak for this node; empty if it may, None if the address of a name is not known yet. A node

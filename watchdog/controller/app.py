@@ -184,6 +184,7 @@ async def open_doors(controller: Controller, token: str, page_token: str) -> lis
         tls=tls_context(config),
         munge=await open_munge(config),
         interval_s=config.agent.interval,
+        knows_nodes=lambda: controller.state.slurm_at is not None,
     )
     agents = door.server()
     host, port = split_address(config.controller.listen, [], "controller.listen")

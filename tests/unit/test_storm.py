@@ -103,3 +103,37 @@ def test_decisions_whose_transaction_failed_are_decided_anew(
         await controller.collector.close()
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("number", [5, 40])
+def test_what_a_full_disk_did_not_take_is_written_and_told_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    journal = open_journal(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise JournalError("the disk is full")
+
+    async def go() -> None:
+        controller, incidents = make(journal, number)
+        with monkeypatch.context() as patched:
+            patched.setattr(journal._database, "transaction", full)
+            controller._tell_changes(
+                [Change(before=None, after=each) for each in incidents], clock.monotonic()
+            )
+            assert controller.journal_error == "the disk is full"
+            controller.note(incidents[0], "a word more")
+            controller._catch_up()
+            assert controller.journal_error == "the disk is full"
+            assert "the journal cannot be written" in str(controller.blind(clock.monotonic()))
+        controller._catch_up()
+        assert controller.journal_error is None
+        assert {each.id for each in journal.load_open_incidents()} == {each.id for each in incidents}
+        assert len(journal.outbox.pending(1000)) == number
+        assert [text for _, text in journal.timeline(incidents[0].id)][-1] == "a word more"
+        assert len(journal.timeline(incidents[-1].id)) == 1
+        controller._catch_up()
+        assert len(journal.outbox.pending(1000)) == number
+        await controller.collector.close()
+
+    asyncio.run(go())

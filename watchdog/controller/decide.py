@@ -334,7 +334,7 @@ class Decider:
         sentence = f"{what} by {decision.by}: {decision.reason}"
         log.warning("incident %s, job %s: %s", incident.id, ",".join(incident.job_ids), sentence)
         c.note(incident, sentence)
-        c.write(lambda: c.notifier.decided(incident, decision))
+        c.tell(lambda: c.notifier.decided(incident, decision))
         if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
             self.drive(ActionRun(decision=decision))
 
@@ -374,7 +374,7 @@ class Decider:
         decision = replace(self._with_switch(decision, incident, job, asked_by), asked_by=asked_by)
         c.journal.save_incident(incident)
         c.note(incident, incident.summary)
-        c.write(lambda: c.notifier.opened(incident))
+        c.tell(lambda: c.notifier.opened(incident))
         self._take(incident, decision)
         if decision.verdict is Verdict.ALLOWED:
             c.judge.incidents.append(incident)
@@ -452,7 +452,7 @@ class Decider:
         if incident is None:
             return
         c.note(incident, f"{run.decision.action} {'succeeded' if end.ok else 'failed'}: {end.detail}")
-        c.write(lambda: c.notifier.ended(incident, run))
+        c.tell(lambda: c.notifier.ended(incident, run))
         busy = incident.id in self.acting()
         if (
             not busy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 
 from msgspec.structs import replace
 
@@ -40,6 +40,8 @@ PAUSE_FACTOR = 5.0
 """A gap between two ticks longer than this many ticks (and 5 s) means that we ourselves stood still."""
 
 
+MAX_LATE = 50_000
+"""Writes that wait for a journal that can be written: beyond them the oldest are lost, as the log says they happened."""
 MANY = 20
 """Open incidents from which on the changes of one tick are written together."""
 
@@ -85,6 +87,10 @@ class Controller:
         self._last_began: float | None = None
         self.slurm_error: str | None = None
         self.journal_error: str | None = None
+        self._late: deque[Callable[[], object]] = deque(maxlen=MAX_LATE)
+        """What the journal did not take, in order."""
+        self._together: list[Callable[[], object]] | None = None
+        """What is being written together, in case that it fails."""
         # The monotonic clock of whoever wrote the open incidents means nothing here.
         left_open = [
             replace(incident, pending_mono=self.started_mono, clear_mono=None, heard_mono=None)
@@ -202,6 +208,7 @@ class Controller:
             self.state.forget_silence(now)
             self.warm_from = now
         with self.metrics.tick_duration.time():
+            self._catch_up()
             findings = self.judge.look(now)
             self.evidence.serve(findings, now)
             self._tell_changes(self.judge.conclude(findings, now, clock.wall(), self.decider.acting()), now)
@@ -215,12 +222,22 @@ class Controller:
 
     def _tell_changes(self, changes: list[Change], now: float) -> None:
         """All that has changed in this tick; where that may be much, the disk is waited for once."""
+        if len(changes) <= MANY:
+            for change in changes:
+                self._tell_change(change, now)
+            return
+        self._together, left = [], deque(changes)
         try:
-            with self.journal.together() if len(changes) > MANY else nullcontext():
-                for change in changes:
-                    self._tell_change(change, now)
+            with self.journal.together():
+                while left:
+                    self._tell_change(left.popleft(), now)
         except JournalError as error:
-            self.journal_error = str(error)
+            self._fails(error)
+            self._late.extend(self._together)
+        finally:
+            self._together = None
+        for change in left:  # the journal could not even be opened
+            self._tell_change(change, now)
 
     def _count_failure(self, kind: Kind) -> None:
         self.metrics.detector_failures.labels(kind).inc()
@@ -233,18 +250,18 @@ class Controller:
         )
         resolved = incident.state is IncidentState.RESOLVED
         if fired or resolved or (incident.state is IncidentState.FIRING and _differs(before, incident)):
-            self.write(lambda: self.journal.save_incident(incident))
+            self.tell(lambda: self.journal.save_incident(incident))
         if fired:
             self.metrics.incidents_total.labels(incident.kind).inc()
             log.warning("%s fires: %s", incident.kind, incident.summary)
             self.note(incident, f"fires: {incident.summary}")
             self._keep_evidence(incident, now)
-            self.write(lambda: self.notifier.opened(incident))
+            self.tell(lambda: self.notifier.opened(incident))
         if resolved:
             log.warning("%s is over: %s", incident.kind, incident.resolution)
             self.note(incident, f"resolved: {incident.resolution}")
             if not told:
-                self.write(lambda: self.notifier.resolved(incident))
+                self.tell(lambda: self.notifier.resolved(incident))
             self.judge.settle(change, now)
         if (
             before is not None
@@ -263,7 +280,8 @@ class Controller:
             view = self.state.job_view(job_id, now)
             if view is not None:
                 views[job_id] = view
-                self.collector.keep_view(incident, view)
+                if not self._late:
+                    self.collector.keep_view(incident, view)
         self.collector.on_fire(incident, now, views)
 
     def close_incident(self, incident: Incident, why: str) -> None:
@@ -274,19 +292,46 @@ class Controller:
 
     def note(self, incident: Incident, text: str) -> None:
         """A line of the incident's timeline."""
-        self.write(lambda: self.journal.note(incident.id, clock.wall(), text))
+        at = clock.wall()
+        self.tell(lambda: self.journal.note(incident.id, at, text))
 
     def write(self, work: Callable[[], object]) -> bool:
         """Writes to the journal; a journal that fails makes the controller blind, and it goes on watching."""
         try:
             work()
         except JournalError as error:
-            if self.journal_error is None:
-                log.error("the journal cannot be written, nothing will be done until it can: %s", error)
-            self.journal_error = str(error)
+            self._fails(error)
             return False
-        self.journal_error = None
+        if not self._late:
+            self.journal_error = None
         return True
+
+    def tell(self, work: Callable[[], object]) -> None:
+        """The same for what is to be written, and told, later where it can't be now: in order, with the first tick in which it can."""
+        if self._late or not self.write(work):
+            self._late.append(work)
+        elif self._together is not None:
+            self._together.append(work)
+
+    def _catch_up(self) -> None:
+        """Writes what could not be written before. Until it is, the controller stays blind: also where there is nothing else to write."""
+        if not self._late:
+            return
+        try:
+            with self.journal.together():
+                for work in self._late:
+                    work()
+        except JournalError as error:
+            self._fails(error)
+            return
+        log.warning("the journal can be written again: %d records that waited are in it", len(self._late))
+        self._late.clear()
+        self.journal_error = None
+
+    def _fails(self, error: JournalError) -> None:
+        if self.journal_error is None:
+            log.error("the journal cannot be written, nothing will be done until it can: %s", error)
+        self.journal_error = str(error)
 
     def healthy(self) -> tuple[bool, str]:
         """Whether a whole tick was completed lately by a controller that can see."""

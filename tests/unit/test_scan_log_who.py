@@ -117,6 +117,7 @@ CASES: list[tuple[str, str, Verdict]] = [
     # srun --label makes its numbers equally wide
     ("labels of equal width", "".join(f"{r:3d}: ok\n" for r in range(8)) + traceback("  9: ", DISK) + traceback(" 12: ", f"RuntimeError: {LOST}"), ("disk_full", 9, None)),
     ("a line of a program's list is no task's", steps(1, 30) + f"   3: {CUDA}\n", ("cuda_error", None, None)),
+    ("somebody's list", f"1: I ran it\n2: it trained\n3: {CUDA}\n4: I waited\n", ("cuda_error", None, None)),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
 

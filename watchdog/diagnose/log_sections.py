@@ -30,6 +30,10 @@ SMALL = 100
 """A task's number is below it, or comes again: of few lines a rising number above is that of a line (`grep -n`, `less -N`)."""
 
 
+LEAST_OF_A_LIST = 3
+"""1, 2, 3: somebody counts; a task 0 would be there, too."""
+
+
 def without_line_numbers(lines: Sequence[Line]) -> list[Line]:
     """The lines without the numbers in front, if these only count lines: they rise with each, and never come again.
 
@@ -38,7 +42,8 @@ def without_line_numbers(lines: Sequence[Line]) -> list[Line]:
     numbers = [line.who.number for line in lines if line.who.number is not None and line.who.host is None]
     if not numbers or numbers[0] == 0 or any(one >= other for one, other in pairwise(numbers)):
         return list(lines)
-    if len(numbers) < FEW_LINES and numbers[-1] < SMALL:
+    is_list = numbers == list(range(1, len(numbers) + 1)) and len(numbers) >= LEAST_OF_A_LIST
+    if len(numbers) < FEW_LINES and numbers[-1] < SMALL and not is_list:
         return list(lines)
     return [
         replace(line, who=replace(line.who, number=None))

@@ -171,7 +171,7 @@ async def _serve(mode: str, place: Path) -> None:
     )
     door = Door(
         token="", address_of=None, accept=lambda report: Reply(controller_id="c"), metrics=ControllerMetrics(),
-        healthy=lambda: (True, ""), tls=tls, munge=(sessions, NoDecoder()) if mode == "session" else None, interval_s=0.001,
+        healthy=lambda: (True, ""), identity=(sessions, NoDecoder()) if mode == "session" else tls, interval_s=0.001,
     )  # fmt: skip
     door._by_node.bytes.burst = float("inf")  # one node's certificate for all of them
     door._by_node.reports.burst = float("inf")

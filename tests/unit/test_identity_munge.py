@@ -82,7 +82,7 @@ def munged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Munged]:
 
 
 def opened(munged: Munged, own_uid: int = 0, agents: frozenset[int] = frozenset({0})) -> dict[str, Any]:
-    return {"munge": (Sessions(own_uid, agents, clock.monotonic), MungeProcess(munged.socket))}
+    return {"identity": (Sessions(own_uid, agents, clock.monotonic), MungeProcess(munged.socket))}
 
 
 @pytest.fixture
@@ -399,7 +399,7 @@ class NoDecoder:
 
 @pytest.fixture
 def munged_free_port() -> Iterator[Port]:
-    with listening(munge=(Sessions(0, frozenset({0}), clock.monotonic), NoDecoder())) as port:
+    with listening(identity=(Sessions(0, frozenset({0}), clock.monotonic), NoDecoder())) as port:
         yield port
 
 

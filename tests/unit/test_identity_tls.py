@@ -33,7 +33,7 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def port(ca: Path) -> Iterator[Port]:
-    with listening(tls=Context(controller_files(ca), server=True)) as port:
+    with listening(identity=Context(controller_files(ca), server=True)) as port:
         yield port
 
 
@@ -165,7 +165,7 @@ def test_a_controller_s_certificate_is_none_for_a_node_and_a_node_s_none_for_a_c
     node = Path(node_files(ca, "localhost", time.time()).directory)
     for end in ("crt", "key"):
         shutil.copy(node / f"agent.{end}", node / f"controller.{end}")
-    with listening(tls=Context(TlsFiles(str(node), "controller"), server=True)) as false:
+    with listening(identity=Context(TlsFiles(str(node), "controller"), server=True)) as false:
         with pytest.raises(ssl.SSLCertVerificationError) as raised:
             report(connection(false, node_files(ca, "n1", time.time())), "n1")
         assert "the controller's certificate is not good" in in_words(raised.value)
@@ -219,7 +219,7 @@ def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: 
     context = Context(TlsFiles(str(place), "controller"), server=True)
     files = node_files(ca, "n5", time.time(), 20)
     moment = [0.0]
-    with listening(tls=context) as port:
+    with listening(identity=context) as port:
         agent = Connection(f"https://127.0.0.1:{port.number}", 10**6, now=lambda: moment[0], files=files)
         assert report(agent, "n5").status == 200
         (first,) = port.do(lambda: set(port.server.secured))
@@ -245,7 +245,7 @@ def test_files_that_cannot_be_used_change_nothing_and_are_told(
 ) -> None:
     place = shutil.copytree(ca / "controllers" / "localhost", tmp_path / "controller")
     context = Context(TlsFiles(str(place), "controller"), server=True)
-    with listening(tls=context) as port:
+    with listening(identity=context) as port:
         agent = connection(port, node_files(ca, "n1", time.time()))
         good = (place / "controller.crt").read_text()
         (place / "controller.crt").write_text("half of a")
@@ -260,7 +260,7 @@ def test_files_that_cannot_be_used_change_nothing_and_are_told(
 
 def test_another_authority_sends_everybody_away_who_came_by_the_old_one(ca: Path, tmp_path: Path) -> None:
     place = shutil.copytree(ca / "controllers" / "localhost", tmp_path / "controller")
-    with listening(tls=Context(TlsFiles(str(place), "controller"), server=True)) as port:
+    with listening(identity=Context(TlsFiles(str(place), "controller"), server=True)) as port:
         agent = connection(port, node_files(ca, "n1", time.time()))
         assert report(agent, "n1").status == 200
         other = make_authority(tmp_path / "other", time.time())
@@ -336,7 +336,7 @@ def test_a_certificate_that_was_revoked_is_refused_and_its_kept_connection_ended
     own, thief = tmp_path / "n1", tmp_path / "n2"
     shutil.copytree(node_files(ca, "n1", time.time()).directory, own)
     shutil.copytree(node_files(ca, "n2", time.time()).directory, thief)
-    with listening(tls=Context(controller_files(ca), server=True)) as port:
+    with listening(identity=Context(controller_files(ca), server=True)) as port:
         good, stolen = (
             connection(port, TlsFiles(str(own), "agent")),
             connection(port, TlsFiles(str(thief), "agent")),

@@ -45,17 +45,17 @@ class Door:
         accept: Callable[[Report], Reply],
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
-        tls: Context | None = None,
-        munge: tuple[Sessions, Decoder] | None = None,
+        identity: Context | tuple[Sessions, Decoder] | None = None,
         interval_s: float = 5.0,
         knows_nodes: Callable[[], bool] = lambda: True,
     ):
-        """`knows_nodes`: whether Slurm has said by now which nodes there are: until then nobody is told that he is none."""
+        """`identity`: certificates, or sessions by MUNGE, where nodes prove themselves so; `knows_nodes`: whether Slurm has said by now which nodes there are: until then nobody is told that he is none."""
         self._token = token.encode()
         self._address_of = address_of
         self._accept = accept
         self._metrics = metrics
         self._healthy = healthy
+        tls, munge = (identity, None) if isinstance(identity, Context) else (None, identity)
         self._tls = tls
         self._knows_nodes = knows_nodes
         self._sessions: Sessions | None = munge[0] if munge else None

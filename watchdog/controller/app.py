@@ -181,8 +181,7 @@ async def open_doors(controller: Controller, token: str, page_token: str) -> lis
         accept=controller.accept,
         metrics=controller.metrics,
         healthy=controller.healthy,
-        tls=tls_context(config),
-        munge=await open_munge(config),
+        identity=tls_context(config) or await open_munge(config),
         interval_s=config.agent.interval,
         knows_nodes=lambda: controller.state.slurm_at is not None,
     )

@@ -55,6 +55,10 @@ class StalledProgress(Detector):
         description="Limit while somebody works, or nobody knows; a loop of which it is known that nobody in it does anything is told "
         "at its own limit.",
     )
+    still_limit: Span = Field(
+        600.0,
+        description="Limit where stacks and processes show that no rank does anything and none waits in a collective.",
+    )
     start_limit: Span = Field(
         5400.0,
         description="Time to the first step of a run, of a training whose log can be read; told only if it is known that its ranks do "

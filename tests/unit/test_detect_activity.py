@@ -350,3 +350,28 @@ def test_a_run_after_one_that_made_steps_is_a_training_whatever_its_log_says() -
 )  # fmt: skip
 def test_a_start_that_may_be_well_is_not_told(view: JobView) -> None:
     assert stalled(view).truth is Truth.UNKNOWN
+
+
+SLEEPS = ("sleep (time.py)", "wait_for_shard (data.py)", "train (t.py)")
+
+
+@pytest.mark.parametrize(
+    ("age_s", "changes", "told"),
+    [
+        (620.0, {}, True),
+        (590.0, {}, False),  # a retry that may succeed
+        (620.0, {"r1": rank(1, 0.9)}, False),
+        (620.0, {"r1": rank(1, None)}, False),
+        (620.0, {"g3": card(3, "trains")}, False),
+        (620.0, {"snapshots": (snapshot(30, [stack(n, SLEEPS) for n in range(4)]),)}, False),
+        (620.0, {"snapshots": still(SLEEPS, SLEEPS, SLEEPS)}, False),  # of one rank there is none
+    ],
+)
+def test_ranks_that_all_stand_still_outside_of_any_collective_are_told_after_ten_minutes(
+    age_s: float, changes: dict[str, Any], told: bool
+) -> None:
+    found = stalled(four("idles", 0.0, age_s=age_s, **{"snapshots": still(*[SLEEPS] * 4), **changes}))
+    assert (found.truth is Truth.BAD) is told
+    assert not found.culprits and not found.actionable
+    if told:
+        assert "none waits in a collective: 4 of 4 in sleep (time.py)" in found.summary

@@ -1,6 +1,8 @@
 """`stalled_progress`: no step beyond the limit, and no better name for it.
 
-At the limit itself only if it is known of every rank that it does nothing; otherwise, and where somebody works, after `busy_limit`.
+At the limit itself only if it is known of every rank that it does nothing, and nothing more; after `still_limit` if their stacks are
+known, too, and stand still where nobody waits in a collective (a sleep, a socket, a file that is to appear: it may be right);
+otherwise, and where somebody works, after `busy_limit`.
 
 Before the first step there is no limit that was learnt: to load, to index and to compile may take an hour. A program that never
 writes a step which can be read, and one that trains nothing (a server, a notebook), look alike for ever. So `start_limit` is long, the
@@ -20,7 +22,7 @@ from watchdog.detect.limits import Limit, has_just_grown, progress_limit, with_a
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
-from watchdog.diagnose.stacks import vote
+from watchdog.diagnose.stacks import Vote, vote
 from watchdog.model import Culprit, Finding, Kind, Truth
 
 STACKS_PATIENCE_S = 10.0
@@ -35,6 +37,8 @@ jobs). One whose files grow may take as long as they do."""
 class Settings(Protocol):
     @property
     def busy_limit(self) -> float: ...
+    @property
+    def still_limit(self) -> float: ...
     @property
     def start_limit(self) -> float: ...
 
@@ -76,21 +80,32 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
         return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
     evidence = _evidence(job, now, limit.seconds)
     waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
-    patient = age_s < _patient_s(job, limit, hang, settings) or has_just_grown(job, limit.seconds)
+    patient = age_s < _patient_s(job, now, limit, hang, settings) or has_just_grown(job, limit.seconds)
     if patient and (not evidence.stands or waits_for_stacks):
         return replace(finding, summary=f"no step for {age_s:.0f} s; {evidence.why}")
     return _accuse(job, finding, limit, evidence)
 
 
-def _patient_s(job: JobView, limit: Limit, hang: collective_hang.Settings, settings: Settings) -> float:
+def _patient_s(
+    job: JobView, now: float, limit: Limit, hang: collective_hang.Settings, settings: Settings
+) -> float:
     """How long nobody is accused of what nothing but the time speaks for. The stacks of the step after a checkpoint do not show any
     more what took so long: that they did is remembered until that step is due."""
-    patient_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
+    voted = vote(job.snapshots, job.ranks)
+    still = _stands_still(job, voted, now, limit.seconds)
+    patient_s = max(with_a_step(job, settings.still_limit if still else settings.busy_limit), limit.seconds)
     saved = job.saving_age_s is not None and job.saving_age_s < limit.seconds
     told = job.progress is not None and job.progress.phase == "checkpointing"
-    if saved or told or vote(job.snapshots, job.ranks).checkpointing:
+    if saved or told or voted.checkpointing:
         patient_s = max(patient_s, SAVING * with_a_step(job, hang.checkpoint_floor))
     return patient_s
+
+
+def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool:
+    """Whether every rank was dumped, none of them moves, computes or does what takes its time, and none is seen to work since."""
+    known = voted.moving is False and not voted.missing and not voted.undumped
+    at_it = voted.checkpointing or voted.patient or on_storage(job) is not None
+    return known and not at_it and standing(job, now, limit_s).stands is True
 
 
 def _before_the_first_step(
@@ -133,7 +148,12 @@ def _evidence(job: JobView, now: float, limit_s: float) -> Standing:
         return Standing(why="a rank is gone")
     if on_storage(job) is not None:
         return Standing(why="a rank is blocked on a filesystem")
-    if vote(job.snapshots, ranks).groups:
+    voted = vote(job.snapshots, ranks)
+    if voted.groups and _stands_still(job, voted, now, limit_s):
+        first = voted.groups[0]
+        where = f"{len(first.ranks)} of {len(ranks)} in {first.frames[0]}" if first.frames else "nobody moves"
+        return Standing(why=f"no rank does anything, and none waits in a collective: {where}")
+    if voted.groups:
         return Standing(why="the stacks do not show that anybody waits for anybody")
     return standing(job, now, limit_s)
 

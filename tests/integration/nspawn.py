@@ -114,6 +114,22 @@ def make_image(directory: Path) -> None:
     subprocess.run(["chroot", str(directory), "sh", "-c", inside], check=True, timeout=60)
 
 
+def remove_control_groups() -> None:
+    """Those that systemd-nspawn made beside ours for itself and for the machine; one that still holds somebody stays."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        tree = {"": "unified", "name=systemd": "systemd"}.get(controllers)
+        for name in ("payload", "supervisor"):
+            top = Path(f"/sys/fs/cgroup/{tree}{path}") / name
+            if tree is None or not top.is_dir():
+                continue
+            for folder in sorted((each for each in top.rglob("*") if each.is_dir()), reverse=True):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            with contextlib.suppress(OSError):
+                top.rmdir()
+
+
 class Machine:
     """A booted image. `run` is what a person at its console would type, as root."""
 
@@ -151,6 +167,7 @@ class Machine:
                 self.process.kill()
                 self.process.wait(20)
         subprocess.run(["ip", "netns", "del", self.network], capture_output=True, timeout=30)
+        remove_control_groups()
 
     def _make_network(self) -> None:
         """Slurm wants an address that is not the loopback one: both ends of a pair lie in the machine's network."""

@@ -93,7 +93,13 @@ def say(fd: int, text: str) -> None:
 
 
 def poll_for_seconds(probes: Probes, start: float, seconds: int) -> None:
-    """Lets time pass for the children as the loop does: a step too large would be a pause of the agent's own."""
+    """Lets time pass for the children as the loop does: a step too large would be a pause of the agent's own.
+
+    Only once they have begun, which takes true time: the clock here is a made-up one.
+    """
+    assert wait_until(
+        lambda: probes.poll(start) == set() and all(w.born for w in probes._workers.values()), 60.0
+    )
     for second in range(seconds + 1):
         probes.poll(start + second)
 

@@ -81,12 +81,12 @@ class ClusterState:
         self.nodes = Nodes()
         self.history = History()
         self._job_ids: dict[str, str] = {}
+        """What agents call a job -> what Slurm's commands call it."""
         self._job_nodes = JobNodes()
         self.only_own = False
         """Whether a node is heard only about jobs that it has or had: where nodes have proven who they are."""
         self.dropped = 0
         """Of what reports said, what was about other nodes' jobs."""
-        """What agents call a job -> what Slurm's commands call it."""
         self.gpus = GpuPids()
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""

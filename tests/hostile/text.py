@@ -34,7 +34,8 @@ def strings(number: int, seed: str = "hostile") -> Iterator[str]:
     chance = random.Random(seed)
     for index in range(number - len(PIECES)):
         if index % 5000 == 4999:
-            yield _joined([chance.choice(PIECES) or "x"] * (LONG // 10))
+            piece = chance.choice(PIECES) or "x"
+            yield _joined([piece] * (LONG // len(piece)))
         elif chance.random() < 0.7:
             yield _joined(chance.choices(PIECES, k=chance.randint(2, 6)))
         else:

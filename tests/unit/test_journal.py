@@ -390,7 +390,9 @@ def test_thousands_that_are_written_together_are_as_if_written_one_by_one(tmp_pa
 
     def fill(journal: Journal) -> None:
         for number in range(50):
-            found = replace(INCIDENT, id=f"i{number % 30}", job_ids=(str(number), "9"), opened_at=float(number))
+            found = replace(
+                INCIDENT, id=f"i{number % 30}", job_ids=(str(number), "9"), opened_at=float(number)
+            )
             journal.save_incident(found)
             journal.note(found.id, float(number), f"note {number}")
             journal.add_evidence(found.id, 1.0, "job", {"n": number})

@@ -30,7 +30,7 @@ REGRESSIONS: tuple[tuple[str, int, int, str], ...] = (
     ("healthy_day", 26, 0, ""),  # half of the ten steps after a change paused by chance: that is no change
     ("healthy_long_checkpoint", 37, 0, ""),  # half an hour of writing, and the steps around it, are no stall
     ("healthy_long_checkpoint", 68, 0, ""),
-    ("healthy_long_checkpoint", 25, 0, ""),  # what took so long is seen in no dump any more, and was told by nobody but the disk
+    ("healthy_long_checkpoint", 25, 0, ""),  # only the disk told that it was saved
     ("healthy_maintenance", 33, 0, ""),  # two nodes that were just given back are no outage
     ("healthy_maintenance", 1, 0, ""),  # a node that was just given back has no agent yet
     ("healthy_end_of_training", 5, 0, ""),  # ranks that leave one by one while rank 0 saves are not dead

@@ -385,8 +385,8 @@ def run_agent(config: Settings, *, once: bool = False, as_json: bool = False) ->
 
 def _serve(agent: Agent, config: Settings, echo: bool) -> int:
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
-    from watchdog.agent.metrics import AgentMetrics
     from watchdog.agent.connect import connect
+    from watchdog.agent.metrics import AgentMetrics
     from watchdog.agent.sender import Sender, Spool
 
     metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)

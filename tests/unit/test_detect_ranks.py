@@ -188,6 +188,11 @@ def standing(idle_ones: dict[int, float], **changes: Any) -> JobView:
     return job(**{**given, **changes})
 
 
+def test_where_a_rank_is_gone_nobody_else_is_accused_of_an_idle_gpu() -> None:
+    ranks = tuple(replace(quiet(rank), gone_s=40.0 if rank == 0 else None) for rank in range(8))
+    assert idle(standing({5: 90.0}, processes=ranks)).truth is Truth.UNKNOWN
+
+
 def test_the_one_idle_gpu_among_busy_ones_is_named() -> None:
     found = idle(standing({5: 90.0}))
     assert found.truth is Truth.BAD

@@ -61,6 +61,9 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
         return replace(
             finding, truth=Truth.UNKNOWN, summary=f"job {job_id} has not begun, or a node of it is silent"
         )
+    if not all(rank.alive for rank in job.ranks):
+        # Whoever is left may wait for the one that is gone, and its GPU is not among those that are compared.
+        return replace(finding, truth=Truth.UNKNOWN, summary=f"a rank of job {job_id} is gone")
     if progress.phase is not None or any(each.writing for each in job.checkpoints_on_disk):
         doing = progress.phase or "writing a checkpoint"
         return replace(finding, truth=Truth.UNKNOWN, summary=f"job {job_id} is {doing}")

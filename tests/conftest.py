@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -16,6 +17,14 @@ IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("here", deadline=None)
 settings.load_profile("ci" if IN_CI else "here")
+
+
+def pytest_configure() -> None:
+    """What was told to ignore a signal (a shell does that to what it starts in the background, with Ctrl-C) hands it on to all its
+    children, and no shell among them can trap it: those of the tests have to hear."""
+    for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGUSR1, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, action)
 
 
 @pytest.fixture(scope="session")

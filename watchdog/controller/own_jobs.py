@@ -29,8 +29,8 @@ class JobNodes:
 
     def stranger(self, node: str, process_job_id: str) -> bool:
         """Whether this node has nothing to do with that job, as far as is known."""
-        had = self._had.get(process_job_id)
-        return bool(had) and had is not None and node not in had
+        had = self._had.get(process_job_id, set())
+        return bool(had) and node not in had
 
 
 def of_own_jobs(report: Report, stranger: Callable[[str, str], bool]) -> tuple[Report, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -341,7 +341,7 @@ def _to_drain(incident: Incident, s: Situation, limits: Limits) -> tuple[tuple[s
 
 
 def broken_under(
-    job: SlurmJob, incidents: Sequence[Incident], jobs: Iterable[SlurmJob]
+    job: SlurmJob, incidents: Sequence[Incident], jobs: Collection[SlurmJob]
 ) -> tuple[tuple[str, str], ...]:
     """(node, sentence) of each place where the hardware is known to have broken under a job, whatever became of the job by it.
 

@@ -233,7 +233,7 @@ class Controller:
                     self._tell_change(left.popleft(), now)
         except JournalError as error:
             self._fails(error)
-            self._late.extend(self._together)
+            self._late.extendleft(reversed(self._together))  # they came before the one that failed
         finally:
             self._together = None
         for change in left:  # the journal could not even be opened

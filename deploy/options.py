@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from watchdog.config import Config
 from watchdog.config_types import parse_duration, parse_size
 from watchdog.detector_config import Detector
-from watchdog.model import Step
+from watchdog.model.actions import Step
 from watchdog.policy_config import Match, Override, Treatment
 
 FILE = Path(__file__).parent / "OPTIONS.md"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from watchdog.model import Reply, Report
+from watchdog.model.messages import Reply, Report
 from watchdog.wire import decode_report, encode_reply
 
 ALONE = "TEST_IS_ALONE"

@@ -14,7 +14,8 @@ from watchdog import clock
 from watchdog.config import Config
 from watchdog.controller.page import make_page
 from watchdog.detect.view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
-from watchdog.model import Culprit, Gpu, Incident, IncidentState, Kind, Severity
+from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from watchdog.model.observed import Gpu
 
 
 class FixedController:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from watchdog.knowledge.kernel_signatures import HARMLESS, SIGNATURES, Signature
 from watchdog.knowledge.xids import describe_xid
-from watchdog.model import FaultSeverity
+from watchdog.model.observed import FaultSeverity
 
 MAX_LINE = 500
 """Characters of a message that are kept."""

@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median
 
 from watchdog.knowledge.progress_patterns import NOT_PROGRESS
-from watchdog.model import EventKind
+from watchdog.model.observed import EventKind
 from watchdog.progress import LogFact, clean_line, split_prefix
 
 KNOWN_AFTER = 3

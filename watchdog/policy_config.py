@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from watchdog.config_types import Count, Mode, Percent, Seconds, Section, Span, refuse
 from watchdog.knowledge.ladders import MAY_HAVE_LADDER, WHY_NONE, problem_of
-from watchdog.model import Kind, Step
+from watchdog.model.actions import Step
+from watchdog.model.incidents import Kind
 
 
 def _step(value: Any) -> Any:

@@ -39,7 +39,7 @@ from watchdog.knowledge.progress_patterns import (
     Pattern,
     Sign,
 )
-from watchdog.model import EventKind
+from watchdog.model.observed import EventKind
 
 MAX_LINE = 500
 """Characters of a line that are kept as evidence."""

@@ -12,7 +12,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from watchdog.model import Changes, Gpu, GpuNumbers, Process, ProcessNumbers, Report
+from watchdog.model.messages import Changes, GpuNumbers, ProcessNumbers, Report
+from watchdog.model.observed import Gpu, Process
 
 TAKEN_OVER: Final = ("logs", "checkpoints", "gpu_holders")
 """Lists that are sent whole when they change, and not at all while they do not."""

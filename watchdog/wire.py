@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from watchdog.model import Reply, Report
+from watchdog.model.messages import Reply, Report
 from watchdog.wire_newer import read_newer
 
 MAX_BYTES: Final = 8 * 1024**2

@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from watchdog.model import Command, EventKind, FaultSeverity, Reply, Report
+from watchdog.model.messages import Command, Reply, Report
+from watchdog.model.observed import EventKind, FaultSeverity
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from watchdog.agent.metrics import PREFIX, AgentMetrics
 from watchdog.controller.metrics import ControllerMetrics
-from watchdog.model import Report
+from watchdog.model.messages import Report
 from watchdog.runner import Isolated
 
 FILE = Path(__file__).parent / "METRICS.md"

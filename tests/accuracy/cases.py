@@ -20,7 +20,7 @@ from tests.accuracy.scene import (
     node_of,
 )
 from tests.accuracy.training import DIRECTORY, LOG, Job
-from watchdog.model import GpuHolder
+from watchdog.model.observed import GpuHolder
 
 HANG = ("collective_hang", "stalled_progress")
 

@@ -22,7 +22,10 @@ from watchdog.controller.evidence import EARLY_DUMPS, LATER_DUMPS_EVERY_S, PROBE
 from watchdog.controller.judge import Judge
 from watchdog.controller.replay import numbered_ids
 from watchdog.controller.state import ClusterState
-from watchdog.model import Finding, Incident, IncidentState, ProcessStack, Report, Role, StacksWanted, Truth
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.incidents import Finding, Incident, IncidentState, StacksWanted, Truth
+from watchdog.model.messages import Report
+from watchdog.model.observed import Role
 
 ALERT_S, SUSPECT_S = 30.0, 3.0
 """After anything that is not as it should be, every tick is looked at for so long; while something is asked for, every third one."""

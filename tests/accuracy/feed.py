@@ -15,7 +15,9 @@ import msgspec
 from tests.accuracy.world import INTERVAL_S, Said
 from watchdog.agent.log_events import condense, event_item
 from watchdog.kernel_lines import parse_kernel_line
-from watchdog.model import Event, EventKind, Gpu, LogFile, NodeEvent, Process, Report, SlurmView
+from watchdog.model.messages import Report
+from watchdog.model.observed import Event, EventKind, Gpu, LogFile, NodeEvent, Process
+from watchdog.model.slurm import SlurmView
 from watchdog.progress import LogFact, parse_line
 
 Line = dict[str, Any]

@@ -15,7 +15,7 @@ from tests.accuracy.score import Score, right_ones, score
 from tests.accuracy.world import INTERVAL_S
 from watchdog.config import Config
 from watchdog.controller.replay import numbered_ids, replay
-from watchdog.model import Incident
+from watchdog.model.incidents import Incident
 
 
 def direct(scene: Scene, config: Config | None = None) -> Story:

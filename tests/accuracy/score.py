@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.accuracy.scene import Expect, Scene
-from watchdog.model import Incident
+from watchdog.model.incidents import Incident
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.accuracy import looks
 from tests.accuracy.logs import FORMATS, Format, Step, pulse
 from tests.accuracy.looks import Look
-from watchdog.model import GpuHolder
+from watchdog.model.observed import GpuHolder
 
 LOG = "/gpfs/m4/logs/main_log.txt"
 DIRECTORY = "/gpfs/m4/checkpoints"

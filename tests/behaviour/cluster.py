@@ -10,20 +10,15 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from watchdog.model import (
+from watchdog.model.messages import (  # fmt: skip
     Command,
     CommandResult,
-    Event,
-    EventKind,
-    Process,
     RemoveKillSwitch,
     Report,
-    Role,
-    SlurmJob,
-    SlurmNode,
-    SlurmView,
     WriteKillSwitch,
-)  # fmt: skip
+)
+from watchdog.model.observed import Event, EventKind, Process, Role  # fmt: skip
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView  # fmt: skip
 from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 EPOCH = 1_700_000_000.0

@@ -21,20 +21,9 @@ from watchdog.controller.database import Database, JournalError
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
-from watchdog.model import (
-    ActionEnd,
-    ActionRun,
-    Culprit,
-    Decision,
-    Incident,
-    IncidentState,
-    Kind,
-    Rung,
-    RungOutcome,
-    Severity,
-    SlurmJob,
-    Verdict,
-)  # fmt: skip
+from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOutcome, Verdict  # fmt: skip
+from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity  # fmt: skip
+from watchdog.model.slurm import SlurmJob  # fmt: skip
 from watchdog.notify.queue import Notifier
 
 TICK_S = 5.0

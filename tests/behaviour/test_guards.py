@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.behaviour.story import ACT, QUICK, Story
-from watchdog.model import Incident, Kind
+from watchdog.model.incidents import Incident, Kind
 
 Tell = Callable[..., Story]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.behaviour.story import Story
-from watchdog.model import Kind
+from watchdog.model.incidents import Kind
 from watchdog.slurm.client import Refusal, SlurmRefused
 
 

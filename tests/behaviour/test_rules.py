@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.behaviour.story import QUICK, Story
-from watchdog.model import Kind
+from watchdog.model.incidents import Kind
 
 Tell = Callable[..., Story]
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.behaviour.cluster import Job
 from tests.behaviour.story import QUICK, Story
-from watchdog.model import Kind
+from watchdog.model.incidents import Kind
 from watchdog.slurm.client import Refusal, SlurmRefused
 
 Tell = Callable[..., Story]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from watchdog.model import JobWatch, Reply, Report
+from watchdog.model.messages import JobWatch, Reply, Report
 from watchdog.wire import decode_report, encode_reply
 
 

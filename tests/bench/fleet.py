@@ -26,7 +26,8 @@ import msgspec
 
 from tests.bench.fleet_reports import Shape, events_of, fault_of, logs_of, report_of
 from watchdog.agent.sender import backoff_s
-from watchdog.model import NodeEvent, Report
+from watchdog.model.messages import Report
+from watchdog.model.observed import NodeEvent
 from watchdog.report_changes import changes_between
 from watchdog.wire import encode_report
 

@@ -8,17 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from watchdog.model import (
-    Event,
-    EventKind,
-    FaultSeverity,
-    Gpu,
-    LogFile,
-    NodeEvent,
-    Process,
-    Report,
-    Role,
-)
+from watchdog.model.messages import Report
+from watchdog.model.observed import Event, EventKind, FaultSeverity, Gpu, LogFile, NodeEvent, Process, Role
 
 RANKS = 8
 STEP_S = 4.0

@@ -24,7 +24,8 @@ from watchdog.identity import authority
 from watchdog.identity.files import TlsFiles
 from watchdog.identity.session import Beginning, Session, authorization
 from watchdog.identity.tls import Context, make_context
-from watchdog.model import Process, Reply, Report, Role
+from watchdog.model.messages import Reply, Report
+from watchdog.model.observed import Process, Role
 from watchdog.wire import encode_report
 
 AGENTS = 500

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from deploy.standin_nvml import standin
 from tests.bench.space import Space, opened
-from watchdog.model import JobWatch
+from watchdog.model.messages import JobWatch
 
 HERE = Path(__file__).resolve().parent
 JOB_ID = "424242"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.bench import agent, logs
 from tests.bench.figures import Figures, quantile, say
-from watchdog.model import Report
+from watchdog.model.messages import Report
 
 INTERVAL_S = 1.0
 ROUND_S = 30.0

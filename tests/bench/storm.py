@@ -26,7 +26,9 @@ from watchdog.controller.app import COLLECT_AFTER, live
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
-from watchdog.model import Report, Rung, SlurmJob, SlurmNode, SlurmView
+from watchdog.model.actions import Rung
+from watchdog.model.messages import Report
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.notify.make import make_notifier
 
 INCIDENTS = 5000

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from watchdog.model import Report
+from watchdog.model.messages import Report
 from watchdog.wire import MAX_BYTES
 
 NUMBERS: Final = (

@@ -19,7 +19,7 @@ from watchdog.controller.ingest import Door
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
-from watchdog.model import Report
+from watchdog.model.messages import Report
 from watchdog.notify.queue import Notifier
 from watchdog.wire import encode_report
 

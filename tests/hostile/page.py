@@ -14,7 +14,7 @@ from tests.page_server import FixedController, serving
 from tests.unit import builders
 from tests.unit.notices import INCIDENT, replace
 from watchdog.detect.view import NodeView, SlurmNodeView
-from watchdog.model import Culprit
+from watchdog.model.incidents import Culprit
 
 AT_ONCE = 200
 """Strings of one overview: so many incidents the list of them shows."""

@@ -20,7 +20,9 @@ from watchdog.cli.answers import Status
 from watchdog.cli.status import _row
 from watchdog.cli.text import clean
 from watchdog.controller.metrics import ControllerMetrics
-from watchdog.model import Blocked, Culprit, Report
+from watchdog.model.incidents import Culprit
+from watchdog.model.messages import Report
+from watchdog.model.observed import Blocked
 from watchdog.notify.alertmanager import alert_json
 from watchdog.notify.digest import Digest
 from watchdog.notify.notice import JobNote, Notice, Topic

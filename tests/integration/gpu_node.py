@@ -14,7 +14,7 @@ from watchdog import clock
 from watchdog.agent import nvml
 from watchdog.agent.collectors.gpu import GpuCollector
 from watchdog.agent.probe import Probes
-from watchdog.model import Gpu, HungProbe, NodeEvent
+from watchdog.model.observed import Gpu, HungProbe, NodeEvent
 
 SHORT_DEADLINE_S = 0.5
 

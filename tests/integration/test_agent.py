@@ -17,18 +17,15 @@ from deploy.demo.cluster import Cluster, set_frozen
 from watchdog import clock, runner
 from watchdog.agent.app import Agent
 from watchdog.config import parse_config
-from watchdog.model import (
-    Blocked,
+from watchdog.model.messages import (
     DumpStacks,
-    EventKind,
     JobWatch,
     ProbeMount,
-    Process,
     RemoveKillSwitch,
     Report,
-    Role,
     WriteKillSwitch,
 )
+from watchdog.model.observed import Blocked, EventKind, Process, Role
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 JOB = "990001"

@@ -28,7 +28,7 @@ from tests.agent_tree import (
     until,
 )
 from tests.memory_lock import MemoryLockHolder
-from watchdog.model import Report
+from watchdog.model.messages import Report
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, other users' processes, namespaces"

@@ -22,7 +22,8 @@ from tests import helper_process
 from tests.helper_process import AGENT_UID, HELPER_UID, HelperProcess, Place, agent_command, helper_command
 from tests.integration.test_main_job import ended_action, submit, training
 from watchdog.agent.tasks import KILL_SWITCH_BASE
-from watchdog.model import Process, Report, Role
+from watchdog.model.messages import Report
+from watchdog.model.observed import Process, Role
 from watchdog.wire import decode_report
 
 NOBODY, STRANGER = 65534, 64985

@@ -27,7 +27,8 @@ from tests.agent_tree import (
     tree_of,
     until,
 )
-from watchdog.model import EventKind, JobWatch, LogFile, Process, Reply, Report, Role
+from watchdog.model.messages import JobWatch, Reply, Report
+from watchdog.model.observed import EventKind, LogFile, Process, Role
 from watchdog.wire import decode_report
 
 INTERVAL_S = 1.0

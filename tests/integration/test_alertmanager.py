@@ -11,7 +11,7 @@ from tests.integration.monitoring import Alertmanager, Receivers, ensure_prometh
 from tests.unit.notices import INCIDENT, Ticking, replace
 from watchdog import clock
 from watchdog.controller.journal import Journal
-from watchdog.model import SlurmJob
+from watchdog.model.slurm import SlurmJob
 from watchdog.notify.alertmanager import AlertmanagerChannel
 from watchdog.notify.queue import Sources
 

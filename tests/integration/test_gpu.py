@@ -21,7 +21,8 @@ from deploy.standin_nvml.standin import GPU_IS_LOST, NOT_SUPPORTED, TWO, UNKNOWN
 from tests.integration.gpu_node import SHORT_DEADLINE_S, Node, read
 from watchdog import clock
 from watchdog.agent.collectors import gpu as gpu_collector
-from watchdog.model import Gpu, Report
+from watchdog.model.messages import Report
+from watchdog.model.observed import Gpu
 from watchdog.wire import decode_report
 
 pytestmark = pytest.mark.skipif(

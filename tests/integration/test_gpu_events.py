@@ -13,7 +13,7 @@ from tests.integration.gpu_node import Node, read
 from watchdog.agent import nvml_events
 from watchdog.agent.collectors import gpu as gpu_collector
 from watchdog.knowledge.xids import describe_xid
-from watchdog.model import NodeEvent
+from watchdog.model.observed import NodeEvent
 
 pytestmark = pytest.mark.skipif(
     not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.gpu_node import Node, read
-from watchdog.model import Gpu
+from watchdog.model.observed import Gpu
 
 
 def has_gpu() -> bool:

@@ -22,7 +22,7 @@ from deploy.standin_nvml.standin import (
 )
 from tests.integration.gpu_node import Node, read
 from watchdog.agent.collectors import gpu as gpu_collector
-from watchdog.model import Gpu, MigInstance
+from watchdog.model.observed import Gpu, MigInstance
 
 pytestmark = pytest.mark.skipif(
     not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"

@@ -22,7 +22,7 @@ from watchdog.agent.collectors import kernel_log
 from watchdog.agent.collectors.kernel_log import KernelLog
 from watchdog.agent.kmsg import Device, KmsgFile
 from watchdog.agent.probe import Probes
-from watchdog.model import NodeEvent
+from watchdog.model.observed import NodeEvent
 
 KMSG = "/dev/kmsg"
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")

@@ -25,7 +25,8 @@ from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
 from watchdog.agent.mounts import read_mounts
 from watchdog.agent.probe import Probes
-from watchdog.model import Checkpoint, Event, JobWatch, MountProbe
+from watchdog.model.messages import JobWatch
+from watchdog.model.observed import Checkpoint, Event, MountProbe
 
 NOBODY = 65534
 DEADLINE_S = 0.5

@@ -51,7 +51,7 @@ from watchdog.agent.collectors.orphans import GpuHolders
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.mounts import read_mounts
 from watchdog.agent.probe import Probes
-from watchdog.model import Gpu
+from watchdog.model.observed import Gpu
 devices, jobs, grace_s, interval_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 probes = Probes({"identify": identify.identify, "resolve": identify.resolve, "name_users": identify.name_users})
 processes = ProcessCollector(probes, read_mounts())

@@ -21,7 +21,7 @@ from watchdog.agent import identify
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.mounts import read_mounts
 from watchdog.agent.probe import Probes
-from watchdog.model import Process, Role
+from watchdog.model.observed import Process, Role
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, namespaces")
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from deploy.demo.cluster import Cluster
-from watchdog.model import SlurmJob
+from watchdog.model.slurm import SlurmJob
 from watchdog.slurm.choose import make_client
 from watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, SlurmUnavailable, Submission
 from watchdog.slurm.pyslurm_client import is_importable

@@ -13,7 +13,7 @@ from tests.replay.stories import COMPUTES, SAVES, SPINS, TRAINS, WAITS, Story, f
 from tests.replay.write_traces import JOB
 from watchdog.config import Config
 from watchdog.controller.replay import Outcome, numbered_ids, replay
-from watchdog.model import Incident
+from watchdog.model.incidents import Incident
 
 SHAPES = [{"step_s": 10.0}, {"step_s": 105.0, "every_s": 10.0}, {"nodes": 6, "per_node": 8, "every_s": 10.0}]
 

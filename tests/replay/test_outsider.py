@@ -11,7 +11,7 @@ import pytest
 
 from watchdog.config import Config
 from watchdog.controller.replay import numbered_ids, replay
-from watchdog.model import Incident
+from watchdog.model.incidents import Incident
 
 JOB, NODES, PER_NODE = "771204", ("gpu001", "gpu002"), 4
 LOOKS: dict[str, tuple[str, float, int, int, int]] = {

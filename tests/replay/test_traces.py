@@ -14,7 +14,8 @@ import pytest
 from tests.replay.write_traces import TRACES
 from watchdog.config import Config
 from watchdog.controller.replay import Outcome, numbered_ids, replay
-from watchdog.model import IncidentState, Verdict
+from watchdog.model.actions import Verdict
+from watchdog.model.incidents import IncidentState
 
 HERE = Path(__file__).resolve().parent
 

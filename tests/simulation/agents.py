@@ -22,20 +22,9 @@ from watchdog.agent.commands import KILL_SWITCH_BASE, Commands, Refused
 from watchdog.agent.probe import Answer
 from watchdog.agent.replies import parse_reply
 from watchdog.agent.sender import ANSWER_S, Spool, backoff_s
-from watchdog.model import (
-    CollectEvidence,
-    CommandResult,
-    Event,
-    EventKind,
-    JobWatch,
-    MountProbe,
-    NodeEvidence,
-    ProbeMount,
-    ProcessStack,
-    RankEvidence,
-    Role,
-    StackDump,
-)
+from watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump
+from watchdog.model.messages import CollectEvidence, CommandResult, JobWatch, ProbeMount
+from watchdog.model.observed import Event, EventKind, MountProbe, Role
 from watchdog.wire import encode_report
 
 RECENT = 30

@@ -16,7 +16,8 @@ from tests.simulation.recipe import Recipe
 from tests.simulation.sim import Circumstances, Simulation
 from watchdog.config import Config
 from watchdog.controller.journal import Journal
-from watchdog.model import ActionRun, Decision, Incident, Kind, Rung, RungOutcome
+from watchdog.model.actions import ActionRun, Decision, Rung, RungOutcome
+from watchdog.model.incidents import Incident, Kind
 
 HEALED_S = 100.0
 """A fault that went away so short a time ago may still be acted on: reports are up to 40 s on their way, a request to Slurm up to 50 s."""

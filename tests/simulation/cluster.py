@@ -19,7 +19,7 @@ from tests.accuracy.training import LOG, Job, Node, Plan, Span
 from tests.accuracy.world import World
 from tests.simulation.timeline import Timeline
 from watchdog.actuate.kill_switch import path_for
-from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 
 EPOCH = 1_700_000_000.0
 MIN_JOB_AGE_S = 300.0

@@ -17,7 +17,7 @@ from watchdog.controller.database import Database, JournalError, open_engine
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
-from watchdog.model import ActionEnd, Decision, Rung, RungOutcome
+from watchdog.model.actions import ActionEnd, Decision, Rung, RungOutcome
 from watchdog.notify.queue import Notifier
 from watchdog.notify.slack_channel import Pace, SlackChannel
 from watchdog.wire import decode_report, encode_reply

@@ -10,14 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from watchdog.model import (
-    Command,
-    CommandResult,
-    RemoveKillSwitch,
-    SlurmJob,
-    SlurmView,
-    WriteKillSwitch,
-)
+from watchdog.model.messages import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
+from watchdog.model.slurm import SlurmJob, SlurmView
 from watchdog.slurm.client import SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 NODES = ("n1", "n2")

@@ -24,7 +24,7 @@ from tests.simulation.recipe import Recipe
 from tests.simulation.timeline import Timeline
 from watchdog import clock
 from watchdog.controller.journal import JournalError
-from watchdog.model import Action, Decision, Verdict
+from watchdog.model.actions import Action, Decision, Verdict
 
 SCHEDULE_EVERY_S = 5.0
 

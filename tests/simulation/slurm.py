@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tests.accuracy.training import Plan
 from tests.simulation.cluster import OVER, Cluster, SimJob
-from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 DEADLINE_S = 20.0

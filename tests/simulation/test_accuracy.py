@@ -16,7 +16,7 @@ from tests.accuracy.run import case_scene, run_case, run_thing, trace_lines
 from tests.accuracy.scene import Expect
 from tests.accuracy.score import Score, names, right_ones
 from tests.bench.figures import Figures
-from watchdog.model import Culprit, Incident, IncidentState, Kind
+from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind
 from watchdog.progress import parse_line
 
 REGRESSIONS: tuple[tuple[str, int, int, str], ...] = (

@@ -11,7 +11,7 @@ from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, World
 from watchdog.actuate import end, kill_switch, restart, signal
 from watchdog.controller.ladder import Do, End, LadderLimits, Settle, Wait, next_move
 from watchdog.controller.ladder import World as Known
-from watchdog.model import (
+from watchdog.model.actions import (
     Action,
     ActionEnd,
     ActionRun,
@@ -20,10 +20,10 @@ from watchdog.model import (
     Rung,
     RungOutcome,
     RungRecord,
-    SlurmJob,
     Step,
     Verdict,
 )
+from watchdog.model.slurm import SlurmJob
 from watchdog.slurm.client import SlurmUnavailable
 
 LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)

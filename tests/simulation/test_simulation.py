@@ -22,7 +22,7 @@ from tests.simulation.sim import Simulation, simulation
 from tests.simulation.slurm import SimSlurm
 from watchdog.actuate import kill_switch, restart
 from watchdog.controller.watch import Controller
-from watchdog.model import Fence, RungOutcome
+from watchdog.model.actions import Fence, RungOutcome
 
 SHARED_NUMBER = next(n for n in range(20) if quiet_recipe(n).kill_switch == SHARED_SWITCH)
 """A crash point whose kill switch lies where the next run looks for it, too."""

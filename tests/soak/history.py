@@ -15,7 +15,8 @@ from itertools import pairwise
 from tests.soak.stage import BLIND_AFTER_S, WARM_UP_S, Deed, Run, Stage
 from tests.soak.tools import Request
 from watchdog.controller.journal import Journal
-from watchdog.model import Action, ActionRun, Incident, Rung, Verdict
+from watchdog.model.actions import Action, ActionRun, Rung, Verdict
+from watchdog.model.incidents import Incident
 
 SLACK_S = 3.0
 """Between two clocks, or between a decision's date and the moment it was made at: a busy machine is slow, not wrong."""

@@ -20,7 +20,7 @@ from deploy.demo.cluster import Cluster, ClusterError
 from deploy.demo.stack import Watchdog, WatchdogError, train_script
 from tests.soak.tools import Tools
 from watchdog.controller.journal import Journal, JournalError
-from watchdog.model import ActionRun, Decision
+from watchdog.model.actions import ActionRun, Decision
 
 T = TypeVar("T")
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from watchdog.detect.view import ClusterView, JobView, ProcessView, Progress, StackSnapshot
-from watchdog.model import Blocked, Frame, Process, ProcessStack, Role, SlurmJob, ThreadStack
+from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from watchdog.model.observed import Blocked, Process, Role
+from watchdog.model.slurm import SlurmJob
 
 CAPTURES = Path(__file__).resolve().parent / "stack_captures"
 

@@ -12,7 +12,7 @@ from typing import Any
 from watchdog.controller.http_server import Server
 from watchdog.controller.ingest import Door
 from watchdog.controller.metrics import ControllerMetrics
-from watchdog.model import Reply, Report
+from watchdog.model.messages import Reply, Report
 from watchdog.wire import encode_report
 
 

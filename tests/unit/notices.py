@@ -9,22 +9,18 @@ from typing import Any
 import msgspec
 
 from watchdog.controller.journal import Journal
-from watchdog.model import (
+from watchdog.model.actions import (
     Action,
     ActionEnd,
     ActionRun,
-    Culprit,
     Decision,
     Fence,
-    Incident,
-    IncidentState,
-    Kind,
     Rung,
     RungOutcome,
     RungRecord,
-    Severity,
     Verdict,
 )
+from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
 from watchdog.notify.queue import Channel, Notifier, Worker
 
 replace = msgspec.structs.replace

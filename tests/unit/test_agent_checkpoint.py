@@ -24,7 +24,8 @@ from watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, Ch
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Answer, Probes
-from watchdog.model import Checkpoint, Event, JobWatch
+from watchdog.model.messages import JobWatch
+from watchdog.model.observed import Checkpoint, Event
 
 
 def put(path: Path, data: bytes | str = b"x" * 100) -> Path:

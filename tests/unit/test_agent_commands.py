@@ -15,7 +15,7 @@ from watchdog.agent.collectors.mount import MountCollector
 from watchdog.agent.commands import Commands
 from watchdog.agent.probe import Probes
 from watchdog.agent.replies import MAX_COMMANDS
-from watchdog.model import (
+from watchdog.model.messages import (
     Command,
     CommandResult,
     DumpStacks,

@@ -29,17 +29,9 @@ from watchdog.agent.mounts import read_mounts
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import read_stat
 from watchdog.masking import MASK, mask_line
-from watchdog.model import (
-    CollectEvidence,
-    Frame,
-    NodeEvidence,
-    Process,
-    ProcessStack,
-    RankEvidence,
-    Role,
-    StackDump,
-    ThreadStack,
-)
+from watchdog.model.evidence import Frame, NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadStack
+from watchdog.model.messages import CollectEvidence
+from watchdog.model.observed import Process, Role
 
 TCP = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

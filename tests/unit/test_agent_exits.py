@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from watchdog.agent.exits import Exits
 from watchdog.agent.process_table import read_stat
-from watchdog.model import Process, Role
+from watchdog.model.observed import Process, Role
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -20,7 +20,8 @@ from watchdog.agent.gpu_rows import (
 )
 from watchdog.agent.nvml_health import TABLE
 from watchdog.knowledge.xids import XIDS, describe_xid
-from watchdog.model import FaultSeverity, Gpu, MigInstance, NodeEvent, Report
+from watchdog.model.messages import Report
+from watchdog.model.observed import FaultSeverity, Gpu, MigInstance, NodeEvent
 from watchdog.wire import decode_report, encode_report
 
 ROW: dict[str, Any] = {

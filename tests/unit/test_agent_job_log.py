@@ -17,7 +17,8 @@ from watchdog.agent.collectors import job_log
 from watchdog.agent.collectors.job_log import MAX_FILES, JobLogs
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Answer, Probes
-from watchdog.model import Event, EventKind, JobWatch, LogFile, Process, Role
+from watchdog.model.messages import JobWatch
+from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
 
 ROOT = Mount("/", "ext4", "/dev/sda1")
 

@@ -17,7 +17,7 @@ from watchdog.agent.jobs import (
     parse_cgroup,
     parse_stepd,
 )
-from watchdog.model import Role
+from watchdog.model.observed import Role
 
 USER = 1000
 

@@ -23,7 +23,7 @@ from watchdog.agent.kernel_events import MAX_EVENTS, MAX_OF_A_NAME, Fold, Kernel
 from watchdog.agent.kmsg import Device, KmsgFile
 from watchdog.agent.probe import Answer, Probes, Then
 from watchdog.kernel_lines import parse_message
-from watchdog.model import FaultSeverity, NodeEvent
+from watchdog.model.observed import FaultSeverity, NodeEvent
 
 BOOT = "b001"
 XID_79 = "NVRM: Xid (PCI:0000:c1:00): 79, pid=12, name=python, GPU has fallen off the bus."

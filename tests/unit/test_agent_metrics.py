@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from watchdog.agent.exposition import MAX_REQUEST
 from watchdog.agent.metrics import GPU_VALUES, MAX_ROWS, AgentMetrics, job_label, probe_label
-from watchdog.model import (
+from watchdog.model.messages import Report
+from watchdog.model.observed import (
     Blocked,
     Checkpoint,
     FaultSeverity,
@@ -24,7 +25,6 @@ from watchdog.model import (
     MountProbe,
     NodeEvent,
     Process,
-    Report,
     Role,
 )
 from watchdog.runner import Isolated

@@ -11,7 +11,8 @@ import pytest
 from watchdog.agent.collectors.mount import MAX_MOUNTS, MountCollector, Wanted, first_due, wanted_mounts
 from watchdog.agent.mounts import NOT_PROBED, Mount
 from watchdog.agent.probe import Answer, Probes
-from watchdog.model import CommandResult, MountProbe, ProbeMount
+from watchdog.model.messages import CommandResult, ProbeMount
+from watchdog.model.observed import MountProbe
 
 MOUNT = "/scratch"
 KEY = f"probe:{MOUNT}"

@@ -16,7 +16,7 @@ from watchdog.agent.jobs import Known, Member, Place
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import Entry, Stat, read_stat
 from watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service
-from watchdog.model import Gpu, GpuHolder, Role
+from watchdog.model.observed import Gpu, GpuHolder, Role
 
 USER = 4242
 GRACE_S = 10.0

@@ -9,7 +9,7 @@ import pytest
 
 from watchdog.agent import replies
 from watchdog.agent.replies import parse_reply
-from watchdog.model import DumpStacks, JobWatch, Reply
+from watchdog.model.messages import DumpStacks, JobWatch, Reply
 from watchdog.wire import WireError, encode_reply
 
 WATCH = JobWatch(job_id="7", restarts=0, uid=1000, log_paths=("/home/a/7.out",))

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from tests.unit.builders import process
 from watchdog.agent.post import BadAnswer, Connection, parse_head, parse_size
 from watchdog.agent.sender import Sender, Spool, backoff_s, encode
-from watchdog.model import DumpStacks, LogFile, Reply, Report
+from watchdog.model.messages import DumpStacks, Reply, Report
+from watchdog.model.observed import LogFile
 from watchdog.runner import wait_readable
 from watchdog.wire import WireError, decode_reply, decode_report, encode_reply, encode_report
 

@@ -13,7 +13,7 @@ from watchdog.agent.sender import Sender, Spool
 from watchdog.agent.settings import settings_of
 from watchdog.clock import monotonic
 from watchdog.config import parse_config
-from watchdog.model import Process
+from watchdog.model.observed import Process
 from watchdog.runner import Signals
 
 

@@ -7,7 +7,8 @@ import io
 from rich.console import Console
 
 from watchdog.agent.show import show_report
-from watchdog.model import (
+from watchdog.model.messages import Report
+from watchdog.model.observed import (
     Blocked,
     Checkpoint,
     FaultSeverity,
@@ -19,7 +20,6 @@ from watchdog.model import (
     MountProbe,
     NodeEvent,
     Process,
-    Report,
     Role,
 )
 

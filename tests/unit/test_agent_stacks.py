@@ -9,7 +9,8 @@ import pytest
 from watchdog.agent.evidence.stacks import choose, parse_dump
 from watchdog.diagnose.stack_places import locate
 from watchdog.knowledge.frames import Place
-from watchdog.model import Frame, Process, ProcessStack, Role, ThreadStack
+from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from watchdog.model.observed import Process, Role
 
 # As py-spy 0.4.3 prints it for a rank in a barrier, shortened to two frames a thread.
 DUMP = json.dumps(

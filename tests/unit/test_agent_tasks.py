@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from watchdog.agent.functions import FUNCTIONS
 from watchdog.agent.helper_functions import HELPER_FUNCTIONS
 from watchdog.agent.tasks import KILL_SWITCH_BASE, TASKS, Guarded, RefusedError, check_request
-from watchdog.model import Process, Role
+from watchdog.model.observed import Process, Role
 
 USER = 4242
 SWITCH = {"path": "/home/u/run/kill", "content": '{"by": "slurm-watchdog", "why": "a hang"}\n', "node": "n1"}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.unit.builders import blocked, cluster, job, progress, seen, slurm_job, snapshot, stack
 from watchdog.controller.calm import PAUSE_S, calm_for_s
 from watchdog.detect.view import EndedJob, ErrorLine, JobView, NodeView
-from watchdog.model import Event, EventKind
+from watchdog.model.observed import Event, EventKind
 
 NOW = 10_000.0
 LIMITS = {"7": 60.0}

@@ -23,33 +23,12 @@ from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.journal import Journal
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import ClusterView
-from watchdog.model import (
-    Action,
-    CollectEvidence,
-    Command,
-    CommandResult,
-    Decision,
-    Event,
-    EventKind,
-    Fence,
-    Incident,
-    IncidentState,
-    Kind,
-    MountProbe,
-    NodeEvidence,
-    ProbeMount,
-    Process,
-    RankEvidence,
-    Report,
-    Role,
-    RungOutcome,
-    Severity,
-    SlurmNode,
-    SlurmView,
-    StackDump,
-    ThreadStack,
-    Verdict,
-)
+from watchdog.model.actions import Action, Decision, Fence, RungOutcome, Verdict
+from watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump, ThreadStack
+from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from watchdog.model.messages import CollectEvidence, Command, CommandResult, ProbeMount, Report
+from watchdog.model.observed import Event, EventKind, MountProbe, Process, Role
+from watchdog.model.slurm import SlurmNode, SlurmView
 
 CONFIG = """
 controller: {evidence_spread: 20ms}

@@ -9,7 +9,9 @@ import pytest
 from tests.unit.builders import process
 from watchdog.controller.gpus import KEPT_S, GpuPids
 from watchdog.controller.state import ClusterState
-from watchdog.model import Culprit, Finding, Gpu, Kind, Report, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from watchdog.model.messages import Report
+from watchdog.model.observed import Gpu
 
 
 def report(*gpus: Gpu, node: str = "n1", **changes: Any) -> Report:

@@ -10,7 +10,9 @@ from watchdog.controller.gpu_time import GpuTime
 from watchdog.controller.metrics import MAX_JOBS, ControllerMetrics
 from watchdog.detect.view import ClusterView, ErrorLine, GpuView, JobView, Progress, RankGpu
 from watchdog.knowledge.log_signatures import SIGNATURES
-from watchdog.model import Event, EventKind, Gpu, Incident, IncidentState, Kind, Severity, SlurmJob
+from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from watchdog.model.observed import Event, EventKind, Gpu
+from watchdog.model.slurm import SlurmJob
 
 
 def job(number: int, *, phase: str | None = None, step: int | None = 5) -> JobView:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from watchdog.controller.correlate import CAUSES, CorrelateSettings, Moment, correlate
-from watchdog.model import Culprit, Finding, Incident, IncidentState, Kind, StacksWanted, Truth
+from watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, StacksWanted, Truth
 
 FIRING, PENDING, RESOLVED = IncidentState.FIRING, IncidentState.PENDING, IncidentState.RESOLVED
 

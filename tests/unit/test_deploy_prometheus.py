@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.unit.test_readme import metrics_table
-from watchdog.model import Kind
+from watchdog.model.incidents import Kind
 
 SERIES = re.compile(r"slurm_watchdog_(\w+)(?:\{([^}]*)\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"([^\"]*)\"")

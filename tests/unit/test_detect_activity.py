@@ -25,7 +25,8 @@ from watchdog.detect import collective_hang, stalled_progress
 from watchdog.detect.activity import Doing, activities, standing
 from watchdog.detect.view import ErrorLine, GpuView, JobView, LogView, PastRun, ProcessView, RankGpu
 from watchdog.detector_config import CollectiveHang, StalledProgress
-from watchdog.model import Checkpoint, Event, EventKind, Finding, Gpu, Role, Truth
+from watchdog.model.incidents import Finding, Truth
+from watchdog.model.observed import Checkpoint, Event, EventKind, Gpu, Role
 
 NOW = 10_000.0
 HANG, STALLED = CollectiveHang(), StalledProgress()

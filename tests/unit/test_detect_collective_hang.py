@@ -25,7 +25,8 @@ from tests.unit.builders import (
 )
 from watchdog.detect.collective_hang import detect
 from watchdog.detect.view import ErrorLine, JobView
-from watchdog.model import Event, EventKind, Finding, Role, StacksWanted, Truth
+from watchdog.model.incidents import Finding, StacksWanted, Truth
+from watchdog.model.observed import Event, EventKind, Role
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from tests.unit.test_detect_log_error import errors
 from watchdog.detect.disk_full import detect
 from watchdog.detect.view import Checkpoint, ClusterView, EndedJob, NodeView, SeenEvent, SeenMount
 from watchdog.diagnose.log_errors import running
-from watchdog.model import FaultSeverity, Finding, MountProbe, NodeEvent, Severity, Truth
+from watchdog.model.incidents import Finding, Severity, Truth
+from watchdog.model.observed import FaultSeverity, MountProbe, NodeEvent
 
 NOW = 10_000.0
 ENOSPC = "OSError: [Errno 28] No space left on device: '/shared/ckpt/step_400/rank3.pt'"

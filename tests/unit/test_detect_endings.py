@@ -11,8 +11,9 @@ from tests.unit.test_detect_activity import four, rank
 from watchdog.detect import checkpoint_overdue, wedged_teardown
 from watchdog.detect.view import Checkpoint, ErrorLine, JobView
 from watchdog.detector_config import CheckpointOverdue, CollectiveHang, WedgedTeardown
-from watchdog.model import Checkpoint as OnDisk
-from watchdog.model import Event, EventKind, Finding, Truth
+from watchdog.model.incidents import Finding, Truth
+from watchdog.model.observed import Checkpoint as OnDisk
+from watchdog.model.observed import Event, EventKind
 
 TEARDOWN = ("destroy_process_group (torch/distributed/distributed_c10d.py)", "main (t.py)")
 

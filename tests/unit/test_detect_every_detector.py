@@ -45,7 +45,8 @@ from watchdog.detect.view import (
     NodeView,
     StepTime,
 )
-from watchdog.model import FaultSeverity, Finding, GpuHolder, Kind
+from watchdog.model.incidents import Finding, Kind
+from watchdog.model.observed import FaultSeverity, GpuHolder
 
 YES = MountAnswer(responding=True, age_s=5.0, seconds=0.1)
 NO = MountAnswer(responding=False, age_s=5.0, seconds=12.0)

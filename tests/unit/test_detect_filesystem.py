@@ -7,7 +7,8 @@ import pytest
 from tests.unit.builders import blocked, cluster, job, progress, seen
 from watchdog.detect import filesystem_outage, filesystem_stall
 from watchdog.detect.view import FilesystemView, MountAnswer
-from watchdog.model import Finding, Kind, Role, Truth
+from watchdog.model.incidents import Finding, Kind, Truth
+from watchdog.model.observed import Role
 
 YES = MountAnswer(responding=True, age_s=5.0, seconds=0.1)
 NO = MountAnswer(responding=False, age_s=5.0, seconds=12.0)

@@ -11,7 +11,8 @@ from tests.unit.builders import cluster, job, seen
 from watchdog.detect import gpu_clock_low, gpu_fault, orphan_gpu_process
 from watchdog.detect.view import ClusterView, GpuView, NodeView, RankGpu, SeenEvent, SlurmNodeView
 from watchdog.detector_config import GpuClockLow, GpuFault
-from watchdog.model import FaultSeverity, Finding, Gpu, GpuHolder, HungProbe, NodeEvent, Severity, Truth
+from watchdog.model.incidents import Finding, Severity, Truth
+from watchdog.model.observed import FaultSeverity, Gpu, GpuHolder, HungProbe, NodeEvent
 
 NOW = 10_000.0
 SETTINGS = GpuFault()

@@ -12,7 +12,8 @@ from tests.unit.test_detect_activity import card, rank
 from watchdog.detect.lingering_job import detect
 from watchdog.detect.view import ErrorLine, ProcessView
 from watchdog.detector_config import CollectiveHang
-from watchdog.model import Event, EventKind, Finding, Process, Role, Truth
+from watchdog.model.incidents import Finding, Truth
+from watchdog.model.observed import Event, EventKind, Process, Role
 
 
 @dataclass(frozen=True)

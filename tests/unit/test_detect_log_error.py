@@ -21,7 +21,8 @@ from watchdog.detect.view import (
 )
 from watchdog.detector_config import CollectiveHang
 from watchdog.diagnose.log_errors import find_cause, locate, work_lost
-from watchdog.model import Event, EventKind, FaultSeverity, Finding, NodeEvent, Truth
+from watchdog.model.incidents import Finding, Truth
+from watchdog.model.observed import Event, EventKind, FaultSeverity, NodeEvent
 from watchdog.progress import parse_line
 
 NOW = 10_000.0

@@ -29,8 +29,9 @@ from watchdog.detect.view import (
     StepTime,
 )
 from watchdog.detector_config import Detectors
-from watchdog.model import Checkpoint as OnDisk
-from watchdog.model import Event, EventKind, FaultSeverity, Finding, GpuHolder, MountProbe, Role, Truth
+from watchdog.model.incidents import Finding, Truth
+from watchdog.model.observed import Checkpoint as OnDisk
+from watchdog.model.observed import Event, EventKind, FaultSeverity, GpuHolder, MountProbe, Role
 
 CLEARS = frozenset(
     {

@@ -10,7 +10,7 @@ from watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_
 from watchdog.detect.nodes import away_on_purpose, is_down, state_words
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
 from watchdog.detector_config import PartitionOrOutage, SlurmUnreachable
-from watchdog.model import Severity, Truth
+from watchdog.model.incidents import Severity, Truth
 
 NOW = 1000.0
 

@@ -24,7 +24,7 @@ from tests.unit.builders import (
 from watchdog.detect.registry import DETECTORS
 from watchdog.detect.view import ClusterView, FilesystemView, JobView, MountAnswer
 from watchdog.detector_config import Detectors
-from watchdog.model import Finding, Truth
+from watchdog.model.incidents import Finding, Truth
 
 PLACES = st.sampled_from([RECV, BARRIER, BACKWARD, LOADER, COMPUTE, SAVE, ()])
 AGES = st.sampled_from([0.0, 5.0, 40.0, 70.0, 400.0, 5000.0])

@@ -11,7 +11,8 @@ from tests.unit.builders import BARRIER, LOADER, SAVE, cluster, job, progress, s
 from watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
 from watchdog.detect.view import ErrorLine, GpuView, JobView, RankGpu, StepTime
 from watchdog.detector_config import CollectiveHang, DeadRank, GpuIdleRank, RankStopped
-from watchdog.model import Checkpoint, Event, EventKind, Finding, Gpu, Truth
+from watchdog.model.incidents import Finding, Truth
+from watchdog.model.observed import Checkpoint, Event, EventKind, Gpu
 
 NOW = 10_000.0
 

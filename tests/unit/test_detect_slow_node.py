@@ -14,7 +14,9 @@ from watchdog.controller.nodes import RISE_BREAK_S, Nodes
 from watchdog.detect import slow_job, slow_node
 from watchdog.detect.view import ClusterView, JobView, NodeView, RankGpu, Rise, SeenEvent, StepTime
 from watchdog.detector_config import SlowJob
-from watchdog.model import FaultSeverity, Finding, Gpu, NodeEvent, Report, Truth
+from watchdog.model.incidents import Finding, Truth
+from watchdog.model.messages import Report
+from watchdog.model.observed import FaultSeverity, Gpu, NodeEvent
 
 NAMES = ("n1", "n2", "n3", "n4")
 SLOWER = [10.0] * 60 + [10.7] * 30

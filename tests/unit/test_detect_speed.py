@@ -13,7 +13,7 @@ from watchdog.detect import loss_nan, loss_spike, slow_job
 from watchdog.detect.series import segments
 from watchdog.detect.view import LossPoint, StepTime
 from watchdog.detector_config import LossNan, LossSpike, SlowJob
-from watchdog.model import Finding, Truth
+from watchdog.model.incidents import Finding, Truth
 
 NOW = 10_000.0
 

@@ -20,7 +20,7 @@ from tests.unit.builders import (
 )
 from watchdog.detect.view import FilesystemView, JobView, MountAnswer, ProcessView, Progress
 from watchdog.diagnose.verdict import Diagnosis, Gathered, diagnose
-from watchdog.model import LockWait
+from watchdog.model.evidence import LockWait
 
 LATE = progress(90.0, steps_seen=50, step_s=2.0, intervals_s=(2.0, 2.0, 2.5))
 HANG = still(RECV, RECV, RECV, LOADER)

@@ -12,21 +12,10 @@ from watchdog.controller import evidence
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.state import ClusterState
-from watchdog.model import (
-    Command,
-    CommandResult,
-    DumpStacks,
-    Finding,
-    Kind,
-    MountProbe,
-    ProbeMount,
-    ProbeWanted,
-    Report,
-    SlurmNode,
-    SlurmView,
-    StacksWanted,
-    Truth,
-)
+from watchdog.model.incidents import Finding, Kind, ProbeWanted, StacksWanted, Truth
+from watchdog.model.messages import Command, CommandResult, DumpStacks, ProbeMount, Report
+from watchdog.model.observed import MountProbe
+from watchdog.model.slurm import SlurmNode, SlurmView
 
 NOW = 1000.0
 STACKS = StacksWanted(job_id="7", apart_s=10.0)

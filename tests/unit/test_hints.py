@@ -13,7 +13,7 @@ from watchdog.knowledge.hints import HINTS, MAX_HINTS, Hint, HintRow, hints_for
 from watchdog.knowledge.kernel_signatures import SIGNATURES as KERNEL
 from watchdog.knowledge.log_signatures import SIGNATURES
 from watchdog.knowledge.xids import XIDS
-from watchdog.model import Kind
+from watchdog.model.incidents import Kind
 
 BY_NAME = {row.name: row for row in HINTS}
 

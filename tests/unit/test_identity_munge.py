@@ -32,7 +32,7 @@ from watchdog.identity.session import (
     new_session,
     parse_authorization,
 )
-from watchdog.model import Report
+from watchdog.model.messages import Report
 
 MUNGED = shutil.which("munged") or "/usr/sbin/munged"
 needs_munge = pytest.mark.skipif(

@@ -23,7 +23,7 @@ from watchdog.cli.main import main
 from watchdog.identity import authority
 from watchdog.identity.files import IdentityError, TlsFiles
 from watchdog.identity.tls import Context, names_of
-from watchdog.model import Report
+from watchdog.model.messages import Report
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from watchdog.diagnose.incident_hints import incident_hints
 from watchdog.knowledge.hints import HINTS, MAX_HINTS
-from watchdog.model import Kind
+from watchdog.model.incidents import Kind
 
 BY_NAME = {row.name: row.hint for row in HINTS}
 

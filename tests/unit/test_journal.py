@@ -18,7 +18,8 @@ import pytest
 from tests.unit.notices import DECISION, INCIDENT, replace
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.journal_tables import SCHEMA_VERSION
-from watchdog.model import Action, ActionEnd, IncidentState, Rung, RungOutcome, RungRecord, Verdict
+from watchdog.model.actions import Action, ActionEnd, Rung, RungOutcome, RungRecord, Verdict
+from watchdog.model.incidents import IncidentState
 
 
 @pytest.fixture
@@ -177,7 +178,8 @@ def test_the_outbox_keeps_messages_in_order_until_they_are_done(path: Path) -> N
 WRITER = """
 import sys
 from watchdog.controller.journal import Journal
-from watchdog.model import *
+from watchdog.model.actions import *
+from watchdog.model.incidents import *
 journal = Journal("sqlite:///" + sys.argv[1])
 for n in range(100000):
     d = Decision(id=f"d{n}", incident_id="i", action=Action.REQUEUE, verdict=Verdict.ALLOWED, by="r", reason="x" * 2000,

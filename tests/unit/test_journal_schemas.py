@@ -19,7 +19,7 @@ from tests.unit.notices import DECISION, INCIDENT
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.journal_tables import SCHEMA_VERSION
 from watchdog.controller.ladder_state import ladder_of
-from watchdog.model import ActionEnd, Rung, RungOutcome, Step
+from watchdog.model.actions import ActionEnd, Rung, RungOutcome, Step
 
 SCHEMA_1 = """
 CREATE TABLE journal_schema (version INTEGER NOT NULL);

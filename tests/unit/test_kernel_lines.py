@@ -20,7 +20,7 @@ from watchdog.kernel_lines import (
     strip_prefix,
 )
 from watchdog.knowledge.kernel_signatures import SIGNATURES, Signature
-from watchdog.model import FaultSeverity
+from watchdog.model.observed import FaultSeverity
 
 CAPTURES = Path(__file__).parent / "kernel_captures"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from watchdog.knowledge.xids import _ROWS, XIDS, describe_xid
-from watchdog.model import FaultSeverity
+from watchdog.model.observed import FaultSeverity
 
 
 def test_no_number_is_described_twice() -> None:

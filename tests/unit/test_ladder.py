@@ -8,17 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from watchdog.controller.ladder import Do, End, LadderLimits, Settle, Stage, Wait, World, next_move, stage_of
-from watchdog.model import (
-    Action,
-    ActionRun,
-    Decision,
-    Fence,
-    Rung,
-    RungOutcome,
-    RungRecord,
-    SlurmJob,
-    Verdict,
-)
+from watchdog.model.actions import Action, ActionRun, Decision, Fence, Rung, RungOutcome, RungRecord, Verdict
+from watchdog.model.slurm import SlurmJob
 
 LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)
 DECISION = Decision(

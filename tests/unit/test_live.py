@@ -14,7 +14,7 @@ from tests.live.__main__ import plan, write
 from tests.live.cases import FAULTS, HEALTHY, SRUN, TORCHRUN
 from tests.live.run import Result
 from tests.live.stage import STEP, TRAINER
-from watchdog.model import Kind
+from watchdog.model.incidents import Kind
 
 
 def test_every_case_has_a_name_of_its_own_a_launcher_and_kinds_that_exist() -> None:

@@ -23,7 +23,7 @@ from watchdog.knowledge.progress_patterns import (
     STEP_KEYS,
 )
 from watchdog.log_scan import BARREN, COVER, IN_FULL, PIECE, Seen, letters, scan
-from watchdog.model import EventKind
+from watchdog.model.observed import EventKind
 from watchdog.progress import LogFact, has_needle, parse_line
 
 Facts = list[tuple[str, LogFact]]

@@ -15,7 +15,8 @@ from aiohttp import web
 from tests.unit.notices import DECISION, FAILED, INCIDENT, OVER, Ticking, incident, replace
 from watchdog.config import ConfigError, parse_config
 from watchdog.controller.journal import Journal
-from watchdog.model import Kind, Severity, SlurmJob
+from watchdog.model.incidents import Kind, Severity
+from watchdog.model.slurm import SlurmJob
 from watchdog.notify.alertmanager import AlertmanagerChannel
 from watchdog.notify.make import make_notifier
 from watchdog.notify.queue import Sources

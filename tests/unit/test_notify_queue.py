@@ -16,7 +16,9 @@ from tests.unit.notices import DECISION, FAILED, INCIDENT, OVER, RUN, Ticking, i
 from tests.unit.slack_server import CHANNEL, FakeSlack, too_long, with_slack
 from watchdog.config import Config
 from watchdog.controller.journal import Journal, JournalError
-from watchdog.model import Kind, Severity, SlurmJob, Verdict
+from watchdog.model.actions import Verdict
+from watchdog.model.incidents import Kind, Severity
+from watchdog.model.slurm import SlurmJob
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import fold
 from watchdog.notify.make import make_notifier

@@ -7,7 +7,9 @@ from msgspec.structs import replace
 from tests.unit.builders import process, slurm_job
 from watchdog.controller.own_jobs import JobNodes, of_own_jobs
 from watchdog.controller.state import ClusterState
-from watchdog.model import Event, EventKind, LogFile, Report, SlurmNode, SlurmView
+from watchdog.model.messages import Report
+from watchdog.model.observed import Event, EventKind, LogFile
+from watchdog.model.slurm import SlurmNode, SlurmView
 from watchdog.report_changes import changes_between
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from watchdog.agent import tail
 from watchdog.config import Jobs
 from watchdog.log_scan import scan
-from watchdog.model import EventKind
+from watchdog.model.observed import EventKind
 from watchdog.own_patterns import MAX_PATTERNS, compile_patterns, problem_of
 from watchdog.progress import ALL_ROWS, Rows, parse_line
 

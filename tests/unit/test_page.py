@@ -16,7 +16,7 @@ from tests.page_server import FixedController, large_cluster, serving
 from tests.unit import builders
 from watchdog.controller.overview import job_page_json, overview_json
 from watchdog.detect.view import GpuView, RankGpu, StepTime
-from watchdog.model import Gpu
+from watchdog.model.observed import Gpu
 
 Talk = Callable[[aiohttp.ClientSession, str], Awaitable[Any]]
 TOKEN = "correct-horse-battery"

@@ -20,18 +20,9 @@ from watchdog.controller.policy import (
 )  # fmt: skip
 from watchdog.controller.rules import Rule
 from watchdog.knowledge.ladders import SHIPPED
-from watchdog.model import (
-    Action,
-    Decision,
-    Fence,
-    Incident,
-    IncidentState,
-    Kind,
-    Severity,
-    SlurmNode,
-    Step,
-    Verdict,
-)  # fmt: skip
+from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
+from watchdog.model.incidents import Incident, IncidentState, Kind, Severity  # fmt: skip
+from watchdog.model.slurm import SlurmNode  # fmt: skip
 
 LIMITS = Limits(
     cooldown_s=900,

@@ -14,7 +14,8 @@ from watchdog.controller.rules import rule_for
 from watchdog.controller.settings import rule_book_of
 from watchdog.controller.wishes import VARIABLES
 from watchdog.knowledge.ladders import GENTLE, MAY_HAVE_LADDER, ORDER
-from watchdog.model import Kind, Step
+from watchdog.model.actions import Step
+from watchdog.model.incidents import Kind
 from watchdog.policy_config import Override
 
 SAFE = {Kind.LINGERING_JOB, Kind.COLLECTIVE_HANG, Kind.FILESYSTEM_STALL}

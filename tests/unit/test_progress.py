@@ -20,7 +20,7 @@ from watchdog.knowledge.log_signatures import (
     Signature,
 )
 from watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
-from watchdog.model import EventKind
+from watchdog.model.observed import EventKind
 from watchdog.progress import clean_line, parse_line, split_prefix
 
 CAPTURES = Path(__file__).parent / "log_captures"

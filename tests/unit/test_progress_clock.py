@@ -20,7 +20,7 @@ from watchdog.controller.progress_clock import (
     read_progress,
 )
 from watchdog.detect.view import Progress
-from watchdog.model import Event, EventKind
+from watchdog.model.observed import Event, EventKind
 
 LOG = "/logs/train.out"
 Clocks = dict[Counter, Clock]

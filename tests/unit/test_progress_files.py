@@ -14,7 +14,8 @@ from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.probe import Answer
 from watchdog.config import ConfigError, parse_config
 from watchdog.controller.progress_clock import Clock, Counter, apply_step, read_progress
-from watchdog.model import Event, JobWatch
+from watchdog.model.messages import JobWatch
+from watchdog.model.observed import Event
 
 
 def clock_of(path: Path, mount: str = "/", budget_s: float = 5.0) -> dict[str, Any]:

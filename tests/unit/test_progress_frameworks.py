@@ -9,7 +9,7 @@ import pytest
 
 from watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
 from watchdog.log_scan import scan
-from watchdog.model import EventKind
+from watchdog.model.observed import EventKind
 from watchdog.progress import ALL_ROWS, LogFact, Rows, parse_line, split_prefix
 
 CAPTURES = Path(__file__).parent / "log_captures"

@@ -15,7 +15,7 @@ from watchdog.agent.metrics import GPU, GPU_VALUES
 from watchdog.cli.main import main
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.detect.registry import DETECTORS
-from watchdog.model import Kind
+from watchdog.model.incidents import Kind
 
 Row = tuple[str, ...]
 Metric = tuple[str, tuple[str, ...]]

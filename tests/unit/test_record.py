@@ -20,10 +20,10 @@ from watchdog.config import Config
 from watchdog.controller.record import Recorder
 from watchdog.controller.replay import Outcome, Player, numbered_ids, replay
 from watchdog.controller.state import ClusterState
-from watchdog.model import (
+from watchdog.model.messages import CommandResult, Report
+from watchdog.model.observed import (
     Blocked,
     Checkpoint,
-    CommandResult,
     Event,
     EventKind,
     FaultSeverity,
@@ -33,10 +33,8 @@ from watchdog.model import (
     LogFile,
     MountProbe,
     NodeEvent,
-    Report,
-    SlurmNode,
-    SlurmView,
 )
+from watchdog.model.slurm import SlurmNode, SlurmView
 from watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
 from watchdog.trace.records import MAX_LINE_BYTES, Tally
 

@@ -10,18 +10,8 @@ from msgspec.structs import replace
 
 from tests.unit.builders import process
 from watchdog.controller.state import ClusterState
-from watchdog.model import (
-    Checkpoint,
-    Event,
-    EventKind,
-    Gpu,
-    GpuHolder,
-    LogFile,
-    MountProbe,
-    Process,
-    ProcessNumbers,
-    Report,
-)
+from watchdog.model.messages import ProcessNumbers, Report
+from watchdog.model.observed import Checkpoint, Event, EventKind, Gpu, GpuHolder, LogFile, MountProbe, Process
 from watchdog.report_changes import changes_between, make_whole, without_news
 from watchdog.wire import decode_report, encode_report
 

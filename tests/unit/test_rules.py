@@ -15,7 +15,9 @@ from watchdog.controller.rules import Rule, action_of, permit, rule_for
 from watchdog.controller.settings import ladder_limits_of, rule_book_of
 from watchdog.controller.wishes import Wish, parse_comment, problem_of_path, wish_of
 from watchdog.knowledge.ladders import ENDINGS, HARMLESS, MAY_HAVE_LADDER, ORDER, SHIPPED, problem_of
-from watchdog.model import Action, Kind, SlurmNode, Step
+from watchdog.model.actions import Action, Step
+from watchdog.model.incidents import Kind
+from watchdog.model.slurm import SlurmNode
 from watchdog.slurm.client import SignalTo
 
 FULL = (Step.EVIDENCE, Step.KILL_SWITCH, Step.SIGUSR1, Step.SIGTERM, Step.REQUEUE, Step.RESUBMIT, Step.CANCEL)

@@ -11,7 +11,9 @@ from tests.unit.test_correlate import FIRING, PENDING, RESOLVED, Story, says
 from tests.unit.test_detect_log_error import event
 from tests.unit.test_state import Cluster, progress_event
 from watchdog.controller.run_errors import KEPT_ERRORS
-from watchdog.model import Checkpoint, Culprit, Event, Kind, LogFile, SlurmJob, SlurmView, Truth
+from watchdog.model.incidents import Culprit, Kind, Truth
+from watchdog.model.observed import Checkpoint, Event, LogFile
+from watchdog.model.slurm import SlurmJob, SlurmView
 
 ERROR = "[rank1]: KeyError: 'text'"
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tests.unit.notices import DECISION, FAILED, INCIDENT, OVER, RUN, replace
 from tests.unit.slack_server import CHANNEL, SECRET, TOKEN, Answer, FakeSlack, too_long, with_slack
-from watchdog.model import Action, Culprit, Verdict
+from watchdog.model.actions import Action, Verdict
+from watchdog.model.incidents import Culprit
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import cut, safe
 from watchdog.notify.notice import JobNote, Notice, Topic

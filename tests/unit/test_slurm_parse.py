@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.model import SlurmJob
+from watchdog.model.slurm import SlurmJob
 from watchdog.slurm import parse, states
 from watchdog.slurm.client import MAY_CHANGE, Refusal, SlurmRefused
 from watchdog.slurm.refusals import REFUSALS, parse_refusal

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from watchdog.model import SlurmJob, SlurmNode
+from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm import parse, pyslurm_child, pyslurm_rows
 
 CAPTURES = Path(__file__).parent / "slurm_captures"

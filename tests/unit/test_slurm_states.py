@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from watchdog.controller import run
-from watchdog.model import SlurmJob
+from watchdog.model.slurm import SlurmJob
 from watchdog.slurm import states
 from watchdog.slurm.client import Refusal, SlurmRefused
 from watchdog.slurm.requests import reachable

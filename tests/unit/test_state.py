@@ -11,18 +11,10 @@ from tests.unit.builders import RECV, blocked, process, slurm_job, stack
 from watchdog.controller.filesystems import filesystem_key
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView
-from watchdog.model import (
-    Checkpoint,
-    Event,
-    EventKind,
-    Fence,
-    LogFile,
-    MountProbe,
-    Process,
-    Report,
-    SlurmNode,
-    SlurmView,
-)
+from watchdog.model.actions import Fence
+from watchdog.model.messages import Report
+from watchdog.model.observed import Checkpoint, Event, EventKind, LogFile, MountProbe, Process
+from watchdog.model.slurm import SlurmNode, SlurmView
 
 
 class Cluster:

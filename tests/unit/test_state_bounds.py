@@ -8,7 +8,8 @@ from tests.unit.builders import blocked, process, slurm_job
 from watchdog.config import Config
 from watchdog.controller.judge import Judge
 from watchdog.controller.state import KEPT_NODE_S, ClusterState
-from watchdog.model import (
+from watchdog.model.messages import Report
+from watchdog.model.observed import (
     Event,
     EventKind,
     FaultSeverity,
@@ -17,10 +18,8 @@ from watchdog.model import (
     LogFile,
     MountProbe,
     NodeEvent,
-    Report,
-    SlurmNode,
-    SlurmView,
 )
+from watchdog.model.slurm import SlurmNode, SlurmView
 
 LISTED = 5
 """Ended jobs that Slurm still lists."""

@@ -16,7 +16,9 @@ from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.judge import Change
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
-from watchdog.model import Incident, SlurmNode, SlurmView, Verdict
+from watchdog.model.actions import Verdict
+from watchdog.model.incidents import Incident
+from watchdog.model.slurm import SlurmNode, SlurmView
 from watchdog.notify.queue import Notifier
 from watchdog.notify.slack_channel import LogPoster, Pace, SlackChannel
 from watchdog.slurm.client import SlurmUnavailable

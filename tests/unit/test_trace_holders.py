@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from watchdog.model import Gpu, GpuHolder, Process, Role
+from watchdog.model.observed import Gpu, GpuHolder, Process, Role
 from watchdog.trace.holders import GRACE_S, Holders, seated
 
 OVER = {"7": "ada"}

@@ -11,7 +11,8 @@ import pytest
 from msgspec import inspect
 
 from tests.unit.wire_fill import filled, promise
-from watchdog.model import Reply, Report, Role
+from watchdog.model.messages import Reply, Report
+from watchdog.model.observed import Role
 from watchdog.wire import WireError, decode_reply, decode_report
 from watchdog.wire_newer import OPEN
 

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from tests.unit.builders import slurm_job
 from watchdog.agent.collectors.process import MAX_WISH, ProcessCollector
 from watchdog.controller.state import ClusterState
-from watchdog.model import JobWish, Report, Role, SlurmNode, SlurmView
+from watchdog.model.messages import JobWish, Report
+from watchdog.model.observed import Role
+from watchdog.model.slurm import SlurmNode, SlurmView
 from watchdog.report_changes import changes_between, make_whole
 from watchdog.wire import decode_report, encode_report
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from watchdog.model import RungOutcome, SlurmNode
+from watchdog.model.actions import RungOutcome
+from watchdog.model.slurm import SlurmNode
 from watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
 Outcome = tuple[RungOutcome, str]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from watchdog.actuate.restart import refusal
-from watchdog.model import Decision, Fence, RungOutcome, SlurmJob
+from watchdog.model.actions import Decision, Fence, RungOutcome
+from watchdog.model.slurm import SlurmJob
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable, Submission
 
 Outcome = tuple[RungOutcome, str]

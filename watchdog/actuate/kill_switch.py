@@ -7,15 +7,9 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable
 
-from watchdog.model import (
-    Command,
-    CommandResult,
-    Decision,
-    RemoveKillSwitch,
-    RungOutcome,
-    SlurmJob,
-    WriteKillSwitch,
-)
+from watchdog.model.actions import Decision, RungOutcome
+from watchdog.model.messages import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
+from watchdog.model.slurm import SlurmJob
 
 Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
 """(node, command, deadline in seconds) -> result; never raises."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from watchdog.model import Fence, RungOutcome
+from watchdog.model.actions import Fence, RungOutcome
 from watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
 Outcome = tuple[RungOutcome, str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watchdog.model import Fence, RungOutcome
+from watchdog.model.actions import Fence, RungOutcome
 from watchdog.slurm.client import SignalTo, SlurmClient, SlurmRefused, SlurmUnavailable
 
 Outcome = tuple[RungOutcome, str]

@@ -36,10 +36,9 @@ from watchdog.agent.probe_child import TRIM_EVERY, give_back_memory
 from watchdog.agent.process_table import Files
 from watchdog.agent.settings import Settings, split_listen
 from watchdog.agent.tasks import TASKS
-from watchdog.model import (
+from watchdog.model.messages import CollectEvidence, DumpStacks, Report
+from watchdog.model.observed import (
     Checkpoint,
-    CollectEvidence,
-    DumpStacks,
     Event,
     Gpu,
     GpuHolder,
@@ -47,7 +46,6 @@ from watchdog.model import (
     MountProbe,
     NodeEvent,
     Process,
-    Report,
     Role,
 )
 from watchdog.wire import WireError

@@ -27,20 +27,18 @@ from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.probe_child import give_back_memory
 from watchdog.agent.replies import MAX_COMMANDS
 from watchdog.agent.tasks import KILL_SWITCH_BASE
-from watchdog.model import (
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.messages import (
     CollectEvidence,
     Command,
     CommandResult,
     DumpStacks,
     JobWatch,
-    MountProbe,
     ProbeMount,
-    Process,
-    ProcessStack,
     RemoveKillSwitch,
-    Role,
     WriteKillSwitch,
 )
+from watchdog.model.observed import MountProbe, Process, Role
 
 log = logging.getLogger(__name__)
 

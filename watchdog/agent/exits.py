@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from watchdog.agent.process_table import read_stat
-from watchdog.model import Process, Role
+from watchdog.model.observed import Process, Role
 
 MAX_WATCHED: Final = 64
 """Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from watchdog.knowledge.xids import describe_xid
-from watchdog.model import FaultSeverity, Gpu, MigInstance, NodeEvent
+from watchdog.model.observed import FaultSeverity, Gpu, MigInstance, NodeEvent
 
 MAX_LINE = 200
 """Characters of an event's line."""

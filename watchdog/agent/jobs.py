@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from watchdog.model import Role
+from watchdog.model.observed import Role
 
 RANK_SOURCES: tuple[tuple[str, str, str], ...] = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),

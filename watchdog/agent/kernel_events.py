@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from watchdog.kernel_lines import KernelFact
-from watchdog.model import FaultSeverity
+from watchdog.model.observed import FaultSeverity
 
 MAX_EVENTS = 256
 """Told in one report. The first of each name is told, and what is critical, even then."""

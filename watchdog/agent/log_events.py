@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from watchdog.model import EventKind
+from watchdog.model.observed import EventKind
 from watchdog.progress import LogFact, clean_line
 
 MAX_EVENTS = 50

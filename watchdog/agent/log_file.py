@@ -18,7 +18,7 @@ from watchdog.agent.words import describe
 from watchdog.knowledge.progress_patterns import Pattern
 from watchdog.learnt_progress import KNOWN_AFTER, Learner
 from watchdog.log_scan import Scan, Seen, scan
-from watchdog.model import EventKind
+from watchdog.model.observed import EventKind
 from watchdog.progress import parse_line
 
 READ = 256 * 1024

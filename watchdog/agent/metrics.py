@@ -14,7 +14,8 @@ from typing import Final
 
 import watchdog
 from watchdog.agent.exposition import Row, family, histogram, serve
-from watchdog.model import Checkpoint, Gpu, NodeEvent, Report
+from watchdog.model.messages import Report
+from watchdog.model.observed import Checkpoint, Gpu, NodeEvent
 from watchdog.runner import Isolated
 
 PREFIX: Final = "slurm_watchdog_"

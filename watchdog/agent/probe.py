@@ -25,7 +25,7 @@ from watchdog import clock
 from watchdog.agent.become import MIN_UID
 from watchdog.agent.helper_link import HelperLink
 from watchdog.agent.probe_child import Function, child_main, describe, encode, frame, spawn_for_ever, unframe
-from watchdog.model import HungProbe
+from watchdog.model.observed import HungProbe
 from watchdog.runner import Waiter, wait_readable
 
 __all__ = ["Answer", "Function", "Probes", "ProbesLost", "describe"]

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from watchdog.model import Command, JobWatch, Reply
+from watchdog.model.messages import Command, JobWatch, Reply
 from watchdog.wire import WireError, decode_reply
 
 log = logging.getLogger(__name__)

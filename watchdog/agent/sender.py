@@ -27,7 +27,7 @@ from watchdog import clock
 from watchdog.agent.post import Connection, Response
 from watchdog.agent.replies import MAX_REPLY_BYTES, parse_reply
 from watchdog.identity.files import real_path
-from watchdog.model import Reply, Report
+from watchdog.model.messages import Reply, Report
 from watchdog.report_changes import changes_between, without_news
 from watchdog.wire import WireError, encode_report
 

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from watchdog import clock
-from watchdog.model import Blocked, FaultSeverity, Gpu, GpuHolder, Process, Report
+from watchdog.model.messages import Report
+from watchdog.model.observed import Blocked, FaultSeverity, Gpu, GpuHolder, Process
 
 PIPE_WIDTH = 200
 _STYLES = {FaultSeverity.CRITICAL: "bold red", FaultSeverity.ERROR: "red", FaultSeverity.WARNING: "yellow"}

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from watchdog.agent.become import MAX_UID, MIN_UID
 from watchdog.agent.probe_child import Function
-from watchdog.model import Process
+from watchdog.model.observed import Process
 
 KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the agent, one a run; anywhere else they are the user's business."""

@@ -22,7 +22,7 @@ from watchdog.cli.text import clean, count, fold_nodes, sentence, table
 if TYPE_CHECKING:
     from watchdog.diagnose.stack_text import Dump
     from watchdog.diagnose.stack_verdict import StackGroup, Verdict
-    from watchdog.model import Culprit
+    from watchdog.model.incidents import Culprit
 
 MAX_FILES: Final = 20_000
 MAX_FILE_BYTES: Final = 64 << 20

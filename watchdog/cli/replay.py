@@ -15,7 +15,8 @@ from watchdog.cli.text import clean, count, duration, moment, sentence, table
 
 if TYPE_CHECKING:
     from watchdog.controller.replay import Outcome
-    from watchdog.model import Decision, Incident
+    from watchdog.model.actions import Decision
+    from watchdog.model.incidents import Incident
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 DATED_FROM: Final = 1e8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from watchdog.model import Report
+from watchdog.model.messages import Report
 from watchdog.report_changes import make_whole, without_news
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from watchdog.model import SlurmJob
+from watchdog.model.slurm import SlurmJob
 
 GOES_ON = frozenset({"PENDING", "RUNNING", "CONFIGURING", "REQUEUED", "SUSPENDED"})
 _ANY_JOB = re.compile(r"\d+(?:_\d+|_\*)?")

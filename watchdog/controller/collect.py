@@ -33,16 +33,12 @@ from watchdog.controller.pulses import is_announced
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.diagnose.filesystem import probes_wanted
 from watchdog.diagnose.verdict import Diagnosis, diagnose
-from watchdog.model import (
-    CollectEvidence,
-    Decision,
-    Incident,
-    Kind,
-    NodeEvidence,
-    Role,
-    RungOutcome,
-    SlurmJob,
-)
+from watchdog.model.actions import Decision, RungOutcome
+from watchdog.model.evidence import NodeEvidence
+from watchdog.model.incidents import Incident, Kind
+from watchdog.model.messages import CollectEvidence
+from watchdog.model.observed import Role
+from watchdog.model.slurm import SlurmJob
 
 if TYPE_CHECKING:
     from watchdog.controller.watch import Controller

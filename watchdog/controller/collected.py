@@ -15,17 +15,10 @@ from msgspec.structs import replace
 from watchdog.detect.view import JobView, StackSnapshot
 from watchdog.diagnose.differences import RankFacts
 from watchdog.diagnose.verdict import Diagnosis, Gathered
-from watchdog.model import (
-    Culprit,
-    Frame,
-    Kind,
-    LockWait,
-    ProcessStack,
-    RankEvidence,
-    Role,
-    SlurmJob,
-    ThreadStack,
-)
+from watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvidence, ThreadStack
+from watchdog.model.incidents import Culprit, Kind
+from watchdog.model.observed import Role
+from watchdog.model.slurm import SlurmJob
 
 DUMPS: Final = 3
 """Of each process, so far apart that what moves is seen to move."""

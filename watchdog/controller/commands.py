@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from watchdog.model import Command, CommandResult
+from watchdog.model.messages import Command, CommandResult
 
 KEPT_A_NODE = 64
 """Commands that wait for one node; the oldest is refused beyond that, so a dead node costs no memory."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from watchdog.model import Culprit, Finding, Incident, IncidentState, Kind, Truth, Value
+from watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, Truth
+from watchdog.model.value import Value
 
 _STUCK = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
 CAUSES: dict[Kind, tuple[Kind, ...]] = {

@@ -24,19 +24,9 @@ from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.settings import ladder_limits_of, limits_of, rule_book_of
 from watchdog.controller.wishes import Wish, fill, wish_of
 from watchdog.detect.view import JobView
-from watchdog.model import (
-    Action,
-    ActionRun,
-    Decision,
-    Incident,
-    IncidentState,
-    Kind,
-    RungRecord,
-    Severity,
-    SlurmJob,
-    Step,
-    Verdict,
-)
+from watchdog.model.actions import Action, ActionRun, Decision, RungRecord, Step, Verdict
+from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from watchdog.model.slurm import SlurmJob
 
 if TYPE_CHECKING:
     from watchdog.controller.watch import Controller

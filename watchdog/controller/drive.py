@@ -20,18 +20,9 @@ from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView
 from watchdog.diagnose.filesystem import CONVICTS_FOR_S
-from watchdog.model import (
-    ActionEnd,
-    ActionRun,
-    Command,
-    CommandResult,
-    Decision,
-    Rung,
-    RungOutcome,
-    RungRecord,
-    SlurmJob,
-    SlurmNode,
-)
+from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOutcome, RungRecord
+from watchdog.model.messages import Command, CommandResult
+from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)

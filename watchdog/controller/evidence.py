@@ -11,7 +11,10 @@ from typing import Final
 from watchdog.clock import monotonic
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.state import ClusterState
-from watchdog.model import DumpStacks, Finding, ProbeMount, ProbeWanted, ProcessStack, SlurmJob, StacksWanted
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.incidents import Finding, ProbeWanted, StacksWanted
+from watchdog.model.messages import DumpStacks, ProbeMount
+from watchdog.model.slurm import SlurmJob
 
 log = logging.getLogger(__name__)
 

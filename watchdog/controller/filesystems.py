@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from watchdog.detect.view import FilesystemView, MountAnswer, ProcessView
-from watchdog.model import Incident, MountProbe, Process
+from watchdog.model.incidents import Incident
+from watchdog.model.observed import MountProbe, Process
 
 KEPT_WELL_S = 3600.0
 """A filesystem that troubles nobody any more is remembered this long."""

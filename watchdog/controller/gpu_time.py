@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from watchdog.controller.judge import STANDING
 from watchdog.detect.view import ClusterView
-from watchdog.model import Incident, IncidentState, Kind
+from watchdog.model.incidents import Incident, IncidentState, Kind
 
 STILL = STANDING - {Kind.GPU_IDLE_RANK}
 """Kinds of incidents in which nothing of the job turns; a rank with an idle GPU slows it down."""

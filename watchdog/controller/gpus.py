@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from watchdog.model import Culprit, Finding, Report
+from watchdog.model.incidents import Culprit, Finding
+from watchdog.model.messages import Report
 
 KEPT_S = 3600.0
 """A process that is gone from its GPU is remembered so long: a dead rank has a GPU to be named, too."""

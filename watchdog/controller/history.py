@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from watchdog.controller.run import Run, past_run
 from watchdog.detect.view import PastRun
-from watchdog.model import SlurmJob
+from watchdog.model.slurm import SlurmJob
 
 KEPT_ENDED_S = 3600.0
 """Slurm forgets a job after some minutes (MinJobAge, 300 s by default): too soon for who looks at it in the morning."""

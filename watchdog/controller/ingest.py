@@ -22,7 +22,7 @@ from watchdog.controller.sessions import Doubt, Sessions
 from watchdog.identity.files import real_path
 from watchdog.identity.session import CREDENTIAL, Session, answer_mac
 from watchdog.identity.tls import Context
-from watchdog.model import Reply, Report
+from watchdog.model.messages import Reply, Report
 from watchdog.wire import MAX_BYTES, WireError, decode_report, encode_reply
 
 PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}

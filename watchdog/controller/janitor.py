@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from watchdog import clock
 from watchdog.actuate import drain, restart
 from watchdog.controller.journal import Journal, NodeEntry
-from watchdog.model import RungOutcome, SlurmJob
+from watchdog.model.actions import RungOutcome
+from watchdog.model.slurm import SlurmJob
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)

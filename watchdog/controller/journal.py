@@ -30,18 +30,9 @@ from watchdog.controller.journal_tables import (
 )
 from watchdog.controller.outbox import SqlOutbox
 from watchdog.controller.packed import pack, unpack
-from watchdog.model import (
-    ActionEnd,
-    ActionRun,
-    Decision,
-    Incident,
-    IncidentState,
-    Rung,
-    RungOutcome,
-    RungRecord,
-    Value,
-    Verdict,
-)
+from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOutcome, RungRecord, Verdict
+from watchdog.model.incidents import Incident, IncidentState
+from watchdog.model.value import Value
 
 __all__ = ["Journal", "JournalError", "NodeEntry"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from watchdog.controller.database import JournalError
-from watchdog.model import Action, Verdict
+from watchdog.model.actions import Action, Verdict
 
 SCHEMA_VERSION = 2
 META = sa.MetaData()

@@ -15,7 +15,8 @@ from watchdog.controller.state import ClusterState
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.registry import DETECTORS, WITHOUT_SLURM
 from watchdog.detect.view import ClusterView, NoData
-from watchdog.model import Finding, Incident, IncidentState, Kind, Value
+from watchdog.model.incidents import Finding, Incident, IncidentState, Kind
+from watchdog.model.value import Value
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from watchdog.controller.ladder_state import (
     stage_of,
     tried,
 )  # fmt: skip
-from watchdog.model import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord, Step
+from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord, Step
 
 __all__ = ["Do", "End", "LadderLimits", "Move", "Settle", "Stage", "Wait", "World", "next_move", "stage_of"]
 

@@ -28,7 +28,7 @@ from watchdog.controller.ladder_state import (
     why_failed,
 )  # fmt: skip
 from watchdog.knowledge.ladders import GENTLE
-from watchdog.model import ActionRun, Rung, RungOutcome, Step
+from watchdog.model.actions import ActionRun, Rung, RungOutcome, Step
 
 ENDED_BADLY = frozenset({"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"})
 """After a signal of ours a job that hung ends so: it goes on from its last complete checkpoint, as if it had been requeued."""

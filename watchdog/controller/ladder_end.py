@@ -26,7 +26,8 @@ from watchdog.controller.ladder_state import (
     why_failed,
 )  # fmt: skip
 from watchdog.knowledge.ladders import ENDINGS
-from watchdog.model import ActionEnd, ActionRun, Rung, SlurmJob, Step
+from watchdog.model.actions import ActionEnd, ActionRun, Rung, Step
+from watchdog.model.slurm import SlurmJob
 
 
 def end_run(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:

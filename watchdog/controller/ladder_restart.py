@@ -22,7 +22,8 @@ from watchdog.controller.ladder_state import (
     tries,
     wait_for_mounts,
 )  # fmt: skip
-from watchdog.model import ActionEnd, ActionRun, Rung, RungOutcome, SlurmJob
+from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome
+from watchdog.model.slurm import SlurmJob
 
 LATE_S = 60.0
 """slurmctld may carry a request out so long after whoever sent it gave up waiting: it lies in a queue there, and is not taken back."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from watchdog.knowledge.ladders import GENTLE
-from watchdog.model import (
+from watchdog.model.actions import (  # fmt: skip
     Action,
     ActionEnd,
     ActionRun,
@@ -15,10 +15,10 @@ from watchdog.model import (
     Rung,
     RungOutcome,
     RungRecord,
-    SlurmJob,
     Step,
-    Value,
-)  # fmt: skip
+)
+from watchdog.model.slurm import SlurmJob  # fmt: skip
+from watchdog.model.value import Value  # fmt: skip
 
 RUNNING_STATES = frozenset(
     {"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "CONFIGURING"}

@@ -19,7 +19,7 @@ from watchdog.controller.collected import Collected, diagnosis_json, nodes_json
 from watchdog.controller.journal import JournalError
 from watchdog.controller.present import action_json, incident_json, status_json
 from watchdog.controller.run import ACTIVE_STATES
-from watchdog.model import Incident, IncidentState
+from watchdog.model.incidents import Incident, IncidentState
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 if TYPE_CHECKING:

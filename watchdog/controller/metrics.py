@@ -16,7 +16,8 @@ from watchdog.controller.limits import CONNECTION_REASONS, REFUSED_REPORTS
 from watchdog.controller.policy import GUARDS
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.knowledge.log_signatures import SIGNATURES
-from watchdog.model import Action, Incident, IncidentState, Kind, Verdict
+from watchdog.model.actions import Action, Verdict
+from watchdog.model.incidents import Incident, IncidentState, Kind
 
 MAX_RUNGS = 200
 MAX_LOG_ERRORS = 500

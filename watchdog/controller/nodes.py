@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from watchdog.detect.nodes import is_quiet
 from watchdog.detect.view import GpuView, NodeView, Rise, SeenEvent, SeenMount
-from watchdog.model import Checkpoint, Gpu, NodeEvent, Report
+from watchdog.model.messages import Report
+from watchdog.model.observed import Checkpoint, Gpu, NodeEvent
 
 KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from watchdog.controller.database import Database, encode, plain
 from watchdog.controller.journal_tables import OUTBOX, THREADS
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 
 class OutboxItem(Value, frozen=True, kw_only=True):

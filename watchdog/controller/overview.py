@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from watchdog.controller.present import status_json
 from watchdog.detect.view import ClusterView, GpuView, JobView, ProcessView
-from watchdog.model import Incident, IncidentState
+from watchdog.model.incidents import Incident, IncidentState
 
 BUSY_RATIO: Final = 0.05
 """A GPU that is busier than this works; nvidia-smi shows whole per cents, and a desktop's clock costs one or two."""

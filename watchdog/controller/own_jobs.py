@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from watchdog.model import Report, SlurmJob
+from watchdog.model.messages import Report
+from watchdog.model.slurm import SlurmJob
 
 
 class JobNodes:

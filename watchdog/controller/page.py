@@ -22,7 +22,7 @@ from watchdog import clock
 from watchdog.config_types import split_address
 from watchdog.controller.local_api import LocalApi, Refused
 from watchdog.controller.overview import job_page_json, overview_json
-from watchdog.model import IncidentState
+from watchdog.model.incidents import IncidentState
 
 if TYPE_CHECKING:
     from watchdog.controller.watch import Controller

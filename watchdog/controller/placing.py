@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from watchdog.model import SlurmJob, SlurmNode
+from watchdog.model.slurm import SlurmJob, SlurmNode
 
 OUT_OF_SERVICE = (
     "DOWN", "DRAIN", "FAIL", "MAINT", "NOT_RESPONDING", "NO_RESPOND", "POWER_DOWN", "POWERED_DOWN", "POWERING_DOWN", "FUTURE",

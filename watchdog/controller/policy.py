@@ -10,19 +10,10 @@ from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.rules import Rule, action_of
 from watchdog.controller.run import HOLDS_NODES
 from watchdog.knowledge.ladders import ENDINGS, WHY_NONE
-from watchdog.model import (
-    Action,
-    Decision,
-    Fence,
-    Incident,
-    IncidentState,
-    Kind,
-    SlurmJob,
-    SlurmNode,
-    Step,
-    Value,
-    Verdict,
-)  # fmt: skip
+from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
+from watchdog.model.incidents import Incident, IncidentState, Kind  # fmt: skip
+from watchdog.model.slurm import SlurmJob, SlurmNode  # fmt: skip
+from watchdog.model.value import Value  # fmt: skip
 
 REQUEUEABLE_STATES = frozenset({"RUNNING"})
 HOLDABLE_STATES = frozenset({"PENDING", "COMPLETING", "REQUEUED"})

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from watchdog.detect.view import ClusterView, JobView
-from watchdog.model import ActionRun, Decision, Incident, IncidentState, Kind, Severity
+from watchdog.model.actions import ActionRun, Decision
+from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
 
 
 def incident_json(

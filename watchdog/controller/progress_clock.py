@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.view import LossPoint, Progress, StepTime
 from watchdog.knowledge.progress_patterns import PATTERNS
-from watchdog.model import Event
+from watchdog.model.observed import Event
 
 KEPT_INTERVALS = 50
 """Recent steps that the limit is learnt from."""

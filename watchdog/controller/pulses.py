@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from watchdog.controller.run import ACTIVE_STATES
 from watchdog.detect.view import ClusterView, JobView
-from watchdog.model import Incident, IncidentState, Kind
+from watchdog.model.incidents import Incident, IncidentState, Kind
 from watchdog.notify.pulse import JobPulse
 
 

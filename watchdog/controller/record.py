@@ -12,7 +12,8 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 
-from watchdog.model import Report, SlurmJob, SlurmNode, SlurmView
+from watchdog.model.messages import Report
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.trace.write import gone_line, listing_lines, report_lines
 
 log = logging.getLogger(__name__)

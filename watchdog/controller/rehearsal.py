@@ -14,7 +14,9 @@ from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.settings import limits_of, rule_book_of
 from watchdog.controller.state import ClusterState
 from watchdog.controller.wishes import wish_of
-from watchdog.model import Action, Decision, Incident, IncidentState, Kind, SlurmJob, Verdict
+from watchdog.model.actions import Action, Decision, Verdict
+from watchdog.model.incidents import Incident, IncidentState, Kind
+from watchdog.model.slurm import SlurmJob
 
 
 @dataclass

@@ -20,14 +20,8 @@ from watchdog.controller.rehearsal import Rehearsal
 from watchdog.controller.replay_slurm import Listing
 from watchdog.controller.replay_stacks import Dumps
 from watchdog.controller.state import ClusterState
-from watchdog.model import (
-    Decision,
-    Finding,
-    Incident,
-    IncidentState,
-    Kind,
-    Truth,
-)
+from watchdog.model.actions import Decision
+from watchdog.model.incidents import Finding, Incident, IncidentState, Kind, Truth
 from watchdog.own_patterns import compile_patterns
 from watchdog.trace import records
 from watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from watchdog.controller.run import ACTIVE_STATES, GOES_ON
-from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.trace import records
 from watchdog.trace.records import Tally
 

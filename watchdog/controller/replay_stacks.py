@@ -9,7 +9,7 @@ import msgspec
 
 from watchdog.controller.replay_slurm import Listing
 from watchdog.controller.state import ClusterState
-from watchdog.model import ProcessStack
+from watchdog.model.evidence import ProcessStack
 from watchdog.trace.records import Stack, Tally
 
 PATIENCE_S = 25.0

@@ -12,7 +12,10 @@ from msgspec.structs import replace
 
 from watchdog.controller.wishes import Wish
 from watchdog.knowledge.ladders import ENDINGS, GENTLE, HARMLESS, SHIPPED
-from watchdog.model import Action, Kind, SlurmJob, Step, Value
+from watchdog.model.actions import Action, Step
+from watchdog.model.incidents import Kind
+from watchdog.model.slurm import SlurmJob
+from watchdog.model.value import Value
 
 
 class Rule(Value, frozen=True, kw_only=True):

@@ -12,7 +12,9 @@ from watchdog.controller.progress_clock import Clock, Counter, read_progress
 from watchdog.controller.run_errors import RunErrors
 from watchdog.detect.view import JobView, LoggedError, PastRun
 from watchdog.diagnose.log_errors import locate
-from watchdog.model import Event, LogFile, Process, ProcessStack, Role, SlurmJob
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.observed import Event, LogFile, Process, Role
+from watchdog.model.slurm import SlurmJob
 
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from watchdog.model import Event
+from watchdog.model.observed import Event
 
 KEPT_ERRORS = 60
 """Lines: half of them the first ones since the last step, half the last ones."""

@@ -12,7 +12,9 @@ from watchdog.controller.run_errors import KEPT_ERRORS
 from watchdog.controller.run_view import snapshot_views
 from watchdog.diagnose.log_errors import locate
 from watchdog.diagnose.stacks import vote
-from watchdog.model import Checkpoint, Event, EventKind, LogFile, Process, ProcessStack, Role, SlurmJob
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.observed import Checkpoint, Event, EventKind, LogFile, Process, Role
+from watchdog.model.slurm import SlurmJob
 
 KEPT_GONE_S = 3600.0
 """A process that is gone is remembered this long, so that its death can be told."""

@@ -15,7 +15,7 @@ from watchdog.detect.view import (
     RankGpu,
     StackSnapshot,
 )
-from watchdog.model import Role
+from watchdog.model.observed import Role
 
 
 def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tuple[str, ...]) -> JobView:

@@ -6,7 +6,7 @@ from watchdog.config import Config
 from watchdog.controller.ladder import LadderLimits
 from watchdog.controller.policy import Limits
 from watchdog.controller.rules import Change, Match, Override, RuleBook
-from watchdog.model import Kind
+from watchdog.model.incidents import Kind
 from watchdog.policy_config import Treatment
 
 RUNG_LIMITS = {

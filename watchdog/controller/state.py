@@ -48,16 +48,11 @@ from watchdog.detect.view import (
     ProcessView,
     SlurmNodeView,
 )
-from watchdog.model import (
-    Fence,
-    JobWish,
-    MountProbe,
-    ProcessStack,
-    Report,
-    SlurmJob,
-    SlurmNode,
-    SlurmView,
-)
+from watchdog.model.actions import Fence
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.messages import JobWish, Report
+from watchdog.model.observed import MountProbe
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""

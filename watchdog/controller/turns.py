@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 PROCESSES_A_TICK = 15_000
 """75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes about 0.25 s of a core with them, and a turn of 80,000 ranks 6 s."""

@@ -22,15 +22,9 @@ from watchdog.controller.pulses import is_announced, pulses
 from watchdog.controller.record import Recorder
 from watchdog.controller.state import ClusterState
 from watchdog.controller.wishes import fill
-from watchdog.model import (
-    Incident,
-    IncidentState,
-    JobWatch,
-    Kind,
-    Reply,
-    Report,
-    SlurmJob,
-)
+from watchdog.model.incidents import Incident, IncidentState, Kind
+from watchdog.model.messages import JobWatch, Reply, Report
+from watchdog.model.slurm import SlurmJob
 from watchdog.notify.queue import Notifier, Sources
 from watchdog.slurm.client import SlurmClient, SlurmUnavailable
 

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from watchdog.model import SlurmJob, Step, Value
+from watchdog.model.actions import Step
+from watchdog.model.slurm import SlurmJob
+from watchdog.model.value import Value
 
 OFF = frozenset({"off", "no", "none", "never", "false", "0", "observe", "disable", "disabled"})
 ON = frozenset({"on", "yes", "true", "1"})

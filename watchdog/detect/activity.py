@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from watchdog.detect.view import JobView, ProcessView, RankGpu
-from watchdog.model import Culprit, Role, Value
+from watchdog.model.incidents import Culprit
+from watchdog.model.observed import Role
+from watchdog.model.value import Value
 
 QUIET_CPU = 0.2
 """Cores. A rank that waits uses next to none; one that spins in a collective, loads or saves uses about one or more."""

@@ -12,7 +12,7 @@ from watchdog.detect.nodes import (
     share_silent,
 )
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
-from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 
 def detect(view: ClusterView) -> list[Finding]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.view import ClusterView, EndedJob
 from watchdog.diagnose.log_errors import work_lost
-from watchdog.model import Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Finding, Kind, Severity, Truth
 
 BROKE = {
     "FAILED": "it failed",

@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.view import ClusterView, JobView
-from watchdog.model import Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Finding, Kind, Severity, Truth
 
 LONGEST = 2.0
 """Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""

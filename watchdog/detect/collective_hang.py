@@ -23,7 +23,7 @@ from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.knowledge.frames import Place
-from watchdog.model import Culprit, Finding, Kind, StacksWanted, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, StacksWanted, Truth
 
 SPACING = 0.15
 """Time between two dumps as a share of the limit: three dumps between suspicion and verdict."""

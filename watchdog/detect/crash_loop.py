@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.view import ClusterView, JobView, PastRun
 from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause
-from watchdog.model import Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Finding, Kind, Severity, Truth
 
 QUICK_S = 30.0
 """A log is found with the listing that shows the job and the report after it: 15 s by default, twice that if one is missed."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.lingering_job import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
 from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
-from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 FEW = 0.25
 """At most this share of the ranks, and never half of them: more at once is an ending, or a node."""

@@ -14,7 +14,8 @@ from typing import Protocol
 from watchdog.detect.view import ClusterView, JobView, LoggedError, NodeView
 from watchdog.diagnose.log_errors import running
 from watchdog.knowledge.log_signatures import STORAGE_FULL
-from watchdog.model import Culprit, FaultSeverity, Finding, Kind, MountProbe, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.observed import FaultSeverity, MountProbe
 
 FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|[Dd]isk quota exceeded|[Qq]uota exceeded")
 """How the probe's answer says it: errno's name or its text (errno(3))."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from watchdog.detect.filesystem_stall import judge
 from watchdog.detect.view import ClusterView
-from watchdog.model import Finding, Kind
+from watchdog.model.incidents import Finding, Kind
 
 
 def detect(view: ClusterView, *, blocked_for_s: float) -> list[Finding]:

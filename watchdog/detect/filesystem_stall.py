@@ -15,7 +15,8 @@ from watchdog.diagnose.filesystem import (
     long_blocked,
     probes_wanted,
 )
-from watchdog.model import Culprit, Finding, Kind, Role, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.observed import Role
 
 SCOPES = {
     Kind.FILESYSTEM_OUTAGE: (Scope.OUTAGE,),

@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.view import ClusterView, JobView, RankGpu
-from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"})
 """Throttle reasons that somebody chose, or that are none."""

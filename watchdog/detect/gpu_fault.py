@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from watchdog.detect.nodes import away_on_purpose, nodes_to_judge
 from watchdog.detect.view import ClusterView, GpuView, JobView, NodeView, ProcessView, SeenEvent
 from watchdog.knowledge.xids import describe_xid
-from watchdog.model import Culprit, FaultSeverity, Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.observed import FaultSeverity
 
 GONE = ("GPU_IS_LOST", "does not list this GPU any more", "RESET_REQUIRED", "GPU_NOT_FOUND")
 """Words of a GPU's row that mean the GPU itself is not there: NVML's names, and the agent's own for one that vanished."""

@@ -16,7 +16,7 @@ from watchdog.detect.limits import LimitSettings, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView, RankGpu
 from watchdog.diagnose.stacks import vote
 from watchdog.knowledge.frames import Place
-from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 LEAST_STEPS = 3
 """Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may have idled in a checkpoint."""

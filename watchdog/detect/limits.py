@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from watchdog.detect.view import JobView
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 SUSPICION = 0.5
 """From this share of the limit on, stacks are collected: the verdict is ready when the limit is reached."""

@@ -17,7 +17,8 @@ from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
-from watchdog.model import Culprit, Finding, Kind, StacksWanted, Truth, Value
+from watchdog.model.incidents import Culprit, Finding, Kind, StacksWanted, Truth
+from watchdog.model.value import Value
 
 SUSPICION = 0.3
 """From this share of the grace on, the survivors' stacks are collected."""

@@ -16,7 +16,7 @@ from watchdog.detect.lingering_job import dead_for_s
 from watchdog.detect.nodes import is_down
 from watchdog.detect.view import ClusterView, EndedJob, JobView, PastRun
 from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause, running, work_lost
-from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 FAILED = frozenset({"FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"})
 """States of a run that ended by itself, and not well (squeue(1), job state codes)."""

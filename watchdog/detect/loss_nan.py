@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.view import ClusterView, JobView
-from watchdog.model import Finding, Kind, Truth
+from watchdog.model.incidents import Finding, Kind, Truth
 
 
 class Settings(Protocol):

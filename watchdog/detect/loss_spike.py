@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from watchdog.detect.remember import by_identity
 from watchdog.detect.series import MAD_TO_SIGMA
 from watchdog.detect.view import ClusterView, JobView, LossPoint
-from watchdog.model import Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Finding, Kind, Severity, Truth
 
 WINDOW = 100
 """Losses before the newest ones that say what is usual."""

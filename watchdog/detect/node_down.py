@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from watchdog.detect.nodes import away_on_purpose, is_asked, is_down, jobs_by_node
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
-from watchdog.model import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 FRESH_S = 12.0
 """An agent that reports every 5 s was heard within this time, or it is as quiet as its node."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from watchdog.detect.nodes import nodes_to_judge
 from watchdog.detect.view import ClusterView, NodeView
-from watchdog.model import Culprit, Finding, GpuHolder, Kind, Severity, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.observed import GpuHolder
 
 
 def detect(view: ClusterView) -> list[Finding]:

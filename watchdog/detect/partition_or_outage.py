@@ -6,7 +6,7 @@ from typing import Protocol
 
 from watchdog.detect.nodes import away_on_purpose, share_silent
 from watchdog.detect.view import ClusterView
-from watchdog.model import Culprit, Finding, Kind, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Truth
 
 NAMED = 16
 """Nodes that are named one by one; the number says the rest."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.limits import LimitSettings, progress_limit
 from watchdog.detect.view import ClusterView, JobView, ProcessView
-from watchdog.model import Culprit, Finding, Kind, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Truth
 
 WORDS = {"T": "stopped by a signal", "t": "held by a debugger or tracer"}
 

@@ -36,7 +36,7 @@ from watchdog.detect import (
     wedged_teardown,
 )
 from watchdog.detect.view import ClusterView
-from watchdog.model import Finding, Kind
+from watchdog.model.incidents import Finding, Kind
 
 
 class FilesystemSettings(Protocol):

@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import sqrt
 from statistics import median
 
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 MAD_TO_SIGMA = 1.4826
 """Of a normal distribution: 1 / its 0.75 quantile."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from watchdog.detect.remember import by_identity
 from watchdog.detect.series import BASELINE, NEARLY, Segment, segments
 from watchdog.detect.view import ClusterView, JobView, StepTime
-from watchdog.model import Finding, Kind, Severity, Truth
+from watchdog.model.incidents import Finding, Kind, Severity, Truth
 
 LEAST_UNLOGGED_S = 30.0
 """Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be compared so."""

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from watchdog.detect import slow_job
 from watchdog.detect.view import ClusterView, JobView, NodeView, RankGpu
-from watchdog.model import Culprit, Finding, Kind, Severity, Truth, Value
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.value import Value
 
 FEW = 0.25
 """Odd nodes are named if they are at most this share of the job's, and at least one may be."""

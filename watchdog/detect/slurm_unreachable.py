@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from watchdog.detect.view import ClusterView
-from watchdog.model import Finding, Kind, Truth
+from watchdog.model.incidents import Finding, Kind, Truth
 
 
 class Settings(Protocol):

@@ -23,7 +23,7 @@ from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
-from watchdog.model import Culprit, Finding, Kind, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Truth
 
 STACKS_PATIENCE_S = 10.0
 """Stacks that were asked for at half the limit get so much more time: what they say counts more."""

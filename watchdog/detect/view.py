@@ -8,22 +8,11 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import islice
 
-from watchdog.model import (
-    Checkpoint as CheckpointOnDisk,
-)
-from watchdog.model import (
-    Event,
-    Gpu,
-    GpuHolder,
-    HungProbe,
-    MountProbe,
-    NodeEvent,
-    Process,
-    ProcessStack,
-    Role,
-    SlurmJob,
-    Value,
-)
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.observed import Checkpoint as CheckpointOnDisk
+from watchdog.model.observed import Event, Gpu, GpuHolder, HungProbe, MountProbe, NodeEvent, Process, Role
+from watchdog.model.slurm import SlurmJob
+from watchdog.model.value import Value
 
 
 class NoData(Exception):

@@ -17,7 +17,7 @@ from watchdog.detect.view import ClusterView, ErrorLine, JobView, ProcessView
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.knowledge.frames import Place
-from watchdog.model import Culprit, Finding, Kind, Severity, StacksWanted, Truth
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, StacksWanted, Truth
 
 FATAL = frozenset({"traceback", "python_exception", "cuda_oom", "cuda_error"})
 """Signatures of a line with which a training ends, if no step follows."""

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from watchdog.model import Gpu, Value
+from watchdog.model.observed import Gpu
+from watchdog.model.value import Value
 
 MIN_PEERS: Final = 3
 """Fewer values than this have no majority: of two that differ, either may be the odd one."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from watchdog.detect.view import ClusterView, FilesystemView, ProcessView
-from watchdog.model import Blocked, Culprit, ProbeWanted, Role, Value
+from watchdog.model.incidents import Culprit, ProbeWanted
+from watchdog.model.observed import Blocked, Role
+from watchdog.model.value import Value
 
 PROBED_PEERS = 4
 """How many other nodes are asked: enough for a vote, few enough not to load a filesystem in trouble."""

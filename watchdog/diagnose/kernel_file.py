@@ -18,7 +18,7 @@ from watchdog.kernel_lines import KernelFact
 from watchdog.kernel_text import Message
 from watchdog.knowledge.kernel_causes import ENDS, RULES, TRACE_WORDS, Rule
 from watchdog.knowledge.xids import describe_xid
-from watchdog.model import FaultSeverity
+from watchdog.model.observed import FaultSeverity
 
 Role = Literal["cause", "consequence", "news"]
 

@@ -15,7 +15,7 @@ from watchdog.diagnose.log_lines import Line, classify, host_word, read_line
 from watchdog.diagnose.log_sections import with_sections, without_line_numbers, without_modules
 from watchdog.diagnose.log_time import Clock, Stamp, stamp_of
 from watchdog.log_scan import MAX_LINE_BYTES, Seen, letters, scan
-from watchdog.model import EventKind
+from watchdog.model.observed import EventKind
 from watchdog.progress import LogFact
 
 HEAD_LINES = 150

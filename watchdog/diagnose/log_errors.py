@@ -14,7 +14,10 @@ from msgspec.structs import replace
 
 from watchdog.detect.view import JobView, LoggedError, PastRun
 from watchdog.knowledge.log_signatures import CONSEQUENCES, FELT, FROM_OUTSIDE, HEADERS, WORDS
-from watchdog.model import Culprit, Event, SlurmJob, Value
+from watchdog.model.incidents import Culprit
+from watchdog.model.observed import Event
+from watchdog.model.slurm import SlurmJob
+from watchdog.model.value import Value
 from watchdog.progress import split_prefix
 
 Seats = Mapping[int, tuple[str, int]]

@@ -12,7 +12,7 @@ from typing import Any
 
 from watchdog.diagnose.log_time import Stamp, stamp_of
 from watchdog.knowledge.log_signatures import SIGNATURES
-from watchdog.model import Value
+from watchdog.model.value import Value
 from watchdog.progress import Rows, parse_line
 
 MAX_CHARS = 2000

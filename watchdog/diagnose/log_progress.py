@@ -13,7 +13,8 @@ from typing import Protocol
 from watchdog.detect.series import BASELINE, CONFIRMED, segments
 from watchdog.diagnose.log_digest import Digest, Fact, shape
 from watchdog.knowledge.progress_patterns import FRAMEWORKS
-from watchdog.model import EventKind, Value
+from watchdog.model.observed import EventKind
+from watchdog.model.value import Value
 
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta, timezone
 
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 SEEN_CHARS = 160
 """A line's time stands within its first characters, or nowhere."""

@@ -12,7 +12,8 @@ from watchdog.diagnose.stack_ranks import Cast, RankProcess
 from watchdog.diagnose.stack_sides import ENDLESS, UNHURRIED, frames_key, sides
 from watchdog.diagnose.topology import Topology, parse_topology, topology_of
 from watchdog.knowledge.frames import Place
-from watchdog.model import Culprit, Value
+from watchdog.model.incidents import Culprit
+from watchdog.model.value import Value
 
 FLOOR_S: Final = 60.0
 TYPICAL_STEPS: Final = 3.0

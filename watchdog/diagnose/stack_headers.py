@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 _HOSTLIKE: Final = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _WORDS_OF_FILES = (

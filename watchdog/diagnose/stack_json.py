@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from watchdog.diagnose.stack_headers import Said
-from watchdog.model import Frame, ThreadStack
+from watchdog.model.evidence import Frame, ThreadStack
 
 DEPTH: Final = 12
 MAX_FRAMES: Final = 200

@@ -17,7 +17,8 @@ from watchdog.knowledge.frames import (
     Place,
 )
 from watchdog.knowledge.waiting_calls import PLACES_OF_CALLS
-from watchdog.model import Frame, ProcessStack, ThreadStack, Value
+from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from watchdog.model.value import Value
 
 _INNER_FRAMES = 12
 """A collective is looked for this deep under library wrappers; the training loop itself lies deeper."""

@@ -12,7 +12,9 @@ from watchdog.diagnose.stack_headers import Said, is_named_for_its_host, said_by
 from watchdog.diagnose.stack_places import is_native, main_thread, normal_file
 from watchdog.diagnose.stack_text import Dump
 from watchdog.knowledge.frames import NO_RANK_COMMANDS, NO_RANKS
-from watchdog.model import ProcessStack, Role, Value
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.observed import Role
+from watchdog.model.value import Value
 
 CONTAINER_PID = 500
 """In containers the ranks of different nodes often have the same small pids; without a host they are told apart by their file."""

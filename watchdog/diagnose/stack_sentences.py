@@ -12,7 +12,8 @@ from watchdog.diagnose.stack_ranks import Cast
 from watchdog.diagnose.stack_sides import collective_of
 from watchdog.diagnose.stack_words import children_of, class_word, count_words, fold, place_words, whom
 from watchdog.knowledge.frames import CLASSES, Place
-from watchdog.model import Culprit, Frame
+from watchdog.model.evidence import Frame
+from watchdog.model.incidents import Culprit
 
 _DEBUGGER_FILES: Final = re.compile(r"\b(pdb|bdb|cmd|ipdb|IPython|debugpy|pydev\w*)\b")
 

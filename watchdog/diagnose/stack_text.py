@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from watchdog.diagnose.stack_headers import Said, parse_header, parse_prefix
 from watchdog.diagnose.stack_json import Found, parse_documents
-from watchdog.model import Frame, ThreadStack, Value
+from watchdog.model.evidence import Frame, ThreadStack
+from watchdog.model.value import Value
 
 MAX_FRAMES: Final = 200
 MAX_LINE: Final = 4000

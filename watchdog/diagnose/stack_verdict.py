@@ -38,7 +38,8 @@ from watchdog.diagnose.stack_words import (
 )
 from watchdog.diagnose.topology import late_replica, odd_in_tensor_group
 from watchdog.knowledge.frames import CLASSES, MOMENTARY, Place
-from watchdog.model import Culprit, Value
+from watchdog.model.incidents import Culprit
+from watchdog.model.value import Value
 
 UNHURRIED_S: Final = 1800.0
 UNHURRIED_STEPS: Final = 10.0

@@ -16,7 +16,9 @@ from watchdog.diagnose.stack_places import (
 from watchdog.diagnose.stack_ranks import Cast
 from watchdog.diagnose.stack_sides import frames_key
 from watchdog.knowledge.frames import CLASSES, Place
-from watchdog.model import Culprit, ProcessStack, Role
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.incidents import Culprit
+from watchdog.model.observed import Role
 
 MAX_FRAMES = 40
 

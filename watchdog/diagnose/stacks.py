@@ -8,7 +8,10 @@ from watchdog.detect.view import ProcessView, StackSnapshot
 from watchdog.diagnose.stack_places import RankPlace, call_of, locate, place_of
 from watchdog.diagnose.stack_sides import ENDLESS, LONG, UNHURRIED, ProcessKey, frames_key, odd_one, sides
 from watchdog.knowledge.frames import Place
-from watchdog.model import Culprit, ProcessStack, Role, Value
+from watchdog.model.evidence import ProcessStack
+from watchdog.model.incidents import Culprit
+from watchdog.model.observed import Role
+from watchdog.model.value import Value
 
 BUSY_CPU_SHARE = 0.2
 """A rank outside the collective that uses more than this share of a core computes (compilation, data

@@ -14,7 +14,7 @@ from typing import Final
 from watchdog.diagnose.stack_places import RankPlace
 from watchdog.diagnose.stack_sides import collective_of
 from watchdog.knowledge.frames import Place
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 MOST: Final = 3
 """So many that agree make the one that does not the odd one; of two nobody knows which is."""

@@ -22,7 +22,10 @@ from watchdog.diagnose.stack_words import class_word
 from watchdog.diagnose.stacks import Group, Vote, vote
 from watchdog.knowledge.frames import Place
 from watchdog.knowledge.hints import MAX_HINTS, Hint, hints_for
-from watchdog.model import Culprit, LockWait, Role, Value
+from watchdog.model.evidence import LockWait
+from watchdog.model.incidents import Culprit
+from watchdog.model.observed import Role
+from watchdog.model.value import Value
 
 BLOCKED_S: Final = 10.0
 """In one call on one file: shorter waits belong to ordinary writing."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 F = TypeVar("F")
 

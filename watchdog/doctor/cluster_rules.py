@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from watchdog.doctor.advice import Advice, Level, Rule
 from watchdog.doctor.script_rules import SlurmSettings
-from watchdog.model import Value
+from watchdog.model.value import Value
 from watchdog.notify.harmless import fold
 
 OLDEST_TESTED = (22, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from watchdog.doctor.advice import Advice, Level, Rule
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 NETWORK_FILESYSTEMS = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "wekafs", "panfs", "orangefs", "pvfs2", "afs", "9p", "fuse.sshfs",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from watchdog.doctor.shell import Command, parse_shell
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 _DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
 _HETJOB = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from watchdog.doctor.advice import Advice, Level, Rule
 from watchdog.doctor.script import Script, is_training, programs, uses_launcher
 from watchdog.knowledge.checkpoint_options import directories_in
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 KILL_SWITCH = re.compile(r"SLURM_WATCHDOG_KILL_SWITCH|kill[-_]?switch", re.IGNORECASE)
 OUR_CALLBACKS = re.compile(r"\b(hf_trainer|lightning_callback|plain_pytorch)\b")

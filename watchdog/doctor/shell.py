@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 2

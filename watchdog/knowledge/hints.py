@@ -1,7 +1,7 @@
 """What a fault usually is and what to try next: shown under a verdict, never as the verdict.
 
 A row is for classes: of log lines (watchdog.knowledge.log_signatures), of stacks (watchdog.knowledge.frames.CLASSES), of the
-kernel's lines (watchdog.knowledge.kernel_signatures) and kinds of incidents (watchdog.model.Kind); some only where the text has
+kernel's lines (watchdog.knowledge.kernel_signatures) and kinds of incidents (watchdog.model.incidents.Kind); some only where the text has
 certain words. Rows that need words say more and stand before those that don't. What is documented is named by the name of the
 document or option; addresses only of official pages. Much of it is what the people of BLOOM-176B and others wrote down.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from watchdog.model import Value
+from watchdog.model.value import Value
 
 
 class Hint(Value, frozen=True, kw_only=True):

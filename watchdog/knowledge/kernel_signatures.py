@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from watchdog.model import FaultSeverity
+from watchdog.model.observed import FaultSeverity
 
 INFO, WARNING, ERROR, CRITICAL = (
     FaultSeverity.INFO, FaultSeverity.WARNING, FaultSeverity.ERROR, FaultSeverity.CRITICAL,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from watchdog.model import Kind, Step
+from watchdog.model.actions import Step
+from watchdog.model.incidents import Kind
 
 ENDINGS: tuple[Step, ...] = (Step.REQUEUE, Step.RESUBMIT, Step.CHAIN, Step.CANCEL)
 """Steps that end a run. Each is the fallback of the ones before it, where Slurm refuses those."""

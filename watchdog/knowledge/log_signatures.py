@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from watchdog.knowledge.xids import XIDS
-from watchdog.model import FaultSeverity
+from watchdog.model.observed import FaultSeverity
 
 
 @dataclass(frozen=True)

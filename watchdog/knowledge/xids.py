@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from watchdog.model import FaultSeverity
+from watchdog.model.observed import FaultSeverity
 
 Blame = Literal["application", "hardware", "driver", "either"]
 

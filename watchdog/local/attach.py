@@ -31,7 +31,7 @@ from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.run import ACTIVE_STATES, GOES_ON
 from watchdog.controller.watch import Controller
 from watchdog.local.service import QUIET, free_port
-from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.notify.make import make_notifier
 from watchdog.slurm.client import SlurmUnavailable
 from watchdog.slurm.command_line import CommandLineSlurm

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from watchdog import clock
-from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, Submission
 
 log = logging.getLogger(__name__)

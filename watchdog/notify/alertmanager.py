@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from watchdog.model import Incident, Severity
+from watchdog.model.incidents import Incident, Severity
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import one_line
 from watchdog.notify.http import post_json

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
-from watchdog.model import Action, Severity
+from watchdog.model.actions import Action
+from watchdog.model.incidents import Severity
 from watchdog.notify.harmless import fold, plural, safe
 from watchdog.notify.notice import Notice, Topic
 from watchdog.notify.slack_messages import (

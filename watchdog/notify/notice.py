@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from watchdog.model import ActionRun, Decision, Incident, SlurmJob, Value
+from watchdog.model.actions import ActionRun, Decision
+from watchdog.model.incidents import Incident
+from watchdog.model.slurm import SlurmJob
+from watchdog.model.value import Value
 
 KEPT_FACTS = 30
 KEPT_CULPRITS = 30

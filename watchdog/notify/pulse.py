@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from watchdog.model import Value
+from watchdog.model.value import Value
 from watchdog.notify.harmless import duration, fold, plural, safe
 from watchdog.notify.slack_messages import BLOCK_LIMIT, LINE_LIMIT, Payload, message, section
 

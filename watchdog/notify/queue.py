@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from watchdog import clock
-from watchdog.model import ActionRun, Decision, Incident, SlurmJob
+from watchdog.model.actions import ActionRun, Decision
+from watchdog.model.incidents import Incident
+from watchdog.model.slurm import SlurmJob
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import one_line
 from watchdog.notify.notice import KEPT_JOBS, Notice, Topic, job_notes, to_row

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from watchdog.model import Severity
+from watchdog.model.incidents import Severity
 from watchdog.notify.harmless import cut, safe
 from watchdog.notify.notice import Notice, Topic
 from watchdog.notify.words import Said, about, lasted, say

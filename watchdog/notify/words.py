@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from watchdog.model import Action, ActionRun, Decision, Incident, Severity, Value, Verdict
+from watchdog.model.actions import Action, ActionRun, Decision, Verdict
+from watchdog.model.incidents import Incident, Severity
+from watchdog.model.value import Value
 from watchdog.notify.harmless import duration, plural
 from watchdog.notify.notice import Notice, Topic
 

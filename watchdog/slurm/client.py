@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 
 
 class Refusal(StrEnum):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm import parse
 from watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
 from watchdog.slurm.commands import Answer, Commands, first_line, gather

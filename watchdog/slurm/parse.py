@@ -18,7 +18,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
 
-from watchdog.model import SlurmJob, SlurmNode
+from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm.states import is_held
 
 JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)

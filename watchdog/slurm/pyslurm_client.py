@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from watchdog.model import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm import pyslurm_child, pyslurm_rows
 from watchdog.slurm.client import SlurmUnavailable
 from watchdog.slurm.commands import clean_environment

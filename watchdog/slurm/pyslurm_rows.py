@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from watchdog.model import SlurmJob, SlurmNode
+from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm import parse
 from watchdog.slurm.states import FINISHED, is_held
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
 from watchdog import clock
-from watchdog.model import SlurmJob, SlurmNode
+from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm import parse, states
 from watchdog.slurm.backoff import Backoff
 from watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable

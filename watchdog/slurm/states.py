@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from watchdog.model import SlurmJob
+from watchdog.model.slurm import SlurmJob
 from watchdog.slurm.client import Refusal
 
 

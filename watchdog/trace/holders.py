@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from watchdog.model import Gpu, GpuHolder, Process, Role
+from watchdog.model.observed import Gpu, GpuHolder, Process, Role
 
 GRACE_S = 60.0
 """Time a job's processes get after its end to let go of their GPUs; the agents' `orphan_grace` as it ships."""

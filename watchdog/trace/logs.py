@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from watchdog.knowledge.progress_patterns import Pattern
 from watchdog.learnt_progress import KNOWN_AFTER, Learner
-from watchdog.model import Event, EventKind, LogFile
+from watchdog.model.observed import Event, EventKind, LogFile
 from watchdog.progress import ALL_ROWS, LogFact, Rows, clean_line, parse_line
 from watchdog.trace.records import Log
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from watchdog.model import Blocked, Process, Role
+from watchdog.model.observed import Blocked, Process, Role
 from watchdog.trace.records import Proc, Tally
 
 REGULAR = 3

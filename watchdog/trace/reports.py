@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from watchdog.kernel_lines import parse_kernel_line
 from watchdog.knowledge.progress_patterns import Pattern
-from watchdog.model import (
+from watchdog.model.messages import Report
+from watchdog.model.observed import (
     Checkpoint,
     Event,
     EventKind,
@@ -20,7 +21,6 @@ from watchdog.model import (
     LogFile,
     MountProbe,
     NodeEvent,
-    Report,
 )
 from watchdog.trace import records
 from watchdog.trace.holders import LEAST_BYTES, Holders, Seats, seated

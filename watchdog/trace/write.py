@@ -10,19 +10,9 @@ from typing import Any
 
 import msgspec
 
-from watchdog.model import (
-    Checkpoint,
-    CommandResult,
-    Event,
-    Gpu,
-    LogFile,
-    MountProbe,
-    NodeEvent,
-    Process,
-    Report,
-    SlurmJob,
-    SlurmNode,
-)
+from watchdog.model.messages import CommandResult, Report
+from watchdog.model.observed import Checkpoint, Event, Gpu, LogFile, MountProbe, NodeEvent, Process
+from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.trace.processes import TICKS_PER_S
 from watchdog.trace.records import MAX_LINE_BYTES
 from watchdog.trace.reports import KEPT_OF_REPORT, MIB

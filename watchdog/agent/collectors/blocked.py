@@ -27,7 +27,7 @@ from watchdog.knowledge.syscalls import (
     idle_numbers,
     name_of,
 )
-from watchdog.model import Blocked
+from watchdog.model.observed import Blocked
 
 MAX_THREADS = 1024
 """Threads of one process that are looked at: a rank has 50 to 300."""

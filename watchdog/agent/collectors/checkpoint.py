@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.mounts import mount_of
 from watchdog.agent.probe import Answer, Probes
-from watchdog.model import Checkpoint, Event, EventKind
+from watchdog.model.observed import Checkpoint, Event, EventKind
 
 MAX_DIRECTORIES = 8
 """Of one job."""

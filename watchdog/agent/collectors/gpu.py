@@ -15,7 +15,7 @@ from typing import Any
 from watchdog.agent.gpu_rows import parse_event, parse_gpu, parse_health, parse_processes, without_values
 from watchdog.agent.nvml import HEALTH, PROCESSES
 from watchdog.agent.probe import Answer, Probes
-from watchdog.model import Gpu, NodeEvent
+from watchdog.model.observed import Gpu, NodeEvent
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
 from watchdog.agent.mounts import Mount, mount_of
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.tail import MAGIC
-from watchdog.model import Event, EventKind, JobWatch, LogFile, Process, Role
+from watchdog.model.messages import JobWatch
+from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
 
 MAX_FILES = 24
 """Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and some more."""

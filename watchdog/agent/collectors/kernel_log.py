@@ -21,7 +21,7 @@ from watchdog.agent.kernel_events import Fold, KernelClock, Told
 from watchdog.agent.kmsg import Device, Kmsg, KmsgFile
 from watchdog.agent.probe import Answer, Probes
 from watchdog.kernel_lines import KernelFact, is_interesting, parse_message, parse_record, readable
-from watchdog.model import FaultSeverity, NodeEvent
+from watchdog.model.observed import FaultSeverity, NodeEvent
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ import msgspec
 
 from watchdog.agent.mounts import NOT_PROBED, Mount, mount_of
 from watchdog.agent.probe import IDLE_S, Answer, Probes
-from watchdog.model import CommandResult, MountProbe, ProbeMount
+from watchdog.model.messages import CommandResult, ProbeMount
+from watchdog.model.observed import MountProbe
 from watchdog.runner import next_due
 
 MAX_MOUNTS = 16

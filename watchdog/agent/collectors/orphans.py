@@ -21,7 +21,7 @@ from watchdog.agent.jobs import Key
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import Entry, is_the_kernels, read_file
 from watchdog.knowledge.gpu_daemons import is_daemon
-from watchdog.model import Gpu, GpuHolder
+from watchdog.model.observed import Gpu, GpuHolder
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 LINKS_AT_ONCE = 96

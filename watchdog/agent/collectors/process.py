@@ -28,7 +28,8 @@ from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import LASTING_STATES, Entry, Files, ProcessTable, read_file
 from watchdog.knowledge.syscalls import PATH_ARGUMENT
-from watchdog.model import Blocked, JobWish, Process, Role
+from watchdog.model.messages import JobWish
+from watchdog.model.observed import Blocked, Process, Role
 
 __all__ = ["IDENTIFY", "SETTLE_S", "ProcessCollector"]
 

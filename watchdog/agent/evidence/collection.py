@@ -24,15 +24,9 @@ from watchdog.agent.jobs import Known
 from watchdog.agent.mounts import mount_of
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import read_file
-from watchdog.model import (
-    CollectEvidence,
-    FoundFile,
-    NodeEvidence,
-    Process,
-    ProcessStack,
-    RankEvidence,
-    Role,
-)
+from watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, RankEvidence
+from watchdog.model.messages import CollectEvidence
+from watchdog.model.observed import Process, Role
 
 PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"
 PART_S: Final = 15.0

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from watchdog.model import NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadStack
+from watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadStack
 
 MAX_NODE_BYTES: Final = 3 << 20
 """As JSON. A report may have 8 MiB (see watchdog.wire), and holds more than this."""

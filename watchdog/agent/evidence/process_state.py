@@ -19,7 +19,7 @@ from watchdog.agent.evidence.sockets import Tables, choose
 from watchdog.agent.mounts import mount_of, read_mounts
 from watchdog.agent.process_table import parse_stat, read_file
 from watchdog.knowledge.syscalls import name_of
-from watchdog.model import LockWait, SocketState, ThreadState
+from watchdog.model.evidence import LockWait, SocketState, ThreadState
 
 MAX_THREADS: Final = 1024
 """Of one process: whose state is read."""

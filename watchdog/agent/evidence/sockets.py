@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Final
 
-from watchdog.model import SocketState
+from watchdog.model.evidence import SocketState
 
 MAX_SOCKETS: Final = 48
 """Of one process: a rank has a few for each of its peers; those with something in a queue come first."""

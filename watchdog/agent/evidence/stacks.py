@@ -21,7 +21,8 @@ import msgspec
 from watchdog import clock
 from watchdog.agent.collectors.blocked import parse_state_and_cpu, parse_syscall
 from watchdog.knowledge.syscalls import name_of
-from watchdog.model import Frame, Process, ProcessStack, Role, ThreadStack
+from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from watchdog.model.observed import Process, Role
 
 AT_ONCE = 2
 ONE_DUMP_S = 10.0

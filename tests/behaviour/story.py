@@ -276,7 +276,7 @@ class Story:
                 metrics=ControllerMetrics(),
             )
             await self.controller.look_at_slurm()
-            self.controller.decider.take_up()
+            self.controller.actions.take_up()
 
         self._run(build())
 

@@ -134,7 +134,7 @@ def test_given_element_3_of_an_array_that_allows_one_at_a_time_then_element_4_ma
     assert all("100_4" not in deed for deed in story.done)
     assert (four.state, four.restarts) == ("RUNNING", 0)
     assert three.state == "PENDING" and three.reason == "JobArrayTaskLimit"
-    driver = next(iter(story.controller.decider._drivers.values()))
+    driver = next(iter(story.controller.actions._drivers.values()))
     assert "another element of its array runs" in driver.waiting_for
     story.cluster.end(four, "COMPLETED")
     story.passes(minutes=2)

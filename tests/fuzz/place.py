@@ -78,7 +78,7 @@ class Place:
     async def close(self) -> None:
         await self.controller.evidence.close()
         await self.controller.collector.close()
-        await self.controller.decider.close()
+        await self.controller.actions.close()
         self.journal.close()
 
     async def give(self, kind: str, body: bytes) -> int:

@@ -152,13 +152,13 @@ async def live(
         asyncio.create_task(notifier.run()),
         asyncio.create_task(_tick_for_ever(controller, stop)),
     ]
-    controller.decider.take_up()
+    controller.actions.take_up()
     await stop.wait()
     sd_notify("STOPPING=1" if anew is None or not anew.is_set() else "RELOADING=1")
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await controller.decider.close()
+    await controller.actions.close()
     await controller.evidence.close()
     await controller.collector.close()
 

@@ -95,6 +95,7 @@ class Controller:
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.look(self.started_mono)
         self.decider = Decider(self)
+        self.actions = self.decider.actions
         notifier.attach(
             Sources(
                 job_of=self.state.jobs.get,
@@ -205,11 +206,11 @@ class Controller:
             self._catch_up()
             findings = self.judge.look(now)
             self.evidence.serve(findings, now)
-            self._tell_changes(self.judge.conclude(findings, now, clock.wall(), self.decider.acting()), now)
+            self._tell_changes(self.judge.conclude(findings, now, clock.wall(), self.actions.acting()), now)
             self.decider.decide(now)
             self.collector.prune(now)
             self.metrics.show(
-                self.judge.view, self.judge.limits_s, self.judge.incidents, self.decider.rungs()
+                self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.rungs()
             )
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())

@@ -202,7 +202,7 @@ async def _until_over(
             await agents.follow(job if job.state in ACTIVE_STATES else None)
             continue
         over_since = over_since or loop.time()
-        if loop.time() - over_since > LAST_LOOK_S and not controller.decider.acting():
+        if loop.time() - over_since > LAST_LOOK_S and not controller.actions.acting():
             log.warning(
                 "job %s is %s: it is not watched any more", job_id, "gone" if job is None else job.state
             )

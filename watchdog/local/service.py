@@ -182,7 +182,7 @@ async def _until_over(job: LocalJob, controller: Controller, config: Config, ask
             break
         # Its last lines are on their way; an action that waited for its end goes on.
         await asyncio.sleep(config.agent.interval + LAST_LOOK_S)
-        if controller.decider.acting():
+        if controller.actions.acting():
             continue
         if job.over.is_set():
             break

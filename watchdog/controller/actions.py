@@ -1,0 +1,211 @@
+"""The actions under way: goes on with what a journal left open, drives each to its end, says how it ended, takes back what lasted long enough."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from watchdog import clock
+from watchdog.controller import janitor
+from watchdog.controller.drive import Driver, Tools
+from watchdog.controller.journal import JournalError
+from watchdog.controller.settings import ladder_limits_of
+from watchdog.model.actions import Action, ActionRun, Decision, RungRecord
+from watchdog.model.incidents import Incident, IncidentState, Kind
+
+if TYPE_CHECKING:
+    from watchdog.controller.watch import Controller
+
+log = logging.getLogger(__name__)
+
+JANITOR_S = 60.0
+"""Between two looks at what we did to nodes and may be taken back."""
+DRIVE_AGAIN_S = 15.0
+"""After an action's task has failed (a full disk under the journal), before it is taken up again."""
+
+
+class Actions:
+    """Keeps the running actions; who decides gives them in, and asks which jobs are busy. One event loop owns it."""
+
+    def __init__(self, controller: Controller, on_failure: Callable[[Decision], None]):
+        """`on_failure` is told of the decision whose action has ended without success."""
+        self._c = controller
+        self._on_failure = on_failure
+        config = controller.config
+        self._tools = Tools(
+            journal=controller.journal,
+            state=controller.state,
+            slurm=controller.slurm,
+            desk=controller.desk,
+            limits=ladder_limits_of(config),
+            command_deadline_s=3 * config.agent.interval + config.agent.probe_deadline,
+            poll_s=min(2.0, config.slurm.poll_interval),
+            paused=lambda: controller.journal.paused() is not None,
+            on_record=self._on_record,
+            collect=controller.collector.rung,
+            drain_reason=config.policy.drain_reason,
+            listing_is_new_after_s=config.slurm.deadline,
+        )
+        self._janitor: asyncio.Task[None] | None = None
+        self._swept_at = float("-inf")
+        self._drivers: dict[str, Driver] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def take_up(self) -> None:
+        """Goes on with every action that a journal left open. The ladder asks the world before it does anything."""
+        for run in self._c.journal.open_actions():
+            if run.decision.action is not Action.NONE and run.decision.id not in self._drivers:
+                if run.decision.fence is not None:
+                    self._c.state.remember_action(run.decision.fence)
+                log.warning("taking up the %s of job %s (%s)", *_names(run))
+                self.drive(run)
+
+    def drive(self, run: ActionRun) -> None:
+        """Carries an allowed decision out, in a task of its own."""
+        driver = Driver(run, self._tools)
+        self._drivers[run.decision.id] = driver
+        self._tasks[run.decision.id] = asyncio.create_task(self._drive(driver))
+
+    def is_busy(self, job_id: str) -> bool:
+        """Whether an action on the job is under way."""
+        return any(
+            driver.run.decision.fence is not None and driver.run.decision.fence.job_id == job_id
+            for driver in self._drivers.values()
+        )
+
+    def acting(self) -> frozenset[str]:
+        """Ids of the incidents that are being acted on."""
+        return frozenset(driver.run.decision.incident_id for driver in self._drivers.values())
+
+    def rungs(self) -> dict[str, str]:
+        """Job -> the rung at which an action on it is; `between` while none is being tried."""
+        return {
+            driver.run.decision.fence.job_id: next(
+                (str(record.rung) for record in driver.run.records if record.outcome is None), "between"
+            )
+            for driver in self._drivers.values()
+            if driver.run.decision.fence is not None
+        }
+
+    async def _drive(self, driver: Driver) -> None:
+        """Drives to the end; a journal that fails stops nothing for good: the action is taken up again."""
+        decision_id = driver.run.decision.id
+        while True:
+            try:
+                await driver.drive()
+                break
+            except JournalError as error:
+                self._c.journal_error = str(error)
+                log.error("action %s waits for the journal: %s", decision_id, error)
+                await asyncio.sleep(DRIVE_AGAIN_S)
+                self._c.write(lambda: self._reload(driver))
+        self._drivers.pop(decision_id, None)
+        self._tasks.pop(decision_id, None)
+        self._ended(driver.run)
+
+    def _reload(self, driver: Driver) -> None:
+        """After a failed write, what the journal holds is what counts."""
+        for run in self._c.journal.open_actions():
+            if run.decision.id == driver.run.decision.id:
+                driver.run = run
+
+    def _on_record(self, run: ActionRun, record: RungRecord) -> None:
+        incident = self._incident_of(run)
+        if incident is not None:
+            self._c.note(incident, f"{record.rung}: {record.outcome}: {record.detail}")
+
+    def _ended(self, run: ActionRun) -> None:
+        c, end = self._c, run.end
+        assert end is not None
+        c.metrics.actions.labels(run.decision.action, "ok" if end.ok else "failed").inc()
+        if end.ok:
+            self._count_gpus(run, end.steps_lost or 0)
+        else:
+            self._on_failure(run.decision)
+        log.warning("the %s of job %s (%s) has ended: %s", *_names(run), end.detail)
+        incident = self._incident_of(run)
+        if incident is None:
+            return
+        c.note(incident, f"{run.decision.action} {'succeeded' if end.ok else 'failed'}: {end.detail}")
+        c.tell(lambda: c.notifier.ended(incident, run))
+        busy = incident.id in self.acting()
+        if (
+            not busy
+            and incident.state is not IncidentState.RESOLVED
+            and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
+        ):
+            c.close_incident(incident, end.detail)
+
+    def _count_gpus(self, run: ActionRun, steps_lost: int) -> None:
+        """What a restart that went well cost, and how many GPUs it brought back to work that nobody asked for."""
+        metrics, fence = self._c.metrics, run.decision.fence
+        gpus = metrics.gpu_time.gpus_of(fence.job_id) if fence is not None else 0
+        redone_s = steps_lost * (self._step_s(run) or 0.0)
+        metrics.lost_work.inc(redone_s)
+        metrics.lost_gpu_time.labels("redone").inc(redone_s * gpus)
+        if run.decision.asked_by is None:
+            metrics.restarted_gpus.inc(gpus)
+
+    def _step_s(self, run: ActionRun) -> float | None:
+        """How long a step of the run that was ended took: of the next one nobody has seen two steps yet."""
+        fence = run.decision.fence
+        view = self._c.state.job_view(fence.job_id, clock.monotonic()) if fence is not None else None
+        if view is None or fence is None:
+            return None
+        before = next((past.step_s for past in view.past if past.restarts == fence.restarts), None)
+        now = view.progress.step_s if view.progress is not None else None
+        return before if before is not None else now
+
+    def _incident_of(self, run: ActionRun) -> Incident | None:
+        for incident in self._c.judge.incidents:
+            if incident.id == run.decision.incident_id:
+                return incident
+        try:
+            return self._c.journal.incident(run.decision.incident_id)
+        except JournalError as error:
+            self._c.journal_error = str(error)
+            return None
+
+    # ------------------------------------------------------------------------------------ what we did to nodes
+
+    def sweep(self, now: float) -> None:
+        """Now and then: exclusions and drains of ours that have lasted long enough are taken back, in a task of their own."""
+        busy = self._janitor is not None and not self._janitor.done()
+        if busy or now - self._swept_at < JANITOR_S:
+            return
+        self._swept_at = now
+        try:
+            if self._c.journal.paused() is None and self._c.blind(now) is None:
+                self._janitor = asyncio.create_task(self._take_back())
+        except JournalError as error:
+            self._c.journal_error = str(error)
+
+    async def _take_back(self) -> None:
+        c, policy = self._c, self._c.config.policy
+        acting = (driver.run.decision.fence for driver in self._drivers.values())
+        busy = frozenset(fence.job_id for fence in acting if fence is not None)
+        try:
+            await janitor.sweep(
+                c.journal,
+                c.slurm,
+                c.state.jobs,
+                busy,
+                janitor.Lifetimes(drain_s=policy.drain_lifetime, exclusion_s=policy.exclusion_lifetime),
+            )
+        except JournalError as error:
+            c.journal_error = str(error)
+
+    async def close(self) -> None:
+        """Stops driving. Nothing is lost: the journal has every intent, and the next start takes it up."""
+        tasks = [*self._tasks.values(), *([self._janitor] if self._janitor is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _names(run: ActionRun) -> tuple[str, str, str]:
+    """What is done, to which job, and the id of the decision."""
+    decision = run.decision
+    return str(decision.action), decision.fence.job_id if decision.fence else "?", decision.id

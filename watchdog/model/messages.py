@@ -62,6 +62,27 @@ class RemoveKillSwitch(Value, frozen=True, kw_only=True, tag="remove_kill_switch
     expires_s: float = 300.0
 
 
+class EndProcess(Value, frozen=True, kw_only=True, tag="end_process"):
+    """One signal to one process that holds a GPU and whose job is over; or only a look at what became of it.
+
+    The node refuses unless all of it is still so: this boot, this process (its start time) with this user and name, none of a
+    job that lives, and a device of `minors` open. Answered with a ProcessEnd, refusals included.
+    """
+
+    id: str
+    boot_id: str
+    pid: int
+    start_ticks: int
+    uid: int
+    comm: str
+    job_id: str
+    """The job that it came from, as agents know it."""
+    minors: tuple[int, ...]
+    how: str
+    """`look`, `term` or `kill`."""
+    expires_s: float = 30.0
+
+
 class CollectEvidence(Value, frozen=True, kw_only=True, tag="collect_evidence"):
     """Gather everything about the job on this node that dies with it, stopping nothing. Answered with a NodeEvidence."""
 
@@ -75,7 +96,24 @@ class CollectEvidence(Value, frozen=True, kw_only=True, tag="collect_evidence"):
     """Time between two of them."""
 
 
-Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence
+Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess
+
+
+class ProcessEnd(Value, frozen=True, kw_only=True):
+    """What a node says of the process that it was to end, after it has done what it was told, or has refused to."""
+
+    gone: bool = False
+    """It has ended, or its number is another's by now."""
+    released: bool = False
+    """It lives, and holds no GPU any more."""
+    sent: bool = False
+    """The signal went to it."""
+    state: str = ""
+    """The kernel's letter for it, the most stuck of its threads: D, S, Z."""
+    wchan: str = ""
+    """Where in the kernel that thread waits."""
+    refusal: str = ""
+    """Why nothing was sent."""
 
 
 class CommandResult(Value, frozen=True, kw_only=True):
@@ -87,6 +125,7 @@ class CommandResult(Value, frozen=True, kw_only=True):
     stacks: tuple[ProcessStack, ...] = ()
     probe: MountProbe | None = None
     evidence: NodeEvidence | None = None
+    process: ProcessEnd | None = None
 
 
 class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):

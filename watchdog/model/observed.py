@@ -317,3 +317,7 @@ class GpuHolder(Value, frozen=True, kw_only=True):
     """Since the process was started."""
     orphan_for_s: float | None = None
     """For how long it has belonged to no job that runs on this node; None while that is not known (no word from the controller)."""
+    in_job_group: bool = False
+    """The kernel says which job it came from, by its control group. Otherwise it was seen in the job, or its environment says so."""
+    was_in_job: bool = False
+    """This agent saw that job run here, or the control group says it: it is no mere word of its environment."""

@@ -15,8 +15,8 @@ from watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, print_json
 from watchdog.cli.text import clean, count, duration, sentence, table
 
 if TYPE_CHECKING:
+    from watchdog.detect.learnt_limit import LimitSettings
     from watchdog.diagnose.log_digest import Digest
-    from watchdog.diagnose.log_progress import Limits
     from watchdog.diagnose.log_report import Judged
 
 SHOWN_ERRORS: Final = 8
@@ -104,7 +104,7 @@ def _judge(paths: list[str], digests: dict[str, Digest | None], at: str | None) 
 
 @dataclass(frozen=True)
 class _Settings:
-    limits: Limits
+    limits: LimitSettings
     nan_steps: int
 
 

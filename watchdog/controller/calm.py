@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from watchdog.detect.limits import SUSPICION, Limit, wants_stacks
+from watchdog.detect.learnt_limit import Limit
+from watchdog.detect.limits import SUSPICION, wants_stacks
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended
 

@@ -10,14 +10,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.activity import Standing, on_storage, standing
-from watchdog.detect.limits import (
-    Limit,
-    LimitSettings,
-    has_just_grown,
-    progress_limit,
-    wants_stacks,
-    with_a_step,
-)
+from watchdog.detect.learnt_limit import Limit, LimitSettings
+from watchdog.detect.limits import has_just_grown, progress_limit, wants_stacks, with_a_step
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe

@@ -12,7 +12,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.activity import FEW, Doing, activities, is_on_storage
-from watchdog.detect.limits import LimitSettings, progress_limit, with_a_step
+from watchdog.detect.learnt_limit import LimitSettings
+from watchdog.detect.limits import progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView, RankGpu
 from watchdog.diagnose.stacks import vote
 from watchdog.knowledge.frames import Place

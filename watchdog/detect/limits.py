@@ -9,10 +9,8 @@ that could time out, and for those that wait for rank 0 the program has another 
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from watchdog.detect.learnt_limit import Limit, LimitSettings, learnt_limit
 from watchdog.detect.view import JobView
-from watchdog.model.value import Value
 
 SUSPICION = 0.5
 """From this share of the limit on, stacks are collected: the verdict is ready when the limit is reached."""
@@ -22,30 +20,6 @@ VERDICT = 0.85
 """The limit is at most this share of a time-out that the job names."""
 LEAST_FACTOR = 2.0
 """What the slowest of the recent steps took is doubled before a time-out may make the limit shorter."""
-_PHASE_FLOORS = {"evaluating": "evaluation_floor", "checkpointing": "checkpoint_floor"}
-
-
-class LimitSettings(Protocol):
-    """The part of the configuration that limits need; durations in seconds."""
-
-    @property
-    def floor(self) -> float: ...
-    @property
-    def factor(self) -> float: ...
-    @property
-    def startup_grace(self) -> float: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def evaluation_floor(self) -> float: ...
-    @property
-    def checkpoint_floor(self) -> float: ...
-
-
-class Limit(Value, frozen=True, kw_only=True):
-    seconds: float
-    reason: str
-    """Half a sentence: where the number comes from."""
 
 
 def with_a_step(view: JobView, seconds: float) -> float:
@@ -60,37 +34,20 @@ def has_just_grown(view: JobView, seconds: float) -> bool:
 
 
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
-    """The longest time without a new step that is still normal for this run in its present phase.
-
-    max(floor, factor x slowest of the recent intervals); the start-up grace until `warmup_steps` rises were seen, and an interval
-    to learn from. The step after an evaluation or a checkpoint takes its time as well, and is added to the floor of such a phase.
-    In training it stays below the time-out of collectives, see above.
-    """
+    """The longest time without a new step that is still normal for this run in its present phase; in training it stays below the
+    time-out of collectives, see above."""
     progress = view.progress
-    if progress is None or progress.steps_seen < settings.warmup_steps or not progress.intervals_s:
-        return Limit(seconds=max(settings.startup_grace, settings.floor), reason="start-up grace")
-    slowest_s = max(progress.intervals_s)
-    learnt_s = settings.factor * slowest_s
-    if progress.phase in _PHASE_FLOORS:
-        floor_s = max(float(getattr(settings, _PHASE_FLOORS[progress.phase])), settings.floor)
-        return Limit(seconds=max(floor_s + slowest_s, learnt_s), reason=f"the log says {progress.phase}")
-    if progress.phase is not None:
-        # It starts, it finishes, or it does what we have no floor for: nothing learnt from steps says how long that takes.
-        widest_s = max(
-            settings.startup_grace, settings.evaluation_floor, settings.checkpoint_floor, settings.floor
-        )
-        return Limit(seconds=max(widest_s, learnt_s), reason=f"the log says {progress.phase}")
+    if progress is None:
+        return learnt_limit(0, (), None, settings)
+    limit = learnt_limit(progress.steps_seen, progress.intervals_s, progress.phase, settings)
     timeout = view.collective_timeout
-    if timeout is not None and not timeout.assumed:
-        capped_s = max(VERDICT * timeout.seconds, settings.floor, LEAST_FACTOR * slowest_s)
-        if capped_s < learnt_s:
-            reason = f"collectives time out after {timeout.seconds:g} s"
-            return Limit(seconds=capped_s, reason=reason)
-    if learnt_s > settings.floor:
-        return Limit(
-            seconds=learnt_s, reason=f"{settings.factor:g} x the slowest recent step of {slowest_s:.1f} s"
-        )
-    return Limit(seconds=settings.floor, reason="the configured floor")
+    learning = progress.steps_seen < settings.warmup_steps or not progress.intervals_s
+    if learning or progress.phase is not None or timeout is None or timeout.assumed:
+        return limit
+    capped_s = max(VERDICT * timeout.seconds, settings.floor, LEAST_FACTOR * max(progress.intervals_s))
+    if capped_s < limit.seconds:
+        return Limit(seconds=capped_s, reason=f"collectives time out after {timeout.seconds:g} s")
+    return limit
 
 
 def wants_stacks(view: JobView, limit: Limit, age_s: float) -> bool:

@@ -12,7 +12,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.activity import Standing, is_quiet, standing
-from watchdog.detect.limits import LimitSettings, progress_limit
+from watchdog.detect.learnt_limit import LimitSettings
+from watchdog.detect.limits import progress_limit
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe

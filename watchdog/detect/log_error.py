@@ -11,7 +11,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.limits import LimitSettings, progress_limit
+from watchdog.detect.learnt_limit import LimitSettings
+from watchdog.detect.limits import progress_limit
 from watchdog.detect.lingering_job import dead_for_s
 from watchdog.detect.nodes import is_down
 from watchdog.detect.view import ClusterView, EndedJob, JobView, PastRun

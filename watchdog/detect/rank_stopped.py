@@ -10,7 +10,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.limits import LimitSettings, progress_limit
+from watchdog.detect.learnt_limit import LimitSettings
+from watchdog.detect.limits import progress_limit
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.model.incidents import Culprit, Finding, Kind, Truth
 

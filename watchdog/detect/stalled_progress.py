@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from watchdog.detect import collective_hang
 from watchdog.detect.activity import Standing, few_idle_among_busy, on_storage, standing
-from watchdog.detect.limits import Limit, has_just_grown, progress_limit, with_a_step
+from watchdog.detect.learnt_limit import Limit
+from watchdog.detect.limits import has_just_grown, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe

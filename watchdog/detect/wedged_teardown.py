@@ -12,7 +12,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.activity import standing
-from watchdog.detect.limits import LimitSettings, has_just_grown, progress_limit, with_a_step
+from watchdog.detect.learnt_limit import LimitSettings
+from watchdog.detect.limits import has_just_grown, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, ErrorLine, JobView, ProcessView
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite
 from statistics import median, median_low
-from typing import Protocol
 
+from watchdog.detect.learnt_limit import Limit, LimitSettings, learnt_limit
 from watchdog.detect.series import BASELINE, CONFIRMED, segments
 from watchdog.diagnose.log_digest import Digest, Fact, shape
 from watchdog.knowledge.progress_patterns import FRAMEWORKS
@@ -31,23 +31,6 @@ AVERAGED = frozenset({"tqdm", "nemo", "levanter"})
 _NO_GRADIENT = re.compile(r"grad(?:ient)?[_ ]norm\W{1,4}nan\b", re.IGNORECASE)
 CLOCK_STEP_S = 1.0
 """Most logs write whole seconds: shorter steps cannot be compared by them."""
-
-
-class Limits(Protocol):
-    """Durations in seconds; the settings of the detector `stalled_progress`."""
-
-    @property
-    def floor(self) -> float: ...
-    @property
-    def factor(self) -> float: ...
-    @property
-    def startup_grace(self) -> float: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def evaluation_floor(self) -> float: ...
-    @property
-    def checkpoint_floor(self) -> float: ...
 
 
 class Progress(Value, frozen=True, kw_only=True):
@@ -311,7 +294,7 @@ def read_phases(digest: Digest) -> list[dict[str, object]]:
 
 
 def read_silence(
-    digest: Digest, progress: Progress, seen_at: float | None, written_at: float | None, limits: Limits
+    digest: Digest, progress: Progress, seen_at: float | None, written_at: float | None, limits: LimitSettings
 ) -> Silence | None:
     """A run that says nothing of progress any more, for longer than is normal; None if it cannot be told.
 
@@ -335,34 +318,25 @@ def read_silence(
     if _says_much_new(digest, line):
         return None
     phase = last.fact.phase if last is not None and last.fact.kind is EventKind.PHASE else None
-    limit_s, reason = _limit(digest, progress, phase, limits)
+    limit = _limit(digest, progress, phase, limits)
     silent_s = end - since
-    if silent_s <= limit_s:
+    if silent_s <= limit.seconds:
         return None
     return Silence(
-        silent_s=silent_s, limit_s=limit_s, reason=reason, line=progress.last_line or line, phase=phase
+        silent_s=silent_s,
+        limit_s=limit.seconds,
+        reason=limit.reason,
+        line=progress.last_line or line,
+        phase=phase,
     )
 
 
-def _limit(digest: Digest, progress: Progress, phase: str | None, limits: Limits) -> tuple[float, str]:
+def _limit(digest: Digest, progress: Progress, phase: str | None, limits: LimitSettings) -> Limit:
     times = [at for _, at in progress.rises if at is not None]
     intervals = [b - a for a, b in pairwise(times) if b > a][-RECENT:]
-    if len(progress.rises) < limits.warmup_steps or not (intervals or progress.step_seconds_median):
-        return max(limits.startup_grace, limits.floor), "start-up grace"
-    slowest_s = max(intervals) if intervals else _interval_by_steps(digest, progress)
-    learnt_s = limits.factor * slowest_s
-    floors = {
-        "evaluating": limits.evaluation_floor,
-        "checkpointing": limits.checkpoint_floor,
-        None: limits.floor,
-    }
-    widest_s = max(limits.startup_grace, limits.evaluation_floor, limits.checkpoint_floor)
-    floor_s = max(floors.get(phase, widest_s), limits.floor)
-    if phase is not None:
-        return max(floor_s + slowest_s, learnt_s), f"the log says {phase}"
-    if learnt_s > floor_s:
-        return learnt_s, f"{limits.factor:g} x the slowest recent interval of {slowest_s:.0f} s"
-    return floor_s, "the floor"
+    if not intervals and progress.step_seconds_median:
+        intervals = [_interval_by_steps(digest, progress)]
+    return learnt_limit(len(progress.rises), intervals, phase, limits)
 
 
 def _interval_by_steps(digest: Digest, progress: Progress) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from watchdog.detect.learnt_limit import LimitSettings
 from watchdog.diagnose.log_case import Source, Verdict
 from watchdog.diagnose.log_digest import Digest
 from watchdog.diagnose.log_files import local_is_rank, named_by
 from watchdog.diagnose.log_progress import (
-    Limits,
     read_changes,
     read_no_number,
     read_phases,
@@ -28,7 +28,7 @@ MAX_ERRORS = 400
 
 class Settings(Protocol):
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> LimitSettings: ...
     @property
     def nan_steps(self) -> int: ...
 

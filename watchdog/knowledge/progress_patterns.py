@@ -154,6 +154,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign("saved", "checkpoint", r"(?:checkpoint saved|saved checkpoint|checkpoint complete)\b.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+)", complete=True),
     _sign("saving", "saving checkpoint", r"saving checkpoint(?:.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+))?", "checkpointing"),
+    _sign("transferring", ("checkpoint", "ckpt"), r"\b(?:upload|writ|sync|copy|push|export|consolidat|merg|gather|stag|flush)ing (?:[\w-]+ ){0,3}(?:checkpoint|ckpt)s?\b", "checkpointing"),
     _sign("evaluating", "evaluat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?(?:evaluation|validation)\b|\bevaluating\b(?! metrics)", "evaluating"),
     _sign("validating", "validat", r"\b(?:start(?:ing|ed)?|begin(?:ning)?|running)\s+(?:the\s+)?validation\b|\bvalidating\b", "evaluating"),
     _sign("finishing", "training", r"\btraining(?: loop| run)? (?:is |has )?(?:been )?(?:complete[d]?|finished|done|ended)\b|\b(?:finished|done|completed) training\b|\[after training is done\]|\bexiting (?:the )?training loop\b|\bend of training(?: reached)?[.! ]*$|\btotal training time\b|\btraining time:? (?:\d+ days?, )?\d+:\d\d:\d\d", "finishing"),

@@ -85,6 +85,8 @@ SIGN_LINES = [
     ("evaluation_bar", "Evaluating:  20%|##        | 2/10 [00:01<00:04,  2.00it/s]", EventKind.PHASE, None, "evaluating"),
     ("saved", "checkpoint saved at step 40", EventKind.CHECKPOINT, 40, None),
     ("saving", "saving checkpoint, step 40", EventKind.PHASE, 40, "checkpointing"),
+    ("transferring", "Uploading checkpoint to s3://runs/m4/global_step500", EventKind.PHASE, None, "checkpointing"),
+    ("transferring", "[rank0] gathering full checkpoint on rank 0", EventKind.PHASE, None, "checkpointing"),
     ("evaluating", "starting evaluation at step 100", EventKind.PHASE, None, "evaluating"),
     ("validating", "validating on 3 data sets", EventKind.PHASE, None, "evaluating"),
     ("finishing", "[after training is done] datetime: 2024-05-01 10:00:00", EventKind.PHASE, None, "finishing"),

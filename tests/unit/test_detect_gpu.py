@@ -253,6 +253,31 @@ def test_cards_of_another_model_are_not_compared() -> None:
     assert clocks(card(0), card(1), card(2), card(4), other).truth is Truth.OK
 
 
+def test_where_the_past_is_not_known_a_node_with_other_cards_is_not_accused() -> None:
+    """Half of a job on A100 at 1410 MHz, the other half on H100 at 1980 MHz, and nobody says which is which."""
+    others = [
+        card(each, node="n1", name="", recent_sm_clock_hz=1.41e9, usual_sm_clock_hz=None) for each in range(4)
+    ]
+    fast = [
+        card(each, node=node, name="", usual_sm_clock_hz=None)
+        for node in ("n2", "n3", "n4")
+        for each in range(4)
+    ]
+    assert clocks(*others, *fast[:4]).truth is Truth.OK
+    assert clocks(*others, *fast).truth is Truth.OK
+    hot = [replace(each, gpu=replace(each.gpu, throttle=("hw_thermal_slowdown",))) for each in others]
+    assert len(clocks(*hot, *fast).culprits) == 4
+
+
+def test_where_the_past_is_not_known_the_odd_card_of_a_node_is_accused() -> None:
+    odd = card(3, recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=None)
+    fine = [card(each, usual_sm_clock_hz=None) for each in range(3)]
+    assert [c.rank for c in clocks(*fine, odd).culprits] == [3]
+    alone = card(0, node="n4", recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=None)
+    others = [card(0, node=f"n{each}", usual_sm_clock_hz=None) for each in range(4)]
+    assert [c.node for c in clocks(*others, alone).culprits] == ["n4"]
+
+
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_few_cards_convict_nobody(number: int) -> None:
     cards = [card(0, recent_sm_clock_hz=1.0e9), *(card(each) for each in range(1, number))]

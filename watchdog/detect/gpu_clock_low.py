@@ -3,7 +3,8 @@ its clock falls *because* it idles.
 
 Compared are averages over about a minute, taken only in looks that found the GPU busy. Both must hold: slower than the median of
 the job's busy GPUs of the same model, and slower than its own past where that is known (a card that was always so, by a power cap
-that somebody set, is no news).
+that somebody set, is no news). Where it is not known yet, only an odd one is accused: cards of which a whole node has the like, or
+more than a few of the job, may well be another model, or capped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from msgspec.structs import replace
 from watchdog.detect.view import ClusterView, JobView, RankGpu
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
+FEW = 0.25
+"""More of a group than this share are no odd ones."""
 CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"})
 """Throttle reasons that somebody chose, or that are none."""
 
@@ -56,11 +59,12 @@ def _judge(job: JobView, settings: Settings) -> Finding:
         if len(group) <= settings.peers:
             continue
         usual_hz = median(clock_hz for _, clock_hz in group)
-        slow += [
+        low = [
             (each, clock_hz, usual_hz)
             for each, clock_hz in group
             if _is_low(each, clock_hz, usual_hz, settings)
         ]
+        slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], low, group)]
     if not slow or 2 * len(slow) > sum(len(group) for group in groups.values()):
         return replace(finding, truth=Truth.OK, summary=f"the busy GPUs of job {job_id} run alike")
     slow.sort(key=lambda each: each[1] / each[2])
@@ -87,6 +91,20 @@ def _is_low(each: RankGpu, clock_hz: float, peers_hz: float, settings: Settings)
     if clock_hz >= peers_hz * (1 - settings.percent / 100):
         return False
     return own_hz is None or clock_hz < own_hz * (1 - settings.own_percent / 100) or _is_held_back(each)
+
+
+def _has_a_past(each: RankGpu) -> bool:
+    """Whether more than its peers speaks against it."""
+    return each.view.usual_sm_clock_hz is not None or _is_held_back(each)
+
+
+def _is_odd(
+    each: RankGpu, low: list[tuple[RankGpu, float, float]], group: list[tuple[RankGpu, float]]
+) -> bool:
+    """Whether few of the group are low, and others on its node, if there are any, are not."""
+    beside = sum(1 for other, _ in group if other.view.node == each.view.node)
+    low_beside = sum(1 for other, _, _ in low if other.view.node == each.view.node)
+    return len(low) <= max(1, FEW * len(group)) and (beside == 1 or low_beside < beside)
 
 
 def _is_held_back(each: RankGpu) -> bool:

@@ -2,7 +2,8 @@
 
 A checkpoint that rank 0 writes while the others wait in a barrier looks the same (a GPU that spins in a collective shows 100 %), so
 nothing is said while the log or the disk shows a checkpoint, an evaluation, or any other phase that is not training, while the
-stacks show that somebody saves, loads or talks to a server, nor while the process itself computes or moves data.
+stacks show that somebody saves, loads or talks to a server, nor while the process itself computes or moves data. Nor of a GPU that
+was never seen under load while the job makes its steps: it is not needed.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
     idle = idle_ranks(job, now, idle_for_s)
     if not stands:
         idle = [each for each in idle if _steps_since(job, each.view.idle_since or now) >= LEAST_STEPS]
+        idle = [each for each in idle if not _was_never_used(each, job)]
     if idle and _transfers(job) and progress.age_s < with_a_step(job, hang.checkpoint_floor):
         return replace(finding, truth=Truth.UNKNOWN, summary=f"the stacks of job {job_id} show a transfer")
     waiting = _waiting(job, now, idle_for_s) if idle else frozenset()
@@ -94,6 +96,13 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
 
 def _steps_since(job: JobView, at: float) -> int:
     return sum(1 for each in job.step_times if each.at > at)
+
+
+def _was_never_used(each: RankGpu, job: JobView) -> bool:
+    """Whether this GPU was never seen under load, and others of the job were: a rank that hands out data, or coordinates, has none to
+    do. The job makes its steps, so it needs none."""
+    known = any(other.view.usual_sm_clock_hz is not None for other in job.gpus)
+    return known and each.view.usual_sm_clock_hz is None and each.view.recent_sm_clock_hz is None
 
 
 def _transfers(job: JobView) -> bool:

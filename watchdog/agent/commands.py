@@ -33,8 +33,10 @@ from watchdog.model.messages import (
     Command,
     CommandResult,
     DumpStacks,
+    EndProcess,
     JobWatch,
     ProbeMount,
+    ProcessEnd,
     RemoveKillSwitch,
     WriteKillSwitch,
 )
@@ -47,6 +49,8 @@ COLLECTIONS = 4
 """Jobs of which evidence is collected at the same time."""
 MAX_PATH = 4096  # linux/limits.h
 STACKS_BUDGET_S = 50.0
+END_S = 10.0
+"""For a look at one process and all others, a signal, and the moment in which most end."""
 BLOCKED_S = 10.0
 """A mount in which a process has been blocked so long is not touched for evidence."""
 
@@ -74,10 +78,17 @@ class Commands:
     kernel_log: str = ""
     maker: int = 0
     """Who makes directories of kill switches: root; -1: the helper, as whoever it is."""
+    boot_id: str = ""
+    """Of this node: a command about a process of another boot is about none."""
+    objection_to_ending: Callable[[EndProcess, float], str | None] = lambda command, now: (
+        "nobody looks at processes here"
+    )
+    """Why a process is not to be ended, as far as is known at this time; None if nothing speaks against it."""
     mounts: tuple[MountProbe, ...] = ()
     """The newest word about each mount, as it goes into the report."""
     _collections: list[Collection] = field(default_factory=list)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _answered: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _waiting: list[tuple[Command, float]] = field(default_factory=list)
     _results: list[CommandResult] = field(default_factory=list)
     _prepared: dict[str, str | None] = field(default_factory=dict)
@@ -130,9 +141,33 @@ class Commands:
     def take_results(self) -> tuple[CommandResult, ...]:
         """The answers since the last call."""
         results, self._results = tuple(self._results), []
+        self._answered.update(dict.fromkeys(result.command_id for result in results))
+        while len(self._answered) > REMEMBERED:
+            self._answered.popitem(last=False)
         return results
 
-    # -- the five commands -------------------------------------------------------------------------------------
+    @property
+    def under_way(self) -> list[str]:
+        """Ids of those that were begun, or wait, and have no answer yet."""
+        done = {result.command_id for result in self._results}
+        return [each for each in self._seen if each not in self._answered and each not in done]
+
+    def leave(self) -> None:
+        """Answers those that are under way: who asks hears that nobody knows what became of them, and none is done twice."""
+        for each in self.under_way:
+            error = "the agent took a new configuration meanwhile: whether it was done is not known"
+            self._results.append(CommandResult(command_id=each, ok=False, error=error))
+
+    def memory(self) -> tuple[str, ...]:
+        """Ids of all that were seen, for `remember` of the next agent."""
+        return tuple(self._seen)
+
+    def remember(self, seen: tuple[str, ...]) -> None:
+        """Those are not done again."""
+        self._seen.update(dict.fromkeys(seen))
+        self._answered.update(dict.fromkeys(seen))
+
+    # -- the commands -------------------------------------------------------------------------------------
 
     def _start(self, command: Command, now: float, since: float) -> bool:
         """Gives `command` to its child; False if the child is busy. Raises Refused."""
@@ -142,6 +177,8 @@ class Commands:
             return self._start_probe(command, now)
         if isinstance(command, CollectEvidence):
             return self._start_collection(command, now)
+        if isinstance(command, EndProcess):
+            return self._start_ending(command, now)
         return self._start_kill_switch(command, now)
 
     def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
@@ -241,6 +278,42 @@ class Commands:
             self.awaiting_checkpoints.add(command.job_id)
         self._results.append(
             CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error)
+        )
+
+    def _start_ending(self, command: EndProcess, now: float) -> bool:
+        """A refusal is an answer like any other here: whoever asked has to know that nothing was sent."""
+        if command.boot_id != self.boot_id:
+            self._answer_ending(command, ProcessEnd(gone=True))
+            return True
+        if command.how != "look" and (objection := self.objection_to_ending(command, now)) is not None:
+            self._answer_ending(command, ProcessEnd(refusal=objection))
+            return True
+        args = msgspec.to_builtins(command)
+        for name in ("id", "type", "expires_s"):
+            args.pop(name, None)
+        since_s = self.probes.hung_since("end_process", now)
+        if since_s is not None:
+            refusal = f"the child that ends processes has not come back for {since_s:.0f} s"
+            self._answer_ending(command, ProcessEnd(refusal=refusal))
+            return True
+        return self._ask("end_process", "end_process", args, END_S, now, partial(self._take_ending, command))
+
+    def _take_ending(self, command: EndProcess, answer: Answer) -> None:
+        if answer.error is None and answer.value is not None:
+            self._answer_ending(command, msgspec.convert(answer.value, ProcessEnd))
+            return
+        log.warning("whether process %d was ended is not known: %s", command.pid, answer.error)
+        self._results.append(CommandResult(command_id=command.id, ok=False, error=answer.error))
+
+    def _answer_ending(self, command: EndProcess, said: ProcessEnd) -> None:
+        if command.how != "look":
+            log.warning(
+                "process %d (%s) of uid %d, of job %s, which is over: %s %s", command.pid, command.comm, command.uid, command.job_id,
+                command.how, "sent" if said.sent else f"not sent: {said.refusal or 'it is gone'}",
+            )  # fmt: skip
+        error = said.refusal or None
+        self._results.append(
+            CommandResult(command_id=command.id, ok=error is None, error=error, process=said)
         )
 
     def _ask(

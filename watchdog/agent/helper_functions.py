@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from watchdog.agent import call_looks, checkpoints, file_actions, identify, tail
+from watchdog.agent import call_looks, checkpoints, end_process, file_actions, identify, tail
 from watchdog.agent.evidence import cores, found_files, last_lines, process_state, stacks
 from watchdog.agent.probe_child import Function
 
@@ -16,6 +16,7 @@ HELPER_FUNCTIONS: Final[dict[str, Function]] = {
     "look_at_calls": call_looks.look_at_calls,
     "follow": tail.follow,
     "dump_stacks": stacks.dump_stacks,
+    "end_process": end_process.end_process,
     "look_at_processes": process_state.look_at_processes,
     "last_kernel_lines": last_lines.last_kernel_lines,
     "last_lines": last_lines.last_lines,

@@ -1,7 +1,8 @@
 """What may be asked of a child that has rights, and with which arguments: a closed list, checked there, not by the one who asks.
 
 Two kinds. What is done with the helper's own rights looks into other users' processes, at the kernel's log, and makes the directory
-of a kill switch: it gets numbers of processes, and no path but those two. What touches files is done as the files' owner, who is
+of a kill switch: it gets numbers of processes, and no path but those two. It ends a process in one case alone, and finds out for
+itself whether it is that: one on a GPU whose job is over. What touches files is done as the files' owner, who is
 an ordinary user with processes on this node, and never root: whatever path it gets, it can do no more than that user.
 """
 
@@ -118,6 +119,19 @@ class MountLook(_Strict):
     node: Name
 
 
+class Ending(_Strict):
+    """One process that outlived its job on a GPU: see watchdog.agent.end_process, which believes none of it."""
+
+    pid: Pid
+    start_ticks: Ticks
+    uid: int
+    comm: Annotated[str, Meta(max_length=64)]
+    boot_id: Annotated[str, Meta(max_length=64)]
+    job_id: Annotated[str, Meta(pattern=r"^[0-9]{1,10}\Z")]
+    minors: Annotated[list[Annotated[int, Meta(ge=0, le=1023)]], Meta(min_length=1, max_length=1024)]
+    how: Literal["look", "term", "kill"]
+
+
 class Switch(_Strict):
     path: Path
     content: Annotated[str, Meta(min_length=2, max_length=MAX_SWITCH - 1)]
@@ -212,6 +226,10 @@ def _check_switch(args: Switch, uid: int) -> None:
         raise RefusedError("a kill switch holds one line of JSON: who wrote it, and why")
 
 
+def _check_ending(args: Ending, uid: int) -> None:
+    check_user(args.uid)
+
+
 def _list(each: Any, limit: int) -> Any:
     return Annotated[list[each], Meta(max_length=limit)]
 
@@ -224,6 +242,7 @@ TASKS: Final[Mapping[str, Task]] = {
     "look_at_calls": Task(_list(tuple[Literal["io", "call", "devices"], Pid, Pid], 4096)),
     "look_at_processes": Task(Looks),
     "dump_stacks": Task(Dump),
+    "end_process": Task(Ending, check=_check_ending),
     "last_kernel_lines": Task(KernelLog, check=_check_kernel_log),
     "prepare_directory": Task(Directory, check=_check_new_directory),
     "remove_directory": Task(Directory, check=_check_directory),

@@ -11,16 +11,17 @@ has been without a job for the grace. Root's own processes and known daemons are
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
+from watchdog.agent.gpu_links import DEVICES, gpu_pattern, links_of, other_thread
 from watchdog.agent.jobs import Key
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import Entry, is_the_kernels, read_file
 from watchdog.knowledge.gpu_daemons import is_daemon
+from watchdog.model.messages import EndProcess
 from watchdog.model.observed import Gpu, GpuHolder
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -28,8 +29,6 @@ LINKS_AT_ONCE = 96
 """Links of descriptors that are read in one tick, about 3 us each."""
 ROUND_S = 30.0
 """Time between two looks at the same process, at least."""
-MAX_LINKS = 4096
-"""Of one process; a GPU's descriptors are among the first that a program opens."""
 NVML_AGE_S = 90.0
 """NVML's lists may be so old: a process that is younger is another one than the one they meant."""
 UNSEEN_JOB_GRACE_S = 60.0
@@ -54,9 +53,9 @@ class GpuHolders:
 
     probes: Probes
     grace_s: float
-    devices: str = "/dev/nvidia"
+    devices: str = DEVICES
     """What the name of a GPU's device begins with; its number follows."""
-    links_of: Callable[[int, int], tuple[int, list[str]]] = field(default_factory=lambda: _links_of)
+    links_of: Callable[[int, int], tuple[int, list[str]]] = field(default_factory=lambda: links_of)
     """Given a pid and a thread: how many files it has open, and the names of those that may be devices. Raises OSError."""
     trusts_nvml: bool | None = None
     """Whether NVML numbers processes as our /proc does; None: if this is the initial PID namespace, the only one it knows."""
@@ -72,7 +71,7 @@ class GpuHolders:
         if self.trusts_nvml is None:
             self.trusts_nvml = is_initial_namespace()
         self._has_uptime = is_the_kernels("/proc/uptime")
-        self._is_gpu = re.compile(re.escape(self.devices) + r"(\d+)(?: \(deleted\))?")
+        self._is_gpu = gpu_pattern(self.devices)
 
     def collect(
         self, now: float, table: Mapping[int, Entry], ours: frozenset[int], gpus: tuple[Gpu, ...],
@@ -128,13 +127,47 @@ class GpuHolders:
         """Whether its having no job is knowledge, and not a lack of it."""
         if self._is_daemon(entry):
             return False
-        known, member = entry.known, entry.member
-        if known.cgroup is not None or (
-            member is not None and (member.left_over or member.job_id in self._seen_running)
-        ):
-            return True
         # All else rests on an environment, which anybody may clear or copy: whoever has a job here may be in that.
-        return known.environ is not None and known.uid not in busy_uids
+        return self._was_in_job(entry) or (
+            entry.known.environ is not None and entry.known.uid not in busy_uids
+        )
+
+    def _was_in_job(self, entry: Entry) -> bool:
+        """Whether its job is known by its control group, or because that job was seen here when it ran."""
+        member = entry.member
+        return entry.known.cgroup is not None or (
+            member is not None and (member.left_over or member.job_id in self._seen_running)
+        )
+
+    def objection(
+        self,
+        asked: EndProcess,
+        table: Mapping[int, Entry],
+        ours: frozenset[int],
+        running: frozenset[str] | None,
+    ) -> str | None:
+        """Why this process is not to be ended, as far as this agent knows; None if nothing speaks against it.
+
+        Arguments as in `collect`. Who may end it looks once more by himself: see watchdog.agent.end_process.
+        """
+        if running is None:
+            return "which jobs run here is not known"
+        if asked.job_id in running:
+            return f"Slurm has job {asked.job_id} here"
+        entry = table.get(asked.pid)
+        if entry is None or entry.known.start_ticks != asked.start_ticks:
+            return None  # it has ended, or is too new to be it: the one who looks will say so
+        if asked.pid in ours or entry.is_kernel_thread or self._is_daemon(entry):
+            return "it is the system's or ours"
+        member = entry.member
+        if member is not None and member.job_id in running:
+            return f"it is part of job {member.job_id}, which Slurm has here"
+        if entry.known.cgroup is None:
+            for each in table.values():
+                other = each.member
+                if other is not None and other.job_id in running and each.known.uid == asked.uid:
+                    return f"its user has job {other.job_id} here now, which may be using it"
+        return None
 
     def _grace_of(self, entry: Entry) -> float:
         job_id = entry.member.job_id if entry.member is not None else None
@@ -189,7 +222,7 @@ class GpuHolders:
         key = entry.key
         minors: set[int] = set()
         try:
-            thread = key[0] if entry.stat.state not in ("Z", "X") else _other_thread(key[0])
+            thread = key[0] if entry.stat.state not in ("Z", "X") else other_thread(key[0])
             count, names = self.links_of(key[0], thread)
         except OSError:
             self._held[key] = _Held((), readable=False)
@@ -234,6 +267,8 @@ class GpuHolders:
             memory_bytes=sum(sizes) if sizes else None,
             listed_by_nvml=bool(on_list),
             age_s=age_s,
+            in_job_group=known.cgroup is not None,
+            was_in_job=self._was_in_job(entry),
         )
 
     def _ask_users(self, uids: set[int], now: float) -> None:
@@ -250,17 +285,6 @@ class GpuHolders:
             self._users |= {uid: (answer.value or {}).get(str(uid), str(uid)) for uid in asked}
 
 
-def _links_of(pid: int, thread: int) -> tuple[int, list[str]]:
-    directory = f"/proc/{pid}/task/{thread}/fd"
-    names, found = os.listdir(directory)[:MAX_LINKS], []
-    for name in names:
-        try:
-            found.append(os.readlink(f"{directory}/{name}"))
-        except OSError:
-            continue
-    return len(names), found
-
-
 def _listed_by_nvml(gpus: tuple[Gpu, ...]) -> dict[int, list[tuple[Gpu, int | None]]]:
     """Pid to the GPUs on whose lists it stands, and what it holds there."""
     listed: dict[int, list[tuple[Gpu, int | None]]] = {}
@@ -274,10 +298,6 @@ def _listed_by_nvml(gpus: tuple[Gpu, ...]) -> dict[int, list[tuple[Gpu, int | No
 def _is_dead(entry: Entry) -> bool:
     """Nothing of it is left that could hold anything. (A zombie with threads has one that can't be killed.)"""
     return entry.is_kernel_thread or (entry.stat.state in ("Z", "X") and entry.stat.threads <= 1)
-
-
-def _other_thread(pid: int) -> int:
-    return next((int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid), pid)
 
 
 def is_initial_namespace() -> bool:

@@ -36,7 +36,7 @@ from watchdog.agent.probe_child import TRIM_EVERY, give_back_memory
 from watchdog.agent.process_table import Files
 from watchdog.agent.settings import Settings, split_listen
 from watchdog.agent.tasks import TASKS
-from watchdog.model.messages import CollectEvidence, DumpStacks, Report
+from watchdog.model.messages import CollectEvidence, DumpStacks, EndProcess, Report
 from watchdog.model.observed import (
     Checkpoint,
     Event,
@@ -146,6 +146,8 @@ class Agent:
             details_of=self.processes.details_of,
             kernel_log=settings.kernel_log,
             maker=0 if helper is None else -1,
+            boot_id=self.boot_id,
+            objection_to_ending=self._objection_to_ending,
         )
         self.running: tuple[frozenset[str], float] | None = None
         """The jobs that Slurm has here, as the controller said, and when it did."""
@@ -271,10 +273,18 @@ class Agent:
         )
 
     def _collect_holders(self, gpus: tuple[Gpu, ...], now: float) -> tuple[GpuHolder, ...]:
-        running = None
-        if self.running is not None and now - self.running[1] <= RUNNING_LIFETIME_S:
-            running = self.running[0]
-        return self.holders.collect(now, self.processes.table.entries, self.processes.ours, gpus, running)
+        table, ours = self.processes.table.entries, self.processes.ours
+        return self.holders.collect(now, table, ours, gpus, self._jobs_here(now))
+
+    def _jobs_here(self, now: float) -> frozenset[str] | None:
+        """The ids of all jobs that Slurm has on this node; None while that is not known."""
+        if self.running is None or now - self.running[1] > RUNNING_LIFETIME_S:
+            return None
+        return self.running[0]
+
+    def _objection_to_ending(self, command: EndProcess, now: float) -> str | None:
+        table, ours = self.processes.table.entries, self.processes.ours
+        return self.holders.objection(command, table, ours, self._jobs_here(now))
 
     def _collect_node_events(self, gpus: tuple[Gpu, ...], now: float) -> tuple[tuple[NodeEvent, ...], int]:
         """What NVML and the kernel said; a line that names a PCI address gets the UUID of the GPU there."""

@@ -47,12 +47,18 @@ def isolate(name: str, work: Callable[[], T], default: T, seen: Isolated) -> T:
         seen.seconds[name] = clock.monotonic() - began
 
 
+HELD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that ask for something."""
+
+
 class Signals:
     """SIGTERM and SIGINT ask to stop, SIGHUP to read files again. Handlers set flags and nothing else."""
 
     def __init__(self) -> None:
         self.stop = False
         self.reload = False
+        self.anew = False
+        """The loop is to end because this process starts anew, which is no end for systemd. No signal sets it."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> None:
@@ -61,6 +67,7 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)  # see hold
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         self.stop = True
@@ -71,6 +78,13 @@ class Signals:
     def fileno(self) -> int:
         """Readable after a signal: a wait that includes it ends at once."""
         return self._read_fd
+
+    def hold(self) -> None:
+        """From now on they wait for `install` of the program that this process becomes by exec: none is lost, and a SIGHUP in between
+        would end it."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        if self.reload:
+            os.kill(os.getpid(), signal.SIGHUP)  # came too late to be looked at: it is the next one's
 
     def drain(self) -> None:
         """Empties the wake-up pipe."""
@@ -137,7 +151,7 @@ def run_cadence(
     between: Callable[[float], None] = lambda now: None,
     took: Callable[[float], None] = lambda seconds: None,
 ) -> None:
-    """Calls `tick(now)` every `interval_s` until a signal says stop.
+    """Calls `tick(now)` every `interval_s` until a signal says stop, or `signals.anew` is set.
 
     While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable. Ticks stay on their grid:
     one that took long, or a pause of the whole process, delays the next tick and never causes a burst of them.
@@ -146,7 +160,7 @@ def run_cadence(
     """
     due = clock.monotonic()
     ready = False
-    while not signals.stop:
+    while not signals.stop and not signals.anew:
         now = clock.monotonic()
         if now >= due:
             if tick(now):
@@ -161,7 +175,8 @@ def run_cadence(
             signals.drain()
         if readable and not signals.stop:
             between(clock.monotonic())
-    sd_notify("STOPPING=1")
+    if signals.stop:
+        sd_notify("STOPPING=1")
 
 
 def sd_notify(message: str) -> bool:

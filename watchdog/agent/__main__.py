@@ -1,6 +1,8 @@
-"""The agent's process: `python -m watchdog.agent FD [--once] [--json]`, as `slurm-watchdog agent` becomes it by exec.
+"""The agent's process: `python -m watchdog.agent FD [--once] [--json] [--config=FILE] [--handover=FD]`, as `slurm-watchdog agent`
+becomes it by exec.
 
-FD is an inherited descriptor with the settings (see watchdog.agent.settings). A fresh interpreter, because memory that was
+FD is an inherited descriptor with the settings (see watchdog.agent.settings), FILE where they came from, --handover what the agent
+before it knew, which this process was until SIGHUP (see watchdog.agent.handover). A fresh interpreter, because memory that was
 once used for checking a configuration and a command line is never given back.
 """
 
@@ -10,6 +12,7 @@ import sys
 
 from watchdog import log
 from watchdog.agent.app import run_agent
+from watchdog.agent.handover import read_handover
 from watchdog.agent.manners import be_unobtrusive, set_name
 from watchdog.agent.settings import read_settings
 
@@ -22,7 +25,15 @@ def main(argv: list[str]) -> int:
     set_name(NAME)
     be_unobtrusive()
     log.set_up()
-    return run_agent(read_settings(int(argv[0])), once="--once" in argv, as_json="--json" in argv)
+    given = dict(word.partition("=")[::2] for word in argv[1:])
+    handover = given.get("--handover")
+    return run_agent(
+        read_settings(int(argv[0])),
+        once="--once" in given,
+        as_json="--json" in given,
+        file=given.get("--config", ""),
+        handover=None if handover is None else read_handover(int(handover)),
+    )
 
 
 if __name__ == "__main__":

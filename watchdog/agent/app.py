@@ -28,13 +28,15 @@ from watchdog.agent.commands import Commands
 from watchdog.agent.exits import Exits
 from watchdog.agent.far_files import FarFiles
 from watchdog.agent.functions import FUNCTIONS
+from watchdog.agent.handover import Handover, gather, write_handover
 from watchdog.agent.helper_link import HelperLink, is_usable
 from watchdog.agent.kmsg import KmsgFile
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Probes, ProbesLost
 from watchdog.agent.probe_child import TRIM_EVERY, give_back_memory
 from watchdog.agent.process_table import Files
-from watchdog.agent.settings import Settings, split_listen
+from watchdog.agent.reload import Reload
+from watchdog.agent.settings import Settings, become_agent, split_listen
 from watchdog.agent.tasks import TASKS
 from watchdog.model.messages import CollectEvidence, DumpStacks, EndProcess, Report
 from watchdog.model.observed import (
@@ -53,6 +55,7 @@ from watchdog.wire import WireError
 if TYPE_CHECKING:
     from watchdog.agent.metrics import AgentMetrics
     from watchdog.agent.sender import Sender
+    from watchdog.agent.spool import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +96,9 @@ def read_boot_id() -> str:
 class Agent:
     """What one agent knows and does. Made from the main thread, before any other thread: it forks its children's parent."""
 
-    def __init__(self, config: Settings, once: bool = False):
-        """With `once` everything is looked at in the first tick already, and nothing is remembered on disk."""
+    def __init__(self, config: Settings, once: bool = False, before: Handover | None = None):
+        """With `once` everything is looked at in the first tick already, and nothing is remembered on disk. `before` is what the agent
+        knew that this process was until now."""
         self.config = config
         self.node = node_name(config)
         self.boot_id = read_boot_id()
@@ -102,7 +106,8 @@ class Agent:
         self.sequence = 0
         settings = config.agent
         helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None
-        self.probes = Probes(FUNCTIONS, helper=helper, helped=TASKS)
+        before = before or Handover()
+        self.probes = Probes(FUNCTIONS, helper=helper, helped=TASKS, left=before.children)
         mounts: tuple[Mount, ...] = read_mounts()
         files = FarFiles(self.probes) if helper is not None else Files()
         self.processes = ProcessCollector(self.probes, mounts, files=files)
@@ -155,6 +160,12 @@ class Agent:
         self._wanted: dict[str, Wanted] = {}
         self._wanted_for: tuple[tuple[tuple[str, int], ...], tuple[Mount, ...]] = ((), ())
         """The places and mounts from which `_wanted` follows."""
+        self._closed = False
+        self.processes.remember(before.processes)
+        self.logs.remember(before.logs)
+        self.commands.remember(before.commands)
+        if before.running is not None:
+            self.running = (frozenset(before.running[0]), before.running[1])
 
     def tick(self, now: float) -> Report:
         """One look at everything. A part that fails leaves its share empty and a sentence in `problems`."""
@@ -222,13 +233,27 @@ class Agent:
         return "process" not in self.seen.failed
 
     def close(self) -> None:
-        """Keeps what the next agent should know, and lets the children go."""
+        """Keeps on disk what the next agent should know, and lets the children go."""
+        if self._closed:
+            return
+        self._closed = True
+        self._save()
+        self.probes.close()
+
+    def leave(self, reports: tuple[Waiting, ...], controller_id: str) -> int:
+        """As `close`, for an agent that this process becomes by exec: returns the descriptor with all that it should know. Raises OSError."""
+        self._save()
+        fd = write_handover(gather(self, reports, controller_id))
+        self._closed = True
+        self.probes.close()
+        return fd
+
+    def _save(self) -> None:
         if self.kernel is not None:
             try:
                 self.kernel.close(clock.monotonic())
             except ProbesLost:
                 pass  # they got the signal to end, too, and were faster: the position is as old as it was saved last
-        self.probes.close()
 
     def _collect_logs(
         self, processes: tuple[Process, ...], now: float, deadline_s: float
@@ -322,19 +347,34 @@ class Service:
     """An agent that reports: what happens in and between the ticks of the daemon."""
 
     def __init__(
-        self, agent: Agent, sender: Sender, metrics: AgentMetrics, signals: runner.Signals, echo: bool = False
+        self,
+        agent: Agent,
+        sender: Sender,
+        metrics: AgentMetrics,
+        signals: runner.Signals,
+        echo: bool = False,
+        file: str = "",
     ):
-        """With `echo` each report is also a line of JSON on standard output."""
+        """With `echo` each report is also a line of JSON on standard output. `file` is the configuration, read again at SIGHUP."""
         self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
         self.echo = echo
         self.exits = Exits()
         self.controller_id = ""
+        self.reload = Reload(file, agent.config, agent.probes, sender.read_secrets)
 
     def tick(self, now: float) -> bool:
         """Makes a report and hands it to the sender; False if this tick could not see."""
-        if self.signals.reload:
-            self.signals.reload = False
-            self.sender.read_token()
+        whole = self._tick(now)
+        if whole:  # before the first whole tick nobody is told that all is well, by a reload neither
+            self._follow_reload(now)
+        return whole
+
+    def last_tick(self) -> None:
+        """What is known and not told yet goes out before this process starts anew."""
+        self.agent.commands.leave()
+        self._tick(clock.monotonic())
+
+    def _tick(self, now: float) -> bool:
         self._take_replies(now)
         report = self.agent.tick(now)
         self.exits.follow(report.processes)
@@ -358,6 +398,15 @@ class Service:
         self.agent.commands.advance(now)
         if self.exits.any_ended() or self.agent.commands.has_results:
             self.tick(now)
+        elif self.agent.sequence:
+            self._follow_reload(now)
+
+    def _follow_reload(self, now: float) -> None:
+        if self.signals.reload:
+            self.signals.reload = False
+            self.reload.ask(now)
+        if self.reload.wants_anew(now, busy=bool(self.agent.commands.under_way)):
+            self.signals.anew = True
 
     def wake_fds(self) -> list[int]:
         """Descriptors for which `between` is called when they can be read."""
@@ -377,13 +426,23 @@ class Service:
             self.agent.commands.accept(reply.commands, now)
 
 
-def run_agent(config: Settings, *, once: bool = False, as_json: bool = False) -> int:
-    """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the exit code."""
-    agent = Agent(config, once)
+def run_agent(
+    config: Settings,
+    *,
+    once: bool = False,
+    as_json: bool = False,
+    file: str = "",
+    handover: Handover | None = None,
+) -> int:
+    """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the exit code.
+
+    At SIGHUP `file` is read again, and this process starts anew with it; then it is given `handover`.
+    """
+    agent = Agent(config, once, handover)
     try:
         if once:
             return _show_once(agent, as_json)
-        return _serve(agent, config, echo=as_json)
+        return _serve(agent, config, as_json, file, handover)
     except ProbesLost as error:
         log.critical("%s: ending, to be started anew", error)
         return 1
@@ -391,14 +450,17 @@ def run_agent(config: Settings, *, once: bool = False, as_json: bool = False) ->
         agent.close()
 
 
-def _serve(agent: Agent, config: Settings, echo: bool) -> int:
+def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handover | None) -> int:
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
     from watchdog.agent.connect import connect
     from watchdog.agent.metrics import AgentMetrics
-    from watchdog.agent.sender import Sender, Spool
+    from watchdog.agent.sender import Sender
+    from watchdog.agent.spool import Spool
 
     metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)
     spool = Spool(config.agent.spool_bytes, config.agent.spool_age)
+    if before is not None:
+        spool.take_back(before.reports, clock.monotonic())
     count: Callable[[str], None] = metrics.count_report
     security = config.security
     connection = connect(config.agent.controller_url, security, agent.node)
@@ -409,12 +471,22 @@ def _serve(agent: Agent, config: Settings, echo: bool) -> int:
     sender.start()
     if config.agent.metrics_listen:
         metrics.serve(*split_listen(config.agent.metrics_listen))
-    service = Service(agent, sender, metrics, signals, echo)
+    service = Service(agent, sender, metrics, signals, echo, file)
+    service.controller_id = before.controller_id if before is not None else ""
     log.info("watching %s for %s every %g s", agent.node, config.agent.controller_url, config.agent.interval)
     runner.run_cadence(
         service.tick, config.agent.interval, signals, service.wake_fds, service.between, metrics.count_tick
     )
+    if signals.anew and not signals.stop:
+        service.last_tick()
     sender.stop()
+    settings = service.reload.settings
+    if settings is None or not signals.anew:
+        return 0
+    signals.hold()
+    if not signals.stop:
+        left = agent.leave(sender.left(), service.controller_id)
+        become_agent(settings, as_json=echo, file=file, handover=left)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from watchdog.agent import identify, nvml
+from watchdog.agent import config_check, identify, nvml
 from watchdog.agent.collectors import kernel_log
 from watchdog.agent.evidence import node_settings
 from watchdog.agent.helper_functions import HELPER_FUNCTIONS
@@ -17,5 +17,6 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "read_gpus": nvml.read_gpus,
     "read_state": kernel_log.read_state,
     "write_state": kernel_log.write_state,
+    "check_config": config_check.check_config,
 }
 """What is beyond the helper's share takes no rights: the agent does it in children of its own."""

@@ -37,7 +37,9 @@ ThreadKey = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class _Stuck:
+class Stuck:
+    """A process on which a child hangs."""
+
     key: str
     """Name of the child that hangs on it."""
     anything: bool
@@ -50,7 +52,7 @@ class Identities:
 
     probes: Probes
     table: ProcessTable
-    stuck: dict[int, _Stuck] = field(default_factory=dict)
+    stuck: dict[int, Stuck] = field(default_factory=dict)
     """By pid: processes on which a child hangs."""
     _resolving: set[tuple[ThreadKey, bytes]] = field(default_factory=set)
     _asking: set[str] = field(default_factory=set)
@@ -162,7 +164,7 @@ class Identities:
             return
         new_key = f"{IDENTIFY}:{culprit}" + (":file" if anything else "")
         aside = len(self.stuck) < MAX_SET_ASIDE and self.probes.rename(key, new_key)
-        self.stuck[culprit] = _Stuck(new_key if aside else key, anything)
+        self.stuck[culprit] = Stuck(new_key if aside else key, anything)
         log.warning(
             "nothing can be learnt about process %d: its memory's lock is held, or it is in execve", culprit
         )

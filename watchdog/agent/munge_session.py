@@ -167,6 +167,9 @@ class ProvenConnection:
     def certificates(self) -> dict[str, float]:
         return self._inner.certificates()
 
+    def look_at_files(self) -> None:
+        self._inner.look_at_files()
+
 
 def _sentence(answer: Response) -> str:
     return f"{answer.status} {answer.body[:300].decode(errors='replace').strip()}"

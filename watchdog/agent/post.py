@@ -86,7 +86,7 @@ class Connection:
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"POST {path} HTTP/1.1\r\nHost: {self._name}\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
         message = head.encode() + body
-        self._look_at_files()
+        self._renew()
         kept = self._sock is not None
         try:
             try:
@@ -104,6 +104,10 @@ class Connection:
         """`own` and `authority` -> when that certificate ends, in seconds since the epoch; empty without certificates, or before they
         were used."""
         return {} if self._ours is None else self._ours.expires
+
+    def look_at_files(self) -> None:
+        """A certificate that was renewed is used from the next report on. For any thread."""
+        self._looked_at = float("-inf")
 
     def close(self) -> None:
         if self._sock is not None:
@@ -159,8 +163,8 @@ class Connection:
             raise Unproven(str(error)) from error
         return self._ours.current
 
-    def _look_at_files(self) -> None:
-        """A certificate that was renewed is used from the next report on."""
+    def _renew(self) -> None:
+        """Every minute, or when `look_at_files` asked for it."""
         now = self._now()
         if self._ours is None or now - self._looked_at < LOOK_AT_FILES_S:
             return

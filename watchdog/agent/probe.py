@@ -21,6 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from watchdog import clock
 from watchdog.agent.become import MIN_UID
 from watchdog.agent.helper_link import HelperLink
@@ -65,6 +67,22 @@ class Answer:
     seconds: float = 0.0
 
 
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """A child that had something to do when its agent became a new one: who it is, and what has gone to and fro until then."""
+
+    key: str
+    uid: int
+    fd: int
+    """Its socket, which exec leaves open."""
+    request: int
+    asked_at: float
+    deadline: float
+    hung: bool
+    born: bool
+    inbox: bytes = b""
+    outbox: bytes = b""
+
+
 Then = Callable[[Answer], None]
 OnPart = Callable[[Any], None]
 
@@ -101,10 +119,12 @@ class Probes:
         read_clock: Callable[[], float] = clock.monotonic,
         helper: HelperLink | None = None,
         helped: Collection[str] = (),
+        left: Iterable[Left] = (),
     ):
         """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name.
 
-        Those in `helped` are done by children of the `helper`, if there is one: the same workers, with its rights.
+        Those in `helped` are done by children of the `helper`, if there is one: the same workers, with its rights. `left` are the
+        children of the agent that this process was before: each is waited for, and not replaced until it has come back or ended.
         """
         self.helper = helper
         self._helped = frozenset(helped) if helper is not None else frozenset[str]()
@@ -117,6 +137,7 @@ class Probes:
         self._lost = False
         self._buffer = memoryview(bytearray(READ_SIZE))
         self._looked_at = float("-inf")
+        adopted = [_adopt(each, read_clock()) for each in left]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         gc.collect()
@@ -124,12 +145,17 @@ class Probes:
         self.spawner_pid = os.fork()
         if self.spawner_pid == 0:
             ours.close()
-            child_main(lambda: spawn_for_ever(theirs, functions, parent))
+            child_main(lambda: spawn_for_ever(theirs, functions, parent, [each.sock for each in adopted]))
         theirs.close()
         ours.setblocking(False)  # the spawner only forks; were it to stop, the agent must not
         self._control = ours
         self._waiter = Waiter()
         self._waiter.watch(ours.fileno())
+        for worker in adopted:
+            self._workers[worker.key] = self._by_fd[worker.sock.fileno()] = worker
+            self._next_request = max(self._next_request, (worker.request or 0) + 1)
+            self._waiter.watch(worker.sock.fileno())
+            self._flush(worker)
 
     def ask(  # noqa: PLR0913 -- one call says all about one request
         self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Then, uid: int = -1,
@@ -283,6 +309,25 @@ class Probes:
         """Keys of all workers."""
         return list(self._workers)
 
+    def leave(self) -> tuple[Left, ...]:
+        """Those that have something to do, for the agent that this process becomes by exec: to be called before `close`, which leaves
+        their sockets alone then. The agent's own are killed with the spawner, and are gone but for those that can't be."""
+        left = []
+        for worker in [worker for worker in self._workers.values() if worker.request is not None]:
+            assert worker.request is not None
+            fd = worker.sock.fileno()
+            self._waiter.forget(fd)
+            del self._by_fd[fd], self._workers[worker.key]
+            worker.sock.detach()
+            os.set_inheritable(fd, True)
+            left.append(
+                Left(
+                    key=worker.key, uid=worker.uid, fd=fd, request=worker.request, asked_at=worker.asked_at, deadline=worker.deadline,
+                    hung=worker.hung, born=worker.born, inbox=bytes(worker.inbox), outbox=bytes(worker.outbox),
+                )
+            )  # fmt: skip
+        return tuple(left)
+
     def close(self) -> None:
         """Lets all children go; those in the kernel's uninterruptible sleep end when that does."""
         for worker in list(self._workers.values()):
@@ -292,7 +337,7 @@ class Probes:
             self.helper.close()
         self._waiter.close()
         try:
-            os.kill(self.spawner_pid, signal.SIGTERM)
+            os.kill(self.spawner_pid, signal.SIGKILL)  # it only forks: nothing of it is lost
             os.waitpid(self.spawner_pid, 0)
         except (ProcessLookupError, ChildProcessError):
             pass
@@ -446,6 +491,17 @@ class Probes:
             log.warning("%s was not started within %.1f s: it is left alone until it is", worker.key, waited)
             answer = Answer(request, worker.key, None, f"its child was not started within {waited:.0f} s")
         _hand_over(worker.key, then, answer)
+
+
+def _adopt(left: Left, now: float) -> _Worker:
+    """A worker of the agent before, of whom nobody waits for the answer any more."""
+    sock = socket.socket(fileno=left.fd)
+    sock.set_inheritable(False)
+    sock.setblocking(False)
+    return _Worker(
+        left.key, left.uid, sock, now, IDLE_OF_KIND_S.get(left.key.partition(":")[0], IDLE_S), bytearray(left.inbox),
+        bytearray(left.outbox), request=left.request, asked_at=left.asked_at, deadline=left.deadline, hung=left.hung, born=left.born,
+    )  # fmt: skip
 
 
 def _group(key: str) -> str:

@@ -103,10 +103,22 @@ def child_main(work: Callable[[], None]) -> None:
         os._exit(0)
 
 
-def spawn_for_ever(control: socket.socket, functions: Mapping[str, Function], parent: int) -> None:
-    """The spawner: for each message [key, uid] with one end of a socket it forks a worker that serves this socket."""
+def spawn_for_ever(
+    control: socket.socket,
+    functions: Mapping[str, Function],
+    parent: int,
+    to_close: Iterable[socket.socket] = (),
+) -> None:
+    """The spawner: for each message [key, uid] with one end of a socket it forks a worker that serves this socket.
+
+    `to_close` are the parent's alone: as long as anybody else holds them, who is at their other ends hears of no end.
+    """
+    for each in to_close:
+        each.close()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    # An agent that has started anew still holds them (runner.Signals.hold).
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's; its end ends us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the workers
     signal.set_wakeup_fd(-1)

@@ -14,9 +14,7 @@ import queue
 import random
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -26,6 +24,7 @@ import msgspec
 from watchdog import clock
 from watchdog.agent.post import Connection, Response
 from watchdog.agent.replies import MAX_REPLY_BYTES, parse_reply
+from watchdog.agent.spool import Spool, Waiting
 from watchdog.identity.files import real_path
 from watchdog.model.messages import Reply, Report
 from watchdog.report_changes import changes_between, without_news
@@ -45,65 +44,6 @@ MAX_RETRY_AFTER_S = 60.0
 TRY_AGAIN_LATER = frozenset({408, 425, 429})
 FULL_EVERY = 120
 """Reports between two full ones: ten minutes at 5 s."""
-NOTEWORTHY_AGE_S = 0.05
-"""Below this a report is as old as it was made."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """One report that was encoded and not yet taken by the controller."""
-
-    made_at: float
-    sequence: int
-    body: bytes
-    small: bytes = b""
-    """The same as changes since the report before, for the first attempt; empty where there is none."""
-
-    def aged(self, now: float, *, small: bool = False) -> bytes:
-        """The body with the report's age. `age_s` is 0 in a new report, so it is not in the text yet."""
-        age_s = now - self.made_at
-        body = self.small if small and self.small else self.body
-        return body if age_s < NOTEWORTHY_AGE_S else b'{"age_s":%.3f,' % age_s + body[1:]
-
-
-@dataclass
-class Spool:
-    """Reports that wait, oldest first, bounded by bytes and by age. What does not fit any more is dropped from the old end."""
-
-    max_bytes: int
-    max_age_s: float
-    dropped: int = 0
-    size: int = 0
-    _items: deque[Waiting] = field(default_factory=deque)
-
-    def put(self, sequence: int, body: bytes, now: float, small: bytes = b"") -> None:
-        """Adds an encoded report that was made at `now`; `small` is the same as changes, and goes with the first attempt only."""
-        self._items.append(Waiting(now, sequence, body, small))
-        self.size += len(body)
-        while len(self._items) > 1 and self.size > self.max_bytes:
-            self._drop_oldest()
-        self.expire(now)
-
-    def expire(self, now: float) -> None:
-        """Drops what is too old, but never the newest."""
-        while len(self._items) > 1 and now - self._items[0].made_at > self.max_age_s:
-            self._drop_oldest()
-
-    def first(self) -> Waiting | None:
-        """The oldest report; it stays until `done`."""
-        return self._items[0] if self._items else None
-
-    def done(self, sequence: int) -> None:
-        """Forgets the oldest report if it is still the one with this sequence."""
-        if self._items and self._items[0].sequence == sequence:
-            self.size -= len(self._items.popleft().body)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def _drop_oldest(self) -> None:
-        self.size -= len(self._items.popleft().body)
-        self.dropped += 1
 
 
 def backoff_s(failures: int, chance: float) -> float:
@@ -184,6 +124,12 @@ class Sender:
         self.read_token()
         self._thread.start()
 
+    def left(self) -> tuple[Waiting, ...]:
+        """What has not been taken by the controller, oldest first. After `stop`: one that is on its way just now is among them, and
+        will be known as told before."""
+        with self._lock:
+            return self._spool.left()
+
     def stop(self, seconds: float = 2.0) -> None:
         """Gives what waits this long to be sent, and ends. Whatever the thread hangs in, it holds nobody up."""
         self._stopping.set()
@@ -245,19 +191,19 @@ class Sender:
         """Why the last attempt failed; empty while it works."""
         return self._problem
 
+    def read_secrets(self) -> None:
+        """Reads the shared secret again now, and looks at the certificates before the next report."""
+        self.read_token()
+        self._connection.look_at_files()
+
     def read_token(self) -> None:
         """Reads the shared secret (again). A missing file is a problem that is said, not an end."""
         if not self._token_file:
             return
         try:
-            token = Path(real_path(self._token_file)).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            log.error(
-                "the token file %s can't be read (%s): the controller will refuse us", self._token_file, error
-            )
-            return
-        if not token.isascii() or not token.isprintable():
-            log.error("the token file %s holds no token of one line of ASCII", self._token_file)
+            token = read_token(self._token_file)
+        except ValueError as error:
+            log.error("%s: the controller will refuse us", error)
             return
         self._headers = {**self._headers, "Authorization": f"Bearer {token}"}
 
@@ -342,6 +288,17 @@ class Sender:
                 self.read_token()
             raise Rejected(message)
         raise Later(message, parse_retry_after(response))
+
+
+def read_token(file: str) -> str:
+    """The shared secret in `file`. Raises ValueError, with a sentence, if there is none."""
+    try:
+        token = Path(real_path(file)).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the token file {file} can't be read ({error})") from error
+    if not token.isascii() or not token.isprintable() or not token:
+        raise ValueError(f"the token file {file} holds no token of one line of ASCII")
+    return token
 
 
 def in_words(error: Exception) -> str:

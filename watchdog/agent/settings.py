@@ -80,9 +80,21 @@ def read_settings(fd: int) -> Settings:
         return msgspec.json.decode(file.read(), type=Settings)
 
 
-def become_agent(settings: Settings, *, once: bool, as_json: bool) -> NoReturn:
-    """Replaces this process by the agent, a fresh interpreter. Raises OSError if that can't be had."""
+def become_agent(
+    settings: Settings,
+    *,
+    once: bool = False,
+    as_json: bool = False,
+    file: str = "",
+    handover: int | None = None,
+) -> NoReturn:
+    """Replaces this process by the agent, a fresh interpreter. Raises OSError if that can't be had.
+
+    `file` is where the settings came from, to be read again at SIGHUP; `handover` a descriptor with what an agent before it knew.
+    """
     flags = ["--once"] * once + ["--json"] * as_json
+    flags += [f"--config={os.path.abspath(file)}"] if file else []
+    flags += [f"--handover={handover}"] if handover is not None else []
     # One arena for all threads: the second would cost as much as what the sender needs altogether.
     environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
     command = [sys.executable, "-P", "-m", "watchdog.agent", str(write_settings(settings)), *flags]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import click
@@ -15,6 +16,8 @@ from watchdog.cli.options import load_or_exit, service_options
 @click.option("--json", "as_json", is_flag=True, help="Reports as JSON on standard output, a line each.")
 def agent(config_file: str, once: bool, as_json: bool) -> None:
     """The service on a compute node: observes the jobs there and reports to the controller.
+
+    At SIGHUP (systemctl reload) it reads its configuration again, and takes it whole or not at all.
 
     With --once it looks twice, a second apart, and prints what it sees: processes, logs, GPUs, filesystems, checkpoints, what the
     kernel said, what hangs. Nothing is sent or kept, and an agent that runs beside it is not disturbed. Exit code 1 if it could
@@ -31,7 +34,7 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
 
     settings = settings_of(config)
     try:
-        become_agent(settings, once=once, as_json=as_json)
+        become_agent(settings, once=once, as_json=as_json, file=config_file)
     except OSError as error:
         from watchdog import log
         from watchdog.agent.app import run_agent
@@ -42,4 +45,4 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
             sys.executable,
             error,
         )
-        sys.exit(run_agent(settings, once=once, as_json=as_json))
+        sys.exit(run_agent(settings, once=once, as_json=as_json, file=os.path.abspath(config_file)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
@@ -50,6 +51,15 @@ class _Job:
     """What stands for each pattern with wildcards."""
     left_out: list[str] = field(default_factory=list)
     """Logs that are not followed, for there are too many."""
+
+
+class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent knows of logs, for the one that it becomes: how far each was read, and the recent past."""
+
+    jobs: dict[str, _Job] = {}
+    watch: tuple[JobWatch, ...] = ()
+    rows: tuple[tuple[LogFile, float], ...] = ()
+    recent: tuple[tuple[float, Event], ...] = ()
 
 
 @dataclass
@@ -132,6 +142,23 @@ class JobLogs:
     def followed_of(self, job_id: str) -> list[str]:
         """The files of a job that are followed, those that were opened longest ago first."""
         return [path for job, path in self._rows if job == job_id]
+
+    def memory(self) -> LogMemory:
+        """What `remember` of the next agent takes; to be called when all events are in a report."""
+        return LogMemory(
+            jobs=dict(self.jobs),
+            watch=tuple(self.watch.values()),
+            rows=tuple(self._rows.values()),
+            recent=tuple(each for recent in self._recent.values() for each in recent),
+        )
+
+    def remember(self, memory: LogMemory) -> None:
+        """Before the first look: children go on where the last answer that was taken ended."""
+        self.jobs |= memory.jobs
+        self.watch = {watch.job_id: watch for watch in memory.watch}
+        self._rows = {(row.job_id, row.path): (row, at) for row, at in memory.rows}
+        for at, event in memory.recent:
+            self._note_recent(at, event)
 
     def _note_jobs(self, processes: list[Process], now: float) -> None:
         for process in processes:
@@ -300,6 +327,9 @@ class JobLogs:
     def _take_event(self, at: float, event: Event) -> None:
         """Notes an event for the next report and, as the recent past, for a controller that comes later."""
         self._events.append((at, event))
+        self._note_recent(at, event)
+
+    def _note_recent(self, at: float, event: Event) -> None:
         if event.kind is not EventKind.ERROR:
             limit = KEPT_STEPS if event.kind is EventKind.PROGRESS else 1
             key = (event.job_id, event.source, event.kind, event.pattern or "")

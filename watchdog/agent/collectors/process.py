@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from watchdog.agent.collectors.blocked import (
     BlockedThreads,
     Target,
@@ -22,11 +24,11 @@ from watchdog.agent.collectors.blocked import (
 )
 from watchdog.agent.far_files import FarFiles
 from watchdog.agent.identify import describe_mount
-from watchdog.agent.identities import IDENTIFY, MAX_IDENTIFICATIONS, Identities
+from watchdog.agent.identities import IDENTIFY, MAX_IDENTIFICATIONS, Identities, Stuck
 from watchdog.agent.jobs import WISH_VARIABLES, Key, Known, Member, assign
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Probes
-from watchdog.agent.process_table import LASTING_STATES, Entry, Files, ProcessTable, read_file
+from watchdog.agent.process_table import LASTING_STATES, Entry, Files, ProcessTable, Stat, read_file
 from watchdog.knowledge.syscalls import PATH_ARGUMENT
 from watchdog.model.messages import JobWish
 from watchdog.model.observed import Blocked, Process, Role
@@ -46,6 +48,27 @@ MAX_DIRECTORIES = 8
 
 MAX_WISH = 1024
 """Characters of one variable that are told."""
+
+
+class EntryMemory(msgspec.Struct, frozen=True, array_like=True):
+    """One process, for the agent that this one becomes."""
+
+    known: Known
+    stat: Stat
+    member: Member | None
+    container_pid: int | None
+    ticks: int
+    identified: int
+    state_since: float
+
+
+class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent knows of the processes of its node: who stood in a call yesterday has stood there since yesterday."""
+
+    entries: tuple[EntryMemory, ...] = ()
+    to_identify: tuple[int, ...] = ()
+    stuck: dict[int, Stuck] = {}
+    tracks: tuple[tuple[tuple[int, int, int], Track], ...] = ()
 
 
 @dataclass
@@ -89,6 +112,31 @@ class ProcessCollector:
         self._look_at_threads(living, mains, now)
         blocked = self._blocked(now, deadline_s)
         return tuple(_describe(entry, blocked.get(entry.key), now) for entry in self._mine)
+
+    def memory(self) -> ProcessMemory:
+        """What `remember` of the next agent takes. Kernel threads are met anew for next to nothing."""
+        return ProcessMemory(
+            entries=tuple(
+                EntryMemory(e.known, e.stat, e.member, e.container_pid, e.ticks, e.identified, e.state_since)
+                for e in self.table.entries.values()
+                if not e.is_kernel_thread
+            ),
+            to_identify=tuple(sorted(self.table.to_identify)),
+            stuck=dict(self.identities.stuck),
+            tracks=tuple(self.threads.tracks.items()),
+        )
+
+    def remember(self, memory: ProcessMemory) -> None:
+        """Before the first look: who has ended, or whose number is another's now, is found out by that."""
+        for each in memory.entries:
+            self.table.entries[each.known.pid] = Entry(
+                each.known, each.stat, each.container_pid, each.ticks, each.identified, each.member, each.state_since
+            )  # fmt: skip
+            if each.member is not None:
+                self.members[each.known.pid, each.known.start_ticks] = each.member
+        self.table.to_identify |= self.table.entries.keys() & set(memory.to_identify)
+        self.identities.stuck |= memory.stuck
+        self.threads.tracks |= dict(memory.tracks)
 
     @property
     def unseen(self) -> str | None:

@@ -1,0 +1,74 @@
+"""What an agent leaves to the one that it becomes: over a new configuration nothing is told twice, nothing is lost, nobody is forgotten.
+
+It goes through a file in memory that exec leaves open, never to disk. What can't be read of it is as after any other restart.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from watchdog.agent.collectors.job_log import LogMemory
+from watchdog.agent.collectors.process import ProcessMemory
+from watchdog.agent.probe import Left
+from watchdog.agent.probe_child import decode, encode
+from watchdog.agent.spool import Waiting
+
+if TYPE_CHECKING:
+    from watchdog.agent.app import Agent
+
+log = logging.getLogger(__name__)
+
+
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are of the monotonic clock, which goes on over exec."""
+
+    children: tuple[Left, ...] = ()
+    """Those that had something to do, or hung."""
+    reports: tuple[Waiting, ...] = ()
+    """Encoded, and not taken by the controller yet."""
+    processes: ProcessMemory = ProcessMemory()
+    logs: LogMemory = LogMemory()
+    commands: tuple[str, ...] = ()
+    """Ids of those that were done or refused."""
+    running: tuple[tuple[str, ...], float] | None = None
+    controller_id: str = ""
+
+
+def gather(agent: Agent, reports: tuple[Waiting, ...], controller_id: str) -> Handover:
+    """What this agent knows; its children that have something to do are the next one's from now on."""
+    running = agent.running
+    return Handover(
+        children=agent.probes.leave(),
+        reports=reports,
+        processes=agent.processes.memory(),
+        logs=agent.logs.memory(),
+        commands=agent.commands.memory(),
+        running=None if running is None else (tuple(sorted(running[0])), running[1]),
+        controller_id=controller_id,
+    )
+
+
+def write_handover(handover: Handover) -> int:
+    """Puts it into a file in memory; returns its descriptor, which a program started by exec inherits. Raises OSError."""
+    fd = os.memfd_create("handover", 0)
+    data = encode(
+        msgspec.to_builtins(handover, str_keys=True)
+    )  # file names may be no UTF-8, and it knows what to do
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def read_handover(fd: int) -> Handover:
+    """What `write_handover` put there, empty if it is none; closes `fd`."""
+    try:
+        with open(fd, "rb") as file:
+            return msgspec.convert(decode(file.read()), Handover, str_keys=True)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        log.warning("what the agent before this one knew can't be read (%s): it begins anew", error)
+        return Handover()

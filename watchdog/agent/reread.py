@@ -1,0 +1,104 @@
+"""Whether an agent could start with a configuration: `python -m watchdog.agent.reread FILE`, with the running settings on standard input.
+
+It is the program that would start with it, as it is installed now. On standard output: {"problems": [sentence…], "settings": text}.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+
+import msgspec
+
+import watchdog.agent.app  # noqa: F401 -- what is installed now has to be loadable
+from watchdog.agent.sender import read_token
+from watchdog.agent.settings import Settings, settings_of, split_listen
+from watchdog.config import ConfigError, load_config
+from watchdog.identity.files import IdentityError, TlsFiles
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    problems: tuple[str, ...] = ()
+    settings: str = ""
+    """As JSON; empty with problems."""
+
+
+def look(file: str, running: Settings) -> Outcome:
+    """Reads and checks everything that could keep an agent with `running` from going on as one with `file`."""
+    try:
+        settings = settings_of(load_config(file))
+    except ConfigError as error:
+        return Outcome(problems=tuple(error.lines()))
+    problems = why_not(settings, running)
+    if problems:
+        return Outcome(problems=tuple(problems))
+    return Outcome(settings=msgspec.json.encode(settings).decode())
+
+
+def why_not(settings: Settings, running: Settings) -> list[str]:
+    """Why an agent could not work with settings that are right by themselves, a line each."""
+    agent, security, found = settings.agent, settings.security, []
+    if security.token_file:
+        try:
+            read_token(security.token_file)
+        except ValueError as error:
+            found.append(f"security.token_file: {error}")
+    if security.mode == "tls":
+        found += _why_no_tls(settings)
+    if security.mode == "munge" and running.security.mode != "munge" and shutil.which("munge") is None:
+        found.append(
+            "security.mode: munge is not installed here: apt-get install munge, or dnf install munge"
+        )
+    address = agent.metrics_listen
+    if address and address != running.agent.metrics_listen and (problem := why_not_address(address)):
+        found.append(f"agent.metrics_listen: {problem}")
+    directory = agent.state_directory
+    if (
+        directory != running.agent.state_directory
+        and os.path.isdir(directory)
+        and not os.access(directory, os.W_OK)
+    ):
+        found.append(f"agent.state_directory: {directory} can't be written")
+    return found
+
+
+def _why_no_tls(settings: Settings) -> list[str]:
+    from watchdog.identity.tls import make_context
+
+    if not settings.agent.controller_url.startswith("https://"):
+        return [
+            "agent.controller_url: has to begin with https:// where nodes prove themselves by certificates"
+        ]
+    try:
+        make_context(TlsFiles(settings.security.tls_directory, "agent"), server=False)
+    except IdentityError as error:
+        return [f"security.tls_directory: {error}"]
+    return []
+
+
+def why_not_address(address: str) -> str | None:
+    """Why nobody can listen at `HOST:PORT`; None: one can."""
+    host, port = split_listen(address)
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+    except OSError as error:
+        return f"{address} can't be listened at: {error.strerror or error}"
+    return None
+
+
+def main(argv: list[str]) -> int:
+    """Answers on standard output; gives 0."""
+    running = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+    sys.stdout.write(msgspec.json.encode(look(argv[0], running)).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,79 @@
+"""Reports that wait for the controller, encoded, within bounds of bytes and age."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+NOTEWORTHY_AGE_S = 0.05
+"""Below this a report is as old as it was made."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One report that was encoded and not yet taken by the controller."""
+
+    made_at: float
+    sequence: int
+    body: bytes
+    small: bytes = b""
+    """The same as changes since the report before, for the first attempt; empty where there is none."""
+
+    def aged(self, now: float, *, small: bool = False) -> bytes:
+        """The body with the report's age. `age_s` is 0 in a new report, so it is not in the text yet."""
+        age_s = now - self.made_at
+        body = self.small if small and self.small else self.body
+        return body if age_s < NOTEWORTHY_AGE_S else b'{"age_s":%.3f,' % age_s + body[1:]
+
+
+@dataclass
+class Spool:
+    """Reports that wait, oldest first, bounded by bytes and by age. What does not fit any more is dropped from the old end."""
+
+    max_bytes: int
+    max_age_s: float
+    dropped: int = 0
+    size: int = 0
+    _items: deque[Waiting] = field(default_factory=deque)
+
+    def put(self, sequence: int, body: bytes, now: float, small: bytes = b"") -> None:
+        """Adds an encoded report that was made at `now`; `small` is the same as changes, and goes with the first attempt only."""
+        self._items.append(Waiting(now, sequence, body, small))
+        self.size += len(body)
+        while len(self._items) > 1 and self.size > self.max_bytes:
+            self._drop_oldest()
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Drops what is too old, but never the newest."""
+        while len(self._items) > 1 and now - self._items[0].made_at > self.max_age_s:
+            self._drop_oldest()
+
+    def first(self) -> Waiting | None:
+        """The oldest report; it stays until `done`."""
+        return self._items[0] if self._items else None
+
+    def done(self, sequence: int) -> None:
+        """Forgets the oldest report if it is still the one with this sequence."""
+        if self._items and self._items[0].sequence == sequence:
+            self.size -= len(self._items.popleft().body)
+
+    def left(self) -> tuple[Waiting, ...]:
+        """All that waits, oldest first, each in full."""
+        return tuple(replace(each, small=b"") for each in self._items)
+
+    def take_back(self, reports: Iterable[Waiting], now: float) -> None:
+        """Begins with what an agent before this one has left."""
+        self._items.extend(reports)
+        self.size += sum(len(each.body) for each in self._items)
+        while len(self._items) > 1 and self.size > self.max_bytes:
+            self._drop_oldest()
+        self.expire(now)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def _drop_oldest(self) -> None:
+        self.size -= len(self._items.popleft().body)
+        self.dropped += 1

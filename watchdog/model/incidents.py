@@ -62,6 +62,25 @@ class Culprit(Value, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class GpuProcess(Value, frozen=True, kw_only=True):
+    """The one process that a finding, an incident or a decision is about: pid, start and boot together are never given out again."""
+
+    node: str
+    boot_id: str
+    pid: int
+    start_ticks: int
+    uid: int
+    user: str
+    comm: str
+    job_id: str
+    """The job that it came from and that is over, as agents know it (SLURM_JOB_ID)."""
+    minors: tuple[int, ...]
+    """/dev/nvidiaN that it holds."""
+    gpu_uuids: tuple[str, ...] = ()
+    in_job_group: bool = False
+    """It stands in that job's control group: whoever else its user runs here, it is of that job."""
+
+
 class StacksWanted(Value, frozen=True, kw_only=True, tag="stacks"):
     """A detector needs the stacks of every rank of the job before it can say more."""
 
@@ -105,6 +124,8 @@ class Finding(Value, frozen=True, kw_only=True):
     """Nodes that the evidence blames as a place: a restart should avoid them."""
     mounts: tuple[str, ...] = ()
     """Filesystems that have to answer before a restart makes sense."""
+    process: GpuProcess | None = None
+    """Of a finding that is about one process and no job: which, if it is known well enough to be ended."""
 
 
 class IncidentState(StrEnum):
@@ -144,6 +165,8 @@ class Incident(Value, frozen=True, kw_only=True):
     """Those of `job_ids` that the newest finding is about; others had their share in it and have got over it."""
     exclude_nodes: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
+    process: GpuProcess | None = None
+    """What may be acted on is this process, and no job."""
     inhibited_by: str | None = None
     """Id of the incident that explains this one; it is then not acted on and not announced."""
     resolution: str = ""

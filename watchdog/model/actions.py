@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from watchdog.model.incidents import GpuProcess
 from watchdog.model.value import Value
 
 
@@ -24,6 +25,8 @@ class Action(StrEnum):
     """Kill switch or signal only: what the job does then is its own affair."""
     HOLD = "hold"
     """Keep a job that waits in the queue from starting again."""
+    END_PROCESS = "end_process"
+    """End a process that outlived its job on a GPU."""
 
 
 class Step(StrEnum):
@@ -45,6 +48,8 @@ class Step(StrEnum):
     """End the job; nothing is run again."""
     HOLD = "hold"
     """Hold a job that waits in the queue."""
+    END_PROCESS = "end_process"
+    """SIGTERM, later SIGKILL, to a process that outlived its job; drain if it cannot be killed and that is permitted."""
 
 
 class Verdict(StrEnum):
@@ -101,6 +106,10 @@ class Decision(Value, frozen=True, kw_only=True):
     """Nodes to drain, for an administrator to look at."""
     step_s: float | None = None
     """Usual time of a step when it was decided."""
+    process: GpuProcess | None = None
+    """The one process that the decision is about, in place of a run of a job: `fence` is None then."""
+    process_since: float | None = None
+    """Since when it has had no job, a date."""
 
 
 class Rung(StrEnum):
@@ -121,6 +130,8 @@ class Rung(StrEnum):
     RESUBMIT = "resubmit"
     HOLD = "hold"
     DRAIN = "drain"
+    TERM_PROCESS = "term_process"
+    KILL_PROCESS = "kill_process"
 
 
 class RungOutcome(StrEnum):

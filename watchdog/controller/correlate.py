@@ -149,6 +149,7 @@ def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
         jobs_now=finding.job_ids,
         exclude_nodes=finding.exclude_nodes,
         mounts=finding.mounts,
+        process=finding.process,
         runs=_runs(finding, moment),
     )
 
@@ -198,6 +199,7 @@ def _update(
             jobs_now=finding.job_ids,
             exclude_nodes=finding.exclude_nodes,
             mounts=finding.mounts,
+            process=finding.process,
         )
     if incident.state is IncidentState.PENDING:
         return None

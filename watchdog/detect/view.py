@@ -161,6 +161,7 @@ class NodeView(Value, frozen=True, kw_only=True):
 
     name: str
     reported_at: float
+    boot_id: str = ""
     gpus: tuple[GpuView, ...] = ()
     events: tuple[SeenEvent, ...] = ()
     """Of the last hour at most, oldest first; what stood in the log before the agent was started is not among them."""

@@ -145,6 +145,7 @@ class Nodes:
         view = NodeView(
             name=report.node,
             reported_at=made_at,
+            boot_id=report.boot_id,
             gpus=tuple(_look(node, report.node, gpu, made_at) for gpu in report.gpus),
             events=tuple(node.events),
             holders=report.gpu_holders,

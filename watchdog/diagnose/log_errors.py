@@ -32,6 +32,12 @@ FEW_SILENT = 0.25
 
 _TASK = re.compile(r"srun: error: (?P<node>[A-Za-z0-9][\w.-]*): task (?P<rank>\d+): (?P<what>.+)")
 """Slurm's own word of one task that ended; of several at once it writes `tasks 2-3`, and nobody is named."""
+_EXIT = "Exited with exit code"
+_WORKER = re.compile(r"failed \(exitcode: -(?P<signal>\d+)\) local_rank: \d+ \(pid: (?P<pid>\d+)\)")
+"""torchrun's own word of the worker that failed first (torch/distributed/elastic/multiprocessing/api.py), here of a signal."""
+_KILLS = frozenset({4, 7, 8, 9, 11})
+"""Signals that nobody dies of because his peers are gone: ILL, BUS, FPE, KILL, SEGV. (ABRT follows from a lost connection, TERM and
+INT are the launcher's.)"""
 
 
 class Cause(Value, frozen=True, kw_only=True):
@@ -66,7 +72,9 @@ def locate(event: Event, node: str, at: float, job: SlurmJob, seats: Seats) -> L
     task = _TASK.match(text)
     where = who.get("host") if who.get("host") in job.nodes else None
     if task is not None and (task["node"] in job.nodes or not job.nodes):
-        where, rank = task["node"], int(task["rank"])
+        where, rank = task["node"], _rank_of_task(int(task["rank"]), task["node"], seats)
+    elif rank is None:
+        rank = _rank_of_worker(text, seats)
     seat = seats.get(rank) if rank is not None else None
     if seat is not None:
         where = where or seat[0]
@@ -80,6 +88,21 @@ def locate(event: Event, node: str, at: float, job: SlurmJob, seats: Seats) -> L
         rank=rank,
         pid=seat[1] if seat is not None and seat[0] == where else None,
     )
+
+
+def _rank_of_task(task: int, node: str, seats: Seats) -> int | None:
+    """The rank that a task is. Where each task is a launcher of several ranks its number is none, and its node another one."""
+    seat = seats.get(task)
+    return task if seat is not None and seat[0].partition(".")[0] == node.partition(".")[0] else None
+
+
+def _rank_of_worker(text: str, seats: Seats) -> int | None:
+    """The rank that torchrun saw die of a signal, by its process id; None where two nodes have that number."""
+    worker = _WORKER.search(text)
+    if worker is None or int(worker["signal"]) not in _KILLS:
+        return None
+    ranks = [rank for rank, (_, pid) in seats.items() if pid == int(worker["pid"])]
+    return ranks[0] if len(ranks) == 1 else None
 
 
 def _is_a_module(line: str, host: str | None, job: SlurmJob) -> bool:
@@ -119,6 +142,8 @@ def find_cause(run: PastRun) -> Cause | None:
     """What went wrong since the last step of `run`; None if no error was logged since."""
     lines = [e for e in run.errors if run.rose_at is None or e.at > run.rose_at - STEP_SLACK_S]
     lines.sort(key=lambda e: e.at)  # stable: what was read at once stays in its order
+    if any(e.pattern == "launcher" and not e.line.startswith("srun:") for e in run.errors):
+        lines = [_without_its_task(e) for e in lines]
     if not lines:
         return None
     ended = next((place for place, e in enumerate(lines) if e.pattern in FROM_OUTSIDE), len(lines))
@@ -126,13 +151,13 @@ def find_cause(run: PastRun) -> Cause | None:
     causes = [e for e in before if e.pattern not in CONSEQUENCES and not _is_explained(e, before)]
     if causes:
         first = next((e for e in causes if e.pattern not in HEADERS), causes[0])
-        return _cause(run, lines, _placed(first, before))
+        return _cause(run, lines, _placed(first, before, frozenset()))
     timed_out = [e for e in before if e.pattern == "nccl_watchdog"]
     first = next(iter(timed_out or [e for e in before if e.pattern not in HEADERS]), lines[0])
     if first.pattern not in NAMED_BY_SLURM:
         # Who says that he lost the others, or was ended, is not the one who did it.
         nobody = replace(first, node=None, rank=None, pid=None)
-        first = _placed(nobody, before)
+        first = _placed(nobody, before, _victims(run, before))
     return replace(
         _cause(run, lines, first),
         only_consequence=True,
@@ -147,18 +172,51 @@ def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
         return False
     place = next(place for place, e in enumerate(lines) if e is error)
     said = next((e for e in lines[place + 1 :] if e.rank == error.rank and e.pattern not in HEADERS), None)
-    return said is not None and said.pattern in FELT | {"interrupted"}
+    if said is None:
+        return False
+    if said.pattern == "launcher" and error.rank is None:
+        # Ranks put their number before what they say: what has none is the launcher's own traceback.
+        return any(e.rank is not None and e.pattern in HEADERS for e in lines[:place])
+    return said.pattern in FELT | {"interrupted"}
 
 
-def _placed(error: LoggedError, lines: Sequence[LoggedError]) -> LoggedError:
-    """The line, with the task that Slurm says ended first if it does not say itself whose it is."""
+def _without_its_task(error: LoggedError) -> LoggedError:
+    """Slurm's tasks are launchers here: which rank it was they do not tell, and a launcher that leaves says nothing about its node."""
+    task = _TASK.match(split_prefix(error.line)[0])
+    if task is None:
+        return error
+    if task["what"].startswith(_EXIT):
+        return replace(error, node=None, rank=None, pid=None)
+    return replace(error, rank=None, pid=None)
+
+
+def _victims(run: PastRun, lines: Sequence[LoggedError]) -> frozenset[int]:
+    """Ranks that said themselves that they lost somebody."""
+    said = [ranks for pattern, ranks in run.error_ranks if pattern in FELT]
+    return frozenset(e.rank for e in lines if e.rank is not None and e.pattern in FELT).union(*said)
+
+
+def _placed(error: LoggedError, lines: Sequence[LoggedError], victims: frozenset[int]) -> LoggedError:
+    """The line, with the task that Slurm says ended first if it does not say itself whose it is: or the worker that a launcher saw die
+    of a signal. One of the `victims` that left with an error is not who they lost."""
     if error.rank is not None:
         return error
+    died = {e.rank: e for e in lines if e.pattern == "launcher" and e.rank is not None and _is_a_death(e)}
+    if len(died) == 1:
+        (other,) = died.values()
+        return replace(error, node=other.node, rank=other.rank, pid=other.pid)
     for other in lines:
         same_node = error.node is None or error.node == other.node
-        if other.pattern in NAMED_BY_SLURM and same_node and _TASK.match(split_prefix(other.line)[0]):
+        task = _TASK.match(split_prefix(other.line)[0])
+        if other.pattern not in NAMED_BY_SLURM or not same_node or task is None or other.node is None:
+            continue
+        if not (task["what"].startswith(_EXIT) and other.rank in victims):
             return replace(error, node=other.node, rank=other.rank, pid=other.pid)
     return error
+
+
+def _is_a_death(error: LoggedError) -> bool:
+    return _WORKER.search(error.line) is not None
 
 
 def _cause(run: PastRun, lines: Sequence[LoggedError], first: LoggedError) -> Cause:

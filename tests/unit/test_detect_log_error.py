@@ -189,6 +189,49 @@ def test_a_killed_rank_whose_peers_alone_complain_is_named_by_slurm_or_nobody_is
     assert victims.culprits == ()
 
 
+LAUNCHERS_LEAVE = (
+    (40.0, "Traceback (most recent call last):"),
+    (40.0, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"),
+    (40.0, "srun: error: n2: task 1: Exited with exit code 1"),
+)
+"""torchrun, one task a node: task 1 is n2's launcher, rank 1 runs on n1."""
+
+
+def worker_died(code: int, pid: int) -> tuple[float, str]:
+    where = "E1121 10:00:00.322000 37 torch/distributed/elastic/multiprocessing/api.py:1002]"
+    return (40.5, f"{where} failed (exitcode: {code}) local_rank: 1 (pid: {pid}) of binary: /usr/bin/python")
+
+
+def test_a_launcher_that_leaves_because_its_ranks_lost_others_is_no_rank_and_accuses_no_node() -> None:
+    finding = judge_ended(*LOST, *LAUNCHERS_LEAVE)
+    assert finding.culprits == ()
+    assert "no line says why" in finding.summary
+    assert judge_ended(*LOST, worker_died(1, 102), *LAUNCHERS_LEAVE).culprits == ()
+
+
+def test_the_rank_that_torchrun_saw_die_of_a_signal_is_named() -> None:
+    finding = judge_ended(*LOST, worker_died(-9, 103), *LAUNCHERS_LEAVE)
+    assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
+    for code, pid in (
+        (-6, 103),
+        (-15, 103),
+        (-9, 999),
+    ):  # an abort follows from a lost peer; TERM is the launcher's; no rank
+        assert judge_ended(*LOST, worker_died(code, pid), *LAUNCHERS_LEAVE).culprits == ()
+
+
+def test_below_launchers_the_words_of_a_rank_count_and_the_number_of_a_task_does_not() -> None:
+    finding = judge_ended(*KEY_ERROR, *LOST, *LAUNCHERS_LEAVE)
+    assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
+    plain = ((42.0, "Traceback (most recent call last):"), (42.0, "KeyError: 'text'"), *LAUNCHERS_LEAVE)
+    assert judge_ended(*plain).culprits == ()
+
+
+def test_a_rank_that_lost_another_one_and_left_with_an_error_is_not_who_failed() -> None:
+    left = ((40.0, "srun: error: n2: task 2: Exited with exit code 1"), *SUMMED_UP[1:])
+    assert judge_ended(*LOST, *left).culprits == ()
+
+
 TIMEOUTS = tuple(
     (41.0, f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1182] [Rank {rank}] Watchdog caught collective operation timeout: W")
     for rank in (0, 1, 3)

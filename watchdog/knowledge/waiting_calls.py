@@ -17,6 +17,7 @@ PLACES_OF_CALLS: Final[Mapping[str, Place]] = {
     "semop": Place.LOCK,
     "semtimedop": Place.LOCK,
     "flock": Place.LOCK,
+    "fcntl": Place.LOCK,  # of its commands only those that lock a file wait
     "nanosleep": Place.SLEEP,
     "clock_nanosleep": Place.SLEEP,
     "wait4": Place.SUBPROCESS,

@@ -187,6 +187,12 @@ def test_teardown_of_all_names_nobody_and_of_one_that_one() -> None:
     assert said(verdict(DESTROY, DESTROY, LOCK, DESTROY)) == (True, "teardown", [2])
 
 
+def test_who_still_uploads_while_the_others_end_is_named_when_time_is_over() -> None:
+    assert said(verdict(DESTROY, DESTROY, UPLOAD, DESTROY)) == (True, "teardown", [])
+    assert said(verdict(DESTROY, DESTROY, UPLOAD, DESTROY, since=600, step=2)) == (True, "teardown", [])
+    assert said(verdict(DESTROY, DESTROY, UPLOAD, DESTROY, since=HOUR, step=2)) == (True, "teardown", [2])
+
+
 def test_with_ddp_the_others_wait_in_the_backward_pass_which_only_time_can_tell() -> None:
     assert said(verdict(BACKWARD, BACKWARD, LOADER, BACKWARD, since=HOUR, step=2)) == (
         True,

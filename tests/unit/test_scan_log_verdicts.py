@@ -40,6 +40,19 @@ def steps(first: int, last: int, minute: int = 0, seconds: int = 1) -> str:
     )
 
 
+def bars(first: int, last: int, loss: str | None = "2.5", norm: str = "0.4") -> str:
+    """A bar of tqdm and, after every fifth step, the dictionary of the Hugging Face Trainer with the loss, if it is told."""
+    return "".join(
+        f"  1%|    | {n}/5000 [00:{n % 60:02d}<10:00,  1.01s/it]\n"
+        + (
+            f"{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': {n / 1000:.3f}}}\n"
+            if loss and n % 5 == 0
+            else ""
+        )
+        for n in range(first, last)
+    )
+
+
 def traceback(prefix: str, *last: str) -> str:
     frames = (
         "Traceback (most recent call last):",
@@ -148,7 +161,17 @@ CASES: list[tuple[str, str, tuple[str, int | None, str | None] | None]] = [
     ("nothing at all", "", None),
     # numbers
     ("a loss that stays no number", steps(1, 9) + steps(9, 15).replace("2.5", "nan"), ("loss_nan", None, None)),
+    ("a loss that stays no number, beside a bar that says none", bars(1, 60) + bars(60, 120, "nan"), ("loss_nan", None, None)),
+    ("a loss of zero without a gradient, beside a bar", bars(1, 60) + bars(60, 120, "0.0", "nan"), ("loss_nan", None, None)),
+    ("a loss that was no number in an earlier stage", bars(1, 60, "nan") + bars(60, 400, None), None),
     # other launchers and frameworks
+    ("Ray's guesses are no cause", "(raylet, ip=10.4.0.19) A worker died or was killed while executing a task by an unexpected system error. Worker IP address: 10.4.0.19 Worker port: 1 Worker PID: 664 Worker exit type: SYSTEM_ERROR Worker exit detail: (1) The process is killed by SIGKILL by OOM killer due to high memory usage.\n" + traceback("", "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", "\tpid: 664", "\tip: 10.4.0.19"), ("ray_actor_died", None, "10.4.0.19")),
+    ("the driver's words for memory", traceback("[rank14]: ", "RuntimeError: CUDA driver error: out of memory"), ("cuda_oom", 14, None)),
+    ("NCCL's word for a call of CUDA in its own process", "".join(f"9: {line}\n" for line in (*traceback("", "torch.distributed.DistBackendError: NCCL error in: a.cpp:1, unhandled cuda error").splitlines(), "ncclUnhandledCudaError: Call to CUDA function failed.", "Last error:", "Cuda failure 719 'unspecified launch failure'")), ("cuda_error", 9, None)),
+    ("Paddle's container", traceback("", "OSError: (External) CUDA error(700), an illegal memory access was encountered.") + "LAUNCH INFO 2024-05-01 10:00:05,881 Pod failed\nContainer rank 4 status failed cmd ['python', '-u', 'run.py'] code 1 log out/workerlog.4\n", ("cuda_error", 4, None)),
+    ("ColossalAI's launcher", "Error: failed to run torchrun on 10.9.0.7, is localhost: False, exception: Encountered a bad command exit code!\n", ("launcher", None, None)),
+    ("the host of a launcher's task", "0: torchrun --nproc_per_node 8\n" + traceback("11: [default5]:[rank93]: ", DISK) + "srun: error: n12: task 11: Exited with exit code 1\n", ("disk_full", 93, "n12")),
+    ("JSON with the traceback beside the message", '{"level": "error", "rank": 12, "host": "n12", "msg": "uncaught exception", "exc": "Traceback (most recent call last):\\n  File \\"a.py\\", line 1, in f\\nRuntimeError: CUDA error: device-side assert triggered\\n"}\n', ("device_assert", 12, "n12")),
     ("DeepSpeed's launcher", "[2024-05-01 10:00:00,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 77\n[2024-05-01 10:00:01,000] [ERROR] [launch.py:325:sigkill_handler] ['python', '--local_rank=7'] exits with return code = -9\n", ("killed", None, None)),
     ("mpirun's word", "mpirun noticed that process rank 12 with PID 3112 on node n4 exited on signal 9 (Killed).\n", ("killed", 12, "n4")),
     ("JAX: one task is gone", "E0501 10:00:00.1 7 coordination_service.cc:1170] /job:jax_worker/replica:0/task:3 has been set to ERROR in coordination service: UNAVAILABLE: Task /job:jax_worker/replica:0/task:3 heartbeat timeout.\n", ("heartbeat_lost", 3, None)),

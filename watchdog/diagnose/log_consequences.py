@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from watchdog.diagnose.collectives import Suspects, suspects_of
 from watchdog.diagnose.log_case import Case, Verdict, after_step, sentence, words_of
 from watchdog.diagnose.log_lines import Who
-from watchdog.diagnose.log_naming import SIGNAL_NAMES, task_of
+from watchdog.diagnose.log_naming import SIGNAL_NAMES, rank_of_dead_process, task_of
 from watchdog.diagnose.log_ranks import Failure, Task
 from watchdog.diagnose.lost_ranks import lost_rank
 from watchdog.diagnose.tracebacks import Error
@@ -170,7 +170,8 @@ def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
     others = [task for task in ranks.tasks if task.line != first.line]
     told_after = all(task.line > first.line and _is_srun_s_kill(task) for task in others)
     task = task_of(first, name, ranks) if "srun: error" in first.raw_text and told_after else None
-    rank, host = task if task is not None else (None, None)
+    of_ray = rank_of_dead_process(case) if first.name == "ray_actor_died" else (None, None)
+    rank, host = task if task is not None else of_ray
     case.role[id(first)] = "cause"
     who = words_of(rank, host)
     summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {first.text[:200]}; its own words are not in the log"

@@ -89,6 +89,10 @@ _LEVELS = {
 _JSON_WORDS = re.compile(
     r'"(?:message|msg|event|text|error|exc_info|exception|log)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
 )
+_JSON_RAISED = re.compile(
+    r'"(?:exc|exc_info|exc_text|exception|error\.stack_trace|stack|stack_?trace|traceback)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
+)
+"""Where loggers put the traceback beside the message."""
 _JSON_RANK = re.compile(r'"(?:global_)?rank"\s*:\s*"?(?P<rank>\d{1,5})\b')
 _JSON_HOST = re.compile(r'"(?:host|hostname|node|node_name)"\s*:\s*"(?P<host>[\w.-]+)"')
 _JSON_LEVEL = re.compile(r'"(?:level|levelname|severity)"\s*:\s*"(?P<level>[A-Za-z]+)"')
@@ -260,7 +264,11 @@ def _from_json(number: int, text: str, stamp: Stamp | None, whole: str) -> Line:
     words = _JSON_WORDS.search(text)
     rank, host, level = _JSON_RANK.search(text), _JSON_HOST.search(text), _JSON_LEVEL.search(text)
     who = Who(rank=int(rank["rank"]) if rank else None, host=host["host"] if host else None)
-    said = words["text"].replace('\\"', '"').replace("\\n", LINE_END) if words else text
+    raised = _JSON_RAISED.search(text)
+    both = words["text"] if words else text
+    if words and raised and raised["text"] != words["text"]:
+        both = f"{both}\\n{raised['text']}"
+    said = both.replace('\\"', '"').replace("\\n", LINE_END) if words else text
     return Line(
         number, said, who, stamp, _LEVELS.get(level["level"].upper(), "error") if level else None, None, whole
     )

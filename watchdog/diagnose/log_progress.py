@@ -29,6 +29,8 @@ BUSY_SHAPES = 25
 AVERAGED = frozenset({"tqdm", "nemo", "levanter"})
 """Their rates are averages over the past: a change shows late and smeared, so the times of the lines are compared instead."""
 _NO_GRADIENT = re.compile(r"grad(?:ient)?[_ ]norm\W{1,4}nan\b", re.IGNORECASE)
+SILENT_LOSSES = 5
+"""So many times the usual number of steps between two losses may stand behind the last one: then it was the last of the run."""
 CLOCK_STEP_S = 1.0
 """Most logs write whole seconds: shorter steps cannot be compared by them."""
 
@@ -360,9 +362,29 @@ def _is_no_number(fact: Fact) -> bool:
     )
 
 
+def _with_loss(digest: Digest) -> list[Fact]:
+    """The lines that tell the loss: those of the run's progress or, where a bar counts and says no loss, those that stand beside it."""
+    main = main_facts(digest)
+    told = [fact for fact in main if fact.fact.loss is not None]
+    if told or not main:
+        return told
+    beside: dict[str, list[Fact]] = {}
+    for fact in digest.facts:
+        if fact.fact.kind is EventKind.PROGRESS and fact.fact.loss is not None:
+            beside.setdefault(fact.fact.pattern, []).append(fact)
+    told = max(beside.values(), key=len, default=[])
+    if len(told) < 2:
+        return told
+    reached = [
+        max((_count(f) for f in main if f.line <= each.line), default=0.0) for each in (told[0], told[-1])
+    ]
+    usual = (reached[1] - reached[0]) / (len(told) - 1)
+    return told if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
+
+
 def read_no_number(digest: Digest, times: int) -> NoNumber | None:
     """The loss that is no number `times` in a row, up to the end of the log."""
-    facts = [fact for fact in main_facts(digest) if fact.fact.loss is not None]
+    facts = _with_loss(digest)
     bad = []
     for fact in reversed(facts):
         if fact.fact.loss is None or not _is_no_number(fact):
@@ -370,4 +392,7 @@ def read_no_number(digest: Digest, times: int) -> NoNumber | None:
         bad.append(fact)
     if len(bad) < times:
         return None
-    return NoNumber(line=bad[-1].line, step=bad[-1].fact.step, times=len(bad))
+    first = bad[-1]
+    counted = (f.fact.step for f in reversed(main_facts(digest)) if f.line <= first.line)
+    step = first.fact.step if first.fact.step is not None else next(counted, None)
+    return NoNumber(line=first.line, step=step, times=len(bad))

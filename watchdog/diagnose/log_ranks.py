@@ -46,6 +46,7 @@ _WORDS_OF_END = (
     re.compile(
         r"\[rank: ?(?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)"
     ),
+    re.compile(r"\bContainer rank (?P<rank>\d+) status failed\b.* code (?P<code>-?\d+)"),
     re.compile(r"=\s+RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>[\w.-]+)"),
 )
 _ENDS = {
@@ -163,8 +164,17 @@ class Ranks:
             for failure in self.failures:
                 if failure.rank == rank and failure.host:
                     return failure.host
-            return self.rank_hosts.get(rank) or self._task_host(rank)
-        return None
+            where = self.rank_hosts.get(rank) or self._task_host(rank)
+            if where is not None:
+                return where
+        return self._host_of_label(who)
+
+    def _host_of_label(self, who: Who) -> str | None:
+        """Where the task runs whose number `srun --label` put in front of a line, whatever it started there."""
+        if who.number is None:
+            return None
+        hosts = {task.host for task in self.tasks if task.task == who.number}
+        return hosts.pop() if len(hosts) == 1 else None
 
     def _task_host(self, rank: int) -> str | None:
         if not self.tasks_are_ranks:
@@ -296,6 +306,7 @@ def _read_words(lines: Iterable[Line]) -> Iterable[Failure]:
             and "exit" not in line.text
             and "terminated" not in line.text
             and "RANK" not in line.text
+            and "status failed" not in line.text
         ):
             continue
         for regex in _WORDS_OF_END:

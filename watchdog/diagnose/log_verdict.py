@@ -75,6 +75,8 @@ _UNREACHED = re.compile(
     r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=)1[23]\b"
 )
 """Retries exceeded: the one who says so waited for the other end."""
+_OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
+"""NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
@@ -286,7 +288,7 @@ class _Cascade:
 
 
 def _cascade(alive: Sequence[Error]) -> _Cascade:
-    felt = [error for error in alive if not error.weak and error.name in FELT]
+    felt = [e for e in alive if not e.weak and e.name in FELT and not _OWN_CUDA.search(e.text)]
     times = [e.at for e in felt if e.name in TIMED_OUT and e.own_time and e.at is not None]
     line_of: dict[tuple[int, Who], int] = {}
     for error in felt:

@@ -324,7 +324,8 @@ def _without_waiting(case: Case) -> _Ruling:
     teardown = [p for p in places if p.place is Place.TEARDOWN]
     if teardown:
         rest = [p for p in places if p.place is not Place.TEARDOWN]
-        named = [p for p in rest if p.place in ENDLESS] if rest and len(rest) < len(teardown) else []
+        stuck = [p for p in rest if p.place in ENDLESS or (case.late and _patience_is_over(case, p))]
+        named = stuck if rest and len(rest) < len(teardown) else []
         if not rest and len(teardown) == 1 and case.cast.world > 1:
             named = teardown
         if named:

@@ -293,7 +293,7 @@ NETWORK: tuple[Signature, ...] = (
     _row("nic_dead", "mlx", "device's health compromised", rf"mlx[45]_core {PCI}: .*device's health compromised", CRITICAL, exclude=True),
     _row("nic_dead", "mlx", "fatal error", rf"mlx[45]_core {PCI}: .*Fatal error \d+ detected", CRITICAL, exclude=True),
     _row("nic_dead", "mlx", "unable to respond to initialization", rf"mlx[45]_core {PCI}: .*FW is unable to respond", CRITICAL, exclude=True),
-    _row("nic_dead", "mlx", "health recovery failed", rf"mlx[45]_core {PCI}: .*health recovery (?:flow )?failed", CRITICAL, exclude=True),
+    _row("nic_dead", "mlx", "health recovery", rf"mlx[45]_core {PCI}: .*health recovery (?:flow )?(?:failed|aborted)", CRITICAL, exclude=True),
     _row("nic_firmware", "mlx", "assert_var", rf"mlx[45]_core {PCI}: .*assert_var\[0\]", WARNING),
     _row("nic_firmware", "mlx", "will cause a leak of a command", rf"mlx[45]_core {PCI}: .*timeout\. Will cause a leak of a command", ERROR),
     _row("nic_firmware", "mlx", "mlx5_cmd_", rf"mlx5_core {PCI}: (?:mlx5_cmd_\w+:\d+:\(pid \d+\): )(?!ACCESS_REG).*(?:failed|timeout)", WARNING),

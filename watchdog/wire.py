@@ -20,9 +20,11 @@ class WireError(Exception):
     """Bytes that are no report or no reply. The text says which, and what is wrong with them."""
 
 
-_SEVENS: Final = bytes(0x37 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
-_LONG: Final = b"7" * 19
-"""Only where so many digits follow each other can a number need more than 64 bits: Python's have no end, and then become no float."""
+_SHAPE: Final = bytes.maketrans(b"012345689[, \t\n\r", b"777777777" + b":" * 6)
+_LONG: Final = b":" + b"7" * 19
+_LONG_NEGATIVE: Final = b":-" + b"7" * 19
+"""Only where so many digits follow each other can a whole number need more than 64 bits: Python's have no end, and then become no float.
+What follows a point is a fraction, and what follows a quotation mark is a string: both may be as long, and often are."""
 _LARGEST: Final = 2**63
 
 _encoder = msgspec.json.Encoder()
@@ -53,7 +55,7 @@ def decode_report(data: bytes) -> Report:
         raise WireError("this is no report: no UTF-8") from error
     except RecursionError as error:
         raise WireError("this is no report: nested too deeply") from error
-    if _LONG in data.translate(_SEVENS) and not _moderate(msgspec.to_builtins(report)):
+    if _may_be_long(data) and not _moderate(msgspec.to_builtins(report)):
         raise WireError("this is no report: a whole number in it has more than 64 bits")
     if report.version != 1:
         raise WireError(
@@ -75,6 +77,12 @@ def decode_reply(data: bytes) -> Reply:
         raise WireError("this is no reply of a controller: no UTF-8") from error
     except RecursionError as error:
         raise WireError("this is no reply of a controller: nested too deeply") from error
+
+
+def _may_be_long(data: bytes) -> bool:
+    """Whether a whole number of so many digits may stand in this JSON; what it finds may also be a part of a string."""
+    shape = data.translate(_SHAPE)
+    return _LONG in shape or _LONG_NEGATIVE in shape
 
 
 def _moderate(value: object) -> bool:

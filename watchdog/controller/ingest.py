@@ -119,7 +119,8 @@ class Door:
         if request.method == "GET" and request.path == "/healthz":
             good, sentence = self._healthy()
             return Answer(
-                msgspec.json.encode({"healthy": good, "detail": sentence}), status=200 if good else 503
+                msgspec.json.encode({"healthy": good, "detail": sentence, "time": clock.wall()}),
+                status=200 if good else 503,
             )
         if request.path in PATHS:
             return _say(405, f"{request.path} takes {PATHS[request.path]}")
@@ -203,20 +204,23 @@ class Door:
             return self._refuse(
                 "wrong_node", 403, f"who has proven to be {shown} can't speak for {report.node!r}"
             )
-        if not self._by_node.take(report.node, len(request.body), clock.monotonic()):
-            return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
         if self._too_early(request.remote):
             return self._refuse("busy", 503, TOO_EARLY)
-        problem = self._wrong_node(report.node, request.remote)
-        return self._ask_and_take(report, request.remote) if problem is None else self._take(report, problem)
+        problem, size = self._wrong_node(report.node, request.remote), len(request.body)
+        if problem is None:
+            return self._ask_and_take(report, size, request.remote)
+        return self._take(report, size, problem)
 
-    async def _ask_and_take(self, report: Report, remote: str) -> Answer:
+    async def _ask_and_take(self, report: Report, size: int, remote: str) -> Answer:
         await self._resolve(report.node)
-        return self._take(report, self._wrong_node(report.node, remote) or "")
+        return self._take(report, size, self._wrong_node(report.node, remote) or "")
 
-    def _take(self, report: Report, problem: str) -> Answer:
+    def _take(self, report: Report, size: int, problem: str) -> Answer:
         if problem:
             return self._refuse("wrong_node", 403, problem)
+        # Only now: who says he is another node would spend that one's pace, and it would be refused in his stead.
+        if not self._by_node.take(report.node, size, clock.monotonic()):
+            return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
         return Answer(encode_reply(self._accept(report)))
 
     def _token_fits(self, header: str) -> bool:

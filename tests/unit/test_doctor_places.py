@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.unit.identity_door import listening
 from watchdog.cli.main import main
 from watchdog.config import Config
 from watchdog.doctor import doors, read
@@ -84,7 +85,7 @@ def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
         ("slurm_commands", Level.HINT, {"slurm_commands": False}),
         ("node_name", Level.CRITICAL, {"node_known": False}),
         ("munge_version", Level.HINT, {"munge": (0, 5, 15)}),
-        ("munge", Level.CRITICAL, {"munge_works": False}),
+        ("munge", Level.CRITICAL, {"munge_works": False, "node_known": None}),
         ("py_spy", Level.WARNING, {"py_spy": None}),
         ("ptrace_scope", Level.WARNING, {"ptrace_scope": 3}),
         ("ptrace_scope", Level.WARNING, {"ptrace_scope": 2, "root": False}),
@@ -202,6 +203,34 @@ def test_a_token_is_good_only_if_nobody_else_may_read_it(tmp_path: Path) -> None
 
 def test_a_controller_that_is_not_there_is_said_with_the_reason() -> None:
     assert doors.read_controller("http://127.0.0.1:1", None) == ("Connection refused", None)
+
+
+def test_the_controller_s_time_is_that_of_its_short_answer_also_when_it_is_not_well() -> None:
+    with listening() as port:
+        for well in (True, False):
+            port.door._healthy = lambda well=well: (well, "it said so")
+            problem, ahead_s = doors.read_controller(f"http://127.0.0.1:{port.number}", None)
+            assert problem is None
+            assert ahead_s is not None and abs(ahead_s) < 600, "both are this machine's clock"
+
+
+def test_munge_is_not_accused_where_a_command_of_slurm_was_answered() -> None:
+    assert [each.rule for each in of_node(munge_works=False, node_known=None)] == ["munge"]
+    assert of_node(munge_works=False, node_known=True) == []
+    assert [each.rule for each in of_node(munge_works=False, node_known=True, identity="munge")] == ["munge"]
+
+
+def test_the_munge_that_is_asked_is_the_one_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "munge"
+    program.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo munge-0.5.18 && exit\n[ "$2" = --socket=/run/other ]\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert read.read_munge() == ((0, 5, 18), False)
+    assert read.read_munge("/run/other") == ((0, 5, 18), True)
 
 
 def test_a_look_that_is_not_finished_in_time_says_so_and_claims_nothing_else() -> None:

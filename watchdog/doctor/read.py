@@ -40,7 +40,7 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
     filesystem, problem, free = read_directory(directory)
     devices = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()])
     nvml, gpus = read_nvml() if agent and devices else (None, None)
-    version, works = read_munge()
+    version, works = read_munge(config.security.munge_socket)
     scontrol = os.path.join(config.slurm.bin_directory, "scontrol")
     there = shutil.which(scontrol) is not None
     address = config.agent.metrics_listen if agent else config.controller.listen
@@ -107,13 +107,13 @@ def read_nvml() -> tuple[str | None, int | None]:
     return (None, int(said)) if code == 0 and said.isdecimal() else (said.splitlines()[-1][:200] if said else "no answer", None)  # fmt: skip
 
 
-def read_munge() -> tuple[tuple[int, ...] | None, bool | None]:
-    """(version, whether it makes a credential); (None, None) where there is none."""
+def read_munge(where: str = "") -> tuple[tuple[int, ...] | None, bool | None]:
+    """(version, whether it makes a credential); (None, None) where there is none. `where`: munged's socket, empty: the usual one."""
     if shutil.which("munge") is None:
         return None, None
     _, said = run(["munge", "--version"])
     match = re.search(r"munge-(\d+)\.(\d+)(?:\.(\d+))?", said)
-    code, _ = run(["munge", "--no-input"])
+    code, _ = run(["munge", "--no-input", *([f"--socket={where}"] if where else [])])
     return (tuple(int(part) for part in match.groups(default="0")) if match else None), code == 0
 
 

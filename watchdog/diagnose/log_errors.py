@@ -154,7 +154,10 @@ def find_cause(run: PastRun) -> Cause | None:
         return _cause(run, lines, _placed(first, before, frozenset()))
     timed_out = [e for e in before if e.pattern == "nccl_watchdog"]
     first = next(iter(timed_out or [e for e in before if e.pattern not in HEADERS]), lines[0])
-    if first.pattern not in NAMED_BY_SLURM:
+    died = _died(before) if not timed_out else None
+    if died is not None:
+        first = died
+    elif first.pattern not in NAMED_BY_SLURM:
         # Who says that he lost the others, or was ended, is not the one who did it.
         nobody = replace(first, node=None, rank=None, pid=None)
         first = _placed(nobody, before, _victims(run, before))
@@ -176,7 +179,7 @@ def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
         return False
     if said.pattern == "launcher" and error.rank is None:
         # Ranks put their number before what they say: what has none is the launcher's own traceback.
-        return any(e.rank is not None and e.pattern in HEADERS for e in lines[:place])
+        return any(e.rank is not None and e.pattern in HEADERS | FELT for e in lines)
     return said.pattern in FELT | {"interrupted"}
 
 
@@ -201,10 +204,9 @@ def _placed(error: LoggedError, lines: Sequence[LoggedError], victims: frozenset
     of a signal. One of the `victims` that left with an error is not who they lost."""
     if error.rank is not None:
         return error
-    died = {e.rank: e for e in lines if e.pattern == "launcher" and e.rank is not None and _is_a_death(e)}
-    if len(died) == 1:
-        (other,) = died.values()
-        return replace(error, node=other.node, rank=other.rank, pid=other.pid)
+    died = _died(lines)
+    if died is not None:
+        return replace(error, node=died.node, rank=died.rank, pid=died.pid)
     for other in lines:
         same_node = error.node is None or error.node == other.node
         task = _TASK.match(split_prefix(other.line)[0])
@@ -215,8 +217,10 @@ def _placed(error: LoggedError, lines: Sequence[LoggedError], victims: frozenset
     return error
 
 
-def _is_a_death(error: LoggedError) -> bool:
-    return _WORKER.search(error.line) is not None
+def _died(lines: Sequence[LoggedError]) -> LoggedError | None:
+    """A launcher's word of the one worker that died of a signal; None where there is none, or several are told of."""
+    told = [e for e in lines if e.pattern == "launcher" and e.rank is not None and _WORKER.search(e.line)]
+    return told[0] if len({e.rank for e in told}) == 1 else None
 
 
 def _cause(run: PastRun, lines: Sequence[LoggedError], first: LoggedError) -> Cause:

@@ -29,7 +29,7 @@ from watchdog.identity.files import IdentityError, TlsFiles
 from watchdog.identity.tls import Context
 from watchdog.notify.make import make_notifier
 from watchdog.notify.queue import Notifier
-from watchdog.runner import sd_notify
+from watchdog.runner import HELD, sd_notify
 from watchdog.slurm.choose import make_client
 
 log = logging.getLogger(__name__)
@@ -48,15 +48,20 @@ def run_controller(
     """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything that it takes over
     is appended to the file `record` as a trace. At SIGHUP `config_file` is read again.
 
-    Returns the exit code: 0, or 2 when it could not start, after saying why; START_ANEW when it is to start with a new configuration.
+    Returns the exit code: 0; after saying why, 2 when it can't start like this, 1 when it could not start now, which may pass (systemd
+    tries again then, and only then); START_ANEW when it is to start with a new configuration.
     """
     try:
         token = read_token(config.security.token_file, "security.token_file")
         page_token = read_token(config.security.page_token_file, "security.page_token_file")
+    except (ValueError, OSError) as error:
+        log.error("the controller cannot start: %s", error)
+        return 2
+    try:
         journal = Journal(journal_url(config))
     except (ValueError, JournalError, OSError) as error:
         log.error("the controller cannot start: %s", error)
-        return 2
+        return 1
     try:
         recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
         try:
@@ -121,16 +126,18 @@ async def _serve(
 
     def read_again() -> None:
         if config_file is not None and not stop.is_set() and read_anew(config_file, config):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is the fresh one's: see start_anew
             anew.set()
             stop.set()
 
     loop.add_signal_handler(signal.SIGHUP, read_again)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)  # a controller that has started anew still holds them
     runners: list[Server | web.AppRunner] = []
     try:
         runners = await open_doors(controller, *tokens)
     except (OSError, IdentityError) as error:
         log.error("the controller cannot start: %s", error)
-        return 2
+        return 1
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
     await live(controller, notifier, stop, anew)
     for runner in runners:

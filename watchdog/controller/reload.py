@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 from typing import Final, NoReturn
@@ -18,6 +19,7 @@ from watchdog.config_types import split_address
 from watchdog.controller.ingest import read_token
 from watchdog.identity.files import IdentityError, TlsFiles
 from watchdog.identity.tls import make_context
+from watchdog.runner import HELD
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,8 @@ def why_not_address(address: str) -> str | None:
 
 def start_anew() -> NoReturn:
     """Replaces this process by a fresh one that was called the same way. Raises OSError if that can't be had."""
+    # A signal in between waits for the fresh one's handlers: SIGHUP would end it before.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 -- a list, and no shell is wanted

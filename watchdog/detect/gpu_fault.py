@@ -38,8 +38,9 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     silent = set(view.silent_nodes)
     states = {node.name: node.state for node in view.slurm_nodes}
     findings = []
-    jobs = JobsOfNodes(view)
-    for node in nodes_to_judge(view):
+    nodes = nodes_to_judge(view)
+    jobs = JobsOfNodes(view, (node.name for node in nodes))
+    for node in nodes:
         if node.name in silent or away_on_purpose(states.get(node.name)) or not (node.gpus or node.events):
             continue  # somebody who resets a GPU on a drained node wants to hear nothing of it
         findings.append(_judge_driver(node, settings.driver_silent_for))
@@ -142,7 +143,7 @@ def _judge_gpu(
     severity = max((each[0] for each in complaints), key=list(Severity).index)
     reason = complaints[0][1]
     loud = _loud(view, events, recent_s)
-    ranks = _ranks_on(jobs.on(node.name), node.name, row.uuid, {*(row.pids or ()), *_pids(loud)})
+    ranks = jobs.ranks_on(node.name, row.uuid, {*(row.pids or ()), *_pids(loud)})
     facts = tuple(text for _, text in complaints[1:9]) + _computing(ranks)
     lasted_s = view.now - loud[0].at if loud else 0.0
     finding = _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, lasted_s)
@@ -223,7 +224,7 @@ def _judge_stranger(
         return _finding(node, place, Truth.OK, "nothing is wrong with it")
     severity = max((each[0] for each in told), key=list(Severity).index)
     sentence = f"The GPU or switch at {place} of {node.name}, which NVML does not list: {told[0][1]}."
-    ranks = _ranks_on(jobs.on(node.name), node.name, "", _pids(loud))
+    ranks = jobs.ranks_on(node.name, "", _pids(loud))
     facts = tuple(text for _, text in told[1:9]) + _computing(ranks)
     finding = _finding(node, place, Truth.BAD, sentence, severity, told[0][1], facts, view.now - loud[0].at)
     stops = any(seen.event.severity is FaultSeverity.CRITICAL for seen in loud)
@@ -243,43 +244,62 @@ def _to_avoid(
     return replace(finding, exclude_nodes=(node.name,), actionable=bool(finding.job_ids))
 
 
-class JobsOfNodes:
-    """Which jobs have a node; found out for all at once, when it is asked first: of thousands of faults, each looks at its own node."""
+Ranks = list[tuple[JobView, ProcessView]]
 
-    def __init__(self, view: ClusterView) -> None:
+
+class JobsOfNodes:
+    """Which jobs have a node, and which of their ranks are there: of thousands of faults each looks at its own node, and of a job that
+    has thousands of them the ranks are gone through once. Found out when it is asked first."""
+
+    def __init__(self, view: ClusterView, nodes: Iterable[str]) -> None:
+        """`nodes` are those that will be asked about."""
         self._view = view
-        self._found: dict[str, list[JobView]] | None = None
+        self._nodes = frozenset(nodes)
+        self._jobs: dict[str, list[JobView]] | None = None
+        self._ranks: dict[str, dict[str, list[ProcessView]]] = {}
+        """Job -> node -> its ranks there, in their order."""
+        self._seats: dict[str, set[tuple[str, str, int]]] = {}
+        """Job -> (node, uuid, pid) of the GPUs that its ranks were seen on."""
 
     def on(self, node: str) -> Sequence[JobView]:
         """The jobs on a node, in the order of the view."""
-        if self._found is None:
-            self._found = {}
+        if self._jobs is None:
+            self._jobs = {}
             for job in self._view.jobs:
-                for name in dict.fromkeys(job.job.nodes):
-                    self._found.setdefault(name, []).append(job)
-        return self._found.get(node, ())
+                for name in dict.fromkeys(each for each in job.job.nodes if each in self._nodes):
+                    self._jobs.setdefault(name, []).append(job)
+        return self._jobs.get(node, ())
 
+    def ranks_on(self, node: str, uuid: str, pids: set[int]) -> Ranks:
+        """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists nobody any more."""
+        found: Ranks = []
+        for job in self.on(node):
+            job_id = job.job.job_id
+            if job_id not in self._ranks:
+                self._go_through(job)
+            seats = self._seats[job_id]
+            found += [
+                (job, rank)
+                for rank in self._ranks[job_id].get(node, ())
+                if rank.process.pid in pids or (node, uuid, rank.process.pid) in seats
+            ]
+        return found
 
-Ranks = list[tuple[JobView, ProcessView]]
+    def _go_through(self, job: JobView) -> None:
+        ranks = self._ranks[job.job.job_id] = {}
+        for rank in job.ranks:
+            if rank.node in self._nodes:
+                ranks.setdefault(rank.node, []).append(rank)
+        self._seats[job.job.job_id] = {
+            (each.view.node, each.view.gpu.uuid, each.pid)
+            for each in job.gpus
+            if each.view.node in self._nodes
+        }
 
 
 def _pids(events: Iterable[SeenEvent]) -> set[int]:
     """The processes that lines name."""
     return {seen.event.pid for seen in events if seen.event.pid is not None}
-
-
-def _ranks_on(jobs: Sequence[JobView], node: str, uuid: str, pids: set[int]) -> Ranks:
-    """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists nobody any more."""
-    return [
-        (job, rank)
-        for job in jobs
-        for rank in job.ranks
-        if rank.node == node
-        and (
-            rank.process.pid in pids
-            or any((each.view.node, each.view.gpu.uuid, each.pid) == (node, uuid, rank.process.pid) for each in job.gpus)
-        )
-    ]  # fmt: skip
 
 
 def _jobs_of(ranks: Ranks) -> tuple[str, ...]:

@@ -32,7 +32,8 @@ FEW_SILENT = 0.25
 
 _TASK = re.compile(r"srun: error: (?P<node>[A-Za-z0-9][\w.-]*): task (?P<rank>\d+): (?P<what>.+)")
 """Slurm's own word of one task that ended; of several at once it writes `tasks 2-3`, and nobody is named."""
-_EXIT = "Exited with exit code"
+_EXIT, _TERM = "Exited with exit code", "Terminated"
+"""Slurm's words of a task that left with an error, and of one that srun ended because another had."""
 _WORKER = re.compile(r"failed \(exitcode: -(?P<signal>\d+)\) local_rank: \d+ \(pid: (?P<pid>\d+)\)")
 """torchrun's own word of the worker that failed first (torch/distributed/elastic/multiprocessing/api.py), here of a signal."""
 _KILLS = frozenset({4, 7, 8, 9, 11})
@@ -188,7 +189,7 @@ def _without_its_task(error: LoggedError) -> LoggedError:
     task = _TASK.match(split_prefix(error.line)[0])
     if task is None:
         return error
-    if task["what"].startswith(_EXIT):
+    if task["what"].startswith((_EXIT, _TERM)):
         return replace(error, node=None, rank=None, pid=None)
     return replace(error, rank=None, pid=None)
 
@@ -212,7 +213,9 @@ def _placed(error: LoggedError, lines: Sequence[LoggedError], victims: frozenset
         task = _TASK.match(split_prefix(other.line)[0])
         if other.pattern not in NAMED_BY_SLURM or not same_node or task is None or other.node is None:
             continue
-        if not (task["what"].startswith(_EXIT) and other.rank in victims):
+        what = task["what"]
+        follows = what.startswith(_TERM) or (what.startswith(_EXIT) and other.rank in victims)
+        if not follows:
             return replace(error, node=other.node, rank=other.rank, pid=other.pid)
     return error
 

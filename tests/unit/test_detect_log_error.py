@@ -207,11 +207,18 @@ def test_a_launcher_that_leaves_because_its_ranks_lost_others_is_no_rank_and_acc
     assert finding.culprits == ()
     assert "no line says why" in finding.summary
     assert judge_ended(*LOST, worker_died(1, 102), *LAUNCHERS_LEAVE).culprits == ()
+    ended_by_srun = (39.0, "srun: error: n1: task 0: Terminated")
+    assert judge_ended(*LOST, *LAUNCHERS_LEAVE, ended_by_srun).culprits == ()
 
 
 def test_the_rank_that_torchrun_saw_die_of_a_signal_is_named() -> None:
     finding = judge_ended(*LOST, worker_died(-9, 103), *LAUNCHERS_LEAVE)
     assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
+    assert "exitcode: -9" in finding.summary, "not the launcher's own traceback"
+    early = tuple((age_s + 2, line) for age_s, line in (worker_died(-9, 103), *LAUNCHERS_LEAVE))
+    assert "exitcode: -9" in judge_ended(*early, *LOST).summary, (
+        "its launcher speaks before those that lost it"
+    )
     for code, pid in (
         (-6, 103),
         (-15, 103),

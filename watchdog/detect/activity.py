@@ -279,6 +279,11 @@ def on_storage(job: JobView) -> ProcessView | None:
     return next((rank for rank in job.ranks if rank.alive and is_on_storage(rank)), None)
 
 
+def somebody_on_storage(job: JobView) -> ProcessView | None:
+    """As `on_storage`, of whatever runs in the job: also a data loader's worker, or who writes its log."""
+    return next((each for each in job.processes if each.alive and is_on_storage(each)), None)
+
+
 def is_on_storage(process: ProcessView) -> bool:
     """Whether it has been in one call on a filesystem for long."""
     blocked = process.process.blocked

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.activity import Standing, on_storage, standing
+from watchdog.detect.activity import Standing, on_storage, somebody_on_storage, standing
 from watchdog.detect.learnt_limit import Limit, LimitSettings
 from watchdog.detect.limits import has_just_grown, progress_limit, wants_stacks, with_a_step
-from watchdog.detect.view import ClusterView, JobView
+from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
@@ -178,14 +178,18 @@ def _accuse(
     else:
         who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     said = _said(job, culprits)
+    held = somebody_on_storage(job)
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} hangs {last}: no step for {age_s:.0f} s "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}{f'. It said before: {said}' if said else ''}.",
         culprits=culprits,
-        facts=_facts(job, voted),
-        actionable=progress is not None and not finished and (bool(culprits) or age_s >= busy_limit_s),
+        facts=(*_facts(job, voted), *([_left_to_storage(held)] if held else [])),
+        actionable=progress is not None
+        and not finished
+        and held is None
+        and (bool(culprits) or age_s >= busy_limit_s),
     )
 
 
@@ -201,6 +205,13 @@ def _said(job: JobView, culprits: tuple[Culprit, ...]) -> str:
     own = [each for each in job.errors if each.event.rank == culprits[0].rank and each.age_s <= since_s]
     last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
     return "" if last is None else last.event.line.strip().rstrip(".:")[:SAID]
+
+
+def _left_to_storage(held: ProcessView) -> str:
+    """Whether it is one node's filesystem, or everybody's, other nodes are still asked: no restart comes before the answer."""
+    blocked = held.process.blocked
+    where = "" if blocked is None else f" on {blocked.mount} for {blocked.seconds:.0f} s"
+    return f"{held.process.comm} on {held.node} has been blocked{where}: what is done about it filesystem_stall says"
 
 
 def _why_not(voted: Vote) -> str:

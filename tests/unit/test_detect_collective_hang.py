@@ -14,6 +14,7 @@ from tests.unit.builders import (
     LOADER,
     RECV,
     SAVE,
+    blocked,
     cluster,
     job,
     progress,
@@ -55,6 +56,19 @@ def test_the_rank_in_its_data_loader_is_named_and_the_job_may_be_requeued() -> N
     assert finding.exclude_nodes == ()
     assert "hangs after step 500" in finding.summary
     assert "3 ranks wait for it" in finding.summary
+
+
+def test_while_a_worker_is_blocked_on_a_filesystem_nothing_is_done_about_its_rank() -> None:
+    worker = seen(2, pid=202, role=Role.WORKER, comm="pt_data_worker", state="D", blocked=blocked(59.0))
+    ranks = tuple(seen(rank) for rank in range(4))
+    finding = judge(**HUNG, processes=(*ranks, worker))
+    assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, False, [2])
+    assert any("filesystem_stall" in fact for fact in finding.facts)
+    pipe = replace(worker, process=replace(worker.process, blocked=blocked(59.0, mount=None)))
+    short = replace(worker, process=replace(worker.process, blocked=blocked(5.0)))
+    gone = replace(worker, gone_s=20.0)
+    for other in (pipe, short, gone):
+        assert judge(**HUNG, processes=(*ranks, other)).actionable
 
 
 def test_a_job_that_hangs_after_its_last_step_is_wedged_in_its_teardown() -> None:

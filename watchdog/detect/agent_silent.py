@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from watchdog.detect.nodes import (
+    asked_nodes,
     away_on_purpose,
     expected_away,
-    is_asked,
     is_down,
     jobs_by_node,
     may_be_starting,
@@ -17,10 +17,13 @@ from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for each node that has ever reported, or is asked about or silent. It is silent after the controller's `agent_silent_after`."""
-    states = {node.name: node for node in view.slurm_nodes}
     silent = set(view.silent_nodes)
-    nodes = [node for node in view.nodes if node.name in silent or is_asked(view, node.name)]
-    jobs, share = (jobs_by_node(view), share_silent(view)) if nodes else ({}, (0, 0))
+    meant = silent | asked_nodes(view)
+    nodes = [node for node in view.nodes if node.name in meant] if meant else []
+    if not nodes:
+        return []
+    states = {node.name: node for node in view.slurm_nodes}
+    jobs, share = jobs_by_node(view), share_silent(view)
     together = _just_fell_silent(view, nodes, silent)
     return [
         _judge(

@@ -67,7 +67,7 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     for each that a probe can write to."""
     places: dict[str, _Place] = {}
     silent = set(view.silent_nodes)
-    nodes = view.nodes if _is_mentioned(view) else ()
+    nodes = [node for node in view.nodes if node.events or node.mounts] if _is_mentioned(view) else ()
     for node in nodes:
         if node.name not in silent:
             _from_probes(view, node, places)

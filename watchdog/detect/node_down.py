@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watchdog.detect.nodes import away_on_purpose, is_asked, is_down, jobs_by_node
+from watchdog.detect.nodes import asked_nodes, away_on_purpose, is_down, jobs_by_node
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
@@ -12,9 +12,9 @@ FRESH_S = 12.0
 
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for each node that has ever reported and that Slurm knows, as far as it is asked about or down."""
-    states = {node.name: node for node in view.slurm_nodes}
-    away = {name for name, node in states.items() if is_down(node.state) or is_asked(view, name)}
-    nodes = [node for node in view.nodes if node.name in away]
+    asked = asked_nodes(view)
+    states = {node.name: node for node in view.slurm_nodes if is_down(node.state) or node.name in asked}
+    nodes = [node for node in view.nodes if node.name in states] if states else []
     silent, jobs = set(view.silent_nodes), jobs_by_node(view) if nodes else {}
     return [
         _judge(view, node, states[node.name], node.name in silent, jobs.get(node.name, ())) for node in nodes

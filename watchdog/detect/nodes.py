@@ -33,16 +33,20 @@ def state_words(state: str | None) -> frozenset[str]:
     return frozenset(words - {""})
 
 
-def is_asked(view: ClusterView, node: str) -> bool:
-    """Whether it has to be said of a node that it is well."""
-    return view.asked is None or f"node:{node}" in view.asked
+def asked_nodes(view: ClusterView) -> frozenset[str]:
+    """The nodes of which it has to be said that they are well."""
+    if view.asked is None:
+        return frozenset(node.name for node in view.nodes)
+    return frozenset(subject[5:] for subject in view.asked if subject.startswith("node:"))
 
 
+@lru_cache(maxsize=1024)
 def is_down(state: str | None) -> bool:
     """Whether Slurm has lost the node."""
     return bool(state_words(state) & DOWN_WORDS)
 
 
+@lru_cache(maxsize=1024)
 def away_on_purpose(state: str | None) -> bool:
     """Whether a node in this state may rightly have no agent."""
     return bool(state_words(state) & PURPOSE_WORDS)
@@ -106,14 +110,17 @@ def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:
 
 def share_silent(view: ClusterView) -> tuple[int, int]:
     """(silent nodes, nodes that have ever reported), without those that Slurm has as taken away or has just given back."""
-    slurm = {node.name: node for node in view.slurm_nodes}
     silent = set(view.silent_nodes)
-    away = {name for name, each in slurm.items() if away_on_purpose(each.state)}
-    away |= {
-        node.name
-        for node in view.nodes
-        if node.name in silent and node.name in slurm and may_be_starting(node, slurm[node.name], view.now)
-    }
+    away = {each.name for each in view.slurm_nodes if away_on_purpose(each.state)}
+    if silent:
+        slurm = {node.name: node for node in view.slurm_nodes}
+        away |= {
+            node.name
+            for node in view.nodes
+            if node.name in silent
+            and node.name in slurm
+            and may_be_starting(node, slurm[node.name], view.now)
+        }
     here = [node.name for node in view.nodes if node.name not in away]
     return sum(1 for name in here if name in silent), len(here)
 

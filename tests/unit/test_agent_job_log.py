@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from watchdog import clock
 from watchdog.agent import tail
 from watchdog.agent.collectors import job_log
 from watchdog.agent.collectors.job_log import MAX_FILES, JobLogs
-from watchdog.agent.mounts import Mount
+from watchdog.agent.mounts import Mount, MountNews
 from watchdog.agent.probe import Answer, Probes
 from watchdog.model.messages import JobWatch
 from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
@@ -233,26 +235,93 @@ def test_a_path_below_a_new_mount_gets_a_child_of_its_own(make_node: Callable[..
     assert logs.key_of("/scratch/x.log", -1) == "files:/scratch:self"
 
 
-def test_open_files_of_a_new_process_are_listed_soon_again_and_of_old_ones_seldom_and_in_turn() -> None:
-    asked: list[list[int]] = []
+class Answering:
+    """Takes every question; the answer comes before the next tick."""
 
-    class Answering:
-        """Takes every question; the answer comes before the next tick."""
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float, list[int]]] = []
 
-        def ask(
-            self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[..., None]
-        ) -> int:
-            asked.append([pid for _, pid, _ in args])
-            return 1
+    def ask(
+        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[..., None]
+    ) -> int:
+        self.asked.append((function, now, [pid for _, pid, _ in args]))
+        return 1
 
-    logs = JobLogs(Answering(), (ROOT,), "n1", (), become_owner=False)  # type: ignore[arg-type]
+    def settle(self, seconds: float, requests: Any) -> None:
+        pass
+
+
+def listing(ticks: int, open_files: dict[int, int]) -> list[tuple[float, list[int]]]:
+    """When open files of which processes are listed, in so many ticks of 5 s; `open_files` may change meanwhile, by tick."""
+    probes = Answering()
+    logs = JobLogs(
+        probes, (ROOT,), "n1", (), become_owner=False, count_open=lambda pid: open_files.get(pid, 0)
+    )  # type: ignore[arg-type]
     ranks = [process("4", pid) for pid in (1, 2, 3, 4, 5)]
-    for tick in range(400):
+    for tick in range(ticks):
+        if tick == 20 and 2 in open_files:
+            open_files[2] += 1
         logs._list_open(ranks, 5.0 * tick, 1.0)
         logs._take_open(Answer(1, "identify", {}))
+    logs._list_open([*ranks, process("4", 9)], 5.0 * ticks, 1.0)
+    assert probes.asked[-1][2] == [9], "a new one at once"
+    return [(now, pids) for _, now, pids in probes.asked]
+
+
+def test_open_files_of_a_new_process_are_listed_soon_again_and_of_old_ones_seldom_and_in_turn() -> None:
+    asked = [pids for _, pids in listing(400, {})]
     assert asked[0] == [1, 2, 3, 4, 5], "new ones all at once"
     assert all(len(pids) <= 2 for pids in asked[1:]), "old ones in turn"
     looks = sum(pid == 1 for pids in asked for pid in pids)
     assert 9 <= looks <= 14, f"in 2000 s one process was looked at {looks} times"
-    logs._list_open([*ranks, process("4", 9)], 2001.0, 1.0)
-    assert asked[-1] == [9]
+
+
+def test_a_process_with_as_many_open_files_as_before_is_listed_after_the_longest_wait_only() -> None:
+    asked = listing(400, {1: 160, 2: 160})
+    times = [now for now, pids in asked if 1 in pids]
+    assert len(times) >= 6
+    assert all(290.0 <= later - sooner <= 330.0 for sooner, later in pairwise(times)), times
+
+
+def test_a_process_that_has_opened_a_file_is_listed_when_it_is_due_next() -> None:
+    asked = listing(100, {1: 160, 2: 160})
+    assert [now for now, pids in asked if 2 in pids][1] == 150.0
+    assert [now for now, pids in asked if 1 in pids][1] >= 300.0
+
+
+def test_the_table_of_mounts_is_read_again_when_the_kernel_says_that_it_has_changed_and_now_and_then_anyway() -> (
+    None
+):
+    probes, news = Answering(), {100.0, 130.0, 700.0}
+    logs = JobLogs(probes, (ROOT,), "n1", (), become_owner=False, mount_news=lambda: now in news)  # type: ignore[arg-type]
+    for tick in range(401):
+        now = 5.0 * tick
+        logs._renew_mounts(now, 1.0)
+    assert [at for function, at, _ in probes.asked if function == "list_mounts"] == [
+        0.0,
+        100.0,
+        160.0,
+        700.0,
+        1600.0,
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who alone may mount")
+def test_the_kernel_tells_of_each_mount_that_comes_or_goes(tmp_path: Path) -> None:
+    news = MountNews()
+    while news():  # of other tests
+        pass
+    subprocess.run(["mount", "-t", "tmpfs", "none", tmp_path], check=True)
+    try:
+        assert news()
+        while news():
+            pass
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert news()
+
+
+def test_where_the_table_of_mounts_cannot_be_watched_it_may_always_have_changed(tmp_path: Path) -> None:
+    news = MountNews(str(tmp_path / "nothing"))
+    assert news()
+    assert news()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 DELETED = " (deleted)"
@@ -32,7 +33,29 @@ class Mount:
 
 def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:
     """The mounts of a process's namespace. Can block behind a mount that hangs: for children, or once at the start."""
-    return parse_mountinfo(Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape"))
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        return parse_mountinfo(file.read())
+
+
+class MountNews:
+    """Tells whether mounts have come or gone since it was asked last, without reading them: the kernel marks the open table (proc(5),
+    poll of mountinfo). Where it can't be opened, always yes."""
+
+    def __init__(self, path: str = "/proc/self/mountinfo") -> None:
+        self._poll = select.poll()
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+        else:
+            self._poll.register(self._fd, select.POLLPRI)
+
+    def __call__(self) -> bool:
+        return self._fd < 0 or bool(self._poll.poll(0))
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:

@@ -41,7 +41,7 @@ MAX_HUNG = 24
 MAX_HUNG_OF_GROUP = 8
 """And so many about one mount, or of one kind: the ninth process whose memory is locked would teach nothing new."""
 IDLE_S = 600.0
-IDLE_OF_KIND_S = {"identify": 90.0, "stacks": 20.0, "probe": 5.0}
+IDLE_OF_KIND_S = {"identify": 30.0, "stacks": 20.0, "probe": 5.0}
 """An idle child costs about 3 MiB, starting one about 2 ms: what is needed less than once a minute does not wait for work."""
 PAUSE_S = 5.0
 """Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children with it perhaps."""

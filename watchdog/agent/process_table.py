@@ -104,6 +104,14 @@ def read_stat(pid: int) -> Stat:
     return parse_stat(read_file(f"/proc/{pid}/stat"))
 
 
+def count_open_files(pid: int) -> int:
+    """How many files a process has open, for anybody to know and for next to nothing (since Linux 6.2); 0 where that is not said."""
+    try:
+        return os.stat(f"/proc/{pid}/fd").st_size
+    except OSError:
+        return 0
+
+
 class Files:
     """Reads files of /proc, those of a few processes through descriptors that stay open: a third of the cost.
 

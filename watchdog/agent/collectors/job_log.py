@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,8 +17,9 @@ import msgspec
 from msgspec.structs import replace
 
 from watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
-from watchdog.agent.mounts import Mount, mount_of
+from watchdog.agent.mounts import Mount, MountNews, mount_of
 from watchdog.agent.probe import Answer, Probes
+from watchdog.agent.process_table import count_open_files
 from watchdog.agent.tail import MAGIC
 from watchdog.model.messages import JobWatch
 from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
@@ -31,7 +32,8 @@ LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
 """Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if not at once; a list
 of 160 descriptors costs a millisecond."""
 LISTED_IN_TURN = 2
-"""Old processes in one tick."""
+"""Old processes in one tick. One that has as many files open as when it was listed last is left out, but for LIST_EVERY_S at most:
+in place of a file that it closed it may have opened another."""
 MAX_LISTED = 128
 """Processes whose open files are listed at once."""
 KEPT_STEPS = 12
@@ -39,7 +41,20 @@ KEPT_STEPS = 12
 KEPT_AFTER_END_S = 30.0
 """So long the logs of a job are followed after its last process: the last words are the best."""
 MOUNTS_EVERY_S = 60.0
+MOUNTS_AT_LEAST_EVERY_S = 900.0
+"""The table of mounts is read again, though the kernel says that it is as it was."""
 MAX_KEYS = 256
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """When the open files of a process were listed last, and are to be again."""
+
+    at: float
+    count: int
+    """Of its open files then; 0 where the kernel does not say."""
+    due: float
+    wait_s: float
 
 
 @dataclass
@@ -93,10 +108,14 @@ class JobLogs:
     _taken: dict[str, str] = field(default_factory=dict)
     """Of each child, the token of the last answer that was taken: what was in a later one comes again."""
     _events: list[tuple[float, Event]] = field(default_factory=list)
-    _list_due: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    """(pid, start) -> when its open files are listed again, and how long after the last time that is."""
+    count_open: Callable[[int], int] = count_open_files
+    mount_news: Callable[[], bool] = field(default_factory=MountNews)
+    """Whether mounts have come or gone since the last call."""
+    _listed: dict[tuple[int, int], _Listed] = field(default_factory=dict)
+    """By (pid, start)."""
     _listing: bool = False
     _mounts_at: float = float("-inf")
+    _mounts_old: bool = True
     _keys: dict[tuple[str, int], str] = field(default_factory=dict)
     """What key_of answered for the mounts in `_keys_of`: a node has hundreds of them."""
     _keys_of: tuple[Mount, ...] | None = None
@@ -181,12 +200,12 @@ class JobLogs:
     def _list_open(self, processes: list[Process], now: float, deadline_s: float) -> list[int]:
         """Asks whose open files are due: those of a new process at once and soon again, of an old one seldom and in turn."""
         living = {(p.pid, p.start_ticks): p for p in processes if p.state not in ("Z", "X")}
-        self._list_due = {key: due for key, due in self._list_due.items() if key in living}
+        self._listed = {key: listed for key, listed in self._listed.items() if key in living}
         if self._listing:
             return []
         ordered = sorted(living, key=lambda key: (living[key].role is not Role.RANK, key))
-        new = [key for key in ordered if key not in self._list_due][:MAX_LISTED]
-        again = [key for key in ordered if key in self._list_due and self._list_due[key][0] <= now]
+        new = [key for key in ordered if key not in self._listed][:MAX_LISTED]
+        again = [key for key in ordered if key in self._listed and self._is_due(key, now)]
         keys = [*new, *again[:LISTED_IN_TURN]]
         if not keys:
             return []
@@ -198,10 +217,22 @@ class JobLogs:
             return []
         self._listing = True
         for key in keys:
-            _, wait_s = self._list_due.get(key, (now, LIST_FIRST_S / 2))
-            wait_s = min(2 * wait_s, LIST_EVERY_S)
-            self._list_due[key] = (now + wait_s, wait_s)
+            wait_s = min(2 * self._listed[key].wait_s, LIST_EVERY_S) if key in self._listed else LIST_FIRST_S
+            self._listed[key] = _Listed(now, self.count_open(key[0]), now + wait_s, wait_s)
         return [request]
+
+    def _is_due(self, key: tuple[int, int], now: float) -> bool:
+        """Whether an old process is to be listed now; one that has as many files open as before waits on."""
+        listed = self._listed[key]
+        if now < listed.due:
+            return False
+        if now - listed.at >= LIST_EVERY_S or not listed.count or self.count_open(key[0]) != listed.count:
+            return True
+        wait_s = min(2 * listed.wait_s, LIST_EVERY_S)
+        self._listed[key] = _Listed(
+            listed.at, listed.count, min(now + wait_s, listed.at + LIST_EVERY_S), wait_s
+        )
+        return False
 
     def _take_open(self, answer: Answer) -> None:
         self._listing = False
@@ -366,10 +397,12 @@ class JobLogs:
     # -- mounts ------------------------------------------------------------------------------------------------
 
     def _renew_mounts(self, now: float, deadline_s: float) -> None:
-        if now - self._mounts_at >= MOUNTS_EVERY_S:
+        since_s = now - self._mounts_at
+        self._mounts_old = self._mounts_old or self.mount_news()
+        if since_s >= (MOUNTS_EVERY_S if self._mounts_old else MOUNTS_AT_LEAST_EVERY_S):
             asked = self.probes.ask(IDENTIFY, "list_mounts", [], deadline_s, now, self._take_mounts)
             if asked is not None:
-                self._mounts_at = now
+                self._mounts_at, self._mounts_old = now, False
                 self.probes.settle(SETTLE_S, [asked])
 
     def _take_mounts(self, answer: Answer) -> None:

@@ -346,6 +346,11 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
         return CollectiveTimeout(seconds=seconds, assumed=assumed)
 
     @cached_property
+    def gpu_uuids(self) -> frozenset[str]:
+        """The GPUs that its ranks were seen on."""
+        return frozenset(each.view.gpu.uuid for each in self.gpus)
+
+    @cached_property
     def ranks(self) -> tuple[ProcessView, ...]:
         """The process that stands for each rank, in the order of their ranks.
 
@@ -354,6 +359,8 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
         found = [p for p in self.processes if p.process.role is Role.RANK and p.process.rank is not None]
         found.sort(key=lambda p: (p.process.rank or 0, p.node, p.process.pid, p.process.start_ticks))
         living = [p for p in found if p.alive]
+        if len(living) == len(found):
+            return tuple(living)
         numbers = {p.process.rank for p in living}
         last: dict[int, ProcessView] = {}
         for process in found:

@@ -29,7 +29,7 @@ class GpuTime:
 
     def look(self, view: ClusterView, incidents: Iterable[Incident]) -> float:
         """GPU-seconds that jobs have stood still since the look before, and how long each had when that was found out."""
-        here = {job.job.job_id: len({each.view.gpu.uuid for each in job.gpus}) for job in view.jobs}
+        here = {job.job.job_id: len(job.gpu_uuids) for job in view.jobs}
         late_s: dict[str, float] = {}
         kept = set(here)
         for incident in incidents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -14,7 +15,9 @@ KEPT_S = 3600.0
 
 
 @dataclass(slots=True)
-class _Seat:
+class Seat:
+    """The GPUs of one process."""
+
     start_ticks: int
     uuids: tuple[str, ...]
     seen_at: float
@@ -24,7 +27,7 @@ class _Seat:
 class GpuPids:
     """Node -> pid -> its GPUs; only of processes of jobs, for nobody else can be a culprit."""
 
-    _seats: dict[str, dict[int, _Seat]] = field(default_factory=dict)
+    _seats: dict[str, dict[int, Seat]] = field(default_factory=dict)
 
     def apply(self, report: Report, made_at: float) -> None:
         """Takes over what one report says. A pid that is another process now is forgotten."""
@@ -44,7 +47,7 @@ class GpuPids:
             if seat is not None and seat.uuids == named:
                 seat.seen_at = made_at
             else:
-                seats[pid] = _Seat(started[pid], named, made_at)
+                seats[pid] = Seat(started[pid], named, made_at)
         self._seats[report.node] = seats
 
     def forget(self, node: str) -> None:
@@ -56,10 +59,9 @@ class GpuPids:
         seat = self._seats.get(node or "", {}).get(pid or 0)
         return seat.uuids[0] if seat is not None and len(seat.uuids) == 1 else None
 
-    def uuids_of(self, node: str, pid: int) -> tuple[str, ...]:
-        """All GPUs of this process, as far as they are known."""
-        seat = self._seats.get(node, {}).get(pid)
-        return () if seat is None else seat.uuids
+    def on(self, node: str) -> Mapping[int, Seat]:
+        """Pid -> where it computes, of all processes of jobs on a node, as far as it is known."""
+        return self._seats.get(node, {})
 
     def name(self, finding: Finding) -> Finding:
         """The finding, with the GPU of every culprit whose process is named and whose GPU is known."""

@@ -97,16 +97,20 @@ def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:
 
 def _rank_gpus(run: Run, nodes: Nodes, gpus: GpuPids) -> tuple[RankGpu, ...]:
     """The GPUs of the ranks that live, as the lists of processes have them."""
-    found = []
+    found, processes = [], run.processes
     for name in run.job.nodes:
-        node = nodes.view(name)
-        by_uuid = {view.gpu.uuid: view for view in node.gpus} if node is not None else {}
-        for key in run.on_node.get(name, ()) if by_uuid else ():
-            process, _, gone_at = run.processes[key]
-            pid = process.pid
+        node, seats = nodes.view(name), gpus.on(name)
+        if node is None or not node.gpus or not seats:
+            continue
+        by_uuid = {view.gpu.uuid: view for view in node.gpus}
+        for key in run.on_node.get(name, ()):
+            seat = seats.get(key[1])
+            if seat is None:
+                continue
+            process, _, gone_at = processes[key]
             if gone_at is not None or process.role is not Role.RANK or process.rank is None:
                 continue
-            for uuid in gpus.uuids_of(name, pid):
+            for uuid in seat.uuids:
                 if uuid in by_uuid:
-                    found.append(RankGpu(rank=process.rank, pid=pid, view=by_uuid[uuid]))
+                    found.append(RankGpu(rank=process.rank, pid=process.pid, view=by_uuid[uuid]))
     return tuple(sorted(found, key=lambda each: (each.rank, each.view.gpu.index)))

@@ -93,6 +93,8 @@ class _Past:
     """Who computed on it last: its power is usual for that program, and for no other."""
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
+    corrections: tuple[int | None, ...] = (None, None, None)
+    """CORRECTIONS as they were said last."""
     counters: dict[str, int] = field(default_factory=dict)
     rising: dict[str, Rise] = field(default_factory=dict)
     view: GpuView | None = None
@@ -234,7 +236,9 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         if past.ecc_uncorrected is not None and gpu.ecc_uncorrected > past.ecc_uncorrected:
             past.ecc_rose_at = now
         past.ecc_uncorrected = gpu.ecc_uncorrected
-    if past.counters or not (gpu.ecc_corrected is gpu.pcie_replays is gpu.nvlink_errors is None):
+    corrections = (gpu.ecc_corrected, gpu.pcie_replays, gpu.nvlink_errors)
+    if corrections != past.corrections or past.rising:
+        past.corrections = corrections
         _note_corrections(past, gpu, now)
     past.view = GpuView(
         node=name,

@@ -70,7 +70,7 @@ class Rates:
     """When the first of these was."""
 
     def update(self, process: Process, now: float) -> None:
-        if _waits_for_a_moment(process):
+        if (process.blocked is not None or process.state == "D") and _waits_for_a_moment(process):
             self.storage_at = now
         if process.cpu_s <= 0.0:
             self._note_state(process.state, now)

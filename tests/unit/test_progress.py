@@ -87,6 +87,7 @@ SIGN_LINES = [
     ("saving", "saving checkpoint, step 40", EventKind.PHASE, 40, "checkpointing"),
     ("transferring", "Uploading checkpoint to s3://runs/m4/global_step500", EventKind.PHASE, None, "checkpointing"),
     ("transferring", "[rank0] gathering full checkpoint on rank 0", EventKind.PHASE, None, "checkpointing"),
+    ("evaluation_step", "[rank0]:[titan] 2026-03-09 04:04:40,000 - root - INFO - validate step: 30  loss: 3.1", EventKind.PHASE, None, "evaluating"),
     ("evaluating", "starting evaluation at step 100", EventKind.PHASE, None, "evaluating"),
     ("validating", "validating on 3 data sets", EventKind.PHASE, None, "evaluating"),
     ("finishing", "[after training is done] datetime: 2024-05-01 10:00:00", EventKind.PHASE, None, "finishing"),

@@ -16,6 +16,7 @@ from watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
 
 TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
 _REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
+_DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 
 
@@ -69,13 +70,30 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
     )
     case.role[id(first)] = "cascade"
     rank = suspects.ranks[0] if suspects is not None and len(suspects.ranks) == 1 else None
-    host = case.ranks.rank_hosts.get(rank) if rank is not None else None
+    host = (
+        case.ranks.rank_hosts.get(rank)
+        if rank is not None
+        else _marked_dead(told)
+        if suspects is None
+        else None
+    )
     waited = f"{len(said)} ranks said so" if len(said) > 1 else "no line says why"
-    summary = f"{WORDS[name]}{after_step(case)} (line {first.line}): {waited}, {_suspected(suspects)}"
+    suspected = (
+        _suspected(suspects)
+        if host is None or rank is not None
+        else f"host {host} is suspect: it was marked dead"
+    )
+    summary = f"{WORDS[name]}{after_step(case)} (line {first.line}): {waited}, {suspected}"
     return Verdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         first_ranks=(), followed=len(told) - 1, missing=suspects.ranks if suspects is not None else (),
     )  # fmt: skip
+
+
+def _marked_dead(told: Sequence[Error]) -> str | None:
+    """The only node that Ray says is dead."""
+    hosts = {match["host"] for error in told if (match := _DEAD_NODE.search(error.raw_text))}
+    return hosts.pop() if len(hosts) == 1 else None
 
 
 def _of_lost(case: Case, felt: Sequence[Error], told: Sequence[Error]) -> Verdict | None:
@@ -169,7 +187,8 @@ def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
     name = SIGNAL_NAMES[codes.pop()] if len(codes) == 1 and codes <= set(SIGNAL_NAMES) else first.name
     others = [task for task in ranks.tasks if task.line != first.line]
     told_after = all(task.line > first.line and _is_srun_s_kill(task) for task in others)
-    task = task_of(first, name, ranks) if "srun: error" in first.raw_text and told_after else None
+    of_slurm = "srun: error" in first.raw_text or first.raw_text.startswith("pdsh@")
+    task = task_of(first, name, ranks) if of_slurm and told_after else None
     of_ray = rank_of_dead_process(case) if first.name == "ray_actor_died" else (None, None)
     rank, host = task if task is not None else of_ray
     case.role[id(first)] = "cause"

@@ -26,6 +26,9 @@ SIGNAL_NAMES = {
 GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
 _NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
 _NOT_STARTED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (?P<host>[\w.-]+):")
+_SSH_ENDED = re.compile(r"pdsh@\S+: (?P<host>[\w.-]+): ssh exited with exit code")
+_OF_NODE = re.compile(r"\bat node \(ID: \w+, IP: (?P<host>[\w.:-]+)\)")
+"""Ray's word of the node on which it ended workers for want of memory."""
 _OWN_NODE = re.compile(r"\bnode: (?P<host>[\w.-]+)\b")
 _OWN_RANK = re.compile(r"\bUnexpected result \w+ on rank (?P<rank>\d+)\b")
 _RANK_AND_NODE = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+),")
@@ -79,6 +82,20 @@ def rank_of_dead_process(case: Case) -> tuple[int | None, str | None]:
             dead.add((match["pid"], where["host"] if where else None))
     named = {(case.ranks.rank_of_pid(pid, host), host) for pid, host in dead}
     return named.pop() if len(named) == 1 else (None, None)
+
+
+def node_of_workers(error: Error) -> str | None:
+    """The node that Ray names where it says that it ended workers."""
+    match = _OF_NODE.search(error.raw_text)
+    return match["host"] if match else None
+
+
+def node_of_all(case: Case) -> str | None:
+    """The only node whose tasks ended by themselves, where Slurm says of tasks elsewhere that it ended them after that."""
+    tasks = case.ranks.tasks
+    own = {task.host for task in tasks if task.what.startswith("Exited with exit code")}
+    ended = {task.host for task in tasks if task.what.startswith(("Terminated", "Killed"))}
+    return own.pop() if len(own) == 1 and ended - own else None
 
 
 def failed_node(case: Case) -> str | None:
@@ -174,7 +191,7 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
 
 def task_of(error: Error, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:
     """Slurm's word of the one task that ended so; of several nobody knows which was first."""
-    not_started = _NOT_STARTED.search(error.raw_text)
+    not_started = _NOT_STARTED.search(error.raw_text) or _SSH_ENDED.match(error.raw_text)
     if not_started:
         return None, not_started["host"]
     match = re.search(

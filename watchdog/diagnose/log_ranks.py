@@ -49,6 +49,9 @@ _WORDS_OF_END = (
     re.compile(r"\bContainer rank (?P<rank>\d+) status failed\b.* code (?P<code>-?\d+)"),
     re.compile(r"=\s+RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>[\w.-]+)"),
 )
+BOX_LINES = 20
+_KILLED_BY = re.compile(r"=\s+(?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT (?:CODE|STATUS): (?P<code>\d+))")
+"""How the rank ended that the line above names, in the box of MPICH's launcher."""
 _ENDS = {
     "Killed": "killed", "exit code 137": "killed", "Segmentation fault": "segmentation_fault", "exit code 139": "segmentation_fault",
     "Out Of Memory": "oom_kill", "Bus error": "bus_error", "exit code 135": "bus_error",
@@ -300,7 +303,12 @@ def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
 def _read_words(lines: Iterable[Line]) -> Iterable[Failure]:
     """What other launchers say of a worker that ended, in one line."""
     first = True
+    open_row: Failure | None = None
     for line in lines:
+        signal = _KILLED_BY.search(line.raw) if open_row is not None else None
+        if open_row is not None and signal and line.number - open_row.line <= BOX_LINES:
+            open_row.code = -int(signal["signal"]) if signal["signal"] else int(signal["code"])
+            open_row = None
         if (
             "signal" not in line.text.lower()
             and "exit" not in line.text
@@ -315,9 +323,11 @@ def _read_words(lines: Iterable[Line]) -> Iterable[Failure]:
                 continue
             groups = match.groupdict()
             code = int(groups["code"]) if groups.get("code") else -int(groups.get("signal") or 0) or None
-            yield Failure(
+            row = Failure(
                 line.number, first, groups.get("host"), int(match["rank"]), None, code, groups.get("pid")
             )
+            open_row = row if code is None else None
+            yield row
             first = False
             break
 

@@ -25,6 +25,8 @@ _BEGIN = re.compile(
 )
 
 
+_FRAME = re.compile(r'\s*File "[^"]+", line \d+')
+_MODULE = re.compile(r"\[\w[\w./-]*\.py:\d{1,5}\]")
 FEW_LINES = 20
 SMALL = 100
 """A task's number is below it, or comes again: of few lines a rising number above is that of a line (`grep -n`, `less -N`)."""
@@ -54,13 +56,15 @@ def without_line_numbers(lines: Sequence[Line]) -> list[Line]:
 
 
 def without_modules(lines: Sequence[Line]) -> list[Line]:
-    """The lines without a host and its number in brackets, if there is but one such host and its numbers are large: loggers put a
-    module and its line there (`[gpt2:120]`), and of a job's ranks some have small numbers."""
+    """The lines without a host and its number in brackets, if there is but one such host and its numbers are large, or other lines have
+    a file there: loggers put a module and its line there (`[gpt2:120]`), and of a job's ranks some have small numbers."""
     bracketed = [line for line in lines if line.who.host is not None and line.who.number is not None]
-    if any(DYING.match(line.text) for line in bracketed):
-        return list(lines)  # mpirun's, with a process's number
+    if any(DYING.match(line.text) or _FRAME.match(line.text) for line in bracketed):
+        return list(lines)  # mpirun's, with a process's number; a logger has no prefix within a traceback
     told = [line.who for line in bracketed]
-    if not told or len({who.host for who in told}) > 1 or min(who.number or 0 for who in told) < SMALL:
+    if not told or len({who.host for who in told}) > 1:
+        return list(lines)
+    if min(who.number or 0 for who in told) < SMALL and not any(_MODULE.match(line.raw) for line in lines):
         return list(lines)
     named = told[0].host
     return [

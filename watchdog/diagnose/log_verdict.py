@@ -23,6 +23,8 @@ from watchdog.diagnose.log_naming import (
     GPU_NAMES,
     failed_node,
     is_everybody,
+    node_of_all,
+    node_of_workers,
     place_in_table,
     placed,
     rank_beside,
@@ -339,14 +341,19 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
         rank = host = None
     elif unordered or everybody or (not case.timed and len(sources) > 1):
         hosts = {case.ranks.host_of(error.who, case.ranks.rank_of(error.who)) for error in alike}
-        rank, host = None, hosts.pop() if len(hosts) == 1 else None
+        rank, host = (
+            None,
+            (hosts.pop() if len(hosts) == 1 else None) or (node_of_all(case) if everybody else None),
+        )
+    elif host is None and rank is None and name == "oom_kill":
+        host = node_of_workers(first)
     case.role[id(first)] = "cause"
     followed = len(alive) - 1
     who = words_of(rank, host)
     said = f"{who} failed first" if who else "the first error of the run is"
     more = f", and {len(ranks) - 1} more ranks alike" if len(ranks) > 1 and rank is not None else ""
     if everybody and len(ranks) > 1:
-        said, more = f"{len(ranks)} ranks failed alike", ""
+        said, more = f"{len(ranks)} ranks{f', all on {host},' if host else ''} failed alike", ""
     elif who and (peer := _UNREACHED.search(first.text)) is not None:
         said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
     after = f"; {followed} more lines of errors followed" if followed else ""

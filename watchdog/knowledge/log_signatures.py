@@ -64,6 +64,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("launcher", ("calledprocesserror", "non-zero exit"), r"CalledProcessError: Command .* (?:returned non-zero exit status|died with)", consequence=True),
     _row("launcher", ("processexitedexception", "processraisedexception"), r"Process(?:Exited|Raised)Exception", consequence=True),
     _row("launcher", ("mpirun", "mpiexec", "orterun", "prterun"), r"\b(?:mpirun|mpiexec|orterun|prterun)(?:\.real)? (?:noticed that|has exited due to|detected that)", consequence=True),
+    _row("launcher", ("ssh exited with",), r"^pdsh@\S+: \S+: ssh exited with exit code \d+", consequence=True),
     _row("mpi_abort", ("mpi_abort",), r"MPI_ABORT was invoked on rank|application called MPI_Abort\(", consequence=True),
     _row("launcher", ("bad command exit code", "pod failed"), r"Encountered a bad command exit code|\bLAUNCH INFO \S+ \S+ Pod failed", consequence=True),
     # Ray guesses in the same line what may have killed it: memory is one of the guesses.
@@ -71,6 +72,8 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("collective_mismatch", ("mismatch between collectives",), r"Detected mismatch between collectives on ranks"),
     _row("collective_desync", ("caused the desync",), r"ranks that caused the desync are", consequence=True),
     _row("barrier_timeout", ("monitoredbarrier",), r"failed to pass monitoredBarrier|reached monitoredBarrier, but received errors|Timed out waiting.*monitoredBarrier", consequence=True),
+    # A rank waited for a key that another one was to write.
+    _row("collective_timeout", ("wait timeout after",), r"\bwait timeout after \d+ ?ms, keys: ", consequence=True),
     _row("nccl_watchdog", ("watchdog",), r"Watchdog caught collective operation timeout", consequence=True),
     _row("nccl_watchdog", ("watchdog",), r"watchdog thread terminated(?! with exception: (?:CUDA|HIP) error)|ProcessGroupNCCL's watchdog got stuck|detected by watchdog at work", consequence=True),
     _row("nccl_watchdog", ("no heartbeat of its watchdog",), r"detected no heartbeat of its watchdog", consequence=True),
@@ -103,7 +106,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("peer_lost", ("connection", "contact with", "contact to", "heartbeat", "response from", "reply from", "answer from", "communication with", "link to rank", "lost rank", "unreachable", "waiting for rank", "respond", "disconnected"), LOST_A_RANK, consequence=True),
     _row("nccl_error", ("nccl error", "systemerror", "internalerror", "remoteerror", "cudaerror", "invalidusage", "communicator was aborted", "distbackenderror", "hccl"), r"NCCL error|HCCL function error|hccl api failed|\bEI0006\b|NCCL communicator was aborted|DistBackendError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError|ncclInvalidUsage", consequence=True),
     # The node
-    _row("disk_full", ("no space left",), r"No space left on device"),
+    _row("disk_full", ("no space left", "low on resource: ephemeral"), r"No space left on device|The node was low on resource: ephemeral-storage"),
     _row("checkpoint_write", ("pytorchstreamwriter", "unexpected pos ", "file write failed"), r"PytorchStreamWriter failed writing|inline_container\.cc\S*\] ?\. unexpected pos \d"),
     _row("quota", ("quota exceeded",), r"Disk quota exceeded"),
     _row("stale_file_handle", ("stale file handle", "stale nfs", "transport endpoint"), r"Stale (?:NFS )?file handle|Transport endpoint is not connected|Cannot send after transport endpoint shutdown"),

@@ -149,7 +149,7 @@ SIGNS: tuple[Sign, ...] = (
     # Anybody
     _sign(
         "evaluation_step", ("step", "iter", "batch"),
-        r"^(?:(?!\b(?:global|train)?[ _]?(?:step|iter|loss))[^=]){0,60}?\b(?:eval(?:uation)?|val(?:id(?:ation)?)?|test)[\]\s|:>_-]{1,4}(?:step|iter(?:ation)?|batch)\b[\s:#=\[]*\d",
+        r"^(?:(?!\b(?:global|train)?[ _]?(?:step|iter|loss))[^=]){0,60}?\b(?:eval(?:uation)?|val(?:id(?:at(?:e|ion))?)?|test)[\]\s|:>_-]{1,4}(?:step|iter(?:ation)?|batch)\b[\s:#=\[]*\d",
         "evaluating",
     ),
     _sign("saved", "checkpoint", r"(?:checkpoint saved|saved checkpoint|checkpoint complete)\b.*?(?:step|iteration|iter)\D{0,3}(?P<step>\d+)", complete=True),

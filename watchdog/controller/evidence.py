@@ -57,7 +57,7 @@ class EvidenceDesk:
         key = f"stacks:{wanted.job_id}.{view.job.restarts}"
         taken = len(view.snapshots)
         last_at = self._last.get(key, float("-inf"))
-        every_s = wanted.apart_s if taken < EARLY_DUMPS else LATER_DUMPS_EVERY_S
+        every_s = wanted.apart_s if taken < EARLY_DUMPS else wanted.later_s or LATER_DUMPS_EVERY_S
         if key in self._tasks or now - last_at < every_s:
             return
         self._note(key, now)

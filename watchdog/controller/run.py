@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from watchdog.controller.progress_clock import Clock, Counter, read_progress
 from watchdog.controller.run_errors import RunErrors
-from watchdog.detect.view import JobView, LoggedError, PastRun
+from watchdog.detect.view import JobView, LoggedError, PastRun, Steady
 from watchdog.diagnose.log_errors import locate
 from watchdog.model.evidence import ProcessStack
 from watchdog.model.observed import Event, LogFile, Process, Role
@@ -175,6 +175,8 @@ class Run:
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
     )
+    steady: dict[ProcessKey, Steady] = field(default_factory=dict)
+    """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
 
 
 def started_at(job: SlurmJob, now: float, wall: float | None) -> float:

@@ -11,6 +11,7 @@ from watchdog.controller.run import KEPT_LOGS, ProcessKey, Rates, Run
 from watchdog.controller.run_errors import KEPT_ERRORS
 from watchdog.controller.run_view import snapshot_views
 from watchdog.diagnose.log_errors import locate
+from watchdog.diagnose.spinning import follow
 from watchdog.diagnose.stacks import vote
 from watchdog.model.evidence import ProcessStack
 from watchdog.model.observed import Checkpoint, Event, EventKind, LogFile, Process, Role
@@ -154,8 +155,11 @@ def note_on_disk(run: Run, found: Checkpoint, at: float) -> None:
 
 def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:
     """One dump of all ranks."""
+    before = run.steady if run.snapshots else {}
     run.snapshots.append((at, stacks, silent))
     run.restless = True
     voted = vote(snapshot_views(run, at))
+    outside = {(each.node, each.pid) for each in voted.outside}
+    run.steady = follow(before, [each for each in stacks if (each.node, each.pid) in outside], at)
     if voted.checkpointing and voted.moving is not False:
         run.saving_at = at

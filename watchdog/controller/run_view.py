@@ -45,6 +45,7 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         growing_age_s=None if run.growing_at is None else now - run.growing_at,
         saving_age_s=None if run.saving_at is None else now - run.saving_at,
         checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
+        steady=tuple(run.steady.values()) if run.snapshots else (),
         past=run.past,
     )
 

@@ -1,6 +1,7 @@
 """`collective_hang`: every rank is alive and the loop does not turn. Stacks tell who keeps the others waiting.
 
 Where there are none (a trace, an agent without py-spy), GPUs that spin, or that are busy while few others idle, tell that they wait.
+A rank that does not wait and computes may be right; of one that goes round in a small loop for minutes see spinning_rank.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from watchdog.detect.activity import Standing, on_storage, somebody_on_storage, standing
 from watchdog.detect.learnt_limit import Limit, LimitSettings
 from watchdog.detect.limits import has_just_grown, progress_limit, wants_stacks, with_a_step
+from watchdog.detect.spinning_rank import GOES_ROUND_EVERY, spinning
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
@@ -81,8 +83,38 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
     evaluation_s = with_a_step(job, settings.evaluation_floor)
     if voted.patient and limit.seconds < evaluation_s:
         limit = Limit(seconds=evaluation_s, reason="the stacks show an evaluation or a compilation")
+    if voted.waiting and voted.outside and voted.moving and not (voted.checkpointing or voted.patient):
+        later_s = GOES_ROUND_EVERY * settings.busy_limit
+        finding = replace(finding, wanted=tuple(replace(each, later_s=later_s) for each in wanted))
+    round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
+    if round_and_round:
+        return _accuse_spinning(job, finding, limit, voted, round_and_round, busy_limit_s)
     alone = _alone(job, voted, standing(job, now, limit.seconds))
     return _accuse(job, finding, limit, voted, max(busy_limit_s, limit.seconds), alone)
+
+
+def _accuse_spinning(
+    job: JobView,
+    finding: Finding,
+    limit: Limit,
+    voted: Vote,
+    culprits: tuple[Culprit, ...],
+    busy_limit_s: float,
+) -> Finding:
+    """BAD, of ranks that go round in a small loop of Python while the others wait for them. Acted on as late as before: it may be
+    work that shows nothing of itself."""
+    age_s, first = finding.lasted_s, culprits[0]
+    more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    place = job.progress.place if job.progress else "its start"
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} hangs after {place}: no step for {age_s:.0f} s (limit {limit.seconds:.0f} s, {limit.reason}); "
+        f"{describe(first)}{more} {first.reason}, {_ranks(voted.waiting, 'waits', 'wait')} for {'them' if more else 'it'}.",
+        culprits=culprits,
+        facts=_facts(job, voted),
+        actionable=age_s >= busy_limit_s,
+    )
 
 
 def _alone(job: JobView, voted: Vote, seen: Standing) -> tuple[Culprit, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import islice
 
-from watchdog.model.evidence import ProcessStack
+from watchdog.model.evidence import Frame, ProcessStack
 from watchdog.model.observed import Checkpoint as CheckpointOnDisk
 from watchdog.model.observed import Event, Gpu, GpuHolder, HungProbe, MountProbe, NodeEvent, Process, Role
 from watchdog.model.slurm import SlurmJob
@@ -278,6 +278,28 @@ class StackSnapshot(Value, frozen=True, kw_only=True):
     """Nodes that did not answer in time."""
 
 
+class Steady(Value, frozen=True, kw_only=True):
+    """A rank that runs Python in one small loop, as dump after dump since the last step had it; see watchdog.diagnose.spinning.
+    `*_at` are on the clock of `ClusterView.now`."""
+
+    node: str
+    pid: int
+    rank: int
+    first_at: float
+    last_at: float
+    dumps: int
+    with_gil: int
+    """Dumps in which its main thread held the interpreter's lock."""
+    stacks: tuple[tuple[Frame, ...], ...]
+    """The different ones, innermost frame first."""
+    io_bytes: int
+    """Read and written by the first of these dumps; hardly more since."""
+    resident_bytes: tuple[int, int]
+    """The least and the most."""
+    cpu_s: tuple[float, float]
+    """Of the whole process, at the first and at the last dump."""
+
+
 class ErrorLine(Value, frozen=True, kw_only=True):
     node: str
     age_s: float
@@ -327,6 +349,8 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
     """Since files of a checkpoint of it were last seen to grow."""
     saving_age_s: float | None = None
     """Since its stacks last showed a rank that saves and moves."""
+    steady: tuple[Steady, ...] = ()
+    """Ranks that may spin in Python, while no step is made."""
     checkpoint_intervals_s: tuple[float, ...] = ()
     """Times between the recent complete checkpoints of this run."""
     past: tuple[PastRun, ...] = ()

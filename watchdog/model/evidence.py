@@ -42,6 +42,10 @@ class ProcessStack(Value, frozen=True, kw_only=True):
     """CPU time used so far by the whole process, at the moment of the dump."""
     main_cpu_s: float | None = None
     """CPU time used so far by its main thread alone."""
+    io_bytes: int | None = None
+    """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
+    resident_bytes: int | None = None
+    """Of its memory, so much is in RAM."""
 
 
 class StackDump(Value, frozen=True, kw_only=True):

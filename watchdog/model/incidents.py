@@ -87,6 +87,8 @@ class StacksWanted(Value, frozen=True, kw_only=True, tag="stacks"):
     job_id: str
     apart_s: float = 10.0
     """Time between two dumps, so that they can tell stuck from busy."""
+    later_s: float | None = None
+    """Time between two dumps once several are in; None: as it is wont to be."""
 
 
 class ProbeWanted(Value, frozen=True, kw_only=True, tag="probe"):

@@ -148,6 +148,8 @@ def _dump_one(process: Process, node: str, py_spy: str | None, end: float) -> Pr
         wchan=before["wchan"],
         syscall=before["syscall"],
         cpu_s=before["cpu_s"],
+        io_bytes=before["io_bytes"],
+        resident_bytes=before["resident_bytes"],
     )
 
 
@@ -172,12 +174,17 @@ def _run_py_spy(py_spy: str | None, pid: int, seconds: float) -> bytes:
 
 
 def _look(pid: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"state": None, "wchan": None, "syscall": None, "cpu_s": 0.0, "start_ticks": None}
+    found: dict[str, Any] = {
+        "state": None, "wchan": None, "syscall": None, "cpu_s": 0.0, "start_ticks": None, "io_bytes": None, "resident_bytes": None,
+    }  # fmt: skip
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         found["state"], ticks = parse_state_and_cpu(stat)
         found["start_ticks"] = int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19])
         found["cpu_s"] = ticks / os.sysconf("SC_CLK_TCK")
+        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+        found["resident_bytes"] = pages * os.sysconf("SC_PAGE_SIZE")
+        found["io_bytes"] = _read_io(pid)
         wchan = Path(f"/proc/{pid}/wchan").read_text()
         found["wchan"] = wchan if wchan not in ("", "0") else None
         call = parse_syscall(Path(f"/proc/{pid}/syscall").read_bytes())
@@ -185,3 +192,11 @@ def _look(pid: int) -> dict[str, Any]:
     except (OSError, ValueError, IndexError):
         pass  # what is missing stays None
     return found
+
+
+def _read_io(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_bytes().split()
+        return int(lines[1]) + int(lines[3])
+    except (OSError, ValueError, IndexError):
+        return None

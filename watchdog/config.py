@@ -282,6 +282,13 @@ class Ladder(Section):
         86400.0, description="A restart waits so long for a stalled filesystem to answer."
     )
     confirm_limit: Span = Field(7200.0, description="For the first new step after the restart.")
+    term_limit: Span = Field(
+        30.0,
+        description="For a process that outlived its job on a GPU to end after SIGTERM, where it may be ended at all; then SIGKILL.",
+    )
+    kill_limit: Span = Field(
+        60.0, description="… and after SIGKILL. One that is still there is said to be unkillable."
+    )
 
 
 class Config(Section):

@@ -141,7 +141,7 @@ class GpuClockLow(Detector):
 
 
 class OrphanGpuProcess(Detector):
-    """A process holds a GPU and belongs to no job that runs (grace: `agent.orphan_grace`). Never acted on."""
+    """A process holds a GPU and belongs to no job that runs (grace: `agent.orphan_grace`). Only told, unless policy.kinds has a ladder."""
 
 
 class RankStopped(Detector):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from watchdog.config_types import Count, Mode, Percent, Seconds, Section, Span, refuse
-from watchdog.knowledge.ladders import MAY_HAVE_LADDER, WHY_NONE, problem_of
+from watchdog.knowledge.ladders import OF_A_PROCESS, problem_of, unfit
 from watchdog.model.actions import Step
 from watchdog.model.incidents import Kind
 
@@ -33,12 +33,15 @@ class Treatment(Section):
     ladder: Rungs | None = Field(
         None,
         description="What is tried, in this order, each if the ones before did not do: evidence, kill_switch, sigusr1, sigterm, then "
-        "ways to end the run: requeue, resubmit, chain, cancel. [] = nothing. hold goes alone.",
+        "ways to end the run: requeue, resubmit, chain, cancel. [] = nothing. hold goes alone, and so does end_process, of orphan_gpu_process.",
     )
     exclude_nodes: bool | None = Field(
         None, description="Whether the restart avoids the nodes that the evidence blames."
     )
-    drain: bool | None = Field(None, description="Whether those nodes are drained, too.")
+    drain: bool | None = Field(
+        None,
+        description="Whether those nodes are drained, too; for orphan_gpu_process, whether a node is on which one cannot be killed.",
+    )
     signal_to: Literal["steps", "batch", "all"] | None = Field(
         None, description="Who gets a signal: the tasks, the batch shell, or all."
     )
@@ -136,14 +139,22 @@ class Policy(Section):
         for kind, treatment in self.kinds.items():
             where = f"policy.kinds.{kind}"
             _check_kind(kind, where, problems)
-            if kind in set(Kind) and treatment.ladder and Kind(kind) not in MAY_HAVE_LADDER:
-                problems.append(f"{where}.ladder: {_why_no_ladder(Kind(kind))}")
+            if kind in set(Kind) and treatment.ladder and (why := unfit(Kind(kind), tuple(treatment.ladder))):
+                problems.append(f"{where}.ladder: {why}")
         for index, override in enumerate(self.overrides):
             where = f"policy.overrides[{index}]"
             for kind in override.kinds:
                 _check_kind(kind, f"{where}.kinds", problems)
-                if kind in set(Kind) and override.ladder and Kind(kind) not in MAY_HAVE_LADDER:
-                    problems.append(f"{where}.ladder: {_why_no_ladder(Kind(kind))}")
+                if (
+                    kind in set(Kind)
+                    and override.ladder
+                    and (why := unfit(Kind(kind), tuple(override.ladder)))
+                ):
+                    problems.append(f"{where}.ladder: {why}")
+                elif kind in OF_A_PROCESS:
+                    problems.append(
+                        f"{where}.kinds: {kind} is about a process whose job is over, and an override matches jobs: write it to policy.kinds"
+                    )
             if override.ladder and not override.kinds:
                 problems.append(
                     f"{where}.kinds: name the kinds that this ladder answers; one for all of them cannot be right"
@@ -161,8 +172,3 @@ def _check_kind(kind: str, where: str, problems: list[str]) -> None:
             f"{where}: {kind[:60]!r} is no kind of incident"
             + (f"; did you mean {str(close[0])!r}?" if close else f"; known: {', '.join(Kind)}")
         )
-
-
-def _why_no_ladder(kind: Kind) -> str:
-    why = WHY_NONE.get(kind, "its evidence is never good enough to act on")
-    return f"{kind} is only told: {why}; kinds with a ladder: {', '.join(sorted(MAY_HAVE_LADDER))}"

@@ -21,7 +21,7 @@ from watchdog.controller.policy import (
 from watchdog.controller.rules import Rule
 from watchdog.knowledge.ladders import SHIPPED
 from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
-from watchdog.model.incidents import Incident, IncidentState, Kind, Severity  # fmt: skip
+from watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity  # fmt: skip
 from watchdog.model.slurm import SlurmNode  # fmt: skip
 
 LIMITS = Limits(
@@ -49,6 +49,17 @@ INCIDENT = Incident(
     actionable=True,
     exclude_nodes=("n1",),
     mounts=("/shared",),
+)
+PROCESS = GpuProcess(
+    node="n1",
+    boot_id="b",
+    pid=4711,
+    start_ticks=9,
+    uid=1000,
+    user="eve",
+    comm="python",
+    job_id="6",
+    minors=(0,),
 )
 SITUATION = Situation(
     now_wall=1e6,
@@ -82,7 +93,8 @@ def done(ago_s: float, job_id: str = "7") -> Decision:
 
 def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
     rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
-    rule = replace(rule, ladder=SHIPPED.get(incident.kind, ()))
+    ladder = (Step.END_PROCESS,) if incident.process is not None else SHIPPED.get(incident.kind, ())
+    rule = replace(rule, ladder=ladder)
     return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
 
 
@@ -104,6 +116,13 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
         {"job": slurm_job(state="COMPLETING")},
         {"job": slurm_job(state="SUSPENDED")},
         {"job": slurm_job(job_id="8")},
+    ],
+    "process_changed": [
+        {
+            "incident": replace(INCIDENT, kind=Kind.ORPHAN_GPU_PROCESS, process=PROCESS),
+            "job": None,
+            "process_objection": "job 6 is RUNNING",
+        }
     ],
     "opted_out": [
         {"job": slurm_job(comment="x watchdog=off y")},
@@ -164,7 +183,10 @@ def test_an_outage_is_answered_by_nothing() -> None:
     assert judge(replace(INCIDENT, kind=Kind.FILESYSTEM_OUTAGE)).action is Action.NONE
 
 
-@pytest.mark.parametrize(("guard", "change"), [(g, c) for g, changes in OBJECTIONS.items() for c in changes])
+@pytest.mark.parametrize(
+    ("guard", "change"),
+    [(g, c) for g, changes in OBJECTIONS.items() for c in changes if "process_objection" not in c],
+)
 def test_an_operator_is_held_back_only_by_what_protects_the_job(guard: str, change: dict[str, Any]) -> None:
     asked = replace(change.get("incident", INCIDENT), kind=Kind.OPERATOR_RESTART)
     decision = judge(asked, **{k: v for k, v in change.items() if k != "incident"}, mode="observe")

@@ -47,6 +47,7 @@ class Actions:
             collect=controller.collector.rung,
             drain_reason=config.policy.drain_reason,
             listing_is_new_after_s=config.slurm.deadline,
+            listing_lasts_s=controller.judge.slurm_patience_s,
         )
         self._janitor: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
@@ -59,7 +60,7 @@ class Actions:
             if run.decision.action is not Action.NONE and run.decision.id not in self._drivers:
                 if run.decision.fence is not None:
                     self._c.state.remember_action(run.decision.fence)
-                log.warning("taking up the %s of job %s (%s)", *_names(run))
+                log.warning("taking up the %s of %s (%s)", *_names(run))
                 self.drive(run)
 
     def drive(self, run: ActionRun) -> None:
@@ -124,7 +125,7 @@ class Actions:
             self._count_gpus(run, end.steps_lost or 0)
         else:
             self._on_failure(run.decision)
-        log.warning("the %s of job %s (%s) has ended: %s", *_names(run), end.detail)
+        log.warning("the %s of %s (%s) has ended: %s", *_names(run), end.detail)
         incident = self._incident_of(run)
         if incident is None:
             return
@@ -206,6 +207,10 @@ class Actions:
 
 
 def _names(run: ActionRun) -> tuple[str, str, str]:
-    """What is done, to which job, and the id of the decision."""
+    """What is done, to which job or process, and the id of the decision."""
     decision = run.decision
-    return str(decision.action), decision.fence.job_id if decision.fence else "?", decision.id
+    process = decision.process
+    whom = f"job {decision.fence.job_id if decision.fence else '?'}"
+    if process is not None:
+        whom = f"process {process.pid} on {process.node}"
+    return str(decision.action), whom, decision.id

@@ -16,7 +16,15 @@ from watchdog.actuate import kill_switch
 from watchdog.controller.actions import Actions
 from watchdog.controller.journal import JournalError
 from watchdog.controller.judge import STANDING
-from watchdog.controller.policy import Situation, broken_under, decide, is_final, is_news, is_storm
+from watchdog.controller.policy import (
+    Situation,
+    broken_under,
+    decide,
+    is_final,
+    is_news,
+    is_storm,
+    with_process,
+)
 from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.settings import limits_of, rule_book_of
@@ -106,10 +114,7 @@ class Decider:
                 or incident.kind is Kind.OPERATOR_RESTART
             ):
                 continue
-            # An incident of one filesystem may hold several jobs: each is decided about by itself.
-            jobs = [job for job_id in incident.jobs_now if (job := self._c.state.jobs.get(job_id))]
-            acts = any(self._rule(incident.kind, job).ladder for job in jobs)
-            for job_id in incident.jobs_now if acts else incident.jobs_now[:1]:
+            for job_id in self._matters(incident):
                 try:
                     if self._is_settled(incident, job_id):
                         continue
@@ -118,6 +123,15 @@ class Decider:
                 except JournalError as error:
                     self._c.journal_error = str(error)
         self._take_together(held or [])
+
+    def _matters(self, incident: Incident) -> tuple[str, ...]:
+        """The jobs that are decided about, each by itself: an incident of one filesystem may hold several. One about a process has
+        none, and is decided about where a site has said that something is to be done."""
+        if incident.process is not None:
+            return ("",) if self._rule(incident.kind, None).ladder else ()
+        jobs = [job for job_id in incident.jobs_now if (job := self._c.state.jobs.get(job_id))]
+        acts = any(self._rule(incident.kind, job).ladder for job in jobs)
+        return incident.jobs_now if acts else incident.jobs_now[:1]
 
     def _take_together(self, held: list[tuple[Incident, Decision]]) -> None:
         """Decisions that nothing is done for: of thousands at once the disk is waited for once, and the others' actions are not kept."""
@@ -225,7 +239,7 @@ class Decider:
     ) -> Situation:
         c = self._c
         view = c.state.job_view(job.job_id, now) if job is not None else None
-        return Situation(
+        situation = Situation(
             now_wall=around.wall,
             rule=self._rule(incident.kind, job),
             job=job,
@@ -246,6 +260,14 @@ class Decider:
             storm_over_s=None if self._storm_at is None else now - self._storm_at,
             drained_by_us=around.drained_by_us,
             broken=() if job is None else self._broken_under(job, around),
+        )
+        return with_process(
+            situation,
+            incident,
+            c.state.nodes.view,
+            c.state.reporting_nodes(now),
+            c.state.jobs.values(),
+            c.judge.incidents,
         )
 
     def _broken_under(self, job: SlurmJob, around: Surroundings) -> tuple[tuple[str, str], ...]:
@@ -301,7 +323,9 @@ class Decider:
         c.metrics.decisions.labels(decision.action, decision.verdict, decision.by).inc()
         what = f"{decision.action} {decision.verdict}" if decision.action is not Action.NONE else "no action"
         sentence = f"{what} by {decision.by}: {decision.reason}"
-        log.warning("incident %s, job %s: %s", incident.id, ",".join(incident.job_ids), sentence)
+        log.warning(
+            "incident %s, job %s: %s", incident.id, ",".join(incident.job_ids) or incident.subject, sentence
+        )
         c.note(incident, sentence)
         c.tell(lambda: c.notifier.decided(incident, decision))
         if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from watchdog import clock
 from watchdog.actuate import drain, end, kill_switch, restart, signal
+from watchdog.controller import drive_process
 from watchdog.controller.chain import jobs_behind
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.journal import Journal
@@ -21,7 +22,8 @@ from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView
 from watchdog.diagnose.filesystem import CONVICTS_FOR_S
 from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOutcome, RungRecord
-from watchdog.model.messages import Command, CommandResult
+from watchdog.model.incidents import GpuProcess
+from watchdog.model.messages import Command, CommandResult, ProcessEnd
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
@@ -52,6 +54,8 @@ class Tools:
     """Begins the reason of every drain of ours."""
     listing_is_new_after_s: float = 30.0
     """A listing that comes so long after a request began after it."""
+    listing_lasts_s: float = 120.0
+    """An older listing says nothing about now."""
 
 
 class Driver:
@@ -66,6 +70,8 @@ class Driver:
         self._total_steps: int | None = None
         self._submission_noticed: float | None = None
         """Monotonic: since when we look for a job that may have been submitted."""
+        self._seen = ProcessEnd()
+        """What a process was like when its node was asked last."""
         self.waiting_for = ""
 
     async def drive(self) -> ActionEnd:
@@ -83,7 +89,7 @@ class Driver:
     async def _make(self, move: Move) -> None:
         if isinstance(move, Wait):
             if move.reason != self.waiting_for:
-                log.info("job %s: %s", self._job_id, move.reason)
+                log.info("%s: %s", self._subject, move.reason)
                 self.waiting_for = move.reason
             await asyncio.sleep(self._tools.poll_s)
         elif isinstance(move, Settle):
@@ -99,6 +105,11 @@ class Driver:
     def _job_id(self) -> str:
         return self.run.decision.fence.job_id if self.run.decision.fence else ""
 
+    @property
+    def _subject(self) -> str:
+        process = self.run.decision.process
+        return f"job {self._job_id}" if process is None else f"process {process.pid} on {process.node}"
+
     def _put(self, record: RungRecord) -> None:
         others = tuple(r for r in self.run.records if (r.rung, r.attempt) != (record.rung, record.attempt))
         self.run = replace(self.run, records=(*others, record))
@@ -109,11 +120,13 @@ class Driver:
         intent = next(r for r in self.run.records if r.rung is rung and r.attempt == attempt)
         record = replace(intent, outcome=outcome, outcome_at=at, detail=detail)
         self._put(record)
-        log.info("job %s: %s: %s (%s)", self._job_id, rung, outcome, detail)
+        log.info("%s: %s: %s (%s)", self._subject, rung, outcome, detail)
         self._tools.on_record(self.run, record)
 
     async def _pull(self, move: Do) -> Outcome:
         decision = self.run.decision
+        if decision.process is not None:
+            return await self._pull_on_process(decision.process, move)
         assert decision.fence is not None
         match move.rung:
             case Rung.EVIDENCE if self._tools.collect is not None:
@@ -136,7 +149,8 @@ class Driver:
             case Rung.HOLD:
                 return await end.hold(self._tools.slurm, self._job_id)
             case Rung.DRAIN:
-                return await self._drain(move.nodes)
+                reason = f"{decision.by}, job {self._job_id}, incident {decision.incident_id}"
+                return await self._drain(move.nodes, f"{self._tools.drain_reason} {reason}")
             case Rung.EXCLUDE:
                 return await self._exclude(move.nodes)
             case Rung.REMOVE_KILL_SWITCH:
@@ -170,7 +184,13 @@ class Driver:
                     tools.journal.end_node_entry(entry.id, clock.wall(), "dropped from the job's list")
         return outcome
 
-    async def _drain(self, nodes: tuple[str, ...]) -> Outcome:
+    async def _pull_on_process(self, process: GpuProcess, move: Do) -> Outcome:
+        if move.rung is Rung.DRAIN:
+            reason = drive_process.drain_reason(self.run, process, self._seen, self._tools.drain_reason)
+            return await self._drain(move.nodes, reason)
+        return await drive_process.send(process, move.rung, self._tools)
+
+    async def _drain(self, nodes: tuple[str, ...], reason: str) -> Outcome:
         tools, decision = self._tools, self.run.decision
 
         def note(node: SlurmNode) -> None:
@@ -178,14 +198,19 @@ class Driver:
                 node.name, "drained", decision, clock.wall(), node.reason, node.reason_at
             )
 
-        reason = f"{tools.drain_reason} {decision.by}, job {self._job_id}, incident {decision.incident_id}"
         return await drain.drain(tools.slurm, nodes, reason, note)
 
     async def _ask(self, node: str, command: Command, deadline_s: float) -> CommandResult:
         return await self._tools.desk.ask(node, command, deadline_s)
 
     async def _look(self) -> World:
-        """The job as Slurm has it at this moment, and what the agents say of its run."""
+        """The job as Slurm has it at this moment, and what the agents say of its run; or the process, as its node has it."""
+        if self.run.decision.process is not None:
+            world = await drive_process.look(
+                self.run, self.run.decision.process, self._tools, self._taken_up_at
+            )
+            self._seen = world.process or self._seen
+            return world
         known, job = await self._read_job()
         now = clock.monotonic()
         if job is not None:

@@ -7,6 +7,7 @@ The world is asked first: whether a rung is done is read off Slurm, not off what
 
 from __future__ import annotations
 
+from watchdog.controller import ladder_process
 from watchdog.controller.ladder_before import before_end
 from watchdog.controller.ladder_end import after_cancel, go_on_elsewhere
 from watchdog.controller.ladder_restart import after_requeue
@@ -39,6 +40,8 @@ def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     if not world.job_known:
         return Wait(reason="Slurm does not answer")
     limits = limits_for(run.decision, limits)
+    if run.decision.process is not None:
+        return ladder_process.next_move(run, run.decision.process, world, limits)
     stage = stage_of(run, world.job)
     lost = next((r for r in run.records if r.outcome is None), None)
     if lost is not None:

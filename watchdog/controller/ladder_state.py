@@ -17,6 +17,7 @@ from watchdog.model.actions import (  # fmt: skip
     RungRecord,
     Step,
 )
+from watchdog.model.messages import ProcessEnd
 from watchdog.model.slurm import SlurmJob  # fmt: skip
 from watchdog.model.value import Value  # fmt: skip
 
@@ -78,6 +79,10 @@ class LadderLimits(Value, frozen=True, kw_only=True):
     """For Slurm to end a job that was cancelled."""
     exclusion_s: float = 604800.0
     """An exclusion of ours is dropped after this time."""
+    term_s: float = 30.0
+    """For a process that outlived its job to end after SIGTERM."""
+    kill_s: float = 60.0
+    """… and after SIGKILL: one that is still there cannot be killed."""
 
 
 class World(Value, frozen=True, kw_only=True):
@@ -108,6 +113,10 @@ class World(Value, frozen=True, kw_only=True):
     """Jobs that go on where this one ends: elements of its array, jobs that depend on it."""
     exclude_objection: str | None = None
     """Why the nodes of the decision must not be excluded: too few would be left."""
+    process: ProcessEnd | None = None
+    """Of a decision about a process: what its node says of it, once anything was tried; None while it has not answered."""
+    process_objection: str | None = None
+    """Why that process must not be touched, by what Slurm and its node say now."""
     expired_exclusions: tuple[str, ...] = ()
     """Nodes that earlier actions of ours excluded from this job, longer ago than such an exclusion lasts."""
 

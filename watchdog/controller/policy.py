@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
+from watchdog.controller.about_process import acted_on, job_of, jobs_at_once, objection, same
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.rules import Rule, action_of
 from watchdog.controller.run import HOLDS_NODES
+from watchdog.detect.view import NodeView
 from watchdog.knowledge.ladders import ENDINGS, WHY_NONE
 from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
 from watchdog.model.incidents import Incident, IncidentState, Kind  # fmt: skip
@@ -69,6 +71,12 @@ class Situation(Value, frozen=True, kw_only=True):
     storm_over_s: float | None = None
     """Since when the last storm is over; None if there was none."""
     drained_by_us: int = 0
+    process_objection: str | None = None
+    """Of an incident about a process: why it must not be touched now; see watchdog.controller.about_process."""
+    process_job: SlurmJob | None = None
+    """The job that it came from, while Slurm remembers it."""
+    jobs_with_orphans: int = 0
+    """Jobs of which processes became orphans at about the same time, this one's included."""
     broken: tuple[tuple[str, str], ...] = ()
     """(node, what broke there under this job): see `broken_under`."""
 
@@ -85,7 +93,13 @@ def _blind(_: Incident, s: Situation, __: Limits) -> str | None:
     return s.blind
 
 
+def _process_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
+    return s.process_objection if incident.process is not None else None
+
+
 def _job_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
+    if incident.process is not None:
+        return None  # its job is over: that is what the incident says
     if s.job is None:
         return "Slurm does not know the job (any more)"
     runs = dict(incident.runs)
@@ -101,7 +115,8 @@ def _job_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
 
 
 def _opted_out(_: Incident, s: Situation, limits: Limits) -> str | None:
-    if s.job is not None and limits.opt_out_comment and limits.opt_out_comment in s.job.comment:
+    job = s.job or s.process_job
+    if job is not None and limits.opt_out_comment and limits.opt_out_comment in job.comment:
         return f"the job's comment says {limits.opt_out_comment}"
     return s.rule.refused or None
 
@@ -139,17 +154,25 @@ def _busy(_: Incident, s: Situation, __: Limits) -> str | None:
     return "another action on this job has not ended yet" if s.busy else None
 
 
-def _cooldown(_: Incident, s: Situation, limits: Limits) -> str | None:
-    last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
+def _cooldown(incident: Incident, s: Situation, limits: Limits) -> str | None:
+    last = max((d.decided_at for d in s.recent if _is_about(d, incident, s)), default=None)
     cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
     if last is not None and s.now_wall - last < cooldown_s:
-        return f"the last action on this job was {s.now_wall - last:.0f} s ago (cooldown {cooldown_s:.0f} s)"
+        return f"the last action on this {_what(incident)} was {s.now_wall - last:.0f} s ago (cooldown {cooldown_s:.0f} s)"
     return None
 
 
-def _budget(_: Incident, s: Situation, limits: Limits) -> str | None:
-    used = sum(1 for d in s.recent if s.now_wall - d.decided_at < limits.budget_window_s and not d.asked_by)
-    allowed = min(limits.budget, max(1, int(s.running_jobs * limits.budget_percent / 100)))
+def _budget(incident: Incident, s: Situation, limits: Limits) -> str | None:
+    """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way round. A share is of the
+    running jobs or, for processes, which have none, of the nodes; those that one job left on one node count as one."""
+    if incident.process is None:
+        young = [d for d in s.recent if s.now_wall - d.decided_at < limits.budget_window_s]
+        used = sum(1 for d in young if not d.asked_by and d.process is None)
+        whole = s.running_jobs
+    else:
+        used = acted_on(s.recent, incident.process, s.now_wall, limits.budget_window_s)
+        whole = s.nodes_known
+    allowed = min(limits.budget, max(1, int(whole * limits.budget_percent / 100)))
     if used >= allowed:
         return f"{used} actions in the last {limits.budget_window_s:.0f} s, and the budget is {allowed}"
     return None
@@ -158,6 +181,8 @@ def _budget(_: Incident, s: Situation, limits: Limits) -> str | None:
 def _storm(_: Incident, s: Situation, limits: Limits) -> str | None:
     if s.jobs_in_trouble >= limits.storm_jobs:
         return f"{s.jobs_in_trouble} jobs have the same trouble at once: it is the fabric or the storage"
+    if s.jobs_with_orphans >= limits.storm_jobs:
+        return f"processes of {s.jobs_with_orphans} jobs outlived them at once: it is Slurm, or an outage"
     if s.nodes_known and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent:
         return f"{s.nodes_silent} of {s.nodes_known} nodes are silent: it is the network or the controller"
     if s.storm_over_s is not None and s.storm_over_s < limits.storm_cooldown_s:
@@ -172,10 +197,11 @@ def is_storm(s: Situation, limits: Limits) -> bool:
     )
 
 
-def _attempts(_: Incident, s: Situation, limits: Limits) -> str | None:
-    done = sum(1 for d in s.recent if _is_about(d, s) and not d.asked_by)
+def _attempts(incident: Incident, s: Situation, limits: Limits) -> str | None:
+    done = sum(1 for d in s.recent if _is_about(d, incident, s) and not d.asked_by)
     attempts = limits.attempts if s.rule.attempts is None else s.rule.attempts
-    return f"{done} actions on this job already: a person has to look" if done >= attempts else None
+    what = _what(incident)
+    return f"{done} actions on this {what} already: a person has to look" if done >= attempts else None
 
 
 def _crash_loop(incident: Incident, s: Situation, __: Limits) -> str | None:
@@ -198,6 +224,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("paused", _paused),
     ("blind", _blind),
     ("job_changed", _job_changed),
+    ("process_changed", _process_changed),
     ("opted_out", _opted_out),
     ("not_possible", _not_possible),
     ("evidence", _evidence),
@@ -218,7 +245,13 @@ ASKED_FOR: frozenset[str] = frozenset(
 """The guards that also hold against an operator who asks for a restart: those that protect the job itself."""
 
 
-def _is_about(decision: Decision, situation: Situation) -> bool:
+def _what(incident: Incident) -> str:
+    return "job" if incident.process is None else "process"
+
+
+def _is_about(decision: Decision, incident: Incident, situation: Situation) -> bool:
+    if incident.process is not None:
+        return same(decision.process, incident.process)
     fence, job = decision.fence, situation.job
     return fence is not None and job is not None and fence.job_id == job.job_id
 
@@ -272,6 +305,8 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
         rung_limits=rule.rung_limits,
         drain=drain,
         step_s=situation.step_s,
+        process=incident.process,
+        process_since=None if incident.process is None else incident.opened_at,
     )
 
 
@@ -320,15 +355,16 @@ def _to_exclude(incident: Incident, s: Situation) -> tuple[tuple[str, ...], tupl
 
 def _to_drain(incident: Incident, s: Situation, limits: Limits) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes to drain, within both budgets, and why a node is not drained."""
-    if not s.rule.drain or not incident.exclude_nodes:
+    nodes = incident.exclude_nodes if incident.process is None else (incident.process.node,)
+    if not s.rule.drain or not nodes:
         return (), ()
     allowed = min(limits.max_drained_nodes, int(len(s.nodes) * limits.drained_percent / 100))
     out = [node for node in s.nodes if "DRAIN" in node.state or "DOWN" in node.state]
     room = allowed - max(s.drained_by_us, len(out))
-    if len(incident.exclude_nodes) > room:
-        names = ", ".join(incident.exclude_nodes)
+    if len(nodes) > room:
+        names = ", ".join(nodes)
         return (), (f"{names} not drained: {len(out)} nodes are out already, and {allowed} may be",)
-    return incident.exclude_nodes, ()
+    return nodes, ()
 
 
 def broken_under(
@@ -348,6 +384,22 @@ def broken_under(
             if job.job_id in incident.jobs_now or (not incident.jobs_now and there <= {job.job_id}):
                 found.setdefault(node, incident.summary)
     return tuple(sorted(found.items()))
+
+
+def with_process(
+    situation: Situation, incident: Incident, view: Callable[[str], NodeView | None], reporting: Collection[str],
+    jobs: Collection[SlurmJob], incidents: Sequence[Incident],
+) -> Situation:  # fmt: skip
+    """The situation, with what is known of the incident's process if it is about one. `view` gives a node's newest report."""
+    process = incident.process
+    if process is None:
+        return situation
+    return replace(
+        situation,
+        process_objection=objection(process, view(process.node), process.node in reporting, jobs),
+        process_job=job_of(process, jobs),
+        jobs_with_orphans=jobs_at_once(incident, incidents),
+    )
 
 
 def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:

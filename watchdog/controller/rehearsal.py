@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from watchdog.config import Config
 from watchdog.controller.judge import STANDING, Judge
-from watchdog.controller.policy import Situation, broken_under, decide, is_final, is_news
+from watchdog.controller.policy import Situation, broken_under, decide, is_final, is_news, with_process
 from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.settings import limits_of, rule_book_of
@@ -37,9 +37,7 @@ class Rehearsal:
         for incident in self.judge.incidents:
             if incident.state is not IncidentState.FIRING or incident.inhibited_by is not None:
                 continue
-            jobs = [job for job_id in incident.jobs_now if (job := self.state.jobs.get(job_id))]
-            acts = any(self._rule(incident.kind, job).ladder for job in jobs)
-            for job_id in incident.jobs_now if acts else incident.jobs_now[:1]:
+            for job_id in self._matters(incident):
                 job = self.state.jobs.get(job_id)
                 mine = self.decisions.setdefault(incident.id, [])
                 earlier = [d for d in mine if d.fence is None or d.fence.job_id == job_id]
@@ -52,12 +50,20 @@ class Rehearsal:
                     if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
                         self._allowed.append(decision)
 
+    def _matters(self, incident: Incident) -> tuple[str, ...]:
+        """The jobs that are decided about; one without a name stands for the process that an incident is about."""
+        if incident.process is not None:
+            return ("",) if self._rule(incident.kind, None).ladder else ()
+        jobs = [job for job_id in incident.jobs_now if (job := self.state.jobs.get(job_id))]
+        acts = any(self._rule(incident.kind, job).ladder for job in jobs)
+        return incident.jobs_now if acts else incident.jobs_now[:1]
+
     def _situation(self, incident: Incident, job: SlurmJob | None, now: float) -> Situation:
         view = self.state.job_view(job.job_id, now) if job is not None else None
         open_ones = self.judge.incidents
         firing = [i for i in open_ones if i.kind is incident.kind and i.state is IncidentState.FIRING]
         nodes = self.state.known_nodes()
-        return Situation(
+        situation = Situation(
             now_wall=now,
             rule=self._rule(incident.kind, job),
             job=job,
@@ -81,6 +87,9 @@ class Rehearsal:
             broken=() if job is None else broken_under(job, open_ones, tuple(self.state.jobs.values())),
             nodes=(),  # a trace need not have the nodes that would be left
         )
+        return with_process(
+            situation, incident, self.state.nodes.view, self.state.reporting_nodes(now), self.state.jobs.values(), open_ones
+        )  # fmt: skip
 
     def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:
         rule = rule_for(self._book, kind, job)

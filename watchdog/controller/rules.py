@@ -144,6 +144,8 @@ def action_of(ladder: tuple[Step, ...], loop_turns: bool | None) -> Action:
     ending = next((step for step in ladder if step in ENDINGS), None)
     if Step.HOLD in ladder:
         return Action.HOLD
+    if Step.END_PROCESS in ladder:
+        return Action.END_PROCESS
     if ending is None:
         return Action.ASK_TO_SAVE if asks else Action.NONE
     if ending is Step.REQUEUE:

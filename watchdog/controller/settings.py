@@ -49,6 +49,8 @@ def ladder_limits_of(config: Config) -> LadderLimits:
         step_s=ladder.step_limit,
         mount_s=ladder.mount_limit,
         confirm_s=ladder.confirm_limit,
+        term_s=ladder.term_limit,
+        kill_s=ladder.kill_limit,
         evidence_s=ladder.evidence_limit,
         exclusion_s=config.policy.exclusion_lifetime,
     )

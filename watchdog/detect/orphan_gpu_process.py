@@ -1,10 +1,15 @@
-"""`orphan_gpu_process`: a process holds a GPU and belongs to no job that runs. The agent counts its grace; here it is told."""
+"""`orphan_gpu_process`: a process holds a GPU and belongs to no job that runs. The agent counts its grace; here it is told.
+
+It may be ended, if a site wants that, only where nothing about it is a guess: it came from a job of an ordinary user, which its control
+group says or the agent saw when that job ran here, and it has the device itself open.
+"""
 
 from __future__ import annotations
 
 from watchdog.detect.nodes import nodes_to_judge
 from watchdog.detect.view import ClusterView, NodeView
-from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
+from watchdog.model.incidents import Culprit, Finding, GpuProcess, Kind, Severity, Truth
 from watchdog.model.observed import GpuHolder
 
 
@@ -62,4 +67,23 @@ def _judge(node: NodeView, holder: GpuHolder) -> Finding:
         else (),
         facts=(f"on {node.name}: ps -o pid,user,lstart,stat,cmd -p {holder.pid}",) if known else (),
         lasted_s=orphan_s or 0.0,
+        process=(process := _may_be_ended(node, holder) if known else None),
+        actionable=process is not None,
     )
+
+
+def _may_be_ended(node: NodeView, holder: GpuHolder) -> GpuProcess | None:
+    """The process as everybody who acts on it has to find it again; None if something about it is a guess."""
+    if (
+        not node.boot_id
+        or not holder.job_id
+        or not holder.was_in_job
+        or not holder.minors
+        or holder.uid <= MAX_SYSTEM_UID
+    ):
+        return None
+    return GpuProcess(
+        node=node.name, boot_id=node.boot_id, pid=holder.pid, start_ticks=holder.start_ticks, uid=holder.uid, user=holder.user,
+        comm=holder.comm, job_id=holder.job_id, minors=holder.minors, gpu_uuids=holder.gpu_uuids,
+        in_job_group=holder.in_job_group,
+    )  # fmt: skip

@@ -62,25 +62,27 @@ DONE: dict[Action, str] = {
     Action.CANCEL: "cancelled",
     Action.ASK_TO_SAVE: "asked to save",
     Action.HOLD: "held",
+    Action.END_PROCESS: "ended",
 }
-"""What is done to a job, as it is said of it."""
+"""What is done to a job or a process, as it is said of it."""
 
 
 def say_decision(incident: Incident, decision: Decision) -> Said:
     """What was decided about an incident, by which rule or guard, and why."""
     done = DONE.get(decision.action, "requeued")
-    job = decision.fence.job_id if decision.fence is not None else ",".join(incident.job_ids)
+    job = _job(incident, decision)
+    whom = whom_of(incident, decision)
     if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
-        sentence = f"job {job} is being {done}"
+        sentence = f"{whom} is being {done}"
         todo = "Nothing to do. To stop this and every other action: slurm-watchdog pause"
     elif decision.verdict is Verdict.ALLOWED:
-        sentence = f"job {job}: alert only" if job else "alert only"
+        sentence = f"{whom}: alert only" if job or decision.process is not None else "alert only"
         todo = f"Look at it: slurm-watchdog explain {incident.id}"
     elif decision.verdict is Verdict.OBSERVED:
-        sentence = f"job {job} would have been {done}, but was not touched"
+        sentence = f"{whom} would have been {done}, but was not touched"
         todo = f"By hand: {by_hand(decision, job)}. To have it done: mode: act in the configuration"
     else:
-        sentence = f"job {job} was not {done} (guard: {decision.by})"
+        sentence = f"{whom} was not {done} (guard: {decision.by})"
         todo = f"Look at it: slurm-watchdog explain {incident.id}. By hand: {by_hand(decision, job)}"
     evidence = [f"By {decision.by}"]
     if decision.exclude:
@@ -94,8 +96,22 @@ def say_decision(incident: Incident, decision: Decision) -> Said:
     return Said(sentence=f"{sentence}: {decision.reason}", evidence=tuple(evidence), todo=todo)
 
 
+def _job(incident: Incident, decision: Decision) -> str:
+    return decision.fence.job_id if decision.fence is not None else ",".join(incident.job_ids)
+
+
+def whom_of(incident: Incident, decision: Decision) -> str:
+    """What a decision is about, as the subject of a sentence: `job 7`, or `process 4711 (python) of eve on n1`."""
+    process = decision.process
+    if process is None:
+        return f"job {_job(incident, decision)}"
+    return f"process {process.pid} ({process.comm}) of {process.user} on {process.node}"
+
+
 def by_hand(decision: Decision, job: str) -> str:
     """The command that does the same. A loop that does not turn saves nothing, so a kill switch would wait in vain."""
+    if decision.process is not None:
+        return f"on {decision.process.node}: kill {decision.process.pid}"
     if decision.action in (Action.GRACEFUL_RESTART, Action.ASK_TO_SAVE):
         return f"slurm-watchdog restart {job}"
     if decision.action in (Action.CANCEL, Action.LEAVE_TO_CHAIN):
@@ -115,17 +131,17 @@ def by_hand(decision: Decision, job: str) -> str:
 def say_outcome(incident: Incident, run: ActionRun) -> Said:
     """How an action ended, what it cost, and each rung of it."""
     decision, end = run.decision, run.end
-    job = decision.fence.job_id if decision.fence is not None else ",".join(incident.job_ids)
+    job, whom = _job(incident, decision), whom_of(incident, decision)
     evidence = []
     if end is None:
-        sentence, todo = f"job {job}: {decision.action} goes on", "Nothing to do"
+        sentence, todo = f"{whom}: {decision.action} goes on", "Nothing to do"
     elif end.ok:
         cost = [f"it was down for {duration(end.downtime_s)}"] if end.downtime_s is not None else []
         if end.steps_lost is not None and "lost" not in end.detail:  # which the ladder says itself, mostly
             cost.append(f"{plural(end.steps_lost, 'step')} done again")
         again = decision.action in (Action.REQUEUE, Action.GRACEFUL_RESTART)
-        sentence = f"job {job} was {'restarted' if again else DONE.get(decision.action, 'restarted')}: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"
-        todo = "Nothing to do for the job"
+        sentence = f"{whom} was {'restarted' if again else DONE.get(decision.action, 'restarted')}: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"
+        todo = "Nothing to do" if decision.process is not None else "Nothing to do for the job"
         if decision.exclude:
             todo += f". Nodes to look at: {', '.join(decision.exclude)}"
         if end.resumed_at_step is not None:
@@ -135,14 +151,20 @@ def say_outcome(incident: Incident, run: ActionRun) -> Said:
             evidence.append(f"Goes on from step {end.resumed_at_step}{before}")
     else:
         what = "restart" if decision.action is Action.GRACEFUL_RESTART else decision.action.replace("_", " ")
-        sentence = f"job {job} NEEDS YOU, its {what} failed: {end.detail}"
-        todo = f"See where it stands: scontrol show job {job}; what was done: slurm-watchdog explain {incident.id}"
+        sentence = f"{whom} NEEDS YOU, its {what} failed: {end.detail}"
+        todo = f"See where it stands: {_look(decision, job)}; what was done: slurm-watchdog explain {incident.id}"
     evidence += [
         f"{record.rung}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
         f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
         for record in run.records
     ]
     return Said(sentence=sentence, evidence=tuple(evidence), todo=todo)
+
+
+def _look(decision: Decision, job: str) -> str:
+    if decision.process is None:
+        return f"scontrol show job {job}"
+    return f"on {decision.process.node}: ps -o pid,user,stat,wchan:30,cmd -p {decision.process.pid}"
 
 
 def say_resolved(incident: Incident) -> Said:

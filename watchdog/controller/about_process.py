@@ -1,0 +1,87 @@
+"""Decisions about one process that outlived its job: what speaks against touching it, and what counts as one for the budgets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from watchdog.controller.run import HOLDS_NODES
+from watchdog.detect.view import NodeView
+from watchdog.model.actions import Decision
+from watchdog.model.incidents import GpuProcess, Incident, IncidentState
+from watchdog.model.slurm import SlurmJob
+
+AT_ONCE_S = 600.0
+"""Orphans of several jobs that began within so long of each other are no coincidence: it is Slurm's listing or an outage."""
+
+
+def objection(
+    process: GpuProcess, node: NodeView | None, reports: bool, jobs: Iterable[SlurmJob]
+) -> str | None:
+    """Why this process must not be touched now; None if nothing speaks against it. `node` is its newest report, `jobs` Slurm's listing."""
+    if node is None or not reports:
+        return f"{process.node} does not report"
+    if node.boot_id != process.boot_id:
+        return f"{process.node} has been started anew since"
+    key = (process.pid, process.start_ticks)
+    holder = next((each for each in node.holders if (each.pid, each.start_ticks) == key), None)
+    if holder is None:
+        return f"{process.node} does not tell of it any more"
+    if holder.orphan_for_s is None:
+        return f"whether its job runs is not known on {process.node}"
+    return objection_by_slurm(process, jobs)
+
+
+def objection_by_slurm(process: GpuProcess, jobs: Iterable[SlurmJob]) -> str | None:
+    """The same as far as Slurm's jobs go: its own must be over, and its user must not have another one there that may be using it."""
+    for job in jobs:
+        if job.state not in HOLDS_NODES:
+            continue
+        if job.process_id == process.job_id:
+            return f"job {job.job_id} is {job.state}"
+        if job.uid == process.uid and process.node in job.nodes and not process.in_job_group:
+            return f"its user has job {job.job_id} on {process.node} now, which may be using it"
+    return None
+
+
+def job_of(process: GpuProcess, jobs: Iterable[SlurmJob]) -> SlurmJob | None:
+    """The job that it came from, while Slurm remembers it."""
+    return next((job for job in jobs if job.process_id == process.job_id), None)
+
+
+def same(one: GpuProcess | None, other: GpuProcess | None) -> bool:
+    """Whether both are the same process."""
+    return (
+        one is not None
+        and other is not None
+        and (one.node, one.boot_id, one.pid, one.start_ticks)
+        == (other.node, other.boot_id, other.pid, other.start_ticks)
+    )
+
+
+def origin(process: GpuProcess) -> tuple[str, str]:
+    """What counts as one: the processes that one job left on one node, a hundred workers perhaps."""
+    return process.node, process.job_id
+
+
+def acted_on(decisions: Iterable[Decision], process: GpuProcess, now: float, window_s: float) -> int:
+    """How many other origins' processes were acted on within the window."""
+    found = {
+        origin(each.process)
+        for each in decisions
+        if each.process is not None and now - each.decided_at < window_s
+    }
+    return len(found - {origin(process)})
+
+
+def jobs_at_once(incident: Incident, incidents: Iterable[Incident]) -> int:
+    """Of how many jobs processes became orphans at about the same time as this one, its own included."""
+    return len(
+        {
+            each.process.job_id
+            for each in incidents
+            if each.process is not None
+            and each.kind is incident.kind
+            and each.state is IncidentState.FIRING
+            and abs(each.opened_at - incident.opened_at) <= AT_ONCE_S
+        }
+    )

@@ -14,7 +14,6 @@ import re
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
 
 from watchdog.knowledge.progress_patterns import NOT_PROGRESS
 from watchdog.model.observed import EventKind
@@ -105,13 +104,19 @@ class _Column:
             return False
         moments = sorted({at for at, _ in self.seen})
         pauses = [b - a for a, b in pairwise(moments)]
-        if len(pauses) < 2 or max(pauses) > LOOSE * median(pauses) + LOOK_S:
+        if len(pauses) < 2 or max(pauses) > LOOSE * _median(pauses) + LOOK_S:
             return False
         return not _is_clock((high - low) / (ended - began))
 
     def wavers(self) -> bool:
         """Whether it goes up and down as what is measured does."""
         return self.decimal and self.ups > 0 and self.downs > 0
+
+
+def _median(values: list[float]) -> float:
+    """That of the statistics module, which every child of the agent would carry for this one line, with fractions and decimals."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _is_clock(rate: float) -> bool:

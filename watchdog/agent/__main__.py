@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 
 from watchdog import log
+from watchdog.agent import lean  # noqa: F401 -- before msgspec
 from watchdog.agent.app import run_agent
 from watchdog.agent.handover import read_handover
 from watchdog.agent.manners import be_unobtrusive, set_name

@@ -33,7 +33,7 @@ from watchdog.agent.helper_link import HelperLink, is_usable
 from watchdog.agent.kmsg import KmsgFile
 from watchdog.agent.mounts import Mount, read_mounts
 from watchdog.agent.probe import Probes, ProbesLost
-from watchdog.agent.probe_child import TRIM_EVERY, give_back_memory
+from watchdog.agent.probe_child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from watchdog.agent.process_table import Files
 from watchdog.agent.reload import Reload
 from watchdog.agent.settings import Settings, become_agent, split_listen
@@ -195,7 +195,7 @@ class Agent:
         )
         self._note_problems(seen, now)
         self.sequence += 1
-        if self.sequence % TRIM_EVERY == 0:
+        if self.sequence % TRIM_EVERY == FIRST_TRIM:
             give_back_memory()
         return Report(
             node=self.node,

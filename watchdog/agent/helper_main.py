@@ -7,6 +7,7 @@ import sys
 from typing import NoReturn
 
 from watchdog import log
+from watchdog.agent import lean  # noqa: F401 -- before msgspec
 from watchdog.agent.helper import run_helper
 from watchdog.agent.helper_functions import HELPER_FUNCTIONS
 from watchdog.agent.manners import be_unobtrusive, set_name

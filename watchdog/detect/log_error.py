@@ -214,6 +214,8 @@ def _accuse(
     named: tuple[Culprit, ...] = (culprit,) if culprit is not None else ()
     if cause.only_consequence:
         said = f"no line says why; the first of what follows is {cause.words}"
+        if cause.error.rank is not None:
+            said = f"no line says why; {_who(cause)} ended first: {cause.words}"
         if cause.silent_ranks:
             silent = ", ".join(str(rank) for rank in cause.silent_ranks[:8])
             said = f"a collective timed out, and only rank {silent} did not say so"

@@ -96,6 +96,8 @@ def test_with_ddp_the_ranks_wait_in_the_backward_pass_and_the_culprit_is_rank_2(
     [
         ("ProcessGroup.recv", "trainer.py", Place.OTHER),
         ("all_reduce", "trainer.py", Place.COLLECTIVE),
+        ("acquire", "portalocker/utils.py", Place.LOCK),
+        ("acquire", "fasteners/process_lock.py", Place.LOCK),
         ("DataLoader._try_get_data", "trainer.py", Place.DATALOADER),
         ("wrapper", "torch/distributed/c10d_logger.py", Place.COLLECTIVE),
         ("wrapper", "torch/distributed/elastic/multiprocessing/errors/__init__.py", Place.OTHER),

@@ -187,6 +187,20 @@ def test_teardown_of_all_names_nobody_and_of_one_that_one() -> None:
     assert said(verdict(DESTROY, DESTROY, LOCK, DESTROY)) == (True, "teardown", [2])
 
 
+def test_who_waits_for_its_gpu_within_a_collective_waits_for_its_peers() -> None:
+    within = ("synchronize (torch/cuda/__init__.py:892)", *REDUCE)
+    assert said(verdict(REDUCE, within, REDUCE, REDUCE, since=HOUR, step=2)) == (True, "collective", [])
+    assert said(verdict(REDUCE, DEVICE, REDUCE, REDUCE, since=HOUR, step=2)) == (True, "device_wait", [1])
+
+
+def test_who_reads_what_a_program_prints_waits_for_that_program() -> None:
+    reads = (
+        "select (selectors.py:415)", "_communicate (subprocess.py:2115)", "communicate (subprocess.py:1209)",
+        "check_output (subprocess.py:466)", "git_hash (utils/vcs.py:9)", *TAIL,
+    )  # fmt: skip
+    assert said(verdict(REDUCE, reads, REDUCE, REDUCE, since=HOUR, step=2)) == (True, "subprocess", [1])
+
+
 def test_who_still_uploads_while_the_others_end_is_named_when_time_is_over() -> None:
     assert said(verdict(DESTROY, DESTROY, UPLOAD, DESTROY)) == (True, "teardown", [])
     assert said(verdict(DESTROY, DESTROY, UPLOAD, DESTROY, since=600, step=2)) == (True, "teardown", [])

@@ -117,6 +117,14 @@ def test_faulthandler() -> None:
     assert (calls(dump, 0), calls(dump, 1)) == (["wait"], ["step", "<module>"])
 
 
+def test_gdb_s_word_of_a_function_in_c_ends_no_stack() -> None:
+    text = (
+        "(gdb) py-bt\nTraceback (most recent call first):\n  <built-in method acquire of _thread.lock object at remote 0x7f>\n"
+        '  File "/usr/lib/python3.12/threading.py", line 355, in wait\n    waiter.acquire()\n  File "/x/t.py", line 9, in <module>\n    main()\n'
+    )
+    assert calls(the_one(text)) == ["wait", "<module>"]
+
+
 def test_two_processes_of_faulthandler_one_after_the_other() -> None:
     one = 'Thread 0x01 (most recent call first):\n  File "/x/w.py", line 3 in run\n\nCurrent thread 0x02 (most recent call first):\n  File "/x/t.py", line 9 in <module>\n\n'
     assert [len(dump.threads) for dump in parse_stacks(one + one)] == [2, 2]
@@ -232,6 +240,7 @@ def test_a_line_between_dumps_says_whose_they_are_only_if_it_says_nothing_else(
         ("10.0.0.5.txt", Said(host="10.0.0.5")),
         ("pyspy_rank3_20240501_120301.txt.gz", Said(rank=3)),
         ("3.txt", Said(label=3)),
+        ("r3.json", Said(label=3)),
         ("hang_report.txt", Said()),
         ("what-happened-176b.md", Said()),
     ],

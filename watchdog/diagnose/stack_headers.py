@@ -270,7 +270,7 @@ def _by_name(name: str, pids: tuple[int, ...]) -> Said:
     words = rf"(?:{_WORDS_OF_FILES})"
     stem = re.sub(rf"^(?:{words}(?:[-_.]+|$))+", "", stem.strip("-_. "), flags=re.I)
     stem = re.sub(rf"(?:(?:^|[-_.]+){words})+$", "", stem, flags=re.I).strip("-_. ")
-    number = re.fullmatch(rf"(?:(?!node|host){words}|worker|task|w|p)?[-_]?(\d{{1,5}})", stem, re.I)
+    number = re.fullmatch(rf"(?:(?!node|host){words}|worker|task|w|p|r)?[-_]?(\d{{1,5}})", stem, re.I)
     if number is not None:
         return replace(said, label=int(number[1])) if said.rank is None else said
     if re.fullmatch(_HOSTLIKE, stem) and re.search(r"\d", stem):

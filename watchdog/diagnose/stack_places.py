@@ -23,6 +23,9 @@ from watchdog.model.value import Value
 _INNER_FRAMES = 12
 """A collective is looked for this deep under library wrappers; the training loop itself lies deeper."""
 
+_OF_A_CALL = 5
+"""Who waits for its GPU so near below a collective does so within it: for its peers."""
+
 _CALLERS = 30
 """So far out the caller of a lock, a sleep or a file is looked for that says what it is for."""
 
@@ -213,13 +216,18 @@ def _place(frames: tuple[Frame, ...]) -> tuple[Place, tuple[Frame, ...]]:
     places = [place_of(frame.function, frame.file) for frame in own[: outer + _CALLERS]]
     place = next(_known(places[outer : outer + _INNER_FRAMES]), Place.OTHER)
     if outer > 0:
-        room = next(_known(places[:outer]), Place.OTHER)
+        rooms = list(_known(places[:outer]))
+        # The pipes of a program that was started are read with `select`, too.
+        room = Place.SUBPROCESS if Place.SUBPROCESS in rooms else next(iter(rooms), Place.OTHER)
         if place is Place.OTHER or (room in _ERRANDS and place not in _ERRANDS[room]):
             # What the caller is for is known only if it calls directly: a lock three functions further in is a lock.
             direct = places[outer] is place and place is not Place.OTHER
             place = place if direct or room is Place.OTHER else room
     if place in _ERRANDS:
         place = next((each for each in places[outer:] if each in _ERRANDS[place]), place)
+    if place is Place.DEVICE:
+        caller = next((p for p in _known(places[outer : outer + _OF_A_CALL]) if p is not Place.DEVICE), place)
+        place = caller if caller in WAITS_FOR_PEERS else place
     if place in _SAYS_LITTLE and native:
         place = _native(native, place)
     return place, own[outer:] or native

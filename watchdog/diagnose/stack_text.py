@@ -296,7 +296,10 @@ class _Reader:
         elif stream.mode in ("first", "last", "fault"):
             if "Garbage-collecting" in line:
                 frame = Frame(function="gc_collect_main", file="gcmodule.c")
-            elif re.match(r"\s{4,}\S", line) or line.strip() in ("...", "<no Python frame>"):
+            elif (
+                re.match(r"\s{4,}\S|\s*<(?:built-in|method|no Python|unknown)\b", line)
+                or line.strip() == "..."
+            ):
                 return True  # a line of source
         if frame is None:
             return False

@@ -269,7 +269,7 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
     (Place.SLEEP, r"_?(time_)?sleep\w*|nap|back_?off\w*|_?retry_sleep|sleep_for_retry", r".*"),
     (Place.QUEUE, r"get|put|join|_?recv(_bytes)?|_?poll|wait|select", r".*(^|/)(queue|queues|connection|selectors)\.py"),
     (Place.LOCK, r"acquire|__enter__|wait|_wait_for_tstate_lock|join|_acquire_restore|wait_for", r".*threading\.py"),
-    (Place.LOCK, r"acquire|lock|_acquire|wait_for_lock|acquire_lock|__enter__", r".*(file_?lock|portalocker|fasteners|multiprocessing/synchronize|synchronize|lock\w*)\.py"),
+    (Place.LOCK, r"acquire|lock|_acquire|wait_for_lock|acquire_lock|__enter__", r".*(file_?lock|portalocker(/\w+)?|fasteners(/\w+)?|multiprocessing/synchronize|synchronize|lock\w*)\.py"),
     (Place.LOCK, r"_?(acquire|take|grab|wait_for)_?\w*(lock|mutex)\w*", r".*"),
 )  # fmt: skip
 

@@ -135,6 +135,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign("lightning_sanity", "sanity checking", r"\bSanity Checking\b", "starting"),
     _sign("lightning_done", "trainer.fit", r"`Trainer\.fit` stopped:", "finishing"),
     _sign("training_begins", "training", r"(?:^|[\]:|>-]\s)\s*(?:start(?:ing|ed)?|begin(?:ning)?|launching) (?:the )?(?:model )?(?:pre-?)?training(?: loop| run)?(?: from (?:scratch|step \d+|iteration \d+))?[.! ]*$|\btraining (?:started|starts|begins)[.! ]*$", "starting"),
+    _sign("initializing", ("distributed", "process group", "process_group", "random seed"), r"\binitiali[sz](?:ing|ed) (?:the )?(?:torch[. ])?(?:distributed|process[ _]groups?)\b|\binit_process_group\b(?!.*(?:rror|line \d))|\bsetting random seeds? to \d", "starting"),
     _sign("datasets", "building", r"\bbuilding (?:the )?(?:train(?:ing)? (?:data ?)?(?:set|loader)s?|data ?loaders?)\b", "starting"),
     _sign("mlperf_starting", ":::mllog", r":::MLLOG \{.*\"key\": \"(?:init_start|init_stop|run_start)\"", "starting"),
     _sign("mlperf_evaluation", ":::mllog", r":::MLLOG \{.*\"key\": \"eval_start\"", "evaluating"),

@@ -130,3 +130,20 @@ def test_a_stall_goes_on_where_the_helper_is_away_for_moments_and_grows_by_nothi
     proc.files.begin()
     threads.look([(7, 5, "D")], 42.0 + UNSEEN_S + 1)
     assert threads.blocked(42.0 + UNSEEN_S + 1) == {}, "for longer nothing is said of it"
+
+
+def test_a_tick_of_a_calm_job_costs_one_request_whoever_has_the_turn() -> None:
+    child = Child(lambda items: [["202 0x1 0x0\n", "", "", None] for _ in items])
+    files = far(child)
+    threads = BlockedThreads("x86_64", files.read, read_calls=files.read_calls, file_of=files.file_of)
+    threads.list_threads = lambda pid: list(range(pid, pid + 20))
+    processes = [(1000, 5, 20), (2000, 5, 20), (3000, 5, 20)]
+    seen: set[int] = set()
+    for tick in range(4):
+        files.begin()
+        turn = threads.take_turn(processes)
+        files.fetch([("call", process[0], thread) for process, some in turn for thread in some])
+        threads.scan(processes, set(), 5.0 * tick, turn)
+        seen |= {thread for _, some in turn for thread in some}
+    assert len(child.asked) == 4
+    assert len(seen) == 57, "every thread but the main ones had its turn"

@@ -196,10 +196,16 @@ class BlockedThreads:
         for key in [key for key in self.tracks if key not in seen]:
             self._look_at(key, now)
 
-    def scan(self, processes: Sequence[tuple[int, int, int]], causes: set[Key], now: float) -> None:
+    def scan(
+        self,
+        processes: Sequence[tuple[int, int, int]],
+        causes: set[Key],
+        now: float,
+        turn: Sequence[tuple[Key, Sequence[int]]] | None = None,
+    ) -> None:
         """Threads other than the main ones, of these (pid, start, number of threads): a share of them, or all where there is cause.
 
-        A main thread that is blocked is cause by itself.
+        A main thread that is blocked is cause by itself. `turn` is what `take_turn` gave in this tick, if it was asked already.
         """
         causes = causes | {
             key[:2] for key, track in self.tracks.items() if key[0] == key[2] and track.sightings >= 2
@@ -210,6 +216,13 @@ class BlockedThreads:
             if self.tick - self._caused.get(key, -AGAIN_EVERY) >= AGAIN_EVERY:
                 self._caused[key] = self.tick
                 self._look_at_all(key, self._threads_of(key), now)
+        for process, threads in self.take_turn(processes) if turn is None else turn:
+            self._look_at_all(process, threads, now)
+
+    def take_turn(self, processes: Sequence[tuple[int, int, int]]) -> list[tuple[Key, list[int]]]:
+        """The threads whose turn it is in this tick, by process: to be called once a tick."""
+        many = {(pid, start) for pid, start, threads in processes if threads > 1}
+        chosen: list[tuple[Key, list[int]]] = []
         total = sum(threads - 1 for _, _, threads in processes if threads > 1)
         budget = min(max(-(-total // ROUND_TICKS), MIN_AT_ONCE), MAX_AT_ONCE)
         renewed = False
@@ -219,16 +232,17 @@ class BlockedThreads:
             if not self._rest:
                 if not self._round:
                     if renewed:
-                        return  # all have been looked at in this tick
+                        break  # all have been looked at in this tick
                     self._round, renewed = sorted(many), True
                 if not self._round:
-                    return
+                    break
                 self._turn = self._round.pop()
                 self._rest = self._threads_of(self._turn) if self._turn in many else []
                 budget -= 1
             taken, self._rest = self._rest[:budget], self._rest[budget:]
             budget -= len(taken)
-            self._look_at_all(self._turn, taken, now)
+            chosen.append((self._turn, taken))
+        return chosen
 
     def _threads_of(self, key: Key) -> list[int]:
         try:

@@ -106,10 +106,11 @@ class ProcessCollector:
             self._assign()
         living = [entry for entry in self._mine if entry.stat.state not in ("Z", "X")]
         mains = [entry for entry in living if self._is_due(entry)]
-        self._announce(living, mains)
+        turn = self.threads.take_turn(_with_threads(living))
+        self._announce(living, mains, turn)
         for entry in living:
             self._read_counters(entry)
-        self._look_at_threads(living, mains, now)
+        self._look_at_threads(living, mains, turn, now)
         blocked = self._blocked(now, deadline_s)
         return tuple(_describe(entry, blocked.get(entry.key), now) for entry in self._mine)
 
@@ -240,7 +241,7 @@ class ProcessCollector:
 
     # -- what they do ------------------------------------------------------------------------------------------
 
-    def _announce(self, living: list[Entry], mains: list[Entry]) -> None:
+    def _announce(self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]]) -> None:
         """Says at once what will be read in this tick: where it comes from a helper, one request is as dear as many."""
         if not isinstance(self.files, FarFiles):
             return
@@ -250,6 +251,7 @@ class ProcessCollector:
                 *(("io", e.known.pid, e.known.pid) for e in living if self._reads_io(e)),
                 *(("call", e.known.pid, e.known.pid) for e in mains),
                 *(("call", pid, thread) for pid, _, thread in self.threads.tracks),
+                *(("call", process[0], thread) for process, threads in turn for thread in threads),
             )
         )
 
@@ -283,14 +285,16 @@ class ProcessCollector:
         except (OSError, ValueError):
             entry.io_bytes = None
 
-    def _look_at_threads(self, living: list[Entry], mains: list[Entry], now: float) -> None:
+    def _look_at_threads(
+        self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]], now: float
+    ) -> None:
         causes = set()
         for entry in living:
             if entry.stat.state in LASTING_STATES and now > entry.state_since:
                 causes.add(entry.key)
         self.threads.forget({entry.key for entry in living})
         self.threads.look([(*entry.key, entry.stat.state) for entry in mains], now)
-        self.threads.scan([(*entry.key, entry.stat.threads) for entry in living], causes, now)
+        self.threads.scan(_with_threads(living), causes, now, turn)
 
     def _blocked(self, now: float, deadline_s: float) -> dict[Key, Blocked]:
         tracks = self.threads.blocked(now)
@@ -319,6 +323,11 @@ def may_look_into_all(status: bytes) -> bool:
     """Whether a process with this /proc/PID/status has CAP_SYS_PTRACE: it may read the environment of every other one."""
     lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
     return bool(int(lines.get(b"CapEff", b"0"), 16) >> CAP_SYS_PTRACE & 1)
+
+
+def _with_threads(entries: list[Entry]) -> list[tuple[int, int, int]]:
+    """Pid, start and number of threads of each, as BlockedThreads takes them."""
+    return [(*entry.key, entry.stat.threads) for entry in entries]
 
 
 def _describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:

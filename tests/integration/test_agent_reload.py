@@ -1,0 +1,206 @@
+"""SIGHUP at a real agent that watches a real process: nothing of what it sees and says is told twice, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from watchdog.model.messages import Reply, Report
+from watchdog.model.observed import EventKind
+from watchdog.wire import decode_report, encode_reply
+
+pytestmark = pytest.mark.integration
+DEADLINE_S = 120.0
+JOB = "900000001"
+TRAINER = """
+import sys, time
+with open(sys.argv[1], "w", buffering=1) as log:
+    for step in range(1, 100000):
+        print(f"iteration {step}/ 100000 | loss 2.5", file=log)
+        time.sleep(0.25)
+"""
+
+
+class Controller:
+    """Takes reports, or none while it is `away`; understands no changes, so that each is whole."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.tokens: list[str] = []
+        self.away = False
+        controller = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if not controller.away:
+                    controller.reports.append(decode_report(body))
+                    controller.tokens.append(self.headers["Authorization"])
+                answer = b"" if controller.away else encode_reply(Reply(controller_id="k"))
+                self.send_response(503 if controller.away else 200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *args: object) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def newest(self) -> Report | None:
+        return self.reports[-1] if self.reports else None
+
+
+class Node:
+    """An agent as a service would be, and one rank with a log."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.controller = place, Controller()
+        for name in ("old", "new"):
+            (place / name).write_text(name * 8)
+            (place / name).chmod(0o600)
+        self.configure("400ms", "old")
+        environment = {"SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+                       "SLURM_NTASKS": "1", "PATH": os.environ["PATH"]}  # fmt: skip
+        self.rank = subprocess.Popen(
+            [sys.executable, "-c", TRAINER, str(place / "train.log")], env=environment
+        )
+        with (place / "agent.log").open("wb") as out:
+            self.agent = subprocess.Popen(
+                [sys.executable, "-P", "-c", "from watchdog.cli.main import main; main()", "agent", "--config", str(place / "c.yaml")],
+                stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
+
+    def configure(self, interval: str, token: str, more: str = "") -> None:
+        place, port = self.place, self.controller.server.server_port
+        (self.place / "c.yaml").write_text(
+            f"agent: {{node_name: n1, interval: {interval}, controller_url: 'http://127.0.0.1:{port}', metrics_listen: '', "
+            f"kernel_log: '', state_directory: {place}/state, helper_socket: ''}}\nsecurity: {{token_file: {place}/{token}}}\n{more}"
+        )
+
+    def reload(self) -> None:
+        os.kill(self.agent.pid, signal.SIGHUP)
+
+    @property
+    def log(self) -> str:
+        return (self.place / "agent.log").read_text()
+
+    def wait(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert self.agent.poll() is None, f"the agent has ended: {self.log}"
+            assert time.monotonic() < deadline, f"no sign of {what}\n{self.log}"
+            time.sleep(0.05)
+
+    def family(self) -> set[int]:
+        """All processes of the agent's session that live."""
+        found = set()
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except OSError:
+                continue
+            if int(session) == self.agent.pid and state != "Z":
+                found.add(int(entry.name))
+        return found
+
+    def close(self) -> None:
+        for process in (self.agent, self.rank):
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+        self.controller.server.shutdown()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+def steps(reports: list[Report]) -> list[int]:
+    """Of our rank: others may have jobs on this machine."""
+    events = (event for report in reports for event in report.events if event.job_id == JOB)
+    return [each.step for each in events if each.kind is EventKind.PROGRESS and each.step is not None]
+
+
+def interval(node: Node) -> float | None:
+    return round(node.controller.newest.interval_s, 3) if node.controller.newest is not None else None
+
+
+def test_a_reload_changes_all_or_nothing_and_no_word_is_lost_or_told_twice(node: Node) -> None:
+    controller = node.controller
+    node.wait(lambda: len(steps(controller.reports)) > 5, "steps of the rank")
+
+    # A file with an error: the same agent goes on with what it had, the token included.
+    node.configure("700ms", "new", "mode: obey\n")
+    node.reload()
+    node.wait(lambda: "the one before stays, whole" in node.log, "the agent's word about the error")
+    assert "c.yaml:3: mode: input should be" in node.log
+    count = len(controller.reports)
+    node.wait(lambda: len(controller.reports) > count + 2, "more reports")
+    assert len({report.agent_id for report in controller.reports}) == 1
+    assert interval(node) == 0.4
+
+    # A good one, while the controller is away: what waits goes over to the new start, and so does how far the log was read.
+    children = node.family()
+    assert len(children) > 2
+    controller.away = True
+    node.configure("700ms", "new")
+    node.reload()
+    node.wait(lambda: "the agent starts anew with it" in node.log, "the new start")
+    node.wait(lambda: node.log.count("watching n1") == 2, "the agent's second life")
+    controller.away = False
+    node.wait(lambda: interval(node) == 0.7, "a report of the new configuration")
+    count = len(controller.reports)
+    node.wait(lambda: len(controller.reports) > count + 3, "more reports")
+    assert node.log.count("watching n1") == 2
+    assert {token for token, r in zip(controller.tokens, controller.reports, strict=True) if r.interval_s > 0.6} == {"Bearer " + "new" * 8}  # fmt: skip
+
+    reports = list(controller.reports)
+    by_agent: dict[str, list[int]] = {}
+    for report in reports:
+        by_agent.setdefault(report.agent_id, []).append(report.sequence)
+    assert len(by_agent) == 2
+    for sequences in by_agent.values():
+        assert sequences == list(range(1, len(sequences) + 1))  # each once, none left out
+    told = steps(reports)
+    assert [later - earlier for earlier, later in pairwise(told)] == [1] * (len(told) - 1)
+    # In each report after the first that knows it the rank is there, by its rank: no look without it, which would be an end.
+    known = [any(p.rank == 0 and p.job_id == JOB for p in report.processes) for report in reports]
+    assert all(known[known.index(True) :])
+    # The same process, and nobody of those who were its children before.
+    node.wait(
+        lambda: node.family() & children == {node.agent.pid}, "the end of the children of the first life"
+    )
+
+
+def test_many_signals_at_once_end_nobody(node: Node) -> None:
+    node.wait(lambda: node.controller.reports, "a report")
+    for number in range(12):
+        node.configure(f"{400 + number}ms", "old")
+        node.reload()
+        time.sleep(0.15)
+    node.wait(lambda: interval(node) == 0.411, "the last configuration")
+    node.agent.terminate()
+    assert node.agent.wait(60) == 0

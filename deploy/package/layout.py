@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from deploy.package.environment import CHECKOUT, PackageError, make_environment
+from deploy.package.pages import pages
 
 PREFIX = "/opt/slurm-watchdog"
 """What the units of systemd/ start."""
@@ -47,14 +48,26 @@ def stage_environment(root: Path) -> None:
             raise PackageError(f"{source} is not in this checkout")
     for script in (root / SHARE / "deploy/slurm").glob("*.sh"):
         script.chmod(0o755)
+    stage_pages(root / SHARE)
+
+
+def stage_pages(share: Path) -> None:
+    """The manual page and the completions of bash, zsh and fish below a directory like /usr/share."""
+    for name, content in pages():
+        place = share / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+        place.chmod(0o644)
 
 
 def stage_system(root: Path) -> None:
-    """What a package adds to an environment that was staged below `root`: the command, units, users, directories, configuration."""
+    """What a package adds to an environment that was staged below `root`: the command with its manual page and completions, units, users,
+    directories, configuration."""
     copy(CHECKOUT / "deploy/package/config.yaml", root / CONFIG)
     copy(CHECKOUT / "LICENSE", root / COPYRIGHT)
     for source, target in system_files().items():
         copy(CHECKOUT / source, root / target)
+    stage_pages(root / "usr/share")
     link = root / "usr/bin/slurm-watchdog"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(f"{PREFIX}/bin/slurm-watchdog")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,6 +18,8 @@ from deploy import options
 from deploy.package import layout
 from deploy.package.build import make_archive
 from deploy.package.environment import OURS, PackageError, check, copy_distribution, needed
+from deploy.package.pages import COMPLETIONS, MAN, pages
+from watchdog.cli.main import main
 from watchdog.config import Config, load_config
 
 
@@ -99,6 +103,40 @@ def test_a_script_of_the_package_is_valid_and_touches_only_what_is_ours(checkout
     removed = re.findall(r"rm -rf ([^\n;]*)", file.read_text())
     for path in " ".join(removed).replace('"', "").split():
         assert "slurm-watchdog" in path or path == "/etc/systemd/system/$unit.d"
+
+
+def test_the_manual_page_and_completions_are_made_of_the_commands_and_the_same_each_time(
+    tmp_path: Path,
+) -> None:
+    made = dict(pages())
+    assert set(made) == {MAN, *COMPLETIONS}
+    assert made == dict(pages())
+    page = gzip.decompress(made[MAN]).decode()
+    assert page.startswith(".TH SLURM")
+    for command in main.commands:
+        assert f'.SS "{command}'.replace("-", "\\-") in page
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_is_valid_for_its_shell(tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (place,) = (each for each in COMPLETIONS if each.startswith(shell))
+    (tmp_path / "file").write_bytes(dict(pages())[place])
+    done = subprocess.run([shell, "-n", str(tmp_path / "file")], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_bash_completes_a_command(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(dict(pages())["bash-completion/completions/slurm-watchdog"])
+    program = tmp_path / "slurm-watchdog"
+    program.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -P -c 'from watchdog.cli.main import main; main(prog_name=\"slurm-watchdog\")'\n"
+    )
+    program.chmod(0o755)
+    text = f"PATH={tmp_path}:$PATH; . {tmp_path}/file; COMP_WORDS=(slurm-watchdog pa); COMP_CWORD=1; _slurm_watchdog_completion slurm-watchdog; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "pause\n", done.stderr
 
 
 def test_what_can_not_be_made_is_said(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ SAMPLE_PIECES = 8
 MAX_SHAPES = 512
 """Shapes that are remembered from piece to piece; then counting begins anew. A shape is as long as its line."""
 MAX_SHAPE_BYTES = 512
+FEW = 4
+"""Shapes of a block of a few lines, which is what a look at a log mostly finds: whether they hold a needle is known from the look before."""
 
 _KEPT = (string.ascii_letters + "%|\n").encode()
 _LOWER = bytes(range(256)).lower()
@@ -274,6 +276,8 @@ def _holds_watched(shapes: set[bytes], seen: Seen) -> bool:
 def _loud_ones(shapes: set[bytes], seen: Seen) -> set[bytes]:
     """The shapes that hold a needle; with `only_last` those that are known to hold none are not looked at again."""
     if not seen.only_last:
+        if len(shapes) <= FEW and all(len(shape) <= MAX_SHAPE_BYTES for shape in shapes):
+            return {shape for shape in shapes if _is_loud(shape)}
         return _loud(shapes)
     new = shapes - seen.quiet - seen.done
     loud = _loud(new) if new else new
@@ -282,6 +286,11 @@ def _loud_ones(shapes: set[bytes], seen: Seen) -> set[bytes]:
     room = MAX_SHAPES - len(seen.quiet)
     seen.quiet.update(islice((each for each in new - loud if len(each) <= MAX_SHAPE_BYTES), room))
     return loud | (shapes & seen.done)
+
+
+@lru_cache(maxsize=MAX_SHAPES)
+def _is_loud(shape: bytes) -> bool:
+    return bool(_loud({shape}))
 
 
 def _loud(shapes: set[bytes]) -> set[bytes]:

@@ -1,6 +1,6 @@
 """Makes bodies: reports that keep to the schema and say absurd things, reports that nearly keep to it, and what is none at all.
 
-What keeps to the schema is drawn from the types of model.Report themselves, so that a field that is added is drawn as well.
+What keeps to the schema is drawn from the types of Report itself, so that a field that is added is drawn as well.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Bodies:
     def nearly(self) -> bytes:
         """Keeps to the schema but for a few places."""
         report = self.report()
-        for _ in range(self.rng.choice((1, 1, 2, 5))):
-            self._spoil(report)
+        for times in range(self.rng.choice((1, 1, 2, 5))):
+            self._spoil(report, longer=2 if times else 300)
         return json.dumps(report).encode()
 
     def raw(self) -> bytes:
@@ -214,8 +214,8 @@ class Bodies:
             return self.rng.choice(NAMED[name])
         return self.rng.choice(TEXTS)
 
-    def _spoil(self, value: Any) -> None:
-        """Changes one thing somewhere below."""
+    def _spoil(self, value: Any, longer: int) -> None:
+        """Changes one thing somewhere below; a list may become so many times as long."""
         rng = self.rng
         while True:
             keys = list(value) if isinstance(value, dict) else list(range(len(value)))
@@ -232,7 +232,7 @@ class Bodies:
             elif what == 1 and isinstance(value, dict):
                 value[rng.choice(TEXTS)] = inner
             elif what == 2 and isinstance(inner, list):
-                value[key] = inner * rng.choice((2, 300))
+                value[key] = inner * rng.choice((2, longer))
             else:
                 value[key] = rng.choice(
                     (

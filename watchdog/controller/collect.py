@@ -221,8 +221,8 @@ class Collector:
         tasks = {node: asyncio.create_task(self._ask(found, node)) for node in found.job.nodes}
         try:
             while pending := {node for node, task in tasks.items() if not task.done()}:
-                reporting = frozenset(self._c.state.reporting_nodes(clock.monotonic()))
-                for node in pending - reporting:
+                now = clock.monotonic()
+                for node in [node for node in pending if not self._c.state.agents.reports(node, now)]:
                     tasks[node].cancel()
                     progress = found.nodes[node]
                     progress.state, progress.error = "failed", f"the agent on {node} does not report"

@@ -26,7 +26,8 @@ _NUMBERED_HOST = (
 )
 """In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`, `[trainer:88]`), which is nobody."""
 _LOGGER = re.compile(
-    r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): )(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)",
+    r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): )(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
+    r"|[a-z][\w.]{0,40}:(?=\[(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)",
 )
 """A logger's name is taken off only where a rank stands behind it."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
@@ -35,6 +36,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
 # What names somebody. `number` is a rank, a local rank or a task: the launcher decides.
 _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("rank", re.compile(r"\[rank[ _:]{0,2}(?P<rank>\d+)\]:?", re.IGNORECASE)),
+    ("host_rank", re.compile(rf"\[(?!(?:[dtpecs]p|stage|group)\d+/)(?=[\w.-]*\d[\w.-]*/)(?P<host>{_HOST})/rank[ _:=]?(?P<rank>\d+)\]:?")),
     ("local", re.compile(r"\[(?:default|[A-Za-z_]*worker|trainer|local_?rank[ :]?)(?P<local>\d+)\]:?", re.IGNORECASE)),
     ("mpi", re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<\w+>:")),
     ("sagemaker", re.compile(rf"\[\d+,mpirank:(?P<rank>\d+)(?:,(?P<host>{_HOST}))?\]\s?<\w+>:")),
@@ -50,6 +52,10 @@ _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
 )  # fmt: skip
 _GROUP_RANK = re.compile(r"\[(?:PG [^\]]*? ?)?Rank (?P<group_rank>\d+)\]:?\s?")
 """In the words of ProcessGroupNCCL: a rank within its group, which may not be everybody."""
+_OF_GROUPS = re.compile(
+    r"ProcessGroup|NCCL|[Ww]atchdog|\bWork\b|[Cc]ollective|monitoredBarrier|[Hh]eartbeat|c10d|data inconsistency"
+)
+"""Other loggers put their own rank of all in the same brackets."""
 _HOST_WORD = re.compile(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
 _INDENTED_RANK = re.compile(r"(?: {4}|\t)\s*\[(?:rank|default)\d+\]:")
 """PyTorch's own prefix in a block of code that somebody pasted."""
@@ -155,7 +161,7 @@ def read_line(number: int, raw: str, hosts: frozenset[str] = frozenset(), quoted
     if text.startswith("{") and '"' in text:
         return _from_json(number, text, stamp, whole)
     for _ in range(9):
-        rest, level = _strip(text, found, level, hosts)
+        rest, level = _strip(text, found, level, hosts, whole)
         if rest is None:
             break
         text = rest
@@ -177,7 +183,7 @@ def read_line(number: int, raw: str, hosts: frozenset[str] = frozenset(), quoted
 
 
 def _strip(
-    text: str, found: dict[str, Any], level: str | None, hosts: frozenset[str]
+    text: str, found: dict[str, Any], level: str | None, hosts: frozenset[str], whole: str
 ) -> tuple[str | None, str | None]:
     """The text without the first thing in front of it, which goes to `found`; None if there is nothing."""
     bare = text.lstrip() if found or level or _INDENTED_RANK.match(text) else text
@@ -192,7 +198,7 @@ def _strip(
             found.setdefault("_", True)
             return bare[match.end() :], level
     match = _GROUP_RANK.match(bare)
-    if match and "group_rank" not in found:
+    if match and "group_rank" not in found and (match[0].startswith("[PG") or _OF_GROUPS.search(whole)):
         found["group_rank"] = match["group_rank"]
         return bare[match.end() :], level
     for name, regex in _WHO:
@@ -208,9 +214,9 @@ def _strip(
         return (
             rest[1:] if rest.startswith(" ") and name not in ("local", "host_number") else rest
         ) if keeps else rest, level
-    match = _EXCEPTION_GROUP.match(text) if not found else None
+    match = _EXCEPTION_GROUP.match(text) if not found.keys() - {"rank", "_group"} else None
     if match:
-        found.setdefault("_", True)
+        found.setdefault("_group", True)
         return text[match.end() :], level
     match = _SERVICE.match(bare)
     if match and "host" not in found:

@@ -9,7 +9,19 @@
 # Sensible: DRAIN_ON="nvml" (the driver does not answer, or a GPU has gone) where nothing else checks that.
 DRAIN_ON="${SLURM_WATCHDOG_DRAIN_ON:-}"
 
-say() { logger -t slurm-watchdog-health-check -p daemon.warning -- "$1"; }
+# slurmd gives a health check no PATH at all, and no variable but SLURMD_NODENAME. Slurm's commands are taken from beside slurmd.
+slurmd=$(readlink "/proc/$PPID/exe")
+PATH="${slurmd%/sbin/*}/bin:${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}:/opt/slurm-watchdog/bin"
+export PATH
+
+say() { timeout 5 logger -t slurm-watchdog-health-check -p daemon.warning -- "$1"; }
+
+# One look at a time: slurmd starts the next one whether or not the one before has ended.
+lock=/run/slurm-watchdog-health-check.lock
+if (: >>"$lock") 2>/dev/null; then
+    exec 9>>"$lock"
+    flock -n 9 || { say "the look before has not ended yet" && exit 0; }
+fi
 
 found=$(slurm-watchdog doctor --node --deadline 20s 2>&1 </dev/null) && exit 0
 say "$(printf '%s\n' "$found" | grep -E '^(CRITICAL|WARNING|UNKNOWN):' | tr '\n' ' ')"
@@ -20,8 +32,10 @@ if [ -n "$DRAIN_ON" ]; then
         reason=$(printf '%s\n' "$found" | sed -n 's/^CRITICAL: //p' | sed -n 2p)
         node=${SLURMD_NODENAME:-$(hostname -s)}
         case $(timeout 10 sinfo --noheader --nodes="$node" --format=%T 2>/dev/null) in
-        *drain* | *down* | '') ;; # drained already, whoever did it, or Slurm does not answer
-        *) timeout 10 scontrol update NodeName="$node" State=DRAIN Reason="health check: $reason" ;;
+        *drain* | *down*) ;; # already, whoever did it
+        '') say "$node is not drained, for Slurm does not answer: $reason" ;;
+        *) timeout 10 scontrol update NodeName="$node" State=DRAIN Reason="health check: $reason" ||
+            say "$node could not be drained: $reason" ;;
         esac
     fi
 fi

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -38,7 +40,11 @@ def commands(tmp_path: Path) -> Path:
 
 def run(script: str | Path, commands: Path, **environment: str) -> list[str]:
     """Runs a script to its end, which has to be good; gives the calls that it made."""
-    path = script if isinstance(script, Path) else SLURM / script
+    path = script if isinstance(script, Path) else commands / "script.sh"
+    if not isinstance(script, Path):  # this machine's own health check may be at work
+        path.write_text(
+            (SLURM / script).read_text().replace("/run/slurm-watchdog-health", f"{commands}/health")
+        )
     done = subprocess.run(
         ["sh", str(path)], capture_output=True, text=True, timeout=60, check=False,
         env={"PATH": f"{commands}:/usr/bin:/bin", "DIRECTORY": str(commands), "SLURMD_NODENAME": "n1", **environment},
@@ -96,6 +102,40 @@ def test_a_node_that_could_not_be_seen_or_has_only_a_warning_is_not_drained(
     (commands / "code").write_text(code)
     calls = run("health_check.sh", commands, SLURM_WATCHDOG_DRAIN_ON="nvml")
     assert not [call for call in calls if call.startswith("scontrol")]
+
+
+def test_looks_that_do_not_end_are_not_heaped_up(commands: Path) -> None:
+    with open(commands / "health-check.lock", "w") as before:
+        fcntl.flock(before, fcntl.LOCK_EX)
+        assert run("health_check.sh", commands) == [
+            "logger -t slurm-watchdog-health-check -p daemon.warning -- the look before has not ended yet"
+        ]
+    assert run("health_check.sh", commands)[1] == "slurm-watchdog doctor --node --deadline 20s"
+
+
+def test_without_a_path_of_its_own_it_finds_the_commands_that_are_beside_slurmd(commands: Path) -> None:
+    """slurmd gives a health check no PATH."""
+    text = (SLURM / "health_check.sh").read_text().replace("/run/slurm-watchdog-health", f"{commands}/health")
+    script = commands / "check.sh"
+    script.write_text(text.replace("/opt/slurm-watchdog/bin", str(commands)))
+    slurmd = commands / "slurm" / "sbin" / "slurmd"
+    slurmd.parent.mkdir(parents=True)
+    shutil.copy(os.path.realpath("/bin/sh"), slurmd)
+    (commands / "slurm" / "bin").mkdir()
+    for name in ("sinfo", "scontrol"):
+        (commands / name).rename(commands / "slurm" / "bin" / name)
+    environment = {"DIRECTORY": str(commands), "SLURMD_NODENAME": "n1", "SLURM_WATCHDOG_DRAIN_ON": "nvml"}
+    subprocess.run(
+        [str(slurmd), "-c", f"sh {script}; :"], env=environment, timeout=60, check=True, capture_output=True
+    )
+    assert "scontrol update NodeName=n1 State=DRAIN" in (commands / "calls").read_text()
+
+
+def test_a_node_that_slurm_says_nothing_of_is_not_drained_and_that_is_said(commands: Path) -> None:
+    (commands / "sinfo").write_text("#!/bin/sh\nexit 1\n")
+    calls = run("health_check.sh", commands, SLURM_WATCHDOG_DRAIN_ON="nvml")
+    assert calls[-1].endswith("n1 is not drained, for Slurm does not answer: There are GPUs and NVML does not answer: no clock, "
+                              "no fault, no process of a GPU is seen.")  # fmt: skip
 
 
 @pytest.mark.parametrize("state", ["drained", "draining", "down*", "drained*"])

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from watchdog.agent.identify import identify, parse_environ, parse_fd_flags
 from watchdog.agent.mounts import Mount, mount_of, parse_mountinfo
 from watchdog.agent.process_table import (
     Files,
+    ProcessTable,
     Stat,
     Status,
     is_the_kernels,
@@ -440,3 +442,21 @@ def test_a_file_that_somebody_put_over_one_of_proc_is_not_the_kernels(tmp_path: 
     (tmp_path / "loadavg").touch()
     assert not is_the_kernels(str(tmp_path / "loadavg"))
     assert not is_the_kernels("/proc/nonsense")
+
+
+def test_children_of_the_agents_own_are_known_and_not_asked_about() -> None:
+    with subprocess.Popen(["sleep", "99"]) as child:
+        try:
+            own, others = ProcessTable(spawner=os.getpid()), ProcessTable()
+            for table in (own, others):
+                table.look(0.0, 20)
+                assert child.pid in table.entries
+                table.entries[child.pid].stat = replace(
+                    table.entries[child.pid].stat, comm="what it was before exec"
+                )
+                table.look(5.0, 20)
+            assert child.pid not in own.to_identify
+            assert child.pid in others.to_identify
+            assert os.getpid() in own.to_identify
+        finally:
+            child.kill()

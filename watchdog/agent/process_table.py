@@ -178,6 +178,9 @@ class ProcessTable:
     """Pids of entries of which the environment is wanted."""
     suspects: set[int] = field(default_factory=set)
     """Pids of which only a child may read more: in D since they were first seen."""
+    spawner: int = -1
+    """Whoever has this parent is a child of the agent's own. To ask about those, too, would start the child that is asked, which again
+    would be somebody new to be asked about."""
     changed: bool = True
     """Something that decides who belongs where is not what it was."""
     tick: int = 0
@@ -222,7 +225,8 @@ class ProcessTable:
             except OSError:
                 return None
             known = Known(pid, stat.start_ticks, stat.ppid, stat.comm, status.uid, cgroup)
-            self.to_identify.add(pid)
+            if stat.ppid != self.spawner:
+                self.to_identify.add(pid)
         entry = self.entries[pid] = Entry(known, stat, status.container_pid, state_since=now)
         self.suspects.discard(pid)
         self.changed = True
@@ -288,7 +292,7 @@ class ProcessTable:
 
     def _see(self, entry: Entry, stat: Stat, now: float, max_names: int) -> None:
         old = entry.stat
-        if old.comm != stat.comm and entry.identified < max_names:
+        if old.comm != stat.comm and entry.identified < max_names and stat.ppid != self.spawner:
             self.to_identify.add(entry.known.pid)
         if (old.comm, old.ppid) != (stat.comm, stat.ppid):
             entry.known = replace(entry.known, comm=stat.comm, ppid=stat.ppid)

@@ -89,7 +89,7 @@ class ProcessCollector:
     _mine: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.table = ProcessTable(self.files)
+        self.table = ProcessTable(self.files, spawner=self.probes.spawner_pid)
         self.identities = Identities(self.probes, self.table)
         self._may_look = may_look_into_all(read_file("/proc/self/status"))
         self.threads = BlockedThreads(self.machine, self.files.read)

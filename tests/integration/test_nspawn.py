@@ -187,6 +187,56 @@ def test_a_configuration_with_an_error_is_refused_whole_and_a_good_one_is_taken(
     wait_for_report(machine)
 
 
+def test_the_agent_takes_a_configuration_whole_or_not_at_all_as_the_same_process(machine: Machine) -> None:
+    before = main_pid(machine, AGENT)
+    running = machine.file(CONFIG).read_text()
+    try:
+        machine.file(CONFIG).write_text("agent:\n  intervall: 5s\n")
+        assert machine.run("systemctl", "reload", AGENT, check=False).returncode != 0
+        machine.run("kill", "-HUP", str(before))
+        kept = lambda: "the one before stays, whole" in machine.journal(AGENT)  # noqa: E731
+        machine.wait(kept, DEADLINE_S, "the agent's word about it")
+        machine.file(CONFIG).write_text(running.replace("\nagent:\n", "\nagent:\n  interval: 3s\n"))
+        machine.run("systemctl", "reload", AGENT)
+        taken = lambda: "every 3 s" in machine.journal(AGENT)  # noqa: E731
+        machine.wait(taken, DEADLINE_S, "the agent's second life")
+        settled = lambda: machine.show(AGENT, "SubState") == "running"  # noqa: E731
+        machine.wait(settled, DEADLINE_S, "the end of the reload, as systemd has it")
+        assert main_pid(machine, AGENT) == before
+    finally:
+        machine.file(CONFIG).write_text(running)
+        machine.run("systemctl", "restart", AGENT, timeout_s=200)
+    wait_for_report(machine)
+
+
+def test_what_can_not_start_like_this_is_told_and_not_tried_again_and_again(machine: Machine) -> None:
+    running = machine.file(CONFIG).read_text()
+    drop_in = f"/run/systemd/system/{HELPER}.d"
+    machine.run("systemctl", "stop", AGENT, CONTROLLER, HELPER, timeout_s=200)
+    try:
+        machine.file(CONFIG).write_text("mode: obey\n")
+        program = "/opt/slurm-watchdog/bin/slurm-watchdog helper --agent-user nobody-here"
+        machine.shell(f"mkdir -p {drop_in}; printf '[Service]\\nExecStart=\\nExecStart={program}\\n' > {drop_in}/t.conf; systemctl daemon-reload")  # fmt: skip
+        said = {HELPER: "there is no user nobody-here", AGENT: ":1: mode: input should be", CONTROLLER: ":1: mode: input should be"}  # fmt: skip
+        for unit, words in said.items():
+            assert machine.run("systemctl", "start", unit, check=False).returncode != 0
+            assert (machine.show(unit, "SubState"), machine.show(unit, "ExecMainStatus")) == ("failed", "2")
+            assert words in machine.journal(unit)
+    finally:
+        machine.file(CONFIG).write_text(running)
+        machine.shell(f"rm -r {drop_in}; systemctl daemon-reload")
+    machine.run("systemctl", "start", CONTROLLER, AGENT, timeout_s=200)
+    wait_for_report(machine)
+
+
+def test_the_manual_page_and_the_completion_of_bash_are_there(machine: Machine) -> None:
+    where = machine.run("sh", "-c", "command -v man > /dev/null && man -w slurm-watchdog || echo /usr/share/man/man1/slurm-watchdog.1.gz").stdout.strip()  # fmt: skip
+    assert "slurm\\-watchdog \\- " in machine.run("zcat", where).stdout
+    words = "COMP_WORDS=(slurm-watchdog pa); COMP_CWORD=1; _slurm_watchdog_completion slurm-watchdog; echo ${COMPREPLY[@]}"
+    text = f". /usr/share/bash-completion/completions/slurm-watchdog; {words}"
+    assert machine.run("bash", "-c", text).stdout == "pause\n"
+
+
 def test_an_upgrade_keeps_configuration_and_journal_and_brings_the_services_back(
     machine: Machine, made: tuple[Machine, str, str]
 ) -> None:

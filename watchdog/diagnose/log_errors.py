@@ -32,6 +32,7 @@ FEW_SILENT = 0.25
 
 _TASK = re.compile(r"srun: error: (?P<node>[A-Za-z0-9][\w.-]*): task (?P<rank>\d+): (?P<what>.+)")
 """Slurm's own word of one task that ended; of several at once it writes `tasks 2-3`, and nobody is named."""
+_LABEL = re.compile(r"\s*\d{1,5}: ")
 _EXIT, _TERM = "Exited with exit code", "Terminated"
 """Slurm's words of a task that left with an error, and of one that srun ended because another had."""
 _WORKER = re.compile(r"failed \(exitcode: -(?P<signal>\d+)\) local_rank: \d+ \(pid: (?P<pid>\d+)\)")
@@ -74,8 +75,8 @@ def locate(event: Event, node: str, at: float, job: SlurmJob, seats: Seats) -> L
     where = who.get("host") if who.get("host") in job.nodes else None
     if task is not None and (task["node"] in job.nodes or not job.nodes):
         where, rank = task["node"], _rank_of_task(int(task["rank"]), task["node"], seats)
-    elif rank is None:
-        rank = _rank_of_worker(text, seats)
+    elif _WORKER.search(text) is not None:
+        where, rank = None, _rank_of_worker(text, seats)
     seat = seats.get(rank) if rank is not None else None
     if seat is not None:
         where = where or seat[0]
@@ -144,7 +145,7 @@ def find_cause(run: PastRun) -> Cause | None:
     lines = [e for e in run.errors if run.rose_at is None or e.at > run.rose_at - STEP_SLACK_S]
     lines.sort(key=lambda e: e.at)  # stable: what was read at once stays in its order
     if any(e.pattern == "launcher" and not e.line.startswith("srun:") for e in run.errors):
-        lines = [_without_its_task(e) for e in lines]
+        lines = [e if _is_a_workers(e) else _without_its_task(e) for e in lines]
     if not lines:
         return None
     ended = next((place for place, e in enumerate(lines) if e.pattern in FROM_OUTSIDE), len(lines))
@@ -184,8 +185,20 @@ def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
     return said.pattern in FELT | {"interrupted"}
 
 
+def _is_a_workers(error: LoggedError) -> bool:
+    """Whether the rank stands there because torchrun named its process."""
+    return error.pattern == "launcher" and _WORKER.search(error.line) is not None
+
+
 def _without_its_task(error: LoggedError) -> LoggedError:
-    """Slurm's tasks are launchers here: which rank it was they do not tell, and a launcher that leaves says nothing about its node."""
+    """Slurm's tasks are launchers here: which rank it was they do not tell, and a launcher that leaves says nothing about its node. Nor
+    is what `srun --label` puts before a line a rank."""
+    label = _LABEL.match(error.line)
+    if label is not None:
+        own = split_prefix(error.line[label.end() :])[1].get("rank")
+        return (
+            error if own is not None and own == error.rank else replace(error, node=None, rank=None, pid=None)
+        )
     task = _TASK.match(split_prefix(error.line)[0])
     if task is None:
         return error
@@ -222,7 +235,7 @@ def _placed(error: LoggedError, lines: Sequence[LoggedError], victims: frozenset
 
 def _died(lines: Sequence[LoggedError]) -> LoggedError | None:
     """A launcher's word of the one worker that died of a signal; None where there is none, or several are told of."""
-    told = [e for e in lines if e.pattern == "launcher" and e.rank is not None and _WORKER.search(e.line)]
+    told = [e for e in lines if e.rank is not None and e.pid is not None and _is_a_workers(e)]
     return told[0] if len({e.rank for e in told}) == 1 else None
 
 

@@ -228,6 +228,20 @@ def test_the_rank_that_torchrun_saw_die_of_a_signal_is_named() -> None:
         assert judge_ended(*LOST, worker_died(code, pid), *LAUNCHERS_LEAVE).culprits == ()
 
 
+def test_a_label_of_srun_before_a_launchers_line_is_no_rank() -> None:
+    crash = (42.0, "0: Fatal Python error: Segmentation fault")
+    died = (41.9, f"0: {worker_died(-11, 101)[1]}")
+    finding = judge_ended(crash, died, *LAUNCHERS_LEAVE)
+    assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n1", 1, 101)]
+    assert "segmentation fault" in finding.summary
+    aborted = (41.9, f"0: {worker_died(-6, 101)[1]}")
+    assert judge_ended(crash, aborted, *LAUNCHERS_LEAVE).culprits == ()
+    own_word = (42.0, "1: [rank3]: KeyError: 'text'")
+    assert [c.rank for c in judge_ended(own_word, *LAUNCHERS_LEAVE).culprits] == [3]
+    of_tasks = judge_ended((42.0, "3: KeyError: 'text'"), *SUMMED_UP)
+    assert [(c.node, c.rank) for c in of_tasks.culprits] == [("n2", 3)], "no launcher between"
+
+
 def test_below_launchers_the_words_of_a_rank_count_and_the_number_of_a_task_does_not() -> None:
     finding = judge_ended(*KEY_ERROR, *LOST, *LAUNCHERS_LEAVE)
     assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]

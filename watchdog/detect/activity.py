@@ -284,6 +284,21 @@ def somebody_on_storage(job: JobView) -> ProcessView | None:
     return next((each for each in job.processes if each.alive and is_on_storage(each)), None)
 
 
+def at_work(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView, str] | None:
+    """A process of those that are `named` that is seen to work, and what it does: a rank that moves data, or a child of one (a data
+    loader's worker that fills its buffer, a program that it started) that computes or does. What the rank's own threads compute does
+    not count: some poll as long as a collective has not ended."""
+    those = {(each.node, each.rank) for each in named if each.rank is not None}
+    for each in job.processes:
+        if not each.alive or (each.node, each.process.rank) not in those:
+            continue
+        if moves_data(each):
+            return each, "moves data"
+        if each.process.role is Role.WORKER and (each.cpu_ratio or 0.0) >= QUIET_CPU:
+            return each, "computes"
+    return None
+
+
 def is_on_storage(process: ProcessView) -> bool:
     """Whether it has been in one call on a filesystem for long."""
     blocked = process.process.blocked

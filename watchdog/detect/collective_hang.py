@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.activity import Standing, on_storage, somebody_on_storage, standing
+from watchdog.detect.activity import Standing, at_work, on_storage, somebody_on_storage, standing
 from watchdog.detect.learnt_limit import Limit, LimitSettings
 from watchdog.detect.limits import has_just_grown, progress_limit, wants_stacks, with_a_step
 from watchdog.detect.spinning_rank import GOES_ROUND_EVERY, spinning
@@ -186,6 +186,14 @@ def _accuse(
         return replace(
             finding,
             summary=f"no step for {age_s:.0f} s, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}",
+        )
+    working = at_work(job, culprits)
+    if working is not None:
+        process, what = working
+        return replace(
+            finding,
+            summary=f"no step for {age_s:.0f} s; {process.process.comm} of rank {process.process.rank} on {process.node} {what}: "
+            "who waits for it waits for work",
         )
     progress = job.progress
     if progress is None and not culprits:

@@ -71,6 +71,29 @@ def test_while_a_worker_is_blocked_on_a_filesystem_nothing_is_done_about_its_ran
         assert judge(**HUNG, processes=(*ranks, other)).actionable
 
 
+@pytest.mark.parametrize(
+    ("rank_does", "worker_does"),
+    [
+        ({}, {"cpu_ratio": 0.97, "io_bytes_s": 0.0}),  # fills a shuffle buffer, decodes a large shard
+        ({}, {"cpu_ratio": 0.05, "io_bytes_s": 2e8}),
+        ({"cpu_ratio": 0.1, "io_bytes_s": 2e8}, {}),
+    ],
+)
+def test_a_rank_whose_data_loader_works_is_not_accused(
+    rank_does: dict[str, float], worker_does: dict[str, float]
+) -> None:
+    rests = {"cpu_ratio": 0.01, "io_bytes_s": 0.0}
+    ranks = tuple(replace(seen(r), **{**rests, **(rank_does if r == 2 else {})}) for r in range(4))
+    worker = replace(seen(2, pid=202, role=Role.WORKER, comm="pt_data_worker"), **{**rests, **worker_does})
+    finding = judge(**HUNG, processes=(*ranks, worker))
+    assert (finding.truth, finding.culprits) == (Truth.UNKNOWN, ())
+    assert "rank 2 on n2" in finding.summary
+    of_another = replace(worker, process=replace(worker.process, rank=1), node="n1")
+    rest = tuple(replace(each, **rests) for each in ranks)
+    assert judge(**HUNG, processes=(*rest, of_another)).truth is Truth.BAD, "only what the named one's own do"
+    assert judge(**HUNG, processes=(*rest, replace(worker, **rests))).truth is Truth.BAD
+
+
 def test_a_job_that_hangs_after_its_last_step_is_wedged_in_its_teardown() -> None:
     assert judge(**{**HUNG, "progress": progress(70.0, total_steps=500)}).truth is Truth.UNKNOWN
 

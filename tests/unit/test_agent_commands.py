@@ -19,8 +19,10 @@ from watchdog.model.messages import (
     Command,
     CommandResult,
     DumpStacks,
+    EndProcess,
     JobWatch,
     ProbeMount,
+    ProcessEnd,
     RemoveKillSwitch,
     WriteKillSwitch,
 )
@@ -123,3 +125,47 @@ def test_a_flood_of_commands_is_bounded_and_each_is_answered(
     results = refusals(here, *asked)
     assert [result.command_id for result in results] == [str(MAX_COMMANDS + at) for at in range(3)]
     assert "wait already" in (results[0].error or "")
+
+
+def ending(number: int, **changes: object) -> EndProcess:
+    fields = {
+        "pid": os.getpid(), "start_ticks": 1, "uid": 4711, "comm": "x", "boot_id": "now", "job_id": "7", "minors": (0,), "how": "kill",
+    } | changes  # fmt: skip
+    return EndProcess(id=f"e{number}", **fields)  # type: ignore[arg-type]
+
+
+def test_no_process_is_ended_while_the_agent_objects_and_each_command_is_done_once(here: Commands) -> None:
+    asked: list[str] = []
+    here.boot_id = "now"
+
+    def objection(command: EndProcess, now: float) -> str:
+        asked.append(command.id)
+        return "Slurm has job 7 here"
+
+    here.objection_to_ending = objection
+    commands = (ending(1), ending(2, how="term"), ending(1))
+    here.accept(commands, clock.monotonic())
+    here.accept(commands, clock.monotonic())
+    results = here.take_results()
+    assert asked == ["e1", "e2"]
+    assert [each.process for each in results] == [ProcessEnd(refusal="Slurm has job 7 here")] * 2
+    assert here.probes.names() == []
+
+
+def test_a_process_of_another_boot_has_ended_and_one_that_came_too_late_is_not_touched(
+    here: Commands,
+) -> None:
+    here.boot_id = "now"
+    here.accept((ending(1, boot_id="before"), ending(2, expires_s=-1.0)), clock.monotonic())
+    gone, late = here.take_results()
+    assert (gone.ok, gone.process) == (True, ProcessEnd(gone=True))
+    assert (late.ok, late.process) == (False, None)
+    assert "expired" in (late.error or "")
+    assert here.probes.names() == []
+
+
+def test_an_agent_that_was_told_nothing_about_its_processes_ends_none(here: Commands) -> None:
+    here.boot_id = "now"
+    here.accept((ending(1),), clock.monotonic())
+    (result,) = here.take_results()
+    assert result.process == ProcessEnd(refusal="nobody looks at processes here")

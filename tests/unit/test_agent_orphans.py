@@ -16,6 +16,7 @@ from watchdog.agent.jobs import Known, Member, Place
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import Entry, Stat, read_stat
 from watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service
+from watchdog.model.messages import EndProcess
 from watchdog.model.observed import Gpu, GpuHolder, Role
 
 USER = 4242
@@ -339,3 +340,67 @@ def test_a_daemon_is_one_as_root_or_as_a_service_and_not_as_a_user(comm: str) ->
 )
 def test_what_a_system_service_is(cgroup: str, expected: bool) -> None:
     assert is_system_service(cgroup) is expected
+
+
+# ------------------------------------------------------------------------------------------------ may it be ended
+
+
+def asked(pid: int, job: str = "7") -> EndProcess:
+    start = read_stat(pid).start_ticks
+    return EndProcess(
+        id="e",
+        boot_id="b",
+        pid=pid,
+        start_ticks=start,
+        uid=USER,
+        comm="python",
+        job_id=job,
+        minors=(0,),
+        how="term",
+    )
+
+
+def objection(node: Node, command: EndProcess, *running: str, unknown: bool = False) -> str:
+    here = None if unknown else frozenset(running)
+    return node.holders.objection(command, node.table, frozenset(), here) or ""
+
+
+def test_how_surely_a_holder_came_from_its_job_is_told(node: Node) -> None:
+    seen, said, grouped = (node.start("0") for _ in range(3))
+    node.add(seen, "7")
+    node.tick(0, "7")
+    node.add(said, "8")
+    node.add(grouped, "9", cgroup=True)
+    rows = {row.pid: (row.was_in_job, row.in_job_group) for row in node.rows_after()}
+    assert rows == {seen: (True, False), said: (False, False), grouped: (True, True)}
+
+
+def test_nothing_speaks_against_ending_what_is_left_of_a_job_that_is_over(node: Node) -> None:
+    pid = node.add(node.start("0"), "7")
+    node.add(node.start("0"), "8", uid=USER + 1)
+    assert objection(node, asked(pid), "8") == ""
+
+
+def test_the_agent_objects_while_it_does_not_know_the_jobs_or_the_job_is_there(node: Node) -> None:
+    pid = node.add(node.start("0"), "7")
+    assert "is not known" in objection(node, asked(pid), unknown=True)
+    assert "Slurm has job 7 here" in objection(node, asked(pid), "7")
+    assert "it is part of job 8" in objection(node, asked(node.add(pid, "8")), "8")
+
+
+def test_a_new_job_of_the_same_user_protects_all_that_no_control_group_ties_to_the_old_one(
+    node: Node,
+) -> None:
+    pid = node.add(node.start("0"), "7")
+    node.add(node.start("1"), "8")
+    assert "its user has job 8 here now" in objection(node, asked(pid), "8")
+    node.add(pid, "7", cgroup=True)
+    assert objection(node, asked(pid), "8") == ""
+
+
+def test_the_agent_never_lets_itself_be_ended(node: Node) -> None:
+    pid = node.add(node.start("0"), "7")
+    assert (
+        node.holders.objection(asked(pid), node.table, frozenset({pid}), frozenset())
+        == "it is the system's or ours"
+    )

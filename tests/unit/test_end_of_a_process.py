@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -11,9 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.builders import slurm_job
+from watchdog.actuate import process as lever
 from watchdog.config import ConfigError, parse_config
 from watchdog.controller.about_process import AT_ONCE_S, objection
 from watchdog.controller.ladder import next_move
+from watchdog.controller.ladder_process import MAX_TRIES
 from watchdog.controller.ladder_state import Do, End, LadderLimits, Settle, Wait, World
 from watchdog.controller.policy import Limits, Situation, decide, with_process
 from watchdog.controller.rules import Rule, rule_for
@@ -32,7 +35,7 @@ from watchdog.model.actions import (
     Verdict,
 )
 from watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
-from watchdog.model.messages import ProcessEnd
+from watchdog.model.messages import CommandResult, ProcessEnd
 from watchdog.model.observed import GpuHolder
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.notify.words import say_decision, say_outcome
@@ -390,11 +393,80 @@ def test_nothing_is_sent_while_actions_are_paused_or_slurm_does_not_answer_or_so
     assert "its user has job 8" in move(told, 31.0, process_objection="its user has job 8").end.detail
 
 
-def test_what_the_node_refuses_ends_the_action_and_never_counts_as_unkillable() -> None:
-    refused = records((Rung.TERM_PROCESS, RungOutcome.FAILED))
-    assert (move(refused).end.ok, "left alone: why" in move(refused).end.detail) == (False, True)
-    late = records((Rung.TERM_PROCESS, RungOutcome.DONE), (Rung.KILL_PROCESS, RungOutcome.FAILED))
-    assert "unkillable" not in move(late, 500.0).end.detail
+@pytest.mark.parametrize("rung", [Rung.TERM_PROCESS, Rung.KILL_PROCESS])
+def test_what_the_node_objects_to_is_asked_again_a_few_times_and_never_counts_as_unkillable(
+    rung: Rung,
+) -> None:
+    told = (
+        records((Rung.TERM_PROCESS, RungOutcome.DONE))
+        if rung is Rung.KILL_PROCESS
+        else ActionRun(decision=judge())
+    )
+    row = RungRecord(
+        rung=rung,
+        attempt=1,
+        intent_at=1e6,
+        outcome=RungOutcome.SKIPPED,
+        outcome_at=1e6,
+        detail="its user has job 8 here now",
+    )
+    for number in range(1, MAX_TRIES + 1):
+        told = replace(told, records=(*told.records, replace(row, attempt=number)))
+        after = move(told, 500.0)
+        assert isinstance(after, End) == (number == MAX_TRIES)
+        assert number == MAX_TRIES or (after.rung, after.attempt) == (rung, number + 1)
+    assert after.end.detail == f"{NAME} was left alone: its user has job 8 here now"
+
+
+NAME = "process 4711 (python) of eve on n1"
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome", "words"),
+    [
+        (None, RungOutcome.UNKNOWN, "may have been sent: n1 did not answer"),
+        (ProcessEnd(gone=True, sent=True), RungOutcome.DONE, "SIGTERM sent: it has ended"),
+        (ProcessEnd(gone=True), RungOutcome.DONE, "had ended before"),
+        (
+            ProcessEnd(sent=True, state="D", wchan="rpc_wait"),
+            RungOutcome.DONE,
+            "still there, state D in rpc_wait",
+        ),
+        (
+            ProcessEnd(refusal="job 6 has a slurmstepd here"),
+            RungOutcome.SKIPPED,
+            "job 6 has a slurmstepd here",
+        ),
+        (ProcessEnd(released=True), RungOutcome.SKIPPED, "holds no GPU any more"),
+        (ProcessEnd(), RungOutcome.SKIPPED, "could not be looked at"),
+    ],
+)
+def test_what_the_node_says_is_the_outcome_and_the_command_names_the_whole_process(
+    said: ProcessEnd | None, outcome: RungOutcome, words: str
+) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    async def ask(node: str, command: Any, deadline_s: float) -> CommandResult:
+        asked.append((node, command))
+        return CommandResult(command_id=command.id, ok=False, error="n1 did not answer", process=said)
+
+    found, detail = asyncio.run(lever.send(ask, PROCESS, "term", 5.0))
+    assert found is outcome and words in detail
+    ((node, command),) = asked
+    assert (node, command.how, command.boot_id, command.pid, command.start_ticks) == (
+        "n1",
+        "term",
+        "boot",
+        4711,
+        9,
+    )
+    assert (command.uid, command.comm, command.job_id, command.minors, command.expires_s) == (
+        1000,
+        "python",
+        "6",
+        (1,),
+        5.0,
+    )
 
 
 def test_one_that_lets_go_of_its_gpu_after_sigterm_is_left_alive_and_after_sigkill_that_proves_nothing() -> (

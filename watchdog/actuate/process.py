@@ -20,13 +20,14 @@ async def look(ask: Ask, process: GpuProcess, deadline_s: float) -> ProcessEnd |
 
 
 async def send(ask: Ask, process: GpuProcess, how: str, deadline_s: float) -> Outcome:
-    """Sends SIGTERM (`term`) or SIGKILL (`kill`). `skipped` and `failed`: it is sure that nothing was sent."""
+    """Sends SIGTERM (`term`) or SIGKILL (`kill`). `skipped`: it is sure that nothing was sent; what the node objects to may pass (a
+    job of its user's that is just ending)."""
     result = await ask(process.node, _command(process, how, deadline_s), deadline_s)
     said = result.process
     if said is None:
         return RungOutcome.UNKNOWN, f"it may have been sent: {result.error}"
     if said.refusal:
-        return RungOutcome.FAILED, said.refusal
+        return RungOutcome.SKIPPED, said.refusal
     if said.gone:
         return (
             RungOutcome.DONE,

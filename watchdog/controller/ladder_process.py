@@ -20,7 +20,6 @@ from watchdog.controller.ladder_state import (
     again,
     attempt,
     done,
-    refused,
     tries,
     why_failed,
 )  # fmt: skip
@@ -28,8 +27,8 @@ from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, Rung
 from watchdog.model.incidents import GpuProcess
 from watchdog.model.messages import ProcessEnd
 
-MAX_TRIES = 3 * MIN_TRIES
-"""Of one signal."""
+MAX_TRIES = 6
+"""Of one signal: what the node objects to has three quarters of a minute to pass."""
 SIGNALS: dict[Rung, str] = {Rung.TERM_PROCESS: "term", Rung.KILL_PROCESS: "kill"}
 
 
@@ -99,16 +98,13 @@ def _is_sure(sent: list[RungRecord]) -> bool:
 
 
 def _signal(run: ActionRun, process: GpuProcess, world: World, limits: LadderLimits, rung: Rung) -> Move:
-    refusal = refused(run, rung)
-    if refusal is not None:
-        return _end(world, False, f"{name_of(process)} was left alone: {refusal.detail}")
     sent = _sent(run, rung)
     if _is_sure(sent) or (sent and rung is Rung.TERM_PROCESS):
         return Wait(reason=f"{rung}: process {process.pid} on {process.node} has a moment to end")
     if world.process_objection is not None:
         return _end(world, False, f"{name_of(process)} was left alone: {world.process_objection}")
     if len(tries(run, rung)) >= MAX_TRIES:
-        return _end(world, False, f"{name_of(process)} could not be ended: {tries(run, rung)[-1].detail}")
+        return _end(world, False, f"{name_of(process)} was left alone: {tries(run, rung)[-1].detail}")
     if world.paused:
         return Wait(reason=f"paused: process {process.pid} gets no signal until `slurm-watchdog resume`")
     return again(run, world, Do(rung=rung, attempt=0))

@@ -1,0 +1,202 @@
+"""Processes that really outlive their Slurm job on a GPU, ended by controller, agent and helper: one ends when it is asked, one only when it
+is killed, one cannot be; whoever else holds a GPU there goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.demo.cluster import Cluster
+from deploy.demo.stack import Watchdog
+from deploy.standin_nvml import standin
+from deploy.standin_nvml.standin import HEALTHY, Gpu, Scenario
+from tests import helper_process
+from tests.helper_process import Place
+from tests.integration.test_agent_helper import SOCKET, Powerless
+
+WAIT_S = 300.0
+USER = "nobody"
+NODE = "n1"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "agent": {"helper_socket": SOCKET, "metrics_listen": "", "orphan_grace": "2s", "interval": "500ms"},
+    "ladder": {"term_limit": "2s", "kill_limit": "3s"},
+    "policy": {
+        "max_drained_nodes": 3, "drained_percent": 100.0,
+        "kinds": {"orphan_gpu_process": {"mode": "act", "ladder": ["end_process"], "drain": True, "attempts": 1, "cooldown": "0s"}},
+    },
+}  # fmt: skip
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a Slurm cluster of its own"),
+    pytest.mark.skipif(not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"),
+]
+
+DEVICES = """
+mount -t tmpfs none /dev
+for each in null:1:3 zero:1:5 full:1:7 random:1:8 urandom:1:9 tty:5:0 nvidia0:1:3 nvidia1:1:3 nvidiactl:1:3; do
+    name=${each%%:*}; numbers=${each#*:}; mknod --mode=666 /dev/$name c ${numbers%:*} ${numbers#*:}
+done
+ln -s /proc/self/fd /dev/fd; mkdir /dev/shm /dev/pts; chmod 1777 /dev/shm
+"""
+"""A /dev of the node's own, in which files have the names of GPUs."""
+
+# Each leaves the job, and holds the GPU that it inherits. The third writes a line now and then, until it can't.
+ORPHANS = r"""#!/bin/sh
+exec 9</dev/nvidia1 8</dev/nvidiactl
+for name in quiet deaf stuck; do ln -sf "$(command -v perl)" $name; done
+start='use POSIX; exit if fork; POSIX::setsid(); $SIG{TERM} = "IGNORE" if shift; $| = 1; while (1) { print "x\n"; sleep 1 }'
+./quiet -e "$start" 0 </dev/null >/dev/null 2>&1
+./deaf -e "$start" 1 </dev/null >/dev/null 2>&1
+./stuck -e "$start" 1 </dev/null >out 2>&1
+exec 9<&- 8<&-
+exec sleep 900
+"""
+
+
+class Acting(Powerless):
+    """A watchdog that may end orphans, on one node: its agent has no right at all, and a helper."""
+
+    def __init__(self, cluster: Cluster, place: Place) -> None:
+        self.helper: subprocess.Popen[bytes] | None = None
+        library = standin.build(place.directory)
+        cards = tuple(
+            Gpu(uuid=f"GPU-{index}", bus=f"00000000:0{index + 1}:00.0", minor=index, **HEALTHY)
+            for index in range(2)
+        )
+        scenario = Scenario(place.directory / "scenario", gpus=cards)
+        environment = {**place.environment, **standin.environment_of(library, scenario.path)}
+        self.place = replace(place, environment=environment)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        Watchdog.__init__(self, cluster, mode="observe", settings=SETTINGS, nodes=(NODE,))
+
+    def close(self) -> None:
+        super().close()
+        for process in self.processes:
+            process.kill()
+            process.wait(30)
+
+    def orphans(self) -> dict[str, dict[str, Any]]:
+        """Name of the process -> its incident, the first one."""
+        found: dict[str, dict[str, Any]] = {}
+        for incident in reversed(self.incidents()):
+            if incident["kind"] == "orphan_gpu_process":
+                found.setdefault(incident["summary"].partition("(")[2].partition(")")[0], incident)
+        return found
+
+    def ended(self, name: str) -> dict[str, Any] | None:
+        """The first action on this process, once it is over."""
+        incident = self.orphans().get(name)
+        actions = self.explain(incident["id"])["actions"] if incident is not None else []
+        return next((action for action in actions if action["end"]), None)
+
+
+@pytest.fixture
+def acting(cluster: Cluster) -> Iterator[Acting]:
+    reason = helper_process.why_impossible()
+    if reason is not None:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        stack.callback(cluster.node_run, NODE, ["umount", "--lazy", "/dev"], check=False)
+        cluster.node_run(NODE, ["sh", "-ec", DEVICES])
+        place = stack.enter_context(
+            helper_process.place(lambda *words: cluster.node_run(NODE, [str(word) for word in words]))
+        )
+        watchdog = Acting(cluster, place)
+        stack.callback(watchdog.close)
+        stack.callback(cluster.thaw, NODE)
+        yield watchdog.__enter__()  # type: ignore[misc]
+
+
+def pid_of(cluster: Cluster, name: str) -> int | None:
+    done = cluster.node_run(NODE, ["pgrep", "--exact", name], check=False)
+    return int(done.stdout.split()[0]) if done.stdout.split() else None
+
+
+@pytest.mark.timeout(900)
+def test_orphans_are_ended_by_the_ladder_and_one_that_cannot_be_has_its_node_drained_with_the_reason(
+    cluster: Cluster, acting: Acting
+) -> None:
+    watchdog, place = acting, Path(cluster.scratch) / "orphans"
+    cluster.node_run(NODE, ["install", "-d", "--mode=777", str(place)])
+    # Somebody of the system's, who holds a GPU by right; and a second job of the same user, which may be using what is left of the first.
+    daemon = cluster.node_popen(NODE, ["perl", "-e", 'open(my $gpu, "<", "/dev/nvidia0"); sleep 900'])
+    acting.processes.append(daemon)
+    options = (f"--nodelist={NODE}", "-n1", "--output=/dev/null", f"--chdir={place}")
+    job = cluster.sbatch(ORPHANS, *options, user=USER)
+    later = cluster.sbatch("#!/bin/sh\nexec sleep 900\n", *options, user=USER)
+    names = ("quiet", "deaf", "stuck")
+    pids = {name: watchdog.wait_for(lambda n=name: pid_of(cluster, n), WAIT_S, name) for name in names}
+    # The agent has to have heard from Slurm, by way of the controller, that the job is here: what it never saw run is only told.
+    for number in (job, later):
+        watchdog.wait_for(lambda n=number: n in jobs_of(watchdog), WAIT_S, "the jobs to be known")
+    seen = watchdog.last(NODE).sequence
+    watchdog.wait_for(lambda: watchdog.last(NODE).sequence > seen + 4, WAIT_S, "some reports")
+    cluster.freeze(NODE)
+    watchdog.wait_for(lambda: state_of(cluster, pids["stuck"]) == "D", WAIT_S, "the third to hang")
+    cluster.slurm("scancel", job)
+    watchdog.wait_for(lambda: set(watchdog.orphans()) >= set(pids), WAIT_S, "all three to be told of")
+    held = watchdog.wait_for(lambda: held_back(watchdog), WAIT_S, "the second job to protect them")
+    assert all(f"its user has job {later} on {NODE} now" in reason for reason in held)
+    assert all(pid_of(cluster, name) == pid for name, pid in pids.items())
+
+    cluster.slurm("scancel", later)
+    actions = {
+        name: watchdog.wait_for(lambda n=name: watchdog.ended(n), WAIT_S, f"the end of {name}")
+        for name in names
+    }
+    assert rungs(actions["quiet"]) == ["term_process"], actions
+    assert rungs(actions["deaf"]) == ["term_process", "kill_process"], actions
+    assert rungs(actions["stuck"]) == ["term_process", "kill_process", "drain"], actions
+    for name in ("quiet", "deaf"):
+        assert actions[name]["end"]["ok"]
+        assert pid_of(cluster, name) is None
+        assert f"of {USER} on {NODE} has ended: GPU-1 free again" in actions[name]["end"]["detail"]
+    detail, pid = actions["stuck"]["end"]["detail"], pids["stuck"]
+    assert not actions["stuck"]["end"]["ok"]
+    assert detail.startswith(
+        f"unkillable: process {pid} (stuck) of {USER} on {NODE}, of job {job}, which is over, holds GPU-1"
+    )
+    assert "in state D (" in detail
+    assert f"drained: {NODE}" in detail
+    node = cluster.node(NODE)
+    assert "DRAIN" in node["State"]
+    assert f"slurm-watchdog: unkillable process {pid} (stuck)" in node["Reason"]
+    told = watchdog.wait_for(
+        lambda: [t for t in watchdog.slack.texts() if "NEEDS YOU" in t], WAIT_S, "Slack to be told"
+    )
+    assert any("unkillable" in text for text in told)
+    assert 'slurm_watchdog_actions_total{action="end_process",outcome="ok"} 2.0' in watchdog.metrics()
+
+    cluster.thaw(NODE)
+    watchdog.wait_for(lambda: pid_of(cluster, "stuck") is None, WAIT_S, "SIGKILL to reach the third")
+    watchdog.wait_for(
+        lambda: not [each for each in watchdog.orphans().values() if each["state"] == "firing"],
+        WAIT_S,
+        "the end of it all",
+    )
+    assert daemon.poll() is None
+
+
+def jobs_of(watchdog: Watchdog) -> set[str]:
+    return {each["job_id"] for each in watchdog.status()["jobs"]}
+
+
+def held_back(watchdog: Acting) -> list[str]:
+    decisions = [each for incident in watchdog.orphans().values() for each in incident["decisions"]]
+    return [each["reason"] for each in decisions if each["by"] == "process_changed"]
+
+
+def rungs(action: dict[str, Any]) -> list[str]:
+    return [each["rung"] for each in action["rungs"]]
+
+
+def state_of(cluster: Cluster, pid: int) -> str:
+    return cluster.node_run(NODE, ["ps", "-o", "state=", "-p", str(pid)], check=False).stdout.strip()

@@ -348,3 +348,53 @@ def test_a_rank_that_hangs_in_a_checkpoint_is_found_when_nobody_says_any_more_th
     assert (found.kind, [c.rank for c in found.culprits]) == ("collective_hang", [0])
     assert found.fired_at is not None
     assert found.fired_at <= (900 if every_s == 60 else 2200)
+
+
+def test_a_file_without_its_mount_is_on_the_topmost_directory() -> None:
+    trace = Trace()
+    trace.go_on(200, steps=True)
+    trace.doing = {**dict.fromkeys(range(8), "spins"), 3: "sleeps"}
+    began = trace.t
+    while trace.t < began + 150:
+        trace.go_on(5)
+        for line in trace.lines[-20:]:
+            if line["kind"] == "proc" and line["rank"] == 3 and line["t"] > began:
+                line.update(
+                    state="D", state_age_s=line["t"] - began, syscall="write", path="/gpfs/run/log.txt"
+                )
+    (found,) = trace.told()
+    assert (found.kind, found.mounts, [c.rank for c in found.culprits]) == (
+        "filesystem_stall",
+        ("/gpfs",),
+        [3],
+    )
+
+
+@pytest.mark.parametrize("path", ["/dev/nvidia3", "pipe:[4711]", "/proc/41003/status", "socket:[99]"])
+def test_what_is_no_file_on_a_disk_has_no_mount(path: str) -> None:
+    trace = Trace()
+    trace.go_on(300, steps=True)
+    for line in trace.lines:
+        if line["kind"] == "proc" and line["rank"] == 3:
+            line.update(state="S", state_age_s=line["t"], syscall="read", path=path)
+    assert trace.told() == []
+
+
+def test_a_launcher_that_starts_all_ranks_anew_gives_them_the_time_of_a_start() -> None:
+    """torchrun: one worker fails, all are ended, all are started again, within the same run of the job."""
+    trace = Trace()
+    trace.go_on(300, steps=True)
+    trace.gone = trace.freed = set(range(8))
+    trace.go_on(15)
+    trace.gone, trace.freed = set(), set()
+    began, trace.step = trace.t, trace.step - 8
+    trace.doing = dict.fromkeys(range(8), "sleeps")
+    trace.go_on(200)
+    trace.doing = dict.fromkeys(range(8), "trains")
+    trace.go_on(100, steps=True)
+    for line in trace.lines:
+        if line["t"] > began and line["kind"] == "proc":
+            line["pid"] += 500
+        elif line["t"] > began and line["kind"] == "gpu":
+            line["pids"] = [pid + 500 for pid in line["pids"]]
+    assert [(each.kind, each.summary) for each in trace.told()] == []

@@ -124,6 +124,18 @@ def test_a_job_that_makes_steps_is_ok() -> None:
     assert judge(progress=progress(10.0), snapshots=still(RECV, RECV, LOADER, RECV)).truth is Truth.OK
 
 
+def test_ranks_that_a_launcher_started_anew_since_the_last_step_have_a_start_before_them() -> None:
+    """Within one run of the job: torchrun ends all of its workers when one fails, and starts them again."""
+    ended = tuple(seen(rank, gone_s=60.0, pid=50 + rank, start_ticks=1) for rank in range(4))
+    living = tuple(seen(rank) for rank in range(4))
+    assert judge(**HUNG, processes=(*ended, *living)).truth is not Truth.BAD
+    late = {**HUNG, "progress": progress(3700.0)}
+    assert judge(**late, processes=(*ended, *living)).truth is Truth.BAD
+    assert judge(**HUNG, processes=(*ended[:3], *living)).truth is Truth.BAD  # not all of them
+    before = tuple(replace(each, gone_s=90.0) for each in ended)
+    assert judge(**HUNG, processes=(*before, *living)).truth is Truth.BAD  # they have made steps since
+
+
 def test_two_of_four_ranks_in_the_backward_pass_convict_nobody() -> None:
     assert (
         judge(progress=progress(70.0), snapshots=still(BACKWARD, BACKWARD, LOADER, LOADER)).truth

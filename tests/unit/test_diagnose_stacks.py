@@ -17,6 +17,7 @@ from tests.unit.builders import (
     stack,
     still,
 )
+from watchdog.detect.view import StackSnapshot
 from watchdog.diagnose.stack_places import locate, place_of
 from watchdog.diagnose.stacks import vote
 from watchdog.knowledge.frames import Place
@@ -298,3 +299,24 @@ def test_ranks_of_which_nothing_came_are_missing_and_side_steps_do_not_count() -
     assert voted.missing == (3,)
     assert voted.outside == ()
     assert voted.waiting == 3
+
+
+def test_a_rank_that_always_runs_and_gets_little_of_a_core_computes() -> None:
+    """On a machine with too few cores: twelve processes on two of them."""
+
+    def dumps(state: str, used: float, number: int = 3) -> tuple[StackSnapshot, ...]:
+        return tuple(
+            snapshot(
+                age,
+                [
+                    *(stack(r, RECV, state="S") for r in range(3)),
+                    stack(3, COMPUTE, state=state, cpu_s=used * (30 - age)),
+                ],
+            )
+            for age in (30, 20, 10)[-number:]
+        )
+
+    assert vote(dumps("R", 0.1)).moving
+    assert vote(dumps("S", 0.1)).moving is False
+    assert vote(dumps("R", 0.0)).moving is False
+    assert vote(dumps("R", 0.1, number=2)).moving is False

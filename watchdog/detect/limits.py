@@ -35,10 +35,13 @@ def has_just_grown(view: JobView, seconds: float) -> bool:
 
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     """The longest time without a new step that is still normal for this run in its present phase; in training it stays below the
-    time-out of collectives, see above."""
+    time-out of collectives, see above. Ranks that a launcher has started anew since the last step have all of a start before them."""
     progress = view.progress
     if progress is None:
         return learnt_limit(0, (), None, settings)
+    if progress.age_s >= SUSPICION * settings.floor and view.renewed:
+        start = learnt_limit(0, (), None, settings)
+        return Limit(seconds=start.seconds, reason="its ranks were started anew")
     limit = learnt_limit(progress.steps_seen, progress.intervals_s, progress.phase, settings)
     timeout = view.collective_timeout
     learning = progress.steps_seen < settings.warmup_steps or not progress.intervals_s

@@ -375,6 +375,20 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
         return frozenset(each.view.gpu.uuid for each in self.gpus)
 
     @cached_property
+    def renewed(self) -> bool:
+        """Whether every living rank is the successor of one that has ended since the last step: a launcher has started them anew."""
+        if self.progress is None:
+            return False
+        since_s = min(self.progress.age_s, self.progress.rose_age_s or self.progress.age_s)
+        ended = {
+            each.process.rank
+            for each in self.processes
+            if each.gone_s is not None and each.gone_s <= since_s and each.process.role is Role.RANK
+        }
+        living = {each.process.rank for each in self.ranks if each.alive} if ended else set()
+        return bool(living) and living <= ended
+
+    @cached_property
     def ranks(self) -> tuple[ProcessView, ...]:
         """The process that stands for each rank, in the order of their ranks.
 

@@ -17,6 +17,9 @@ BUSY_CPU_SHARE = 0.2
 """A rank outside the collective that uses more than this share of a core computes (compilation, data
 preparation): it is slow, not stuck. A thread polling a queue with a time-out uses under 0.01."""
 
+STARVED_LOOKS = 3
+"""Dumps that found a process running, one after the other."""
+
 MIN_APART_S = 2.0
 """Two dumps closer than this say nothing about movement."""
 
@@ -118,7 +121,19 @@ def _stands_still(place: RankPlace, history: History) -> bool:
     apart_s = first_age_s - last_age_s
     if apart_s < MIN_APART_S or any(frames_key(locate(stack)) != frames_key(place) for _, stack in seen):
         return False
-    return place.place is Place.DEVICE or _cpu_used_s(first, last) <= BUSY_CPU_SHARE * apart_s
+    if place.place is Place.DEVICE:
+        return True
+    return _cpu_used_s(first, last) <= BUSY_CPU_SHARE * apart_s and not _is_starved(
+        [each for _, each in seen]
+    )
+
+
+def _is_starved(seen: Sequence[ProcessStack]) -> bool:
+    """Whether a process that was found running, or waiting for a core, each time has used some: it computes, on a machine that has too
+    few cores. One that waits for something sleeps nearly always."""
+    if len(seen) < STARVED_LOOKS or any(stack.state != "R" for stack in seen):
+        return False
+    return _cpu_used_s(seen[0], seen[-1]) > 0.0
 
 
 def _is_unhurried(place: RankPlace) -> bool:
@@ -175,7 +190,8 @@ def _moving(places: Sequence[RankPlace], waiting: set[ProcessKey], history: Hist
         alike = [(age_s, stack) for age_s, stack, p in located if (p.error is None) is (place.error is None)]
         (first_age_s, first), (last_age_s, last) = alike[0], alike[-1]
         apart_s = first_age_s - last_age_s
-        computed = _cpu_used_s(first, last) > BUSY_CPU_SHARE * apart_s
+        starved = _is_starved([stack for _, stack in alike])
+        computed = starved or _cpu_used_s(first, last) > BUSY_CPU_SHARE * apart_s
         if apart_s >= MIN_APART_S and place.key not in waiting and waiting and computed:
             return True
         if apart_s >= MIN_APART_S:

@@ -34,6 +34,7 @@ TICKS_PER_S = 100
 """USER_HZ: /proc counts in hundredths of a second on every machine that trains models."""
 UNKNOWN_STATE = "?"
 STOPPED = ("T", "t")
+NO_DISK = ("", "dev", "proc", "sys", "run")
 
 Key = tuple[str, int]
 """(job, pid). A negative pid stands for a process whose pid the trace does not tell; it is never shown."""
@@ -269,7 +270,7 @@ def _blocked(record: Proc, fields: dict[str, Any], mounts: set[str]) -> Blocked 
         wchan=record.wchan,
         syscall=record.syscall,
         path=record.path,
-        mount=record.mount or _mount_of(record.path, mounts),
+        mount=record.mount or _mount_of(record.path, mounts) or _top_of(record.path),
     )
 
 
@@ -277,3 +278,9 @@ def _mount_of(path: str | None, mounts: set[str]) -> str | None:
     """The longest mount point that the trace names and that the path lies below."""
     found = [m for m in mounts if path and (path == m or path.startswith(m.rstrip("/") + "/"))]
     return max(found, key=len, default=None)
+
+
+def _top_of(path: str | None) -> str | None:
+    """The topmost directory of a file of which the trace names no mount: /gpfs of /gpfs/run/log.txt. None for what is on no disk."""
+    parts = (path or "").split("/")
+    return f"/{parts[1]}" if len(parts) > 2 and not parts[0] and parts[1] not in NO_DISK else None

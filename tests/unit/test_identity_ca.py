@@ -60,6 +60,19 @@ def test_keys_are_for_their_owner_alone_and_folders_cannot_be_entered(ca: Path) 
     assert not list(ca.glob(".new-*")), "nothing of the making is left"
 
 
+def test_an_authority_has_a_list_of_what_it_revoked_from_the_beginning_and_the_list_names_its_key(
+    ca: Path,
+) -> None:
+    text = openssl("crl", "-in", str(ca / "ca.crl"), "-noout", "-text")
+    assert "No Revoked Certificates" in text
+    key = (
+        openssl("x509", "-in", str(ca / "ca.crt"), "-noout", "-ext", "subjectKeyIdentifier")
+        .splitlines()[-1]
+        .strip()
+    )
+    assert key in text, "two authorities may have the same name"
+
+
 def test_each_certificate_is_good_for_what_its_machine_does_and_for_nothing_else(ca: Path) -> None:
     for stem, purpose in (
         ("nodes/n1/agent", "sslclient"),

@@ -427,6 +427,7 @@ ELSEWHERE_TESTED = {
     "too_often": "above, by address; by node in test_limits.py",
     "busy": "above; what is held at once in test_limits.py",
     "revocation_list_expired": "the list lives as long as its authority: nothing of ours makes such a one",
+    "no_revocation_list": "then nobody whose authority has none is let in: test_identity_tls.py",
     "bad_certificate": "what OpenSSL finds bad and has no word of ours",
     "refused_us": "a client's own alert: its log says why",
 }

@@ -272,6 +272,76 @@ def test_another_authority_sends_everybody_away_who_came_by_the_old_one(ca: Path
         assert len(port.reports) == 1
 
 
+def together(target: Path, *parts: Path) -> None:
+    """As `cat PARTS > TARGET`."""
+    replacement = target.with_suffix(".new")
+    replacement.write_text("".join(part.read_text() for part in parts))
+    os.replace(replacement, target)
+
+
+@pytest.mark.parametrize("some_were_revoked", [False, True])
+def test_a_new_authority_takes_over_step_by_step_and_nobody_is_sent_away(
+    tmp_path: Path, some_were_revoked: bool
+) -> None:
+    """The steps of deploy/README.md. Both authorities have the same name, as those that `ca init` makes."""
+    old, new = make_authority(tmp_path / "old", time.time()), make_authority(tmp_path / "new", time.time())
+    place = shutil.copytree(controller_files(old).directory, tmp_path / "controller")
+    nodes = [
+        shutil.copytree(node_files(old, name, time.time()).directory, tmp_path / name)
+        for name in ("n1", "n2")
+    ]
+    if some_were_revoked:
+        node_files(old, "n9", time.time())
+        authority.revoke(old, [each for each in authority.list_issued(old) if each.name == "n9"], time.time())
+        shutil.copy(old / "ca.crl", place / "ca.crl")
+    with listening(identity=Context(TlsFiles(str(place), "controller"), server=True)) as port:
+
+        def all_report(*of: Path) -> None:
+            port.do(port.server.refresh)
+            for each in of:
+                agent = connection(port, TlsFiles(str(each), "agent"))
+                assert report(agent, each.name).status == 200
+                agent.close()
+
+        all_report(*nodes)
+        for machine in (place, *nodes):
+            together(machine / "ca.crt", new / "ca.crt", old / "ca.crt")
+            if some_were_revoked and machine == place:
+                together(place / "ca.crl", new / "ca.crl", old / "ca.crl")
+            all_report(*nodes)
+        for node in nodes:
+            made = Path(node_files(new, node.name, time.time()).directory)
+            for name in ("agent.crt", "agent.key"):
+                shutil.copy(made / name, node / name)
+            all_report(*nodes)
+        for name in ("controller.crt", "controller.key"):
+            shutil.copy(Path(controller_files(new).directory) / name, place / name)
+        all_report(*nodes)
+        for machine in (*nodes, place):
+            together(machine / "ca.crt", new / "ca.crt")
+            if some_were_revoked and machine == place:
+                together(place / "ca.crl", new / "ca.crl")
+            all_report(*nodes)
+        assert port.all_refused() == {}
+        late = connection(port, node_files(old, "n1", time.time()))
+        shutil.copy(new / "ca.crt", old / "nodes" / "n1" / "ca.crt")
+        with pytest.raises(ssl.SSLError):
+            report(late, "n1")
+        until(lambda: port.refused("unknown_ca") == 1)
+
+
+def test_a_list_of_another_authority_s_revocations_is_said_to_be_that(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = make_authority(tmp_path / "old", time.time()), make_authority(tmp_path / "new", time.time())
+    shutil.copy(old / "ca.crl", new / "controllers" / "localhost" / "ca.crl")
+    with listening(identity=Context(controller_files(new), server=True)) as port:
+        with pytest.raises(ssl.SSLError):
+            report(connection(port, node_files(new, "n1", time.time())), "n1")
+        until(lambda: port.refused("no_revocation_list") == 1)
+        until(lambda: "holds no list of the authority that made its certificate" in caplog.text)
+
+
 def test_an_agent_without_its_files_says_what_is_missing_and_goes_on(
     ca: Path, port: Port, tmp_path: Path
 ) -> None:

@@ -66,7 +66,9 @@ def create(directory: Path, name: str, days: int, now: float) -> Certificate:
     # No path length but 0: it signs nodes and controllers, and no other authorities.
     extensions = "basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n"
     _make(directory, directory / "ca", name, extensions, (now - BACKDATED_S, now + days * DAY_S), own=True)
-    return read_certificate(str(directory / CA))
+    made = read_certificate(str(directory / CA))
+    _write_list(directory, made, now)
+    return made
 
 
 def issue(directory: Path, role: Role, name: str, names: Sequence[str], days: int, now: float) -> Issued:
@@ -152,18 +154,29 @@ def revoke(directory: Path, issued: Sequence[Issued], now: float) -> Path:
         kept.write_text(before + "".join(rows), encoding="ascii")
     except OSError as error:
         raise IdentityError(f"{kept} can't be written: {error.strerror}") from error
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as scratch:
-        place = Path(scratch)
-        shutil.copyfile(kept, place / "index")
-        (place / "config").write_text(_config(place, "none", ""), encoding="ascii")
-        days = max(1, int((authority.not_after - now) // DAY_S))
-        _openssl("ca", "-gencrl", "-batch", "-config", str(place / "config"), "-cert", str(directory / CA), "-keyfile", str(directory / "ca.key"),
-                 "-crldays", str(days), "-out", str(place / "list"))  # fmt: skip
-        (place / "list").chmod(0o644)
-        os.replace(place / "list", directory / REVOKED)
+    _write_list(directory, authority, now)
     for each in issued:
         shutil.rmtree(each.directory)
     return directory / REVOKED
+
+
+def _write_list(directory: Path, authority: Certificate, now: float) -> None:
+    """The list of all that were revoked, also of none: where an old authority has one, the next one needs its own beside it."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as scratch:
+        place, kept = Path(scratch), directory / "revoked"
+        if kept.exists():
+            shutil.copyfile(kept, place / "index")
+        else:
+            (place / "index").touch()
+        (place / "config").write_text(
+            _config(place, "none", "authorityKeyIdentifier=keyid\n"), encoding="ascii"
+        )
+        days = max(1, int((authority.not_after - now) // DAY_S))
+        # With the key's name in it: two authorities may be called the same.
+        _openssl("ca", "-gencrl", "-batch", "-config", str(place / "config"), "-cert", str(directory / CA), "-keyfile", str(directory / "ca.key"),
+                 "-crldays", str(days), "-crlexts", "extensions", "-out", str(place / "list"))  # fmt: skip
+        (place / "list").chmod(0o644)
+        os.replace(place / "list", directory / REVOKED)
 
 
 # -- openssl -----------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import msgspec
 
 from watchdog.agent.collectors.job_log import LogMemory
 from watchdog.agent.collectors.process import ProcessMemory
-from watchdog.agent.probe import Left
 from watchdog.agent.probe_child import decode, encode
+from watchdog.agent.probe_worker import Left
 from watchdog.agent.spool import Waiting
 
 if TYPE_CHECKING:

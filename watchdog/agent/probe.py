@@ -18,19 +18,31 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from watchdog import clock
 from watchdog.agent.become import MIN_UID
 from watchdog.agent.helper_link import HelperLink
 from watchdog.agent.probe_child import Function, child_main, describe, encode, frame, spawn_for_ever, unframe
+from watchdog.agent.probe_worker import (
+    READ_SIZE,
+    Answer,
+    Left,
+    OnPart,
+    Then,
+    Worker,
+    adopt,
+    finish,
+    group_of,
+    hand_over,
+    idle_s_of,
+    left_of,
+    read_into,
+)
 from watchdog.model.observed import HungProbe
 from watchdog.runner import Waiter, wait_readable
 
-__all__ = ["Answer", "Function", "Probes", "ProbesLost", "describe"]
+__all__ = ["Answer", "Function", "Left", "Probes", "ProbesLost", "Then", "describe"]
 
 log = logging.getLogger(__name__)
 
@@ -40,73 +52,13 @@ MAX_HUNG = 24
 """Of these so many may hang: the others are needed to see what still answers."""
 MAX_HUNG_OF_GROUP = 8
 """And so many about one mount, or of one kind: the ninth process whose memory is locked would teach nothing new."""
-IDLE_S = 600.0
-IDLE_OF_KIND_S = {"identify": 30.0, "stacks": 20.0, "probe": 5.0}
-"""An idle child costs about 3 MiB, starting one about 2 ms: what is needed less than once a minute does not wait for work."""
 PAUSE_S = 5.0
 """Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children with it perhaps."""
 GRACE_S = 1.0
-READ_SIZE = 1 << 16
-MAX_READS = 256
-"""Of READ_SIZE, from one child in one go: one that never stops talking does not hold up the loop."""
 
 
 class ProbesLost(Exception):
     """The spawner is gone: no child can be started any more, the agent has to be started anew."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What became of one request: `error` is None if, and only if, the function returned `value`."""
-
-    request: int
-    key: str
-    value: Any = None
-    error: str | None = None
-    timed_out: bool = False
-    seconds: float = 0.0
-
-
-class Left(msgspec.Struct, frozen=True, kw_only=True):
-    """A child that had something to do when its agent became a new one: who it is, and what has gone to and fro until then."""
-
-    key: str
-    uid: int
-    fd: int
-    """Its socket, which exec leaves open."""
-    request: int
-    asked_at: float
-    deadline: float
-    hung: bool
-    born: bool
-    inbox: bytes = b""
-    outbox: bytes = b""
-
-
-Then = Callable[[Answer], None]
-OnPart = Callable[[Any], None]
-
-
-@dataclass
-class _Worker:
-    key: str
-    uid: int
-    sock: socket.socket
-    used_at: float
-    idle_s: float
-    inbox: bytearray = field(default_factory=bytearray)
-    outbox: bytearray = field(default_factory=bytearray)
-    writing: bool = False
-    request: int | None = None
-    asked_at: float = 0.0
-    deadline: float = 0.0
-    hung: bool = False
-    born: bool = False
-    """It has said that it has begun: what does not come back from now on is its resource's fault, not its spawner's."""
-    proven: bool = False
-    """It has answered, so children can be started."""
-    then: Then | None = None
-    on_part: OnPart | None = None
 
 
 class Probes:
@@ -130,14 +82,14 @@ class Probes:
         self._helped = frozenset(helped) if helper is not None else frozenset[str]()
         self.read_clock = read_clock
         self._max_workers = max_workers
-        self._workers: dict[str, _Worker] = {}
-        self._by_fd: dict[int, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
+        self._by_fd: dict[int, Worker] = {}
         self._next_request = 1
         self._no_start = ""
         self._lost = False
         self._buffer = memoryview(bytearray(READ_SIZE))
         self._looked_at = float("-inf")
-        adopted = [_adopt(each, read_clock()) for each in left]
+        adopted = [adopt(each, read_clock()) for each in left]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         gc.collect()
@@ -257,7 +209,7 @@ class Probes:
     def problems(self) -> tuple[str, ...]:
         """Why something was not asked, or will not be: a sentence each; empty where every child can be had."""
         found = []
-        groups = Counter(_group(worker.key) for worker in self._workers.values() if worker.hung)
+        groups = Counter(group_of(worker.key) for worker in self._workers.values() if worker.hung)
         for group, count in groups.items():
             if count >= MAX_HUNG_OF_GROUP:
                 found.append(f"probes: {count} children of {group} hang: no more of them are started")
@@ -314,18 +266,12 @@ class Probes:
         their sockets alone then. The agent's own are killed with the spawner, and are gone but for those that can't be."""
         left = []
         for worker in [worker for worker in self._workers.values() if worker.request is not None]:
-            assert worker.request is not None
-            fd = worker.sock.fileno()
-            self._waiter.forget(fd)
-            del self._by_fd[fd], self._workers[worker.key]
+            told = left_of(worker)
+            self._waiter.forget(told.fd)
+            del self._by_fd[told.fd], self._workers[worker.key]
             worker.sock.detach()
-            os.set_inheritable(fd, True)
-            left.append(
-                Left(
-                    key=worker.key, uid=worker.uid, fd=fd, request=worker.request, asked_at=worker.asked_at, deadline=worker.deadline,
-                    hung=worker.hung, born=worker.born, inbox=bytes(worker.inbox), outbox=bytes(worker.outbox),
-                )
-            )  # fmt: skip
+            os.set_inheritable(told.fd, True)
+            left.append(told)
         return tuple(left)
 
     def close(self) -> None:
@@ -347,8 +293,8 @@ class Probes:
     def _may_hang(self, key: str, instead_of: str = "") -> bool:
         """Whether a child under `key` could hang without there being too many that do."""
         hung = [worker.key for worker in self._workers.values() if worker.hung and worker.key != instead_of]
-        group = _group(key)
-        return len(hung) < MAX_HUNG and sum(_group(each) == group for each in hung) < MAX_HUNG_OF_GROUP
+        group = group_of(key)
+        return len(hung) < MAX_HUNG and sum(group_of(each) == group for each in hung) < MAX_HUNG_OF_GROUP
 
     def _may_start(self, key: str) -> bool:
         if not self._may_hang(key):
@@ -360,7 +306,7 @@ class Probes:
             self._drop(min(idle, key=lambda worker: worker.used_at))
         return bool(idle)
 
-    def _start(self, key: str, uid: int, now: float, helped: bool) -> _Worker | None:
+    def _start(self, key: str, uid: int, now: float, helped: bool) -> Worker | None:
         """A new worker, or None with `_no_start` saying why: out of descriptors, or the spawner is stopped."""
         if helped and 0 <= uid < MIN_UID:  # it would refuse, each time anew
             self._no_start = (
@@ -392,8 +338,7 @@ class Probes:
                     raise ProbesLost(f"no child can be started: {error}") from error
                 self._no_start = f"no child can be started: {describe(error)}"
                 return None
-        idle_s = IDLE_OF_KIND_S.get(key.partition(":")[0], IDLE_S)
-        worker = self._workers[key] = _Worker(key, uid, ours, now, idle_s)
+        worker = self._workers[key] = Worker(key, uid, ours, now, idle_s_of(key))
         self._by_fd[ours.fileno()] = worker
         self._waiter.watch(ours.fileno())
         return worker
@@ -412,7 +357,7 @@ class Probes:
             self._waiter.forget(self.helper.sock.fileno())
             self.helper.lose(why)
 
-    def _drop(self, worker: _Worker) -> None:
+    def _drop(self, worker: Worker) -> None:
         fd = worker.sock.fileno()
         self._waiter.forget(fd)
         del self._by_fd[fd], self._workers[worker.key]
@@ -420,7 +365,7 @@ class Probes:
 
     # -- talking -----------------------------------------------------------------------------------------------
 
-    def _flush(self, worker: _Worker) -> None:
+    def _flush(self, worker: Worker) -> None:
         while worker.outbox:
             try:
                 del worker.outbox[: worker.sock.send(worker.outbox)]
@@ -432,8 +377,8 @@ class Probes:
             worker.writing = bool(worker.outbox)
             self._waiter.watch(worker.sock.fileno(), writing=worker.writing)
 
-    def _receive(self, worker: _Worker, now: float, done: set[int]) -> None:
-        ended = not _read_into(worker, self._buffer)
+    def _receive(self, worker: Worker, now: float, done: set[int]) -> None:
+        ended = not read_into(worker, self._buffer)
         try:
             replies = unframe(worker.inbox)
         except ValueError as error:
@@ -447,9 +392,9 @@ class Probes:
             was_busy = worker.request is not None and not worker.hung
             self._drop(worker)
             if was_busy:
-                _finish(worker, None, "the child ended", now, done)
+                finish(worker, None, "the child ended", now, done)
 
-    def _take(self, worker: _Worker, reply: Any, now: float, done: set[int]) -> bool:
+    def _take(self, worker: Worker, reply: Any, now: float, done: set[int]) -> bool:
         """Hands over one reply; False if it is none."""
         if not isinstance(reply, list) or len(reply) not in (2, 3) or not isinstance(reply[0], int):
             log.error("%s said something that is no answer: its worker is dropped", worker.key)
@@ -461,7 +406,7 @@ class Probes:
             return True
         if len(reply) == 2:
             if not worker.hung and worker.on_part is not None:
-                _hand_over(worker.key, worker.on_part, reply[1])
+                hand_over(worker.key, worker.on_part, reply[1])
             return True
         if reply[0] == 0:
             self._no_start = str(reply[2])
@@ -472,10 +417,10 @@ class Probes:
             log.warning("%s answered after %.0f s: it is free again", worker.key, now - worker.asked_at)
             worker.request, worker.hung, worker.used_at = None, False, now
         else:
-            _finish(worker, reply[1], reply[2], now, done)
+            finish(worker, reply[1], reply[2], now, done)
         return True
 
-    def _judge(self, worker: _Worker, now: float, done: set[int]) -> None:
+    def _judge(self, worker: Worker, now: float, done: set[int]) -> None:
         """Calls a worker hung that is beyond its deadline, unless it was we who were away."""
         if now - max(self._looked_at, worker.asked_at) > worker.deadline - worker.asked_at + PAUSE_S:
             worker.deadline = now + GRACE_S
@@ -490,55 +435,4 @@ class Probes:
         else:  # who starts children is at fault, or the directory of users: nothing is known of what it was to look at
             log.warning("%s was not started within %.1f s: it is left alone until it is", worker.key, waited)
             answer = Answer(request, worker.key, None, f"its child was not started within {waited:.0f} s")
-        _hand_over(worker.key, then, answer)
-
-
-def _adopt(left: Left, now: float) -> _Worker:
-    """A worker of the agent before, of whom nobody waits for the answer any more."""
-    sock = socket.socket(fileno=left.fd)
-    sock.set_inheritable(False)
-    sock.setblocking(False)
-    return _Worker(
-        left.key, left.uid, sock, now, IDLE_OF_KIND_S.get(left.key.partition(":")[0], IDLE_S), bytearray(left.inbox),
-        bytearray(left.outbox), request=left.request, asked_at=left.asked_at, deadline=left.deadline, hung=left.hung, born=left.born,
-    )  # fmt: skip
-
-
-def _group(key: str) -> str:
-    """What hangs together: `files:/shared` of `files:/shared:1000`, `identify` of `identify:4711`."""
-    return key.rpartition(":")[0] or key
-
-
-def _read_into(worker: _Worker, buffer: memoryview) -> bool:
-    """Takes what the child has said into its inbox; False at its end. `buffer` is only passed through."""
-    for _ in range(MAX_READS):
-        try:
-            size = worker.sock.recv_into(buffer)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        if not size:
-            return False
-        worker.inbox += buffer[:size]
-        if size < READ_SIZE:
-            return True  # that was all; more would be news to the waiter
-    return True
-
-
-def _finish(worker: _Worker, value: Any, error: str | None, now: float, done: set[int]) -> None:
-    request, then = worker.request, worker.then
-    assert request is not None
-    worker.request, worker.then, worker.on_part, worker.used_at = None, None, None, now
-    done.add(request)
-    _hand_over(
-        worker.key, then, Answer(request, worker.key, value, error, False, max(0.0, now - worker.asked_at))
-    )
-
-
-def _hand_over(key: str, to: Callable[[Any], None] | None, what: Any) -> None:
-    try:
-        if to is not None:
-            to(what)
-    except Exception:
-        log.exception("the answer of %s could not be used", key)
+        hand_over(worker.key, then, answer)

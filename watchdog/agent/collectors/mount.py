@@ -19,7 +19,8 @@ from functools import partial
 import msgspec
 
 from watchdog.agent.mounts import NOT_PROBED, Mount, mount_of
-from watchdog.agent.probe import IDLE_S, Answer, Probes
+from watchdog.agent.probe import Answer, Probes
+from watchdog.agent.probe_worker import IDLE_S
 from watchdog.model.messages import CommandResult, ProbeMount
 from watchdog.model.observed import MountProbe
 from watchdog.runner import next_due

@@ -187,6 +187,15 @@ def test_teardown_of_all_names_nobody_and_of_one_that_one() -> None:
     assert said(verdict(DESTROY, DESTROY, LOCK, DESTROY)) == (True, "teardown", [2])
 
 
+def test_the_name_of_a_tool_is_no_host() -> None:
+    dumps = (
+        "".join(text_of(rank, REDUCE) for rank in range(3))
+        + "=== rank 3 ===\npy-spy: Error: No such process (os error 3)\n"
+    )
+    found = judge(parse_stacks(dumps), Given(ranks=4))
+    assert [(each.rank, each.node) for each in found.culprits] == [(3, "")]
+
+
 def test_who_waits_for_its_gpu_within_a_collective_waits_for_its_peers() -> None:
     within = ("synchronize (torch/cuda/__init__.py:892)", *REDUCE)
     assert said(verdict(REDUCE, within, REDUCE, REDUCE, since=HOUR, step=2)) == (True, "collective", [])

@@ -17,16 +17,23 @@ from watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
 TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
 _REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
 _DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
+_FAILED = re.compile(r"Exited with exit code (?!0\b|9\b|15\b|130\b|137\b|143\b)\d+")
+"""Not by a signal that ends a run in order."""
+OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
+"""NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 
 
-def of_consequences(case: Case, told: list[Error], from_outside: bool) -> Verdict | None:
-    """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal."""
+def of_consequences(case: Case, told: list[Error], ended_by: Error | None) -> Verdict | None:
+    """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal.
+
+    `ended_by` is the line with which somebody ended the run from outside.
+    """
     timeouts = [error for error in told if error.name in TIMED_OUT]
     felt = [
         error for error in told if error.name in FELT and error.name not in LAST_CHOICE and not error.weak
     ]
-    if from_outside and not timeouts:
+    if ended_by is not None and not timeouts and not _failed_before(ended_by, told):
         return None
     row = _killed_first(case.ranks.failures)
     if row is not None and not timeouts:
@@ -44,6 +51,14 @@ def of_consequences(case: Case, told: list[Error], from_outside: bool) -> Verdic
     if failed and len({row.rank for row in failed}) == 1:
         return _of_row(case, failed[0], told)
     return _of_ends(case, last, told)
+
+
+def _failed_before(ended_by: Error, told: Sequence[Error]) -> bool:
+    """Whether tasks had failed by themselves before somebody cancelled the job: a time limit or preemption needs no such reason, and
+    some programs end with a code of their own when they are told to end."""
+    if ended_by.name != "cancelled" or "DUE TO" in ended_by.raw_text:
+        return False
+    return any(_FAILED.search(error.raw_text) for error in told if error.name == "task_exit")
 
 
 def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Verdict:
@@ -209,8 +224,33 @@ def _lost_daemon(error: Error) -> str | None:
     return next((match["host"] for match in found if match), None)
 
 
+def _of_own_call(case: Case, first: Error, rank: int | None, told: Sequence[Error]) -> Verdict:
+    """The only rank of which NCCL says that a call of CUDA failed in its own process."""
+    host = case.ranks.host_of(Who(), rank)
+    case.role[id(first)] = "cause"
+    who = words_of(rank, host)
+    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {first.text[:200]}; {who} alone says that its own call of CUDA failed"
+    return Verdict(
+        first.name,
+        first.line,
+        first.source,
+        sentence(summary),
+        host,
+        rank,
+        first.text,
+        followed=len(told) - 1,
+    )
+
+
 def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
     host = _lost_daemon(first)
+    own = {
+        case.ranks.rank_of(error.who)
+        for error in told
+        if error.name == "nccl_error" and OWN_CUDA.search(error.text)
+    }
+    if len(own) == 1 and None not in own:
+        return _of_own_call(case, first, own.pop(), told)
     summary = (
         f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {first.text[:200]}; that follows from something else, "
         "and no line says from what"

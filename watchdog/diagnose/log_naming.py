@@ -30,7 +30,7 @@ _SSH_ENDED = re.compile(r"pdsh@\S+: (?P<host>[\w.-]+): ssh exited with exit code
 _OF_NODE = re.compile(r"\bat node \(ID: \w+, IP: (?P<host>[\w.:-]+)\)")
 """Ray's word of the node on which it ended workers for want of memory."""
 _OWN_NODE = re.compile(r"\bnode: (?P<host>[\w.-]+)\b")
-_OWN_RANK = re.compile(r"\bUnexpected result \w+ on rank (?P<rank>\d+)\b")
+_OWN_RANK = re.compile(r"(?:\bUnexpected result \w+ on rank |^[A-Z]\w+Error: \[Rank:)(?P<rank>\d+)\b")
 _RANK_AND_NODE = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+),")
 """As Megatron-LM's rerun_state_machine says whose result it is."""
 _DEAD_PID = re.compile(r"\bpid: (?P<pid>\d+)\b")

@@ -16,7 +16,7 @@ from itertools import islice
 import msgspec
 
 from watchdog.diagnose.log_case import Case, Source, Verdict, after_step, duration, sentence, words_of
-from watchdog.diagnose.log_consequences import LAST_CHOICE, TIMED_OUT, of_consequences
+from watchdog.diagnose.log_consequences import LAST_CHOICE, OWN_CUDA, TIMED_OUT, of_consequences
 from watchdog.diagnose.log_errors import STEP_SLACK_S
 from watchdog.diagnose.log_lines import Line, Who, classify
 from watchdog.diagnose.log_naming import (
@@ -77,8 +77,6 @@ _UNREACHED = re.compile(
     r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=)1[23]\b"
 )
 """Retries exceeded: the one who says so waited for the other end."""
-_OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
-"""NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
@@ -160,7 +158,7 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
         return _of_cause(case, [late], alive)
     kept = {id(error) for error in firm}
     told = [error for error in before if not _is_root(error) or id(error) in kept]
-    return of_consequences(case, told, ended < len(alive))
+    return of_consequences(case, told, after[0] if after else None)
 
 
 def _is_root(error: Error) -> bool:
@@ -290,7 +288,7 @@ class _Cascade:
 
 
 def _cascade(alive: Sequence[Error]) -> _Cascade:
-    felt = [e for e in alive if not e.weak and e.name in FELT and not _OWN_CUDA.search(e.text)]
+    felt = [e for e in alive if not e.weak and e.name in FELT and not OWN_CUDA.search(e.text)]
     times = [e.at for e in felt if e.name in TIMED_OUT and e.own_time and e.at is not None]
     line_of: dict[tuple[int, Who], int] = {}
     for error in felt:

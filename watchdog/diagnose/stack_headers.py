@@ -108,7 +108,8 @@ def _read_ray(match: re.Match[str]) -> Said | None:
 def _read_host(match: re.Match[str]) -> Said | None:
     name = match[1]
     if re.fullmatch(
-        r"(?i)error|reason|process|thread|python|warning|info|note|traceback|usage|arguments|locals|file|root|main",
+        r"(?i)error|reason|process|thread|python[\d.]*|warning|info|note|traceback|usage|arguments|locals|file|root|main|"
+        r"py-?spy|pystack|gdb|pdsh|clush|s?run|ssh|sudo|timeout|strace|nsenter|docker|kubectl|(?:ba|da|z)?sh|env",
         name,
     ):
         return None

@@ -74,6 +74,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("barrier_timeout", ("monitoredbarrier",), r"failed to pass monitoredBarrier|reached monitoredBarrier, but received errors|Timed out waiting.*monitoredBarrier", consequence=True),
     # A rank waited for a key that another one was to write.
     _row("collective_timeout", ("wait timeout after",), r"\bwait timeout after \d+ ?ms, keys: ", consequence=True),
+    _row("collective_timeout", ("missing collectives status", "nrt_timeout"), r"\bmissing collectives status on Neuron Device\b|\bNRT_TIMEOUT\b", consequence=True),
     _row("nccl_watchdog", ("watchdog",), r"Watchdog caught collective operation timeout", consequence=True),
     _row("nccl_watchdog", ("watchdog",), r"watchdog thread terminated(?! with exception: (?:CUDA|HIP) error)|ProcessGroupNCCL's watchdog got stuck|detected by watchdog at work", consequence=True),
     _row("nccl_watchdog", ("no heartbeat of its watchdog",), r"detected no heartbeat of its watchdog", consequence=True),

@@ -287,14 +287,16 @@ def somebody_on_storage(job: JobView) -> ProcessView | None:
 def at_work(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView, str] | None:
     """A process of those that are `named` that is seen to work, and what it does: a rank that moves data, or a child of one (a data
     loader's worker that fills its buffer, a program that it started) that computes or does. What the rank's own threads compute does
-    not count: some poll as long as a collective has not ended."""
+    not count: some poll as long as a collective has not ended. On a node with too few cores a child that computes gets little time, but
+    it is ready to run whenever it is looked at."""
     those = {(each.node, each.rank) for each in named if each.rank is not None}
     for each in job.processes:
         if not each.alive or (each.node, each.process.rank) not in those:
             continue
         if moves_data(each):
             return each, "moves data"
-        if each.process.role is Role.WORKER and (each.cpu_ratio or 0.0) >= QUIET_CPU:
+        computes = (each.cpu_ratio or 0.0) >= QUIET_CPU or each.process.state == "R"
+        if each.process.role is Role.WORKER and computes:
             return each, "computes"
     return None
 

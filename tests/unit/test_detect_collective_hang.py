@@ -88,6 +88,10 @@ def test_a_rank_whose_data_loader_works_is_not_accused(
     finding = judge(**HUNG, processes=(*ranks, worker))
     assert (finding.truth, finding.culprits) == (Truth.UNKNOWN, ())
     assert "rank 2 on n2" in finding.summary
+    starved = replace(worker, process=replace(worker.process, state="R"), **rests)
+    assert judge(**HUNG, processes=(*ranks, starved)).truth is Truth.UNKNOWN, (
+        "ready to run, on a node without a free core"
+    )
     of_another = replace(worker, process=replace(worker.process, rank=1), node="n1")
     rest = tuple(replace(each, **rests) for each in ranks)
     assert judge(**HUNG, processes=(*rest, of_another)).truth is Truth.BAD, "only what the named one's own do"

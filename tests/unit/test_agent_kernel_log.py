@@ -235,7 +235,7 @@ def test_what_was_overwritten_while_no_agent_ran_is_counted(child: Child, state:
     assert started(ring, child, state).collect(4.0) == ((), 50)
 
 
-@pytest.mark.parametrize(("line", "writes"), [(SILENT, 50), (DULL, 9)])
+@pytest.mark.parametrize(("line", "writes"), [(SILENT, 50), (DULL, 2)])
 def test_the_position_is_written_seldom_and_only_if_it_changed(
     line: str, writes: int, ring: Ring, child: Child, state: str
 ) -> None:

@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=60, help="injected while it is measured (default 60)")
     parser.add_argument("--workers", type=int, default=0, help="data loaders a rank (default 0)")
     parser.add_argument("--always-full", action="store_true", help="agents that know no reports of changes")
+    parser.add_argument("--tls", action="store_true", help="the controller's fleet over mutual TLS")
     parser.add_argument("--load-only", action="store_true", help="no restart and no outage of the fleet")
     parser.add_argument("--minutes", type=float, default=30.0, help="of the soak (default 30)")
     options = parser.parse_args()
@@ -139,6 +140,7 @@ def _controller(figures: Figures, options: argparse.Namespace) -> None:
             warm_up_s=options.warm_up,
             faults=options.faults,
             always_full=options.always_full,
+            tls=options.tls,
             restart=not options.load_only,
             outage=not options.load_only,
         ),

@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import sqlite3
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.bench import fleet_slurm
+from tests.bench import fleet_slurm, fleet_tls
 from tests.bench.figures import Figures, quantile, say
 from tests.bench.fleet_reports import Shape
 from tests.bench.peers import free_port
@@ -55,6 +56,8 @@ class Options:
     faults: int = 60
     """Nodes of which a GPU falls off the bus, one after the other, over the time of the measurement."""
     always_full: bool = False
+    tls: bool = False
+    """Whether agents prove themselves by certificates; the figures are then called `controller_tls.…`."""
     restart: bool = True
     outage: bool = True
     quiet_s: float = QUIET_AFTER_RESTART_S
@@ -70,6 +73,7 @@ class Service:
     port: int
     directory: Path
     nice: int
+    tls: ssl.SSLContext | None = None
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -93,7 +97,11 @@ class Service:
 
     def get(self, path: str, seconds: float) -> bytes:
         """The body of an answer. Raises OSError."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        connection = (
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+            if self.tls is None
+            else http.client.HTTPSConnection("localhost", self.port, timeout=seconds, context=self.tls)
+        )
         try:
             connection.request("GET", path)
             return connection.getresponse().read()
@@ -147,11 +155,13 @@ def prefer(pid: int, nice: int) -> None:
 class FleetProcess:
     """The agents, in a process of their own."""
 
-    def __init__(self, options: Options, port: int):
+    def __init__(self, options: Options, port: int, tls: Path | None = None):
         words = ["-m", "tests.bench.fleet", "--port", str(port), "--nodes", str(options.nodes), "--jobs", str(options.jobs),
                  "--workers", str(options.workers), "--interval", str(options.interval_s)]  # fmt: skip
         if options.always_full:
             words.append("--always-full")
+        if tls is not None:
+            words += ["--tls", str(tls)]
         self._process = subprocess.Popen(
             [sys.executable, *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2], start_new_session=True,
@@ -190,6 +200,7 @@ class Prober:
     """Asks for a trifle again and again: however long that takes beyond nothing, so long the event loop did something else."""
 
     port: int
+    tls: ssl.SSLContext | None = None
     waits_s: list[float] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -200,6 +211,8 @@ class Prober:
                 if sock is None:
                     sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    if self.tls is not None:
+                        sock = self.tls.wrap_socket(sock, server_hostname="localhost")
                 began = time.monotonic()
                 sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: controller\r\n\r\n")
                 if not sock.recv(65536):
@@ -250,17 +263,22 @@ def scene(options: Options) -> Iterator[Scene]:
         directory = Path(name)
         port = free_port()
         (directory / "state").mkdir()
-        config = directory / "config.yaml"
+        config, tls, security = directory / "config.yaml", None, ""
+        if options.tls:
+            tls = directory / "identity"
+            fleet_tls.make(tls, [shape.name(index) for index in range(options.nodes)])
+            security = f"security: {{mode: tls, tls_directory: {tls}/ca/controllers/localhost}}\n"
         config.write_text(
             f"mode: observe\ncontroller:\n  listen: 127.0.0.1:{port}\n  socket: {directory}/controller.sock\n"
             f"  state_directory: {directory}/state\n"
             f"slurm:\n  bin_directory: {fleet_slurm.install(directory, shape)}\n"
             f"agent:\n  interval: {round(options.interval_s * 1000)}ms\n"
+            f"{'  controller_url: https://localhost' if options.tls else ''}\n{security}"
         )
-        service = Service(config, port, directory, options.nice)
+        service = Service(config, port, directory, options.nice, fleet_tls.reader(tls) if tls else None)
         try:
             service.start()
-            fleet = FleetProcess(options, port)
+            fleet = FleetProcess(options, port, tls)
             try:
                 yield Scene(options, shape, service, fleet, directory)
             finally:
@@ -269,10 +287,23 @@ def scene(options: Options) -> Iterator[Scene]:
             service.kill()
 
 
+class Renamed(Figures):
+    """The same measurement in another setting, under another name."""
+
+    def __init__(self, figures: Figures, old: str, new: str):
+        self.figures, self.old, self.new = figures, old, new
+
+    def add(self, name: str, value: float, unit: str, **bounds: Any) -> None:
+        self.figures.add(self.new + name.removeprefix(self.old), value, unit, **bounds)
+
+
 def run(figures: Figures, options: Options) -> None:
     """All figures, one after the other."""
     _raise_limit()
-    say(f"{options.nodes} agents, {options.jobs} jobs, an interval of {options.interval_s:g} s")
+    if options.tls:
+        figures = Renamed(figures, "controller.", "controller_tls.")
+    how = " over mutual TLS" if options.tls else ""
+    say(f"{options.nodes} agents{how}, {options.jobs} jobs, an interval of {options.interval_s:g} s")
     with scene(options) as here:
         settled_s = here.fleet.wait_for_all(options.nodes, SETTLE_S)
         say(f"all agents were taken within {settled_s:.1f} s of their start")
@@ -302,7 +333,7 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
     step = max(1, options.nodes // max(1, options.faults))
     faulty = [(7 + n * step) % options.nodes for n in range(options.faults)]
     injected: dict[str, float] = {}
-    prober = Prober(service.port)
+    prober = Prober(service.port, service.tls)
     fleet.ask("tally")
     cpu_s, began = service.cpu_s(), time.monotonic()
     rss = [service.rss_bytes()]
@@ -405,7 +436,7 @@ def _measure_restart(figures: Figures, here: Scene) -> None:
     here.fleet.ask("forget")
     here.fleet.ask("tally")
     began = time.monotonic()
-    prober = Prober(here.service.port)
+    prober = Prober(here.service.port, here.service.tls)
     here.service.start()
     answered_s = time.monotonic() - began
     with prober.running():
@@ -425,7 +456,7 @@ def _measure_restart(figures: Figures, here: Scene) -> None:
 def _measure_outage(figures: Figures, here: Scene) -> None:
     """Half of all nodes at once fall silent: one incident says so, and the loop goes on."""
     before = {incident["id"] for incident in here.incidents() if incident["state"] == "firing"}
-    prober = Prober(here.service.port)
+    prober = Prober(here.service.port, here.service.tls)
     with prober.running():
         here.fleet.ask("silence", nodes=list(range(here.options.nodes // 2)))
         time.sleep(60.0)

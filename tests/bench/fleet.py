@@ -16,14 +16,17 @@ import random
 import resource
 import select
 import socket
+import ssl
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tests.bench import fleet_tls
 from tests.bench.fleet_reports import Shape, events_of, fault_of, logs_of, report_of
 from watchdog.agent.sender import backoff_s
 from watchdog.model.messages import Report
@@ -82,7 +85,16 @@ class Tally:
 class Fleet:
     """All agents, and the loop that drives them."""
 
-    def __init__(self, address: tuple[str, int], shape: Shape, interval_s: float, *, changes: bool):
+    def __init__(
+        self,
+        address: tuple[str, int],
+        shape: Shape,
+        interval_s: float,
+        *,
+        changes: bool,
+        tls: fleet_tls.Client | None = None,
+    ):
+        self.tls = tls
         self.address, self.shape, self.interval_s, self.changes = address, shape, interval_s, changes
         self.epoll = select.epoll()
         self.began = time.monotonic()
@@ -172,19 +184,50 @@ class Fleet:
             error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 raise OSError(error, os.strerror(error))
-            agent.ready = True
-            self.epoll.modify(sock.fileno(), select.EPOLLIN)
-            if agent.waiting:
-                self._send(agent)
+            if self.tls is not None:
+                agent.sock = sock = self._begin_tls(agent, sock)
+            if not isinstance(sock, ssl.SSLSocket) or self._shake_hands(sock):
+                self._is_ready(agent, sock)
+            return
+        if not agent.ready and isinstance(sock, ssl.SSLSocket):
+            if self._shake_hands(sock):
+                self._is_ready(agent, sock)
             return
         if agent.out and events & select.EPOLLOUT:
             self._flush(agent)
         if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-            data = sock.recv(1 << 16)
+            try:
+                data = sock.recv(1 << 16)
+                while isinstance(sock, ssl.SSLSocket) and sock.pending():
+                    data += sock.recv(1 << 16)  # what has come, and no event tells of
+            except ssl.SSLWantReadError:
+                return
             if not data:
                 raise OSError("the controller hung up")
             agent.inbox += data
             self._take_answer(agent)
+
+    def _begin_tls(self, agent: Agent, sock: socket.socket) -> socket.socket:
+        """The connection with TLS on it: the same descriptor."""
+        assert self.tls is not None
+        if isinstance(sock, ssl.SSLSocket):
+            return sock
+        self.epoll.modify(sock.fileno(), select.EPOLLIN)
+        return self.tls.wrap(sock, self.shape.name(agent.index))
+
+    def _shake_hands(self, sock: ssl.SSLSocket) -> bool:
+        """Whether the handshake is over. What we have to say in it always fits into the socket's buffer."""
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    def _is_ready(self, agent: Agent, sock: socket.socket) -> None:
+        agent.ready = True
+        self.epoll.modify(sock.fileno(), select.EPOLLIN)
+        if agent.waiting:
+            self._send(agent)
 
     def _take_answer(self, agent: Agent) -> None:
         inbox = agent.inbox
@@ -243,7 +286,7 @@ class Fleet:
         assert agent.sock is not None
         try:
             sent = agent.sock.send(agent.out)
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError):
             sent = 0
         except OSError as error:
             self._lose(agent, str(error))
@@ -363,13 +406,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--interval", type=float, default=5.0)
     parser.add_argument("--always-full", action="store_true")
+    parser.add_argument("--tls", type=Path, help="where fleet_tls.make has made certificates")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < options.nodes + 100:
         sys.exit(f"{options.nodes} connections need as many descriptors, and the limit is {hard}: ulimit -Hn")
     shape = Shape(nodes=options.nodes, jobs=options.jobs, workers=options.workers)
-    fleet = Fleet(("127.0.0.1", options.port), shape, options.interval, changes=not options.always_full)
+    tls = None if options.tls is None else fleet_tls.Client(options.tls)
+    address = ("127.0.0.1", options.port)
+    fleet = Fleet(address, shape, options.interval, changes=not options.always_full, tls=tls)
     fleet.epoll.register(0, select.EPOLLIN)
     pending = b""
     os.set_blocking(0, False)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import ssl
+import subprocess
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from tests.bench import at_scale, fleet_slurm
+from tests.bench import at_scale, fleet_slurm, fleet_tls
 from tests.bench.figures import Figures
 from tests.bench.fleet_reports import Shape, events_of, logs_of, report_of
 from watchdog.controller.state import ClusterState
+from watchdog.identity.certificates import read_certificate
 from watchdog.report_changes import changes_between, make_whole
 from watchdog.slurm.command_line import CommandLineSlurm
 
@@ -58,6 +61,16 @@ def test_a_round_of_the_fleet_is_a_small_report_of_changes() -> None:
     small = changes_between(before, after)
     assert small is not None and make_whole(before, small) == after
     assert (small.processes, small.gpus) == ((), ())
+
+
+def test_a_fleet_s_certificates_are_good_for_their_own_node_each(tmp_path: Path) -> None:
+    fleet_tls.make(tmp_path, ["n00000", "n00001", "n00299"])
+    for name in ("n00000", "n00001", "n00299"):
+        file = tmp_path / "nodes" / f"{name}.crt"
+        verify = ["openssl", "verify", "-x509_strict", "-purpose", "sslclient", "-CAfile", str(tmp_path / "ca/ca.crt")]
+        subprocess.run([*verify, str(file)], check=True, capture_output=True, timeout=60)
+        assert read_certificate(str(file)).names == (name,)
+    assert fleet_tls.reader(tmp_path).verify_mode == ssl.CERT_REQUIRED
 
 
 def test_the_benchmark_measures_a_small_fleet_restarts_the_controller_and_leaves_nothing_behind() -> None:

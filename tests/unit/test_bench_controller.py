@@ -67,7 +67,15 @@ def test_a_fleet_s_certificates_are_good_for_their_own_node_each(tmp_path: Path)
     fleet_tls.make(tmp_path, ["n00000", "n00001", "n00299"])
     for name in ("n00000", "n00001", "n00299"):
         file = tmp_path / "nodes" / f"{name}.crt"
-        verify = ["openssl", "verify", "-x509_strict", "-purpose", "sslclient", "-CAfile", str(tmp_path / "ca/ca.crt")]
+        verify = [
+            "openssl",
+            "verify",
+            "-x509_strict",
+            "-purpose",
+            "sslclient",
+            "-CAfile",
+            str(tmp_path / "ca/ca.crt"),
+        ]
         subprocess.run([*verify, str(file)], check=True, capture_output=True, timeout=60)
         assert read_certificate(str(file)).names == (name,)
     assert fleet_tls.reader(tmp_path).verify_mode == ssl.CERT_REQUIRED

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.demo.cluster import Cluster
-from deploy.demo.stack import Watchdog
+from deploy.demo.stack import PORT, ROOT, Watchdog
 
 DEADLINE_S = 300.0
 
@@ -35,6 +37,43 @@ def counted(watchdog: Watchdog, outcome: str) -> float:
     return float(found[1]) if found else 0.0
 
 
+HEARD = """
+import json, sys
+from watchdog.agent.munge_session import Munge, ProvenConnection
+from watchdog.agent.post import Connection
+from watchdog.model.messages import Report
+from watchdog.wire import encode_report
+
+url, munge, said = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+
+class Tap:
+    def post(self, path, body, headers, connect_s, answer_s):
+        said.append((path, body.decode(), headers))
+        return Connection(url, 10**6).post(path, body, headers, connect_s, answer_s)
+    def close(self):
+        return
+
+if not said:
+    report = encode_report(Report(node="n1", boot_id="b", agent_id="heard", sequence=1))
+    assert ProvenConnection(Tap(), "n1", Munge("0", munge).encode).post("/v1/report", report, {}, 60.0, 120.0).status == 200
+    said = [each for each in said if "Authorization" in each[2]]
+answers = [Connection(url, 10**6).post(path, body.encode(), headers, 60.0, 120.0) for path, body, headers in said]
+print(json.dumps([said, [(answer.status, answer.body.decode()) for answer in answers]]))
+"""
+"""An agent of n1 that is overheard: its session and its report are said again, on the node or, if they are given, on another."""
+
+
+def say_again(
+    watchdog: Watchdog, node: str, heard: list[list[object]]
+) -> tuple[list[list[object]], list[tuple[int, str]]]:
+    """What was heard, and how it was answered when it was said again on `node`."""
+    url = f"http://{watchdog.cluster.controller_address}:{PORT}"
+    munge = str(Path(watchdog.cluster.directory) / "munge" / "socket")
+    argv = [sys.executable, "-c", HEARD, url, munge, json.dumps(heard)]
+    said, answers = json.loads(watchdog.cluster.node_run(node, argv, DEADLINE_S, cwd=ROOT).stdout)
+    return said, [(status, body) for status, body in answers]
+
+
 def test_nodes_prove_themselves_by_munge_and_their_address_and_again_to_a_controller_that_is_new(
     watchdog: Watchdog,
 ) -> None:
@@ -54,6 +93,17 @@ def test_nodes_prove_themselves_by_munge_and_their_address_and_again_to_a_contro
     watchdog.stop_agent("n3")
     watchdog._agent_env = None
     watchdog.start_agent("n3")
+
+    watchdog.stop_agent(
+        "n1"
+    )  # a node has one session: its agent would begin another in the place of what is said again
+    heard, answers = say_again(watchdog, "n1", [])
+    assert [path for path, *_ in heard] == ["/v1/session", "/v1/report"]
+    assert [status for status, _ in answers] == [401, 401], answers
+    assert counted(watchdog, "replayed") == 2, "the credential and the report, from the node itself"
+    _, answers = say_again(watchdog, "n2", heard[1:])
+    assert answers[0][0] == 403 and "this session is not of" in answers[0][1], answers
+    watchdog.start_agent("n1")
 
     watchdog.kill_controller()
     watchdog.start_controller()

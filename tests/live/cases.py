@@ -86,6 +86,12 @@ FAULTS: tuple[Fault, ...] = (
           or_nobody=True, asks_ranks=False),
     Fault("lock", ("collective_hang",), (0,), lambda job: job.do("lock", 0), acts=True),
     Fault("other_collective", ("collective_hang",), (2,), lambda job: job.do("mismatch", 2), acts=True),
+    # A rank is gone without an error, and who lost it ends: a launcher that leaves is no rank, and nobody else is to be named.
+    Fault("left_quietly", ("log_error",), (3,), lambda job: job.do("leave", 3), also=("dead_rank", "lingering_job"),
+          or_nobody=True, asks_ranks=False),
+    Fault("killed_elsewhere", ("log_error",), (2,), lambda job: job.signal("KILL", 2), also=("dead_rank", "lingering_job"),
+          or_nobody=True, asks_ranks=False),
+    Fault("file_lock", ("collective_hang",), (2,), lambda job: job.do("file_lock", 2), launchers=(TORCHRUN,)),
     Fault("retry_for_ever", ("collective_hang",), (1,), lambda job: job.do("sleep", 1), launchers=(SRUN,)),
     Fault("named_pipe", ("collective_hang",), (1,), lambda job: job.do("file", 1), launchers=(SRUN,)),
     Fault("stopped", ("rank_stopped",), (3,), lambda job: job.signal("STOP", 3), also=("collective_hang",),

@@ -6,16 +6,20 @@
 
 A file KIND.rankR in the directory of faults makes rank R do it at its next step; what it did, and when, is then in KIND.rankR.done.
 Kinds: loader (its DataLoader's workers stop), lock (waits for a lock that nobody gives back), mismatch (calls another collective than
-the others), sleep (a retry that never ends), file (reads a named pipe that nobody writes).
+the others), sleep (a retry that never ends), file (reads a named pipe that nobody writes), file_lock (waits for a lock on a file that a
+process of its own keeps), leave (ends at once, with code 0 and without a word).
 What is healthy and looks ill is chosen on the command line.
 """
 
 import argparse
 import atexit
 import datetime
+import fcntl
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -93,6 +97,10 @@ class Faults:
             os.mkfifo(pipe)
             with open(pipe) as answers:
                 answers.read()
+        if self.take("file_lock"):
+            wait_for_the_file(os.path.join(self.directory, "cache.lock"))
+        if self.take("leave"):
+            os._exit(0)
 
 
 def note(path, rank):
@@ -100,6 +108,14 @@ def note(path, rank):
     with open(path + ".part", "w") as file:
         json.dump(row, file)
     os.replace(path + ".part", path)
+
+
+def wait_for_the_file(path):
+    keeper = f"import fcntl, time; file = open({path!r}, 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); time.sleep({FOR_EVER_S})"
+    with subprocess.Popen([sys.executable, "-c", keeper], stdout=subprocess.PIPE) as keeps:
+        keeps.stdout.readline()
+        with open(path, "r+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
 
 
 def wait_for_the_cache():

@@ -17,6 +17,7 @@ from watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
 TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
 _REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
 _DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
+_TERMINATED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Terminated\b")
 _FAILED = re.compile(r"Exited with exit code (?!0\b|9\b|15\b|130\b|137\b|143\b)\d+")
 """Not by a signal that ends a run in order."""
 OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
@@ -203,7 +204,8 @@ def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
     others = [task for task in ranks.tasks if task.line != first.line]
     told_after = all(task.line > first.line and _is_srun_s_kill(task) for task in others)
     of_slurm = "srun: error" in first.raw_text or first.raw_text.startswith("pdsh@")
-    task = task_of(first, name, ranks) if of_slurm and told_after else None
+    ended = _TERMINATED.search(first.raw_text) is not None  # by srun, for another one's failure
+    task = task_of(first, name, ranks) if of_slurm and told_after and not ended else None
     of_ray = rank_of_dead_process(case) if first.name == "ray_actor_died" else (None, None)
     rank, host = task if task is not None else of_ray
     case.role[id(first)] = "cause"

@@ -148,7 +148,7 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     deaths = _deaths(alive)
     cascade = _cascade(alive)
     fatal = [e for e in firm if _is_fatal(e, case, deaths) and not cascade.has_brought(e, case.ranks)]
-    if fatal:
+    if fatal and not _are_cut_off(fatal, alive):
         return _of_cause(case, fatal, alive)
     if after:
         for error in after:
@@ -159,6 +159,14 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     kept = {id(error) for error in firm}
     told = [error for error in before if not _is_root(error) or id(error) in kept]
     return of_consequences(case, told, after[0] if after else None)
+
+
+def _are_cut_off(fatal: Sequence[Error], alive: Sequence[Error]) -> bool:
+    """Whether a log ends within tracebacks that may be those of victims: ranks had lost others before these began."""
+    if any(error.name not in HEADERS for error in fatal):
+        return False
+    began = min(error.line for error in fatal)
+    return any(e.name in FELT and not e.weak and e.line < began and e.who != fatal[0].who for e in alive)
 
 
 def _is_root(error: Error) -> bool:
@@ -325,6 +333,8 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
     if rank is None and not unordered:
         rank, host = placed(first, name, case, host)
     everybody = is_everybody(ranks, alike, case)
+    if name in HEADERS and len(ranks) > 1:
+        rank = host = None  # nobody knows what each of them says next
     sources = {error.source for error in roots}
     if rank is None and name in GPU_NAMES:
         rank = who_felt_it(first, alive, case)

@@ -55,6 +55,11 @@ _RAY_WHERE = re.compile(r"\(pid=(?P<pid>\d+), ip=(?P<host>[\w.:-]+)")
 _DIRECT = "the above exception was the direct cause"
 _DURING = "during handling of the above exception"
 _IGNORED = re.compile(r"^\s*(?:Exception|Error) ignored in:?|^\s*Error in atexit\b|^\s*--- Logging error ---")
+_HEADER = re.compile(
+    r"^\W*(?:Exception Group |Original )?Traceback \(|Traceback \(most recent call last\)[^\w'\"]*$",
+    re.IGNORECASE,
+)
+"""It stands alone, at the beginning of what a line says, or at its end; in the middle of a sentence it is somebody's example."""
 _THREAD = re.compile(r"^\s*Exception in thread ")
 _GOES_ON = re.compile(
     r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect",
@@ -184,7 +189,7 @@ def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | N
         stream.ignored = True
     if _THREAD.match(text):
         stream.weak = True
-    if "traceback (most recent call last)" in lower:
+    if "traceback (most recent call last)" in lower and _HEADER.search(text):
         return _open(line, stream, at, own)
     if stream.open and (line.indent > stream.indent or not text.strip()):
         stream.frames += 1
@@ -193,7 +198,7 @@ def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | N
         stream.frames += 1
         return None
     name = classify(text)
-    if name is not None and not stream.open and _is_prose(line):
+    if name == "traceback" or (name is not None and not stream.open and _is_prose(line)):
         return None
     if stream.open and (name is None or name == "python_exception") and _is_exception(text.strip()):
         name = name or "python_exception"

@@ -78,7 +78,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("nccl_watchdog", ("watchdog",), r"Watchdog caught collective operation timeout", consequence=True),
     _row("nccl_watchdog", ("watchdog",), r"watchdog thread terminated(?! with exception: (?:CUDA|HIP) error)|ProcessGroupNCCL's watchdog got stuck|detected by watchdog at work", consequence=True),
     _row("nccl_watchdog", ("no heartbeat of its watchdog",), r"detected no heartbeat of its watchdog", consequence=True),
-    _row("nccl_watchdog", ("timeout at nccl work", "nccl operations have failed", "collective timeout"), r"Timeout at NCCL work|Some NCCL operations have failed or timed out|due to (?:a )?collective timeout", consequence=True),
+    _row("nccl_watchdog", ("timeout at nccl work", "nccl operations have failed", "collective timeout", "data inconsistency"), r"Timeout at NCCL work|To avoid data inconsistency, we are taking the entire process down|Some NCCL operations have failed or timed out|due to (?:a )?collective timeout", consequence=True),
     _row("collective_timeout", ("timed out waiting", "deadline exceeded", "deadline_exceeded", "broadcasted by subset", "ranks joining collective"), r"Timed out waiting \d+ ?ms for (?:send|recv) operation|\bDEADLINE_EXCEEDED\b|tensors were submitted to be reduced, gathered or broadcasted by subset of ranks|\bNot all ranks joining collective", consequence=True),
     _row("heartbeat_lost", ("heartbeat", "unhealthy", "coordination", "service detected fatal"), r"heartbeat timeout|stopped sending heartbeats|missed (?:too many )?heartbeats|CoordinationServiceError|(?:coordination|distributed) service (?:detected fatal|is unavailable|agent .*error)|error from (?:the )?coordination service|[Hh]eartbeat monitor timed out", consequence=True),
     _row("abort", ("terminate called",), r"terminate called (?:after throwing an instance of|without an active exception)"),
@@ -156,7 +156,7 @@ SIGNATURES: tuple[Signature, ...] = (
 
 # Harmless although a row matches: what says that it goes on by itself, or only talks about an error.
 HARMLESS = re.compile(
-    r"\bwill (?:be )?(?:retr|reconnect)|\bretrying\b|\bretry \d|\bignor(?:ed|ing)\b|\bnon-?fatal\b|(?<!un)\bhandled\b|\brecover(?:ed|ing)\b|(?<!\] )\bno error|\b0 errors\b"
+    r"\bwill (?:be )?(?:retr|reconnect)|(?<!non-)(?<!not )\bretr[iy]able (?:error|exception|failure)|\bretrying\b|\bretry \d|\bignor(?:ed|ing)\b|\bnon-?fatal\b|(?<!un)\bhandled\b|\brecover(?:ed|ing)\b|(?<!\] )\bno error|\b0 errors\b"
     r"|\bfall(?:s|ing)? ?back\b|\bskipp(?:ed|ing)\b|\b(?!Non)[A-Z]\w*Warning\b|\bcontinuing\b|\bthis is (?:expected|harmless|normal)\b|\bsuppress|\bharmless\b|\bNCCL INFO\b",
     re.IGNORECASE,
 )

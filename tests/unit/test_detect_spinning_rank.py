@@ -109,6 +109,16 @@ def test_a_small_loop_may_go_over_several_lines_and_call_small_functions(lines: 
     assert judge(view(at)).truth is Truth.BAD
 
 
+@pytest.mark.parametrize(("state", "told"), [("R", True), ("S", False)])
+def test_on_a_machine_with_too_few_cores_it_is_found_running_all_the_same(state: str, told: bool) -> None:
+    """Forty processes on two cores: it gets a twentieth of one."""
+    steady: dict[Any, Steady] = {}
+    for number in range(7):
+        starved = replace(look(at_s=60.0 * number, cpu=0.05), state=state)
+        steady = follow(steady, [starved], 60.0 * number)
+    assert [each.dumps for each in steady.values()] == [7 if told else 1]
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_first_rank_of_a_node_may_well_have_something_to_do_alone(rank: int) -> None:
     def at(at_s: float) -> ProcessStack:

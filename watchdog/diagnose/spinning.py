@@ -34,7 +34,8 @@ MEMORY_BYTES = 1 << 20
 IO_BYTES = 256
 """In all. Threads that wake each other write 8 bytes each time; one line of a log every minute is more than that."""
 LEAST_CPU, MOST_CPU = 0.1, 1.2
-"""Cores of the whole process: its main thread and nobody else. Far less than one on a machine that has too few cores for its ranks."""
+"""Cores of the whole process: its main thread and nobody else. Less still on a machine that has too few cores for its ranks, if it was
+found running or waiting for a core."""
 LEAST_GIL = 0.5
 """Share of the dumps in which the main thread held the interpreter's lock."""
 PLACES = frozenset({Place.OTHER, Place.QUEUE, Place.LOCK, Place.DATALOADER})
@@ -98,7 +99,9 @@ def _uses_a_core(before: Steady, stack: ProcessStack, at: float) -> bool:
     """Whether it has run since the dump before, one thread of it, all the time."""
     passed_s = at - before.last_at
     used_s = stack.cpu_s - before.cpu_s[1]
-    return passed_s > 0 and LEAST_CPU <= used_s / passed_s <= MOST_CPU
+    if passed_s <= 0 or not 0 < used_s / passed_s <= MOST_CPU:
+        return False
+    return used_s / passed_s >= LEAST_CPU or stack.state == "R"
 
 
 def _is_small(seen: Steady) -> bool:

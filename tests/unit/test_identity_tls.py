@@ -200,6 +200,39 @@ def test_a_handshake_that_does_not_go_on_is_ended(port: Port) -> None:
     assert port.refused("slow_handshake") == 1
 
 
+def test_a_handshake_that_waited_for_us_is_not_found_slow(port: Port) -> None:
+    """After a restart ten thousand come at once: whoever is refused for that comes again, and so for ever."""
+    with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
+        sock.sendall(b"\x16\x03\x01\x02")
+        until(lambda: port.do(lambda: len(port.server.secured)) == 1)
+        (since,) = port.do(lambda: [each._since for each in port.server.secured])
+
+        def look(now: float) -> None:
+            for each in list(port.server.secured):
+                each.check(now)
+
+        port.do(lambda: port.server.note_pause(since - 1.0, 60.0))  # before its time: no excuse
+        port.do(lambda: port.server.note_pause(since + 14.0, 14.0))
+        port.do(lambda: look(since + 20.0))
+        assert port.all_refused() == {}, "six seconds were its own"
+        port.do(lambda: look(since + 24.5))
+        assert port.refused("slow_handshake") == 1
+
+
+def test_what_the_loop_was_late_is_forgotten_after_minutes_and_what_is_usual_is_not_counted(
+    port: Port,
+) -> None:
+    def count() -> tuple[float, int]:
+        port.server._late.clear()
+        for second in range(2000):
+            port.server.note_pause(float(second), 0.9 if second % 2 else 0.1)
+        return port.server.held_up_s(1990.0), len(port.server._late)
+
+    held_up_s, kept = port.do(count)
+    assert held_up_s == pytest.approx(5 * 0.9)
+    assert kept <= 151
+
+
 def test_a_kept_connection_ends_with_its_certificate(ca: Path, port: Port) -> None:
     agent = connection(port, node_files(ca, "n1", time.time()))
     assert report(agent, "n1").status == 200

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,8 +26,12 @@ MAX_HEAD: Final = 16 * 1024
 """nginx and Apache allow 8 KiB a line."""
 SWEEP_S: Final = 5.0
 """Time between two looks for connections that are too slow, or are not used any more."""
+PULSE_S: Final = 0.5
+"""Between two looks at how long this loop is held up itself."""
 IDLE_S: Final = 120.0
 """A connection on which nothing has been asked for so long is closed; agents report every few seconds."""
+REMEMBERED_S: Final = 300.0
+"""No request and no pause between two takes longer."""
 MAX_UNREAD: Final = 4 * 1024**2
 """Bytes of answers that wait for somebody who does not read them; beyond, the connection is closed."""
 MAX_HELD: Final = 512 * 1024**2
@@ -109,6 +114,8 @@ class Server:
         """What is to be closed with it."""
         self._count = count
         self._said: dict[str, float] = {}
+        self._late: deque[tuple[float, float]] = deque()
+        """(when, by how many seconds) this loop was late, of the last minutes."""
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -165,11 +172,36 @@ class Server:
             for connection in list(self.secured):
                 connection.close()
 
+    def held_up_s(self, since: float) -> float:
+        """How long this loop was busy with others since then: time that no client can be blamed for.
+
+        Without it ten thousand handshakes at once, after a restart, would each be found too slow, and be tried again for ever.
+        """
+        total_s = 0.0
+        for when, late_s in reversed(self._late):
+            if when <= since:
+                break
+            total_s += late_s
+        return total_s
+
+    def note_pause(self, now: float, late_s: float) -> None:
+        """The loop came to this moment so much later than it wanted to."""
+        if late_s > PULSE_S:
+            self._late.append((now, late_s))
+        while self._late and self._late[0][0] < now - REMEMBERED_S:
+            self._late.popleft()
+
     async def _sweep(self) -> None:
+        swept = clock.monotonic()
         while True:
-            await asyncio.sleep(SWEEP_S)
-            self.refresh()
+            before = clock.monotonic()
+            await asyncio.sleep(PULSE_S)
             now = clock.monotonic()
+            self.note_pause(now, now - before - PULSE_S)
+            if now - swept < SWEEP_S:
+                continue
+            swept = now
+            self.refresh()
             both: list[Connection | TlsConnection] = [*self.connections, *self.secured]
             for connection in both:
                 connection.check(now)
@@ -257,7 +289,7 @@ class Connection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """Ends what takes too long."""
-        age_s = now - self._since
+        age_s = now - self._since - self._server.held_up_s(self._since)
         if self._inbox and self._task is None and age_s > self._server.deadline_s:
             limit_s = self._server.deadline_s
             sentence = f"a report has to arrive within {limit_s:.0f} s"

@@ -44,6 +44,7 @@ class Port(Protocol):
     def opened(self, address: str) -> bool: ...
     def closed(self, address: str) -> None: ...
     def turned_away(self, reason: str, address: str) -> None: ...
+    def held_up_s(self, since: float) -> float: ...
 
 
 class TlsConnection(asyncio.Protocol):
@@ -154,7 +155,7 @@ class TlsConnection(asyncio.Protocol):
     def check(self, now: float) -> None:
         """Ends a handshake that takes too long, and a connection whose certificate has expired meanwhile."""
         if self.peer is None:
-            if now - self._since > HANDSHAKE_S and not self._closed:
+            if now - self._since - self._port.held_up_s(self._since) > HANDSHAKE_S and not self._closed:
                 self._give_up("slow_handshake")
             return
         if self._expires_at < clock.wall():

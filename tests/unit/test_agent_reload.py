@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.unit.test_agent_orphans import GRACE_S, Node
 from watchdog import clock
 from watchdog.agent.collectors.blocked import Call, Track
 from watchdog.agent.collectors.job_log import LogMemory
+from watchdog.agent.collectors.orphans import GpuHolders, HolderMemory
 from watchdog.agent.collectors.process import EntryMemory, ProcessMemory
 from watchdog.agent.handover import Handover, read_handover, write_handover
 from watchdog.agent.identities import Stuck
@@ -203,6 +205,7 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
             rows=((LogFile(job_id="4", path=odd, offset=2**40), 100.0),),
             recent=((99.0, Event(kind=EventKind.PROGRESS, job_id="4", age_s=1.0, source=odd)),),
         ),
+        holders=HolderMemory(since=(((7, 70), 50.0),), seen_running=("4",)),
         commands=("c1",),
         running=(("4",), 98.0),
         controller_id="k",
@@ -285,3 +288,27 @@ def test_children_at_work_are_waited_for_over_the_new_start_and_those_of_our_own
         assert after.names() == []
     finally:
         after.close()
+
+
+def test_an_orphan_that_was_told_of_is_told_of_by_the_next_agent_at_once(tmp_path: Path) -> None:
+    probes = Probes({})
+    node = Node(tmp_path, probes)
+    try:
+        pid = node.add(node.start("0"), "7")
+        node.tick(0, "7")
+        node.tick(1)
+        (before,) = node.tick(GRACE_S + 1)
+        memory = node.holders.memory()
+        node.holders = GpuHolders(probes, GRACE_S, devices=node.devices, trusts_nvml=True)
+        node.holders.remember(memory)
+        (after,) = node.tick(1)
+        assert (before.pid, after.pid) == (pid, pid)
+        assert before.orphan_for_s is not None
+        assert after.orphan_for_s == pytest.approx(before.orphan_for_s + 1)
+    finally:
+        for process in node.started:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        probes.close()

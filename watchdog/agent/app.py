@@ -163,6 +163,7 @@ class Agent:
         self._closed = False
         self.processes.remember(before.processes)
         self.logs.remember(before.logs)
+        self.holders.remember(before.holders)
         self.commands.remember(before.commands)
         if before.running is not None:
             self.running = (frozenset(before.running[0]), before.running[1])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from watchdog.agent.collectors.job_log import LogMemory
+from watchdog.agent.collectors.orphans import HolderMemory
 from watchdog.agent.collectors.process import ProcessMemory
 from watchdog.agent.probe_child import decode, encode
 from watchdog.agent.probe_worker import Left
@@ -32,6 +33,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """Encoded, and not taken by the controller yet."""
     processes: ProcessMemory = ProcessMemory()
     logs: LogMemory = LogMemory()
+    holders: HolderMemory = HolderMemory()
     commands: tuple[str, ...] = ()
     """Ids of those that were done or refused."""
     running: tuple[tuple[str, ...], float] | None = None
@@ -46,6 +48,7 @@ def gather(agent: Agent, reports: tuple[Waiting, ...], controller_id: str) -> Ha
         reports=reports,
         processes=agent.processes.memory(),
         logs=agent.logs.memory(),
+        holders=agent.holders.memory(),
         commands=agent.commands.memory(),
         running=None if running is None else (tuple(sorted(running[0])), running[1]),
         controller_id=controller_id,

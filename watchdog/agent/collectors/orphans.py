@@ -47,6 +47,13 @@ class _Held:
     readable: bool
 
 
+class HolderMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Since when who has been without a job, and which jobs were here, for the agent that this one becomes."""
+
+    since: tuple[tuple[Key, float], ...] = ()
+    seen_running: tuple[str, ...] = ()
+
+
 @dataclass
 class GpuHolders:
     """Remembers who was seen holding what, and since when without a job."""
@@ -72,6 +79,15 @@ class GpuHolders:
             self.trusts_nvml = is_initial_namespace()
         self._has_uptime = is_the_kernels("/proc/uptime")
         self._is_gpu = gpu_pattern(self.devices)
+
+    def memory(self) -> HolderMemory:
+        """What `remember` of the next agent takes."""
+        return HolderMemory(since=tuple(self._since.items()), seen_running=tuple(self._seen_running))
+
+    def remember(self, memory: HolderMemory) -> None:
+        """Before the first look: an orphan that was told of is not let go of for a grace, to be told of again."""
+        self._since |= dict(memory.since)
+        self._seen_running |= dict.fromkeys(memory.seen_running)
 
     def collect(
         self, now: float, table: Mapping[int, Entry], ours: frozenset[int], gpus: tuple[Gpu, ...],

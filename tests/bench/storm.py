@@ -9,7 +9,7 @@ import logging
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,22 +50,30 @@ notify:
 
 
 class SlowTicks:
-    """Takes the place of a tick: how long each took, in seconds and in CPU seconds of this process."""
+    """Takes the place of a tick's pieces: how long each tick took by itself, in seconds and in CPU seconds of this process."""
 
     def __init__(self, controller: Controller) -> None:
-        self._tick = controller.tick
+        self._pieces = controller.pieces
         self.took: list[tuple[float, float]] = []
+        self.longest: list[float] = []
+        """Of each tick, the CPU seconds of its longest piece."""
         self.then: Callable[[], object] | None = None
         """What somebody asks for while the next tick holds the loop."""
         self.asked_at = 0.0
 
-    def __call__(self) -> None:
+    def __call__(self) -> Iterator[None]:
         if self.then is not None:
             asyncio.get_running_loop().call_soon(self.then)
             self.then, self.asked_at = None, time.monotonic()
-        began, cpu = time.monotonic(), time.process_time()
-        self._tick()
-        self.took.append((time.monotonic() - began, time.process_time() - cpu))
+        pieces, took, more = self._pieces(), [], True
+        while more:
+            began, cpu = time.monotonic(), time.process_time()
+            more = next(pieces, self) is not self
+            took.append((time.monotonic() - began, time.process_time() - cpu))
+            if more:
+                yield
+        self.took.append((sum(wall for wall, _ in took), sum(cpu for _, cpu in took)))
+        self.longest.append(max(cpu for _, cpu in took))
 
 
 class Watched(Journal):
@@ -131,7 +139,7 @@ async def _storm(figures: Figures, directory: Path) -> None:
         controller = Controller(
             config, journal=journal, slurm=QuietSlurm(_view(shape)), notifier=notifier, metrics=ControllerMetrics()  # type: ignore[arg-type]
         )  # fmt: skip
-        ticks = controller.tick = SlowTicks(controller)  # type: ignore[method-assign]
+        ticks = controller.pieces = SlowTicks(controller)  # type: ignore[method-assign]
         stop = asyncio.Event()
         life = asyncio.create_task(live(controller, notifier, stop))
         try:
@@ -169,6 +177,13 @@ async def _measure(
     after = sorted(cpu for _, cpu in ticks.took[before + 2 :])
     strained = restless and cpu_s > MAX_TICK_S  # they share its caches, too
     figures.add("storm.tick_cpu_seconds", cpu_s, "s", at_most=MAX_TICK_S, doubtful=strained)
+    figures.add(
+        "storm.piece_cpu_seconds_max",
+        max(ticks.longest[before:]),
+        "s",
+        at_most=MAX_TICK_S / 2,
+        doubtful=strained,
+    )
     figures.add("storm.tick_seconds", wall_s, "s", at_most=MAX_TICK_S, doubtful=restless)
     figures.add("storm.tick_cpu_seconds_before", ticks.took[before - 1][1], "s")
     figures.add("storm.tick_cpu_seconds_after", after[len(after) // 2], "s")

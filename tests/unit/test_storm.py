@@ -52,6 +52,11 @@ def make(journal: Journal, number: int) -> tuple[Controller, list[Incident]]:
     return controller, incidents
 
 
+def tell(controller: Controller, incidents: list[Incident], now: float) -> None:
+    for _ in controller._tell_changes([Change(before=None, after=each) for each in incidents], now):
+        pass
+
+
 def test_a_tick_with_many_incidents_waits_for_the_disk_a_few_times_and_loses_nothing(tmp_path: Path) -> None:
     journal, commits = open_journal(tmp_path), 0
 
@@ -63,7 +68,7 @@ def test_a_tick_with_many_incidents_waits_for_the_disk_a_few_times_and_loses_not
         controller, incidents = make(journal, MANY)
         now = clock.monotonic()
         sa.event.listen(journal._database.engine, "commit", count)
-        controller._tell_changes([Change(before=None, after=each) for each in incidents], now)
+        tell(controller, incidents, now)
         told = commits
         controller.decider.decide(now)
         # What was decided of each before is asked of the journal, which waits for no disk; the rest is one transaction.
@@ -120,9 +125,7 @@ def test_what_a_full_disk_did_not_take_is_written_and_told_once_there_is_room(
         controller, incidents = make(journal, number)
         with monkeypatch.context() as patched:
             patched.setattr(journal._database, "transaction", full)
-            controller._tell_changes(
-                [Change(before=None, after=each) for each in incidents], clock.monotonic()
-            )
+            tell(controller, incidents, clock.monotonic())
             assert controller.journal_error == "the disk is full"
             controller.note(incidents[0], "a word more")
             controller._catch_up()

@@ -226,7 +226,8 @@ async def _tick_for_ever(controller: Controller, stop: asyncio.Event) -> None:
     while not stop.is_set():
         began = clock.monotonic()
         try:
-            controller.tick()
+            for _ in controller.pieces():
+                await asyncio.sleep(0)  # reports, questions and actions first
             sd_notify("WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1")
             ready = True
         except Exception:  # the boundary: no heartbeat goes out from a tick that did not complete

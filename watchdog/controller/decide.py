@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ HISTORY_S = 7 * 86400.0
 
 MANY = 20
 """Open incidents from which on decisions not to act are written together."""
+PIECE = 250
+"""Incidents that are decided about before others have their turn: less than a tenth of a second."""
 
 
 @dataclass
@@ -94,25 +97,38 @@ class Decider:
     # ------------------------------------------------------------------------------------ deciding
 
     def decide(self, now: float) -> None:
-        """Looks at every incident that fires and is not explained by another one."""
-        incidents = self._c.judge.incidents
-        open_ones = {incident.id for incident in incidents}
+        """Looks at every incident that fires and is not explained by another one, all in one piece."""
+        for _ in self.pieces(now):
+            pass
+
+    def pieces(self, now: float) -> Iterator[None]:
+        """The same; where it yields, everything that was decided is written, and others may have their turn. What they change (a
+        pause, an action, an incident that is over) is known to the next piece."""
+        open_ones = {incident.id for incident in self._c.judge.incidents}
         for incident_id in [each for each in self._earlier if each not in open_ones]:
             self._failed.difference_update(decision.id for decision in self._earlier.pop(incident_id))
         self.actions.sweep(now)
-        surroundings: Surroundings | None = None
-        held: list[tuple[Incident, Decision]] | None = [] if len(incidents) > MANY else None
         try:
             self._remember(open_ones)
         except JournalError as error:
             self._c.journal_error = str(error)
             return
-        for incident in incidents:
-            if (
-                incident.state is not IncidentState.FIRING
-                or incident.inhibited_by is not None
-                or incident.kind is Kind.OPERATOR_RESTART
-            ):
+        left = deque(incident.id for incident in self._c.judge.incidents)
+        while left:
+            self._decide_some(left, now)
+            if left:
+                yield
+                now = clock.monotonic()
+
+    def _decide_some(self, left: deque[str], now: float) -> None:
+        """Takes incidents from the left until about PIECE decisions were made, and writes those that were held back to be written together."""
+        known = {incident.id: incident for incident in self._c.judge.incidents}
+        surroundings: Surroundings | None = None
+        held: list[tuple[Incident, Decision]] | None = [] if len(known) > MANY else None
+        made = 0
+        while left and made < PIECE:
+            incident = known.get(left.popleft())
+            if incident is None or not _stands_alone(incident):
                 continue
             for job_id in self._matters(incident):
                 try:
@@ -120,6 +136,7 @@ class Decider:
                         continue
                     surroundings = surroundings or self._surroundings(now)
                     self._decide_one(incident, job_id, now, surroundings, held)
+                    made += 1
                 except JournalError as error:
                     self._c.journal_error = str(error)
         self._take_together(held or [])
@@ -374,6 +391,15 @@ class Decider:
         else:
             c.close_incident(incident, f"refused: {decision.reason}")
         return incident, decision
+
+
+def _stands_alone(incident: Incident) -> bool:
+    """Whether it fires and nothing explains it. Somebody's own wish was decided about when it was said."""
+    return (
+        incident.state is IncidentState.FIRING
+        and incident.inhibited_by is None
+        and incident.kind is not Kind.OPERATOR_RESTART
+    )
 
 
 def _in_trouble(incidents: Iterable[Incident]) -> dict[Kind, set[str]]:

@@ -48,6 +48,11 @@ class Change(Value, frozen=True, kw_only=True):
     before: Incident | None
     after: Incident
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the incident has ended."""
+        return self.after.state is IncidentState.RESOLVED
+
 
 class Judge:
     """The open incidents, and how they change. `now` is the monotonic clock of whoever asks, `wall` the date of that moment."""

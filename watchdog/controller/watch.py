@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -37,7 +37,9 @@ PAUSE_FACTOR = 5.0
 MAX_LATE = 50_000
 """Writes that wait for a journal that can be written: beyond them the oldest are lost, as the log says they happened."""
 MANY = 20
-"""Open incidents from which on the changes of one tick are written together."""
+"""Changes from which on those of one tick are written together."""
+PIECE = 250
+"""Changes that are told of before others have their turn: about a tenth of a second."""
 
 
 class Controller:
@@ -193,7 +195,13 @@ class Controller:
     # ------------------------------------------------------------------------------------ judging
 
     def tick(self) -> None:
-        """One judgement of everything. Raises nothing: a detector that fails is counted, the others go on."""
+        """One judgement of everything, in one piece. Raises nothing: a detector that fails is counted, the others go on."""
+        for _ in self.pieces():
+            pass
+
+    def pieces(self) -> Iterator[None]:
+        """The same; where it yields, all that was found out so far is written, and others may have their turn: thousands of incidents
+        at once hold up no action and no report. What is judged is judged before it yields first."""
         now = clock.monotonic()
         pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)
         began_before, self._last_began = self._last_began, now
@@ -206,8 +214,9 @@ class Controller:
             self._catch_up()
             findings = self.judge.look(now)
             self.evidence.serve(findings, now)
-            self._tell_changes(self.judge.conclude(findings, now, clock.wall(), self.actions.acting()), now)
-            self.decider.decide(now)
+            changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
+            yield from self._tell_changes(changes, now)
+            yield from self.decider.pieces(clock.monotonic())
             self.collector.prune(now)
             self.metrics.show(
                 self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.rungs()
@@ -215,8 +224,20 @@ class Controller:
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
 
-    def _tell_changes(self, changes: list[Change], now: float) -> None:
-        """All that has changed in this tick; where that may be much, the disk is waited for once."""
+    def _tell_changes(self, changes: Iterable[Change], now: float) -> Iterator[None]:
+        """All that has changed in this tick, in pieces."""
+        left = [change for change in changes if _is_news(change)]
+        while left:
+            self._tell_some(left[:PIECE], now)
+            left = left[PIECE:]
+            if left:
+                yield
+                # An action that has ended meanwhile has ended its incident, which is written as such.
+                open_ones, now = {incident.id for incident in self.judge.incidents}, clock.monotonic()
+                left = [each for each in left if each.is_over or each.after.id in open_ones]
+
+    def _tell_some(self, changes: Sequence[Change], now: float) -> None:
+        """Where they are many, the disk is waited for once."""
         if len(changes) <= MANY:
             for change in changes:
                 self._tell_change(change, now)
@@ -243,8 +264,8 @@ class Controller:
         fired = incident.state is IncidentState.FIRING and (
             before is None or before.state is not incident.state
         )
-        resolved = incident.state is IncidentState.RESOLVED
-        if fired or resolved or (incident.state is IncidentState.FIRING and _differs(before, incident)):
+        resolved = change.is_over
+        if _is_news(change):
             self.tell(lambda: self.journal.save_incident(incident))
         if fired:
             self.metrics.incidents_total.labels(incident.kind).inc()
@@ -353,6 +374,12 @@ def _filled(templates: Iterable[str], job: SlurmJob) -> tuple[str, ...]:
         .replace("{workdir}", job.workdir or "")
         for template in templates
     )
+
+
+def _is_news(change: Change) -> bool:
+    """Whether there is anything to write. Of what is only suspected nothing is."""
+    firing = change.after.state is IncidentState.FIRING
+    return change.is_over or (firing and _differs(change.before, change.after))
 
 
 def _differs(before: Incident | None, incident: Incident) -> bool:

@@ -33,6 +33,8 @@ NOBODY_LEFT_S = 600.0
 NOBODY_LEFT_UNSURE_S = 1800.0
 """The same where nobody knows how many steps there were to make: it may have been over."""
 NAMED = 16
+TOGETHER_S = 10.0
+"""Ranks that ended within it of the first one ended with it, or were seen late (two intervals of reports); who ended later lost them."""
 
 
 class Settings(Protocol):
@@ -161,14 +163,15 @@ def _accuse(
     left_over = len(survivors) > len(dead) or (waiting.nobody_works and had_steps_to_make(job))
     if not waits and (not left_over or age_s < PATIENCE * grace_s):
         return replace(finding, summary=f"{ended}, and the others are not seen to wait")
-    culprits = _named(dead)
-    more = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
+    with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
+    culprits, followed = _named(with_it), len(dead) - len(with_it)
+    more = f" and {len(with_it) - 1} more" if len(with_it) > 1 else ""
     words = last_words(job, first)
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} ended "
-        f"{age_s:.0f} s ago, {_are_left(len(survivors))}"
+        f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
         f"{_what_they_do(waiting)}.",
         culprits=culprits,
         facts=(

@@ -173,6 +173,11 @@ CASES: list[tuple[str, str, tuple[str, int | None, str | None] | None]] = [
     ("a loss that stays no number", steps(1, 9) + steps(9, 15).replace("2.5", "nan"), ("loss_nan", None, None)),
     ("a loss that stays no number, beside a bar that says none", bars(1, 60) + bars(60, 120, "nan"), ("loss_nan", None, None)),
     ("a loss of zero without a gradient, beside a bar", bars(1, 60) + bars(60, 120, "0.0", "nan"), ("loss_nan", None, None)),
+    *(
+        (f"a loss in a line of its own: {line}", "".join(f"[{count}={n}/4800]{colon}\n{line}{value}\n" for n, value in enumerate(values, 5)), verdict)
+        for count, colon, line in (("batch", ":", "\t Train loss/train/total: "), ("step", "", "    train/CrossEntropyLoss="), ("step", ",epoch=1", "    train/CE loss="))
+        for values, verdict in ((("2.5",) * 20 + ("nan",) * 9, ("loss_nan", None, None)), (("2.5",) * 20 + ("nan",) * 9 + ("2.4",), None), (("2.5",) * 20 + ("nan",), None))
+    ),
     ("a loss that was no number in an earlier stage", bars(1, 60, "nan") + bars(60, 400, None), None),
     # other launchers and frameworks
     ("Ray's guesses are no cause", "(raylet, ip=10.4.0.19) A worker died or was killed while executing a task by an unexpected system error. Worker IP address: 10.4.0.19 Worker port: 1 Worker PID: 664 Worker exit type: SYSTEM_ERROR Worker exit detail: (1) The process is killed by SIGKILL by OOM killer due to high memory usage.\n" + traceback("", "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", "\tpid: 664", "\tip: 10.4.0.19"), ("ray_actor_died", None, "10.4.0.19")),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from watchdog.diagnose.log_lines import Line, classify, host_word, read_line
 from watchdog.diagnose.log_sections import with_sections, without_line_numbers, without_modules
 from watchdog.diagnose.log_time import Clock, Stamp, stamp_of
+from watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES
 from watchdog.log_scan import MAX_LINE_BYTES, Seen, letters, scan
 from watchdog.model.observed import EventKind
 from watchdog.progress import LogFact
@@ -78,6 +79,8 @@ class Digest:
     """The sort of its times."""
     begins: float | None = None
     ends: float | None = None
+    lone_losses: tuple[int, int] = (0, 0)
+    """(how many times the loss that stands in a line of its own was no number, up to the end; the line of the first of these)."""
     new_shapes_after: int = 0
     """Sorts of lines after the last progress that had not been seen before it."""
 
@@ -97,6 +100,7 @@ class Collector:
         self._lines = 0
         self._kept_until = 0
         self._markdown = markdown
+        self._lone_losses = (0, 0)
         self._owed = 0
 
     def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
@@ -113,6 +117,8 @@ class Collector:
                 errors.append(place)
             else:
                 self._note(number(place), text, fact)
+        if any(needle in data for needle in LONE_LOSS_NEEDLES):
+            self._note_lone_losses(data, number)
         count = found.lines + (not data.endswith(b"\n"))
         wanted = self._wanted(count, errors)
         if self._bytes < SETUP_BYTES and found.watched:
@@ -133,6 +139,14 @@ class Collector:
         batch = _BATCH.search(text) if "batch" in text else None
         size = int(next(value for value in batch.groups() if value)) if batch else None
         self._facts.append(Fact(number, stamp_of(text.lstrip()), fact, size, text[:300]))
+
+    def _note_lone_losses(self, data: bytes, number: Callable[[int], int]) -> None:
+        place, before = 0, 0
+        for match in LONE_LOSS.finditer(data):
+            place, before = place + data.count(b"\n", before, match.start()), match.start()
+            bad = match[1].lower().lstrip(b"+-") in (b"nan", b"inf", b"infinity")
+            times, first = self._lone_losses
+            self._lone_losses = (times + 1, first or number(place)) if bad else (0, 0)
 
     def _wanted(self, count: int, errors: list[int]) -> set[int]:
         wanted: set[int] = set(range(min(count, max(0, HEAD_LINES - self._lines))))
@@ -175,6 +189,7 @@ class Collector:
         taken = [read_line(number, text, hosts, quoted) for number, text in ordered]
         lines, headings = with_sections(without_modules(without_line_numbers(taken)))
         digest = Digest(self._facts, lines, self._lines, self._left_out, segments, headings)
+        digest.lone_losses = self._lone_losses
         _put_on_clock(digest)
         return digest
 

@@ -385,6 +385,10 @@ def _with_loss(digest: Digest) -> list[Fact]:
 def read_no_number(digest: Digest, times: int) -> NoNumber | None:
     """The loss that is no number `times` in a row, up to the end of the log."""
     facts = _with_loss(digest)
+    alone, first_alone = digest.lone_losses
+    if not facts and alone >= times:
+        step = next((f.fact.step for f in reversed(main_facts(digest)) if f.line <= first_alone), None)
+        return NoNumber(line=first_alone, step=step, times=alone)
     bad = []
     for fact in reversed(facts):
         if fact.fact.loss is None or not _is_no_number(fact):

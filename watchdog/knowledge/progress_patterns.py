@@ -262,6 +262,10 @@ LOSS = re.compile(
     rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss)|(?<=\blm_loss))[\"']?\s*(?:[=:]\s*)?[\"']?(?P<loss>{NUMBER})"
 )
 
+LONE_LOSS_NEEDLES = (b"loss/train/total: ", b"train/CrossEntropyLoss=", b"train/CE loss=")
+LONE_LOSS = re.compile(rb"(?:loss/train/total: |train/CrossEntropyLoss=|train/CE loss=) {0,8}([-+.\w]{1,24})")
+"""Composer (LLM Foundry) and OLMo write the loss in a line of its own, below the one that counts."""
+
 # Keys of a JSON line, or of the dictionary that the Hugging Face Trainer prints, in the order of trust.
 STEP_KEYS = (
     "global_step",

@@ -38,6 +38,9 @@ VARIANTS = 8
 """Nodes of one round differ in so many ways."""
 FULL_EVERY = 120
 """Reports between two full ones, as the agent's sender has it."""
+SHAKING = 200
+"""Handshakes at once: ten thousand machines compute theirs side by side, and this one process one after the other. What it did not come to
+for ten seconds would be refused as slow."""
 SPOOLED = 6
 """Reports that an agent keeps for a controller that is away: half a minute of them, as old as they may be judged."""
 HEAD = b"POST /v1/report HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -95,6 +98,8 @@ class Fleet:
         tls: fleet_tls.Client | None = None,
     ):
         self.tls = tls
+        self.shaking: set[int] = set()
+        """Agents whose handshake is not over yet."""
         self.address, self.shape, self.interval_s, self.changes = address, shape, interval_s, changes
         self.epoll = select.epoll()
         self.began = time.monotonic()
@@ -153,6 +158,10 @@ class Fleet:
             self._send(agent)
 
     def _connect(self, agent: Agent) -> None:
+        if self.tls is not None and len(self.shaking) >= SHAKING:
+            heapq.heappush(self.agenda, (time.monotonic() + 0.05, agent.index, "connect"))
+            return
+        self.shaking.add(agent.index)
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_IP, getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24), 1)
@@ -172,6 +181,7 @@ class Fleet:
         del self.of_fd[fd]
         agent.sock.close()
         agent.sock, agent.ready, agent.in_flight, agent.full_next = None, False, False, True
+        self.shaking.discard(agent.index)
         agent.inbox.clear()
         agent.failures += 1
         pause_s = backoff_s(agent.failures, self.rng.random())
@@ -225,6 +235,7 @@ class Fleet:
 
     def _is_ready(self, agent: Agent, sock: socket.socket) -> None:
         agent.ready = True
+        self.shaking.discard(agent.index)
         self.epoll.modify(sock.fileno(), select.EPOLLIN)
         if agent.waiting:
             self._send(agent)

@@ -46,7 +46,7 @@ MOUNTS_AT_LEAST_EVERY_S = 900.0
 MAX_KEYS = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Listed:
     """When the open files of a process were listed last, and are to be again."""
 

@@ -18,7 +18,14 @@ from tests.unit.builders import (
     stack,
     still,
 )
-from watchdog.detect.view import FilesystemView, JobView, MountAnswer, ProcessView, Progress
+from watchdog.detect.view import (
+    FilesystemView,
+    JobView,
+    MountAnswer,
+    ProcessView,
+    Progress,
+    StackSnapshot,
+)
 from watchdog.diagnose.verdict import Diagnosis, Gathered, diagnose
 from watchdog.model.evidence import LockWait
 
@@ -97,6 +104,16 @@ def test_the_rank_outside_the_collective_is_named_in_the_sentence() -> None:
     assert (found.is_hang, found.kind, [c.rank for c in found.culprits]) == (True, "collective_hang", [3])
     assert found.summary.startswith("Job 7 hangs after step ")
     assert "3 ranks wait for it" in found.summary
+
+
+def test_the_one_rank_that_works_while_the_others_wait_is_told_and_not_accused() -> None:
+    def dump(age_s: float, line: int) -> StackSnapshot:
+        places = (RECV, RECV, RECV, (f"count (train.py:{line})",))
+        return snapshot(age_s, [stack(rank, lines) for rank, lines in enumerate(places)])
+
+    found = said(job(progress=LATE), Gathered(snapshots=(dump(30, 10), dump(20, 14), dump(10, 12))))
+    assert (found.is_hang, found.kind, found.culprits) == (False, "busy", ())
+    assert "rank 3" in found.summary and "3 ranks wait for it" in found.summary
 
 
 def test_a_job_that_makes_steps_is_well_whatever_its_stacks_look_like() -> None:

@@ -233,11 +233,17 @@ def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosi
             base,
             summary=f"Job {job_id}{place}: the dumps do not tell whether its ranks move, so nobody is named.",
         )
+    waiting = _count(voted.waiting, "rank waits", "ranks wait")
+    if voted.moving and len(voted.outside) == 1 and voted.waiting and not voted.checkpointing:
+        one = voted.outside[0]
+        return replace(
+            base, is_hang=False, kind="busy",
+            summary=f"Job {job_id}{place}: {describe(one)} {one.reason} and still moves or computes; {waiting} for it.",
+        )  # fmt: skip
     if voted.moving:
         return replace(
             base, is_hang=False, kind="busy", summary=f"Job {job_id}{place}: its ranks still move or compute."
         )
-    waiting = _count(voted.waiting, "rank waits", "ranks wait")
     if voted.checkpointing:
         return replace(
             base, is_hang=False, kind="busy", culprits=(),

@@ -17,6 +17,9 @@ from watchdog.model.observed import Process, Role
 
 USER = 4242
 SWITCH = {"path": "/home/u/run/kill", "content": '{"by": "slurm-watchdog", "why": "a hang"}\n', "node": "n1"}
+ENDING = {
+    "pid": 7, "start_ticks": 9, "uid": USER, "comm": "python", "boot_id": "b", "job_id": "1", "minors": [0], "how": "term",
+}  # fmt: skip
 RANK = Process(pid=7, start_ticks=9, job_id="1", role=Role.RANK, comm="python", state="D", uid=USER)
 
 ALLOWED: dict[str, tuple[Any, int]] = {
@@ -27,6 +30,7 @@ ALLOWED: dict[str, tuple[Any, int]] = {
     "look_at_calls": ([["io", 7, 7], ["call", 7, 8], ["devices", 7, 7]], -1),
     "look_at_processes": ({"processes": [[7, 9]], "silent_mounts": ["/shared"]}, -1),
     "dump_stacks": ({"node": "n1", "budget_s": 50.0, "processes": [msgspec.to_builtins(RANK)]}, -1),
+    "end_process": (ENDING, -1),
     "last_kernel_lines": ({"path": "/dev/kmsg"}, -1),
     "prepare_directory": ({"base": KILL_SWITCH_BASE, "name": "4711.0", "uid": USER}, -1),
     "remove_directory": ({"base": KILL_SWITCH_BASE, "name": "4711.0"}, -1),
@@ -72,9 +76,8 @@ def test_every_task_is_done_as_one_kind_of_user_and_takes_nothing_else(name: str
 
 def test_the_helper_has_a_function_for_every_task_and_no_other() -> None:
     assert set(HELPER_FUNCTIONS) == set(TASKS)
-    assert {"read_gpus", "read_state", "write_state", "name_users", "read_node_settings"} == set(
-        FUNCTIONS
-    ) - set(TASKS)
+    own = {"read_gpus", "read_state", "write_state", "name_users", "read_node_settings", "check_config"}
+    assert own == set(FUNCTIONS) - set(TASKS)
 
 
 REFUSED: tuple[tuple[str, Any, int, str], ...] = (
@@ -91,6 +94,10 @@ REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("prepare_directory", {"base": KILL_SWITCH_BASE, "name": "1.0\n", "uid": USER}, -1, "JOB.RUN"),
     ("prepare_directory", {"base": KILL_SWITCH_BASE, "name": "1.0", "uid": 0}, -1, "no ordinary user"),
     ("remove_directory", {"base": KILL_SWITCH_BASE, "name": "../.."}, -1, "JOB.RUN"),
+    ("end_process", ENDING | {"uid": 0}, -1, "no ordinary user"),
+    ("end_process", ENDING | {"how": "stop"}, -1, "Invalid enum value"),
+    ("end_process", ENDING | {"pid": -1}, -1, ">= 1"),
+    ("end_process", ENDING | {"minors": []}, -1, "length >= 1"),
     ("find_files", ALLOWED["find_files"][0] | {"uid": USER + 1}, USER, "are not looked for"),
     ("read_core", {"path": "--eval-command=shell id", "program": None}, USER, "no absolute path"),
     ("probe_mount", ALLOWED["probe_mount"][0] | {"node": "../x"}, USER, "no name of a node"),

@@ -380,10 +380,16 @@ def broken_under(
         if incident.kind is not Kind.GPU_FAULT or incident.state is not IncidentState.FIRING:
             continue
         for node in set(incident.exclude_nodes) & set(job.nodes):
-            there = {each.job_id for each in jobs if node in each.nodes and each.state in HOLDS_NODES}
-            if job.job_id in incident.jobs_now or (not incident.jobs_now and there <= {job.job_id}):
+            if job.job_id in incident.jobs_now or (not incident.jobs_now and _is_alone(job, node, jobs)):
                 found.setdefault(node, incident.summary)
     return tuple(sorted(found.items()))
+
+
+def _is_alone(job: SlurmJob, node: str, jobs: Collection[SlurmJob]) -> bool:
+    """Whether no other job holds the node."""
+    return not any(
+        node in each.nodes and each.state in HOLDS_NODES and each.job_id != job.job_id for each in jobs
+    )
 
 
 def with_process(

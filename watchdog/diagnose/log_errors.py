@@ -93,7 +93,10 @@ def locate(event: Event, node: str, at: float, job: SlurmJob, seats: Seats) -> L
 
 
 def _rank_of_task(task: int, node: str, seats: Seats) -> int | None:
-    """The rank that a task is. Where each task is a launcher of several ranks its number is none, and its node another one."""
+    """The rank that a task is. Where each task is a launcher of several ranks its number is none, and its node another one. Of a run
+    that died before any of its ranks was seen only Slurm's word is known; a launcher that speaks takes it back, see below."""
+    if not seats:
+        return task
     seat = seats.get(task)
     return task if seat is not None and seat[0].partition(".")[0] == node.partition(".")[0] else None
 

@@ -40,9 +40,14 @@ def test_a_warned_job_saves_is_requeued_once_and_goes_on(cluster: Cluster) -> No
     wait_for(lambda: cluster.job(job)["Restarts"] == "1", "the job is requeued")
     reached = max(steps())
 
+    said_at = 0.0
+
     def goes_on() -> bool:
-        # A requeued job waits two minutes; that it may start now can only be said once its first run has wholly ended.
-        if cluster.job(job)["JobState"] == "PENDING":
+        # A requeued job waits two minutes; that it may start now can only be said once its first run has wholly ended, and not so often
+        # that each word puts the start off once more.
+        nonlocal said_at
+        if cluster.job(job)["JobState"] == "PENDING" and time.monotonic() - said_at > 15:
+            said_at = time.monotonic()
             with contextlib.suppress(ClusterError):
                 cluster.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
         return max(steps()) > reached + 3

@@ -26,7 +26,7 @@ def test_given_too_few_other_nodes_then_the_job_is_requeued_without_excluding_an
     hang = story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=2)
     assert job.excluded == () and job.state == "RUNNING"
-    assert "only 3 would be left" in story.why(hang)
+    assert "only 3 would be left that can start it" in story.why(hang)
     assert "without" not in story.end(hang).detail
 
 

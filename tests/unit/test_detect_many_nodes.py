@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from tests.unit import builders
 from watchdog.detect import agent_silent, node_down
 from watchdog.detect.gpu_fault import JobsOfNodes
-from watchdog.detect.nodes import away_on_purpose, is_down, may_be_starting, share_silent
+from watchdog.detect.nodes import may_be_starting, share_silent
 from watchdog.detect.view import ClusterView, GpuView, JobView, NodeView, ProcessView, RankGpu, SlurmNodeView
 from watchdog.model.observed import Gpu, Role
+from watchdog.model.slurm_states import is_away, is_lost
 
 NAMES = tuple(f"n{number}" for number in range(6))
 STATES = ("ALLOCATED", "IDLE*+DRAIN", "DOWN*", "MAINT", "DOWN+DRAIN", "IDLE")
@@ -90,7 +91,7 @@ def test_the_share_of_silent_nodes_is_that_of_a_plain_count(view: ClusterView) -
     here = [
         node
         for node in view.nodes
-        if not (node.name in slurm and away_on_purpose(slurm[node.name].state))
+        if not (node.name in slurm and is_away(slurm[node.name].state))
         and not (
             node.name in view.silent_nodes and node.name in slurm and may_be_starting(node, slurm[node.name], NOW)
         )
@@ -106,7 +107,7 @@ def test_every_node_that_is_asked_about_silent_or_down_has_its_finding_and_no_ot
     asked = {node.name for node in view.nodes if view.asked is None or f"node:{node.name}" in view.asked}
     state = {node.name: node.state for node in view.slurm_nodes}
     names = [node.name for node in view.nodes]
-    down = [name for name in names if name in state and (name in asked or is_down(state[name]))]
+    down = [name for name in names if name in state and (name in asked or is_lost(state[name]))]
     assert [finding.subject for finding in node_down.detect(view)] == [f"node:{name}" for name in down]
     meant = [name for name in names if name in asked or name in view.silent_nodes]
     assert [finding.subject for finding in agent_silent.detect(view)] == [f"node:{name}" for name in meant]

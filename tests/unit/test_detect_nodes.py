@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from tests.unit.builders import job, slurm_job
 from watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
-from watchdog.detect.nodes import away_on_purpose, is_down, state_words
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
 from watchdog.detector_config import PartitionOrOutage, SlurmUnreachable
 from watchdog.model.incidents import Severity, Truth
@@ -63,11 +62,36 @@ def test_no_agent_is_silent_while_all_report() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", ["MAINT", "IDLE+POWERED_DOWN", "IDLE~", "DRAINED", "idle+drain", "IDLE+REBOOT_ISSUED"]
+    "state",
+    [
+        "MAINT",
+        "IDLE+POWERED_DOWN",
+        "IDLE~",
+        "DRAINED",
+        "idle+drain",
+        "IDLE+REBOOT_ISSUED",
+        "IDLE+REBOOT_REQUESTED",
+    ],
 )
 def test_a_node_that_was_taken_away_on_purpose_is_not_told(state: str) -> None:
     view = cluster(1, of=10, states={"n0": state})
     assert bad(agent_silent.detect(view) + node_down.detect(view)) == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["IDLE+CLOUD", "IDLE+PLANNED", "MIXED+MAINTENANCE+RESERVED", "MIXED+REBOOT_REQUESTED", "ALLOCATED+POWER_DOWN"],
+)  # fmt: skip
+def test_a_property_of_a_node_in_use_is_no_reason_for_its_silence(state: str) -> None:
+    view = cluster(1, of=10, states={"n0": state})
+    assert bad(agent_silent.detect(view)) == ["node:n0"]
+
+
+@pytest.mark.parametrize("state", ["IDLE+MAINT", "IDLE+REBOOT_ISSUED", "IDLE+DRAIN", "IDLE+POWERED_DOWN"])
+def test_a_node_on_which_a_job_runs_is_watched_whatever_its_state_says(state: str) -> None:
+    view = cluster(1, of=10)
+    used = (SlurmNodeView(name="n0", state=state, runs_job=True), *view.slurm_nodes[1:])
+    assert bad(agent_silent.detect(replace(view, slurm_nodes=used))) == ["node:n0"]
 
 
 def test_a_node_that_was_just_given_back_may_still_be_starting() -> None:
@@ -134,25 +158,6 @@ def test_a_slurm_that_never_answered_counts_from_the_controllers_start() -> None
     for watched_s, truth in ((10.0, Truth.OK), (61.0, Truth.BAD)):
         view = ClusterView(now=NOW, watched_s=watched_s)
         assert slurm_unreachable.detect(view, SlurmUnreachable())[0].truth is truth
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        ("IDLE*+DRAIN", {"IDLE", "NOT_RESPONDING", "DRAIN", "DRAINED"}),
-        ("mixed-", {"MIXED"}),
-        ("ALLOCATED+DRAIN", {"ALLOCATED", "DRAIN"}),
-        ("", set()),
-        (None, set()),
-    ],
-)
-def test_slurms_states_are_taken_apart(state: str | None, words: set[str]) -> None:
-    assert state_words(state) == words
-
-
-def test_a_node_that_still_runs_a_job_while_it_drains_is_neither_down_nor_away() -> None:
-    assert not is_down("ALLOCATED+DRAIN")
-    assert not away_on_purpose("ALLOCATED+DRAIN")
 
 
 def just_silent(count: int, age_s: float) -> ClusterView:

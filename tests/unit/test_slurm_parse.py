@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from watchdog.model import slurm_states
 from watchdog.model.slurm import SlurmJob
 from watchdog.slurm import parse, states
 from watchdog.slurm.client import MAY_CHANGE, Refusal, SlurmRefused
@@ -49,7 +50,7 @@ def release(request: pytest.FixtureRequest) -> Release:
 
 
 def test_the_captures_are_of_the_releases_that_we_promise() -> None:
-    assert [path.name for path in RELEASES] == ["22.05", "24.11", "26.05"]
+    assert [path.name for path in RELEASES] == ["22.05", "24.11", "25.11", "26.05"]
 
 
 def test_a_capture_is_of_the_release_that_its_folder_names(release: Release) -> None:
@@ -103,7 +104,9 @@ def test_a_running_job_is_read_whole(release: Release) -> None:
 def test_states_are_slurms_own_words(release: Release, what: str, state: str) -> None:
     job = release.job(what)
     assert (job.state, job.held) == (state, False)
-    assert (job.state in states.FINISHED) == (state not in {"SUSPENDED", "STOPPED", "COMPLETING", "PENDING"})
+    assert (job.state in slurm_states.OVER) == (
+        state not in {"SUSPENDED", "STOPPED", "COMPLETING", "PENDING"}
+    )
 
 
 def test_errors_go_where_they_are_sent_or_where_the_output_goes(release: Release) -> None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from watchdog.model.actions import RungOutcome
 from watchdog.model.slurm import SlurmNode
+from watchdog.model.slurm_states import is_drained
 from watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
 Outcome = tuple[RungOutcome, str]
@@ -21,7 +22,7 @@ async def drain(
     try:
         for name in nodes:
             before = await client.read_node(name)
-            if before is None or "DRAIN" in before.state.upper():
+            if before is None or is_drained(before.state):
                 why = "Slurm does not know it" if before is None else f"drained already: {before.reason}"
                 left.append(f"{name} ({why})")
                 continue
@@ -45,7 +46,7 @@ async def undrain(client: SlurmClient, node: str, reason: str, reason_at: float 
         now = await client.read_node(node)
         if now is None:
             return True, f"Slurm does not know {node} any more"
-        if "DRAIN" not in now.state.upper():
+        if not is_drained(now.state):
             return True, f"{node} is back in service already"
         if reason_at is None or now.reason != reason or now.reason_at != reason_at:
             return True, f"{node} stays drained: somebody has changed its reason since ({now.reason})"

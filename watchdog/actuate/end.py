@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from watchdog.actuate.restart import refusal
 from watchdog.model.actions import Decision, Fence, RungOutcome
 from watchdog.model.slurm import SlurmJob
+from watchdog.model.slurm_states import COMES, HOLDS_NODES
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable, Submission
 
 Outcome = tuple[RungOutcome, str]
@@ -27,7 +28,7 @@ async def cancel(client: SlurmClient, fence: Fence) -> Outcome:
         return refusal(error)
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, str(error)
-    if after is not None and after.state in ("RUNNING", "PENDING", "SUSPENDED"):
+    if after is not None and after.state in COMES:
         return RungOutcome.UNKNOWN, f"Slurm still shows it {after.state}"
     return RungOutcome.DONE, "cancelled"
 
@@ -86,7 +87,7 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
 def options_for(job: SlurmJob, exclude: Sequence[str], mark: str) -> tuple[str, ...]:
     """sbatch's options for a new job like `job`: what is decided here. The client adds what else Slurm tells of it (`like`)."""
     options = ["--hold", f"--comment={f'{job.comment} {mark}'.strip()}"]
-    if job.state in ("RUNNING", "SUSPENDED", "COMPLETING"):
+    if job.state in HOLDS_NODES:
         options.append(f"--dependency=afterany:{job.job_id}")
     given = {
         "job-name": job.name,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from watchdog.controller.run import HOLDS_NODES
 from watchdog.detect.view import NodeView
 from watchdog.model.actions import Decision
 from watchdog.model.incidents import GpuProcess, Incident, IncidentState
 from watchdog.model.slurm import SlurmJob
+from watchdog.model.slurm_states import may_hold_nodes
 
 AT_ONCE_S = 600.0
 """Orphans of several jobs that began within so long of each other are no coincidence: it is Slurm's listing or an outage."""
@@ -34,7 +34,7 @@ def objection(
 def objection_by_slurm(process: GpuProcess, jobs: Iterable[SlurmJob]) -> str | None:
     """The same as far as Slurm's jobs go: its own must be over, and its user must not have another one there that may be using it."""
     for job in jobs:
-        if job.state not in HOLDS_NODES:
+        if not may_hold_nodes(job.state):
             continue
         if job.process_id == process.job_id:
             return f"job {job.job_id} is {job.state}"

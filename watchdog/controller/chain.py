@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 
 from watchdog.model.slurm import SlurmJob
+from watchdog.model.slurm_states import COMES, WAITING
 
-GOES_ON = frozenset({"PENDING", "RUNNING", "CONFIGURING", "REQUEUED", "SUSPENDED"})
 _ANY_JOB = re.compile(r"\d+(?:_\d+|_\*)?")
 
 
@@ -19,10 +19,10 @@ def jobs_behind(job: SlurmJob, jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]
         for other in jobs
         if other.uid == job.uid
         and other.job_id != job.job_id
-        and other.state in GOES_ON
+        and other.state in COMES
         and (_same_array(job, other) or _depends(job, other))
     ]
-    return tuple(sorted(found, key=lambda other: (other.state == "PENDING", other.job_id)))
+    return tuple(sorted(found, key=lambda other: (other.state in WAITING, other.job_id)))
 
 
 def _same_array(job: SlurmJob, other: SlurmJob) -> bool:

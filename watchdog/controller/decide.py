@@ -27,13 +27,13 @@ from watchdog.controller.policy import (
     with_process,
 )
 from watchdog.controller.rules import Rule, permit, rule_for
-from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.settings import limits_of, rule_book_of
 from watchdog.controller.wishes import Wish, fill, wish_of
 from watchdog.detect.view import JobView
 from watchdog.model.actions import Action, ActionRun, Decision, Step, Verdict
 from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
 from watchdog.model.slurm import SlurmJob
+from watchdog.model.slurm_states import RUNNING
 
 if TYPE_CHECKING:
     from watchdog.controller.watch import Controller
@@ -231,7 +231,7 @@ class Decider:
             paused=self._paused(),
             blind=c.blind(now),
             recent=[self._undated(each, wall, now) for each in c.journal.decisions_since(wall - HISTORY_S)],
-            running_jobs=sum(1 for j in c.state.jobs.values() if j.state in ACTIVE_STATES),
+            running_jobs=sum(1 for j in c.state.jobs.values() if j.state in RUNNING),
             nodes_known=len(nodes),
             nodes_silent=len(nodes) - len(c.state.reporting_nodes(now)),
             drained_by_us=len(c.journal.node_entries("drained")),

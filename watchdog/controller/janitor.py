@@ -11,6 +11,7 @@ from watchdog.actuate import drain, restart
 from watchdog.controller.journal import Journal, NodeEntry
 from watchdog.model.actions import RungOutcome
 from watchdog.model.slurm import SlurmJob
+from watchdog.model.slurm_states import WAITING
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ async def _allow_again(slurm: SlurmClient, entry: NodeEntry, listed: SlurmJob | 
     """A job that waits may use the node again. One that runs keeps its list: Slurm changes that of pending jobs only."""
     if listed is None:
         return True, f"job {entry.job_id} is over"
-    if listed.state != "PENDING":
+    if listed.state not in WAITING:
         return False, ""
     try:
         job = await slurm.read_job(entry.job_id)

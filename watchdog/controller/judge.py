@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from watchdog.config import Config
 from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
-from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.state import ClusterState
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.registry import DETECTORS, WITHOUT_SLURM
 from watchdog.detect.view import ClusterView, NoData
 from watchdog.model.incidents import Finding, Incident, IncidentState, Kind
+from watchdog.model.slurm_states import RUNNING
 from watchdog.model.value import Value
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class Judge:
         self, findings: Sequence[Finding], now: float, wall: float, acting: frozenset[str] = frozenset()
     ) -> list[Change]:
         """Takes the findings into the incidents; those in `acting` have an action under way. Returns all that are, or were, open."""
-        active = {job.job_id: job.restarts for job in self.state.jobs.values() if job.state in ACTIVE_STATES}
+        active = {job.job_id: job.restarts for job in self.state.jobs.values() if job.state in RUNNING}
         involved = {job for incident in self.incidents for job in incident.job_ids}
         fresh = self._slurm_is_fresh()
         over = frozenset(job for job in involved if fresh and job not in active)

@@ -29,6 +29,7 @@ from watchdog.controller.ladder_state import (
     tried,
 )  # fmt: skip
 from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord, Step
+from watchdog.model.slurm_states import WAITING
 
 __all__ = ["Do", "End", "LadderLimits", "Move", "Settle", "Stage", "Wait", "World", "next_move", "stage_of"]
 
@@ -119,9 +120,9 @@ def _hold(run: ActionRun, world: World, limits: LadderLimits) -> Move:
         if world.now - decision.decided_at > limits.confirm_s:
             return leave(run, world, "the job has not died again: it is not held")
         return Wait(reason="the job runs: it is held when it is in the queue again")
-    if job.state != "PENDING":
-        if job.state == "COMPLETING":
-            return Wait(reason="the job is ending")
+    if job.state == "COMPLETING":
+        return Wait(reason="the job is ending")
+    if job.state not in WAITING:
         return leave(run, world, f"the job is {job.state}: there is nothing to hold")
     if world.paused:
         return Wait(reason="paused: the job is not held until `slurm-watchdog resume`")

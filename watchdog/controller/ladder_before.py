@@ -5,7 +5,6 @@ from __future__ import annotations
 from watchdog.controller.ladder_end import end_run
 from watchdog.controller.ladder_state import (
     ASKING,
-    CANCELLED_STATES,
     MIN_TRIES,
     RETRY_AFTER_S,
     Do,
@@ -29,9 +28,7 @@ from watchdog.controller.ladder_state import (
 )  # fmt: skip
 from watchdog.knowledge.ladders import GENTLE
 from watchdog.model.actions import ActionRun, Rung, RungOutcome, Step
-
-ENDED_BADLY = frozenset({"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"})
-"""After a signal of ours a job that hung ends so: it goes on from its last complete checkpoint, as if it had been requeued."""
+from watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
 
 
 def before_end(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
@@ -145,7 +142,7 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: World, limits: Ladd
     assert world.job is not None
     if not is_saved(run, world):
         return _ended_without_saving(run, stage, world, limits)
-    if stage is Stage.FINISHED and world.job.state in CANCELLED_STATES:
+    if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
         return leave(run, world, f"the job was ended by somebody ({world.job.state}); it is not run again")
     if _made_last_step(world):
         return leave(run, world, "the job has made its last step and ended: it is finished")
@@ -160,7 +157,7 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: World, limits: Ladd
 
 def _ended_without_saving(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
     assert world.job is not None
-    if stage is Stage.FINISHED and world.job.state in CANCELLED_STATES:
+    if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
         return leave(run, world, f"the job was ended by somebody ({world.job.state}); it is not run again")
     if not _has_waited(run, world, limits):
         return Wait(reason="the job has ended; waiting to hear whether it saved")
@@ -187,8 +184,9 @@ def _ended_by_our_signal(run: ActionRun, world: World) -> bool:
     """Whether the run was ended by a signal that is known to be sent, in a loop that stood still: it lost nothing by that."""
     assert world.job is not None
     signalled = any(r.rung is not Rung.WRITE_KILL_SWITCH and r.outcome is RungOutcome.DONE for r in asks(run))
+    # A job that hung ends so after a signal: it continues from its last complete checkpoint, as if it had been requeued.
     hung = run.decision.loop_turns is False and not _goes_on(run, world)
-    return signalled and hung and world.job.state in ENDED_BADLY and not _made_last_step(world)
+    return signalled and hung and world.job.state in FAILED and not _made_last_step(world)
 
 
 def _has_waited(run: ActionRun, world: World, limits: LadderLimits) -> bool:

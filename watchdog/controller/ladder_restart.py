@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from watchdog.controller.ladder_state import (
-    RUNNING_STATES,
-    WAITING_STATES,
     Do,
     End,
     LadderLimits,
@@ -24,6 +22,7 @@ from watchdog.controller.ladder_state import (
 )  # fmt: skip
 from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome
 from watchdog.model.slurm import SlurmJob
+from watchdog.model.slurm_states import REQUEUED, STARTED
 
 LATE_S = 60.0
 """slurmctld may carry a request out so long after whoever sent it gave up waiting: it lies in a queue there, and is not taken back."""
@@ -114,7 +113,7 @@ def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -
         avoided = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
         without = f" without {', '.join(avoided)}" if avoided else ""
         return End(end=end_of_restart(run, world, f"the job runs again{without}", requeued_at))
-    if stage is Stage.NEXT_RUN and world.job.state not in RUNNING_STATES | WAITING_STATES:
+    if stage is Stage.NEXT_RUN and world.job.state not in STARTED | REQUEUED:
         return leave(run, world, f"the job was restarted and is {world.job.state} without a new step")
     if stage is Stage.QUEUED:
         unblocked = _take_back(run, world, limits)
@@ -137,8 +136,8 @@ def _take_back(run: ActionRun, world: World, limits: LadderLimits) -> Move | Non
 def described_end(run: ActionRun, job: SlurmJob, world: World, limits: LadderLimits) -> Move:
     """Waits for the first new step of `job`, and says for what; gives up at the limit."""
     last_at = max(r.outcome_at or r.intent_at for r in run.records)
-    queued = _why_queued(job) if job.state in WAITING_STATES else None
-    if job.state not in RUNNING_STATES | WAITING_STATES:
+    queued = _why_queued(job) if job.state in REQUEUED else None
+    if job.state not in STARTED | REQUEUED:
         return leave(run, world, f"job {job.job_id} is {job.state} without a new step")
     if world.now - last_at > limits.confirm_s:
         return leave(

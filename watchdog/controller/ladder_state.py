@@ -19,16 +19,9 @@ from watchdog.model.actions import (  # fmt: skip
 )
 from watchdog.model.messages import ProcessEnd
 from watchdog.model.slurm import SlurmJob  # fmt: skip
+from watchdog.model.slurm_states import REQUEUED, STARTED
 from watchdog.model.value import Value  # fmt: skip
 
-RUNNING_STATES = frozenset(
-    {"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "CONFIGURING"}
-)
-WAITING_STATES = frozenset(
-    {"PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
-)
-CANCELLED_STATES = frozenset({"CANCELLED", "REVOKED", "DEADLINE"})
-"""Ended by a person, or by a date that a person set."""
 MIN_TRIES = 3
 """A limit ends a rung only after so many tries: the time may have passed while Slurm was away."""
 RETRY_AFTER_S = 3.0
@@ -162,7 +155,7 @@ def stage_of(run: ActionRun, job: SlurmJob | None) -> Stage:
     if job is None or fence is None:
         return Stage.GONE
     if job.restarts == fence.restarts:
-        if job.state in RUNNING_STATES:
+        if job.state in STARTED:
             same = (
                 job.start_at is None
                 or fence.start_at is None
@@ -171,7 +164,7 @@ def stage_of(run: ActionRun, job: SlurmJob | None) -> Stage:
             # Slurm may begin anew with its numbers: another job of the same one is none of ours.
             return Stage.SAME_RUN if same else Stage.GONE
         return Stage.ENDING if job.state == "COMPLETING" else Stage.FINISHED
-    if job.restarts == fence.restarts + 1 and job.state in WAITING_STATES:
+    if job.restarts == fence.restarts + 1 and job.state in REQUEUED:
         return Stage.HELD if job.held else Stage.QUEUED
     return Stage.NEXT_RUN if job.restarts > fence.restarts else Stage.GONE
 

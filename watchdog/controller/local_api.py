@@ -18,8 +18,8 @@ from watchdog import __version__, clock
 from watchdog.controller.collected import Collected, diagnosis_json, nodes_json
 from watchdog.controller.journal import JournalError
 from watchdog.controller.present import action_json, incident_json, status_json
-from watchdog.controller.run import ACTIVE_STATES
 from watchdog.model.incidents import Incident, IncidentState
+from watchdog.model.slurm_states import RUNNING
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class LocalApi:
             raise Refused(400, f"{job_id[:40]!r} is no job id")
         now = clock.monotonic()
         view = self._c.state.job_view(job_id, now)
-        if view is None or view.job.state not in ACTIVE_STATES:
+        if view is None or view.job.state not in RUNNING:
             state = "it is not watched" if view is None else f"it is {view.job.state}"
             raise Refused(404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status")
         uid, _ = peer_of(request)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from watchdog.controller.present import status_json
 from watchdog.detect.view import ClusterView, GpuView, JobView, ProcessView
 from watchdog.model.incidents import Incident, IncidentState
+from watchdog.model.slurm_states import is_out
 
 BUSY_RATIO: Final = 0.05
 """A GPU that is busier than this works; nvidia-smi shows whole per cents, and a desktop's clock costs one or two."""
@@ -18,7 +19,6 @@ CURVE_POINTS: Final = 120
 ALL_POINTS: Final = 24_000
 """Of all curves of the overview: thousands of jobs are not looked at as closely, and all of it is made and sent every few seconds."""
 FEW_POINTS: Final = 12
-GONE: Final = ("DOWN", "FAIL", "NOT_RESPONDING", "DRAIN")
 
 Cells = str
 """One letter a GPU, in the order of their indices: x named by an incident, e does not answer, t slowed down, i a process holds it and
@@ -108,7 +108,7 @@ def _state(is_named: bool, is_silent: bool, reports: bool, slurm: str) -> str:
         return "named"
     if is_silent:
         return "silent"
-    if any(word in slurm for word in GONE):
+    if is_out(slurm):
         return "away"
     return "ok" if reports else "unwatched"
 

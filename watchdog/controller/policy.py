@@ -9,16 +9,13 @@ from msgspec.structs import replace
 from watchdog.controller.about_process import acted_on, job_of, jobs_at_once, objection, same
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.rules import Rule, action_of
-from watchdog.controller.run import HOLDS_NODES
 from watchdog.detect.view import NodeView
 from watchdog.knowledge.ladders import ENDINGS, WHY_NONE
 from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
 from watchdog.model.incidents import Incident, IncidentState, Kind  # fmt: skip
 from watchdog.model.slurm import SlurmJob, SlurmNode  # fmt: skip
+from watchdog.model.slurm_states import CAN_BE_HELD, HOLDS_NODES, RESTARTABLE, is_out
 from watchdog.model.value import Value  # fmt: skip
-
-REQUEUEABLE_STATES = frozenset({"RUNNING"})
-HOLDABLE_STATES = frozenset({"PENDING", "COMPLETING", "REQUEUED"})
 
 
 class Limits(Value, frozen=True, kw_only=True):
@@ -106,10 +103,10 @@ def _job_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
     if s.job.job_id not in runs:
         return "the job's run was not known when the incident fired"
     if Step.HOLD in s.rule.ladder:  # it restarts all the time: that is what it is held for
-        return None if s.job.state in {*REQUEUEABLE_STATES, *HOLDABLE_STATES} else f"the job is {s.job.state}"
+        return None if s.job.state in {*RESTARTABLE, *CAN_BE_HELD} else f"the job is {s.job.state}"
     if s.job.restarts != runs[s.job.job_id]:
         return f"the job has restarted since (restart {s.job.restarts}, the incident is about {runs[s.job.job_id]})"
-    if s.job.state not in REQUEUEABLE_STATES:
+    if s.job.state not in RESTARTABLE:
         return f"the job is {s.job.state}"
     return None
 
@@ -359,7 +356,7 @@ def _to_drain(incident: Incident, s: Situation, limits: Limits) -> tuple[tuple[s
     if not s.rule.drain or not nodes:
         return (), ()
     allowed = min(limits.max_drained_nodes, int(len(s.nodes) * limits.drained_percent / 100))
-    out = [node for node in s.nodes if "DRAIN" in node.state or "DOWN" in node.state]
+    out = [node for node in s.nodes if is_out(node.state)]
     room = allowed - max(s.drained_by_us, len(out))
     if len(nodes) > room:
         names = ", ".join(nodes)

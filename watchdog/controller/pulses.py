@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from watchdog.controller.run import ACTIVE_STATES
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.model.incidents import Incident, IncidentState, Kind
+from watchdog.model.slurm_states import RUNNING
 from watchdog.notify.pulse import JobPulse
 
 
@@ -26,7 +26,7 @@ def pulses(view: ClusterView, limits_s: Mapping[str, float], wall: float) -> tup
 
 def _pulse(view: JobView, limit_s: float | None, wall: float) -> JobPulse:
     job, progress = view.job, view.progress
-    if job.state not in ACTIVE_STATES:
+    if job.state not in RUNNING:
         reason = "" if job.reason in ("", "None") else f" ({job.reason})"
         return JobPulse(job_id=job.job_id, user=job.user, name=job.name, waits_for=f"{job.state}{reason}")
     return JobPulse(

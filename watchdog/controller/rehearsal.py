@@ -10,13 +10,13 @@ from watchdog.config import Config
 from watchdog.controller.judge import STANDING, Judge
 from watchdog.controller.policy import Situation, broken_under, decide, is_final, is_news, with_process
 from watchdog.controller.rules import Rule, permit, rule_for
-from watchdog.controller.run import ACTIVE_STATES
 from watchdog.controller.settings import limits_of, rule_book_of
 from watchdog.controller.state import ClusterState
 from watchdog.controller.wishes import wish_of
 from watchdog.model.actions import Action, Decision, Verdict
 from watchdog.model.incidents import Incident, IncidentState, Kind
 from watchdog.model.slurm import SlurmJob
+from watchdog.model.slurm_states import RUNNING
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Rehearsal:
             blind=self._blind(now),
             recent=tuple(self._allowed),
             busy=False,
-            running_jobs=sum(1 for each in self.state.jobs.values() if each.state in ACTIVE_STATES),
+            running_jobs=sum(1 for each in self.state.jobs.values() if each.state in RUNNING),
             jobs_in_trouble=len({job_id for i in firing if i.inhibited_by is None for job_id in i.job_ids}),
             nodes_known=len(nodes),
             nodes_silent=len(nodes) - len(self.state.reporting_nodes(now)),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from watchdog.controller.run import ACTIVE_STATES, GOES_ON
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm_states import ALIVE, RUNNING
 from watchdog.trace import records
 from watchdog.trace.records import Tally
 
@@ -59,7 +59,7 @@ class Listing:
             except msgspec.ValidationError:
                 self.tally.ignore("`more` that is no SlurmJob of ours")
         self.jobs[job_id] = job
-        over = old is not None and (old.restarts != job.restarts or job.state not in ACTIVE_STATES)
+        over = old is not None and (old.restarts != job.restarts or job.state not in RUNNING)
         return job.process_id if over else None
 
     def take_node(self, record: records.Node) -> None:
@@ -89,7 +89,7 @@ class Listing:
 
     def over(self) -> dict[str, str]:
         """The jobs that have ended, as agents call them, and their users."""
-        return {job.process_id: job.user for job in self.jobs.values() if job.state not in GOES_ON}
+        return {job.process_id: job.user for job in self.jobs.values() if job.state not in ALIVE}
 
     def view(self, heard: Mapping[str, float], now: float) -> SlurmView:
         """The listing at `now`; `heard`: node -> when it last said anything."""
@@ -99,7 +99,7 @@ class Listing:
             if not job.nodes and job.job_id in self._used:
                 job = replace(job, nodes=tuple(sorted(self._used[job.job_id])))
             jobs.append(job)
-            if job.state in ACTIVE_STATES:
+            if job.state in RUNNING:
                 since = self._active_since.setdefault(job.job_id, now)
                 states.update(dict.fromkeys(self._expected(job.nodes, heard, since, now), "ALLOCATED"))
             else:

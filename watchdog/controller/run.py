@@ -15,6 +15,7 @@ from watchdog.diagnose.log_errors import locate
 from watchdog.model.evidence import ProcessStack
 from watchdog.model.observed import Event, LogFile, Process, Role
 from watchdog.model.slurm import SlurmJob
+from watchdog.model.slurm_states import RUNNING
 
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
@@ -23,14 +24,6 @@ KEPT_LOGS = 256
 """Files of one run: standard output and error, and one each of some ranks."""
 START_SLACK_S = 3.0
 """Slurm gives start times in whole seconds, by the clock of its own machine."""
-ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
-HOLDS_NODES = ACTIVE_STATES | {"CONFIGURING", "COMPLETING"}
-"""States in which processes of the job may rightly be on its nodes."""
-WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-"""States of a job that will run."""
-GOES_ON = HOLDS_NODES | WAITS
-"""States of a job that runs, or will."""
-
 ProcessKey = tuple[str, int, int]
 """(node, pid, start ticks)."""
 
@@ -248,7 +241,7 @@ def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
 
 
 def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
-    started = job.state in ACTIVE_STATES
+    started = job.state in RUNNING
     if before is not None and not before.started and job.restarts > before.job.restarts:
         reveal(before)
     valid_from = now

@@ -16,18 +16,7 @@ from watchdog.controller.gpus import GpuPids
 from watchdog.controller.history import History
 from watchdog.controller.nodes import Nodes
 from watchdog.controller.own_jobs import JobNodes, of_own_jobs
-from watchdog.controller.run import (
-    ACTIVE_STATES,
-    GOES_ON,
-    HOLDS_NODES,
-    WAITS,
-    ProcessKey,
-    Run,
-    follow_training,
-    new_run,
-    reveal,
-    started_at,
-)
+from watchdog.controller.run import ProcessKey, Run, follow_training, new_run, reveal, started_at
 from watchdog.controller.run_reports import (
     note_absent,
     note_event,
@@ -39,7 +28,6 @@ from watchdog.controller.run_reports import (
 )
 from watchdog.controller.run_view import job_view
 from watchdog.controller.turns import Turn, choose
-from watchdog.detect.nodes import away_on_purpose
 from watchdog.detect.view import (
     ClusterView,
     EndedJob,
@@ -53,13 +41,12 @@ from watchdog.model.evidence import ProcessStack
 from watchdog.model.messages import JobWish, Report
 from watchdog.model.observed import MountProbe
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_away, may_hold_nodes
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
 TROUBLE_BREAK_S = 60.0
 """Trouble that comes back sooner is the same."""
-FAILED_AT_ONCE = frozenset({"FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"})
-"""States of a job of which it matters that nobody saw it run (squeue(1), job state codes)."""
 KEPT_NODE_S = 86_400.0
 """A node that Slurm does not list (any more) is forgotten so long after its last report."""
 
@@ -124,7 +111,7 @@ class ClusterState:
         self._on_node = {}
         self._runs_on = None
         for job in view.jobs:
-            for name in job.nodes if job.state in HOLDS_NODES else ():
+            for name in job.nodes if may_hold_nodes(job.state) else ():
                 self._on_node.setdefault(name, set()).add(job.process_id)
         for job in view.jobs:
             self.apply_job(job, now, wall)
@@ -141,13 +128,18 @@ class ClusterState:
     def _note_slurm_nodes(self, view: SlurmView, now: float) -> None:
         """Slurm's words about nodes, and since when each is not away any more, for those that were."""
         before = {node.name: node for node in self._slurm_nodes}
+        in_use = {name for job in view.jobs if job.state in RUNNING for name in job.nodes}
         found = []
         for node in view.nodes:
-            old, away = before.get(node.name), away_on_purpose(node.state)
+            old, runs_job = before.get(node.name), node.name in in_use
             back_at = old.back_at if old is not None else None
-            if old is not None and away_on_purpose(old.state) and not away:
+            if old is not None and is_away(old.state, old.runs_job) and not is_away(node.state, runs_job):
                 back_at = now
-            found.append(SlurmNodeView(name=node.name, state=node.state, reason=node.reason, back_at=back_at))
+            found.append(
+                SlurmNodeView(
+                    name=node.name, state=node.state, reason=node.reason, runs_job=runs_job, back_at=back_at
+                )
+            )
         self._slurm_nodes = tuple(found)
 
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
@@ -158,15 +150,15 @@ class ClusterState:
         if self._partitions and job.partition not in self._partitions:
             return
         run = self._runs.get(job.job_id)
-        if job.state not in ACTIVE_STATES:
+        if job.state not in RUNNING:
             if run is not None and run.job.restarts != job.restarts:
                 self._runs[job.job_id] = new_run(job, now, run, wall)
             elif run is not None:
-                if not run.started and job.state not in GOES_ON and job.state != "CANCELLED":
+                if not run.started and job.state not in ALIVE and job.state != "CANCELLED":
                     reveal(run)
                 run.inactive_since = now if run.inactive_since is None else run.inactive_since
                 run.job = job
-            elif job.restarts > 0 and job.state in WAITS:
+            elif job.restarts > 0 and job.state in WAITING:
                 self._runs[job.job_id] = new_run(
                     job, now, None, wall
                 )  # the run before was too short to be seen
@@ -192,9 +184,9 @@ class ClusterState:
 
     def _was_too_short(self, job: SlurmJob) -> bool:
         """Whether the job began and failed between two listings: it waited in the one before, or was not there at all."""
-        if self._before is None or job.state not in FAILED_AT_ONCE or not job.nodes:
+        if self._before is None or job.state not in FAILED or not job.nodes:
             return False
-        return self._before.get(job.job_id, "PENDING") in (*WAITS, "CONFIGURING")
+        return self._before.get(job.job_id, "PENDING") in (*WAITING, "CONFIGURING")
 
     def apply_report(self, report: Report, now: float) -> str:
         """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`.
@@ -246,7 +238,7 @@ class ClusterState:
             present.setdefault(job.job_id, set()).add(key)
             if process.job_id != job.job_id:
                 process = replace(process, job_id=job.job_id)
-            if job.state in ACTIVE_STATES:
+            if job.state in RUNNING:
                 note_process(run, key, process, made_at)
                 if process.blocked is not None:
                     self.filesystems.note_blocked(name, report.boot_id, process, made_at)
@@ -312,7 +304,7 @@ class ClusterState:
     @property
     def restless(self) -> bool:
         """Whether anything that may be told of a job has happened since it was looked at last."""
-        return any(run.restless for run in self._runs.values() if run.job.state in ACTIVE_STATES)
+        return any(run.restless for run in self._runs.values() if run.job.state in RUNNING)
 
     def complete(self, report: Report) -> Report | None:
         """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here."""
@@ -381,7 +373,7 @@ class ClusterState:
         return replace(self._view(now, views), asked=asked), frozenset(looked_at)
 
     def _active(self) -> list[tuple[str, Run]]:
-        return [(job_id, run) for job_id, run in sorted(self._runs.items()) if run.job.state in ACTIVE_STATES]
+        return [(job_id, run) for job_id, run in sorted(self._runs.items()) if run.job.state in RUNNING]
 
     def _view(self, now: float, jobs: Mapping[str, JobView]) -> ClusterView:
         reporting = self.agents.reporting(now)
@@ -401,9 +393,7 @@ class ClusterState:
             waiting=tuple(
                 self._job_view(run, now)
                 for _, run in sorted(self._runs.items())
-                if (run.past or run.started)
-                and run.job.state in GOES_ON
-                and run.job.state not in ACTIVE_STATES
+                if (run.past or run.started) and run.job.state in ALIVE and run.job.state not in RUNNING
             ),
             slurm_age_s=self.slurm_age_s(now),
         )
@@ -430,12 +420,12 @@ class ClusterState:
         successors: dict[tuple[str, str], list[SlurmJob]] = {}
         dependent: dict[str, list[SlurmJob]] = {}
         for job in self.jobs.values():
-            if job.state in GOES_ON:
+            if job.state in ALIVE:
                 successors.setdefault((job.user, job.name), []).append(job)
                 if job.reason.startswith("Dependency"):  # on which job, Slurm's listing does not tell
                     dependent.setdefault(job.user, []).append(job)
         for run in [*self._runs.values(), *self.history.gone(now)]:
-            if run.inactive_since is None or run.job.state in GOES_ON or not run.started:
+            if run.inactive_since is None or run.job.state in ALIVE or not run.started:
                 continue
             job, past = run.job, self.history.past(run, now)
             behind = [*successors.get((job.user, job.name), ()), *dependent.get(job.user, ())]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from watchdog.detect.nodes import (
     asked_nodes,
-    away_on_purpose,
     expected_away,
-    is_down,
     jobs_by_node,
     may_be_starting,
     share_silent,
 )
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.slurm_states import is_away, is_lost
 
 
 def detect(view: ClusterView) -> list[Finding]:
@@ -65,7 +64,7 @@ def _judge(
     age_s = view.now - node.reported_at
     state = None if slurm is None else slurm.state
     truth, summary = Truth.OK, f"the agent of {node.name} reports"
-    if silent and (away_on_purpose(state) or is_down(state) or state is None):
+    if silent and (slurm is None or not state or is_away(state, slurm.runs_job) or is_lost(state)):
         # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster has no agent.
         summary = f"Slurm says that {node.name} is {state or 'no node of this cluster'}"
     elif (

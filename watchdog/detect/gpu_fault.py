@@ -11,11 +11,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.nodes import away_on_purpose, nodes_to_judge
+from watchdog.detect.nodes import nodes_to_judge
 from watchdog.detect.view import ClusterView, GpuView, JobView, NodeView, ProcessView, SeenEvent
 from watchdog.knowledge.xids import describe_xid
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from watchdog.model.observed import FaultSeverity
+from watchdog.model.slurm_states import is_away
 
 GONE = ("GPU_IS_LOST", "does not list this GPU any more", "RESET_REQUIRED", "GPU_NOT_FOUND")
 """Words of a GPU's row that mean the GPU itself is not there: NVML's names, and the agent's own for one that vanished."""
@@ -36,12 +37,12 @@ class Settings(Protocol):
 def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     """One finding for each GPU that has a name, and one for the driver of each node that has GPUs."""
     silent = set(view.silent_nodes)
-    states = {node.name: node.state for node in view.slurm_nodes}
+    away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
     findings = []
     nodes = nodes_to_judge(view)
     jobs = JobsOfNodes(view, (node.name for node in nodes))
     for node in nodes:
-        if node.name in silent or away_on_purpose(states.get(node.name)) or not (node.gpus or node.events):
+        if node.name in silent or node.name in away or not (node.gpus or node.events):
             continue  # somebody who resets a GPU on a drained node wants to hear nothing of it
         findings.append(_judge_driver(node, settings.driver_silent_for))
         events = _by_gpu(node)

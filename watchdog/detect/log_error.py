@@ -14,15 +14,13 @@ from msgspec.structs import replace
 from watchdog.detect.learnt_limit import LimitSettings
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.lingering_job import dead_for_s
-from watchdog.detect.nodes import is_down
 from watchdog.detect.view import ClusterView, EndedJob, JobView, PastRun
 from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause, running, work_lost
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.slurm_states import FAILED, is_lost
 
-FAILED = frozenset({"FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"})
-"""States of a run that ended by itself, and not well (squeue(1), job state codes)."""
 SLURMS_WORD = FAILED - {"FAILED"}
-"""Of these, the ones that say by themselves what happened: an exit code can mean anything."""
+"""Of the states of a run that failed, the ones that say by themselves what happened: an exit code can mean anything."""
 ALL_GONE_S = 60.0
 """Where no rank is left Slurm ends the job, or its script tries again: it gets so long."""
 
@@ -162,7 +160,7 @@ def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: Set
         return replace(finding, truth=Truth.UNKNOWN, summary="its last words may be on their way")
     after = "before its first step was seen" if run.last_step is None else f"after step {run.last_step}"
     ended_so = f"Job {job.job_id} ended {job.state} {after}"
-    down = tuple(n.name for n in view.slurm_nodes if n.name in job.nodes and is_down(n.state))
+    down = tuple(n.name for n in view.slurm_nodes if n.name in job.nodes and is_lost(n.state))
     if cause is None and job.state not in SLURMS_WORD:
         return finding
     if cause is None or (cause.only_consequence and job.state in SLURMS_WORD):

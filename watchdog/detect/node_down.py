@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from watchdog.detect.nodes import asked_nodes, away_on_purpose, is_down, jobs_by_node
+from watchdog.detect.nodes import asked_nodes, jobs_by_node
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.slurm_states import is_away, is_lost
 
 FRESH_S = 12.0
 """An agent that reports every 5 s was heard within this time, or it is as quiet as its node."""
@@ -13,7 +14,7 @@ FRESH_S = 12.0
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for each node that has ever reported and that Slurm knows, as far as it is asked about or down."""
     asked = asked_nodes(view)
-    states = {node.name: node for node in view.slurm_nodes if is_down(node.state) or node.name in asked}
+    states = {node.name: node for node in view.slurm_nodes if is_lost(node.state) or node.name in asked}
     nodes = [node for node in view.nodes if node.name in states] if states else []
     silent, jobs = set(view.silent_nodes), jobs_by_node(view) if nodes else {}
     return [
@@ -30,7 +31,7 @@ def _judge(
         truth=Truth.OK,
         summary=f"Slurm has {node.name} as {slurm.state}",
     )
-    if not is_down(slurm.state) or away_on_purpose(slurm.state):
+    if not is_lost(slurm.state) or is_away(slurm.state, slurm.runs_job):
         return finding
     age_s = view.now - node.reported_at
     agent = (

@@ -1,36 +1,9 @@
-"""What several detectors ask about nodes: Slurm's words for them, who runs there, how many are silent."""
+"""What several detectors ask about nodes: who runs there, how many are silent."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from watchdog.detect.view import ClusterView, GpuView, NodeView, SlurmNodeView
-
-DOWN_WORDS = frozenset({"DOWN", "FAIL", "ERROR", "NOT_RESPONDING"})
-"""States in which Slurm itself has lost a node (slurm.conf(5), sinfo(1): node state codes)."""
-PURPOSE_WORDS = frozenset(
-    {
-        "DRAINED", "MAINT", "MAINTENANCE", "REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "POWER_DOWN", "POWERED_DOWN",
-        "POWERING_DOWN", "POWERING_UP", "POWER_UP", "FUTURE", "PLANNED", "CLOUD",
-    }
-)  # fmt: skip
-"""States in which somebody has taken the node away, or it is on its way."""
-SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
-            "$": "MAINT", "@": "REBOOT", "^": "REBOOT"}  # fmt: skip
-"""What sinfo appends to a state."""
-
-
-@lru_cache(maxsize=1024)
-def state_words(state: str | None) -> frozenset[str]:
-    """`IDLE*+DRAIN` or `idle+drain+not_responding` as a set of words in capitals; empty where Slurm says nothing."""
-    words = set()
-    for word in (state or "").upper().replace(",", "+").split("+"):
-        bare = word.rstrip("".join(SUFFIXES) + "-")
-        words.add(bare)
-        words |= {SUFFIXES[mark] for mark in word[len(bare) :] if mark in SUFFIXES}
-    if {"DRAIN", "IDLE"} <= words:
-        words.add("DRAINED")  # nothing runs there any more
-    return frozenset(words - {""})
+from watchdog.model.slurm_states import is_away
 
 
 def asked_nodes(view: ClusterView) -> frozenset[str]:
@@ -38,18 +11,6 @@ def asked_nodes(view: ClusterView) -> frozenset[str]:
     if view.asked is None:
         return frozenset(node.name for node in view.nodes)
     return frozenset(subject[5:] for subject in view.asked if subject.startswith("node:"))
-
-
-@lru_cache(maxsize=1024)
-def is_down(state: str | None) -> bool:
-    """Whether Slurm has lost the node."""
-    return bool(state_words(state) & DOWN_WORDS)
-
-
-@lru_cache(maxsize=1024)
-def away_on_purpose(state: str | None) -> bool:
-    """Whether a node in this state may rightly have no agent."""
-    return bool(state_words(state) & PURPOSE_WORDS)
 
 
 def is_quiet(node: NodeView) -> bool:
@@ -111,7 +72,7 @@ def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:
 def share_silent(view: ClusterView) -> tuple[int, int]:
     """(silent nodes, nodes that have ever reported), without those that Slurm has as taken away or has just given back."""
     silent = set(view.silent_nodes)
-    away = {each.name for each in view.slurm_nodes if away_on_purpose(each.state)}
+    away = {each.name for each in view.slurm_nodes if is_away(each.state, each.runs_job)}
     if silent:
         slurm = {node.name: node for node in view.slurm_nodes}
         away |= {

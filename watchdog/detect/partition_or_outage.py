@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from watchdog.detect.nodes import away_on_purpose, share_silent
+from watchdog.detect.nodes import share_silent
 from watchdog.detect.view import ClusterView
 from watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from watchdog.model.slurm_states import is_away
 
 NAMED = 16
 """Nodes that are named one by one; the number says the rest."""
@@ -35,12 +36,10 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
                 summary=f"{known - silent} of {known} agents report",
             )
         ]
-    states = {node.name: node.state for node in view.slurm_nodes}
-    mute = set(view.silent_nodes)
-    away = [
-        node for node in view.nodes if node.name in mute and not away_on_purpose(states.get(node.name, "?"))
-    ]
-    shortest_s = min(view.now - node.reported_at for node in away)
+    away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
+    mute = set(view.silent_nodes) - away
+    missing = [node for node in view.nodes if node.name in mute]
+    shortest_s = min(view.now - node.reported_at for node in missing)
     return [
         Finding(
             kind=Kind.PARTITION_OR_OUTAGE,
@@ -50,7 +49,7 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
             "What happens there is unknown, and nothing is done about any job while it lasts.",
             culprits=tuple(
                 Culprit(node=node.name, reason=f"no report for {view.now - node.reported_at:.0f} s")
-                for node in away[:NAMED]
+                for node in missing[:NAMED]
             ),
             facts=(f"the last of them fell silent {shortest_s:.0f} s ago", "compare with: sinfo -R"),
             lasted_s=shortest_s,

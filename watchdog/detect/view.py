@@ -182,6 +182,8 @@ class SlurmNodeView(Value, frozen=True, kw_only=True):
     state: str
     """In capitals, such as IDLE, ALLOCATED, DOWN*, MIXED+DRAIN."""
     reason: str = ""
+    runs_job: bool = False
+    """Whether a job that runs, of whatever partition, has it: then it is in use, whatever else its state says."""
     back_at: float | None = None
     """When it was given back after it had been taken away (maintenance, power saving, drain); None if it was not seen to be."""
 

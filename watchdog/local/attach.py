@@ -28,10 +28,10 @@ from watchdog.config import Config, load_config
 from watchdog.controller.app import live, open_doors
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.run import ACTIVE_STATES, GOES_ON
 from watchdog.controller.watch import Controller
 from watchdog.local.service import QUIET, free_port
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm_states import ALIVE, RUNNING
 from watchdog.notify.make import make_notifier
 from watchdog.slurm.client import SlurmUnavailable
 from watchdog.slurm.command_line import CommandLineSlurm
@@ -102,7 +102,7 @@ async def _run(wanted: Wanted, token: str) -> int:
     slurm = CommandLineSlurm(listings=OneJob(CommandLineListings(Commands("", os.environ)), wanted.job_id))
     view = await slurm.read_view()
     job = view.jobs[0] if view.jobs else None
-    if job is None or job.state not in GOES_ON:
+    if job is None or job.state not in ALIVE:
         log.error(
             "job %s is %s: there is nothing to watch",
             wanted.job_id,
@@ -197,9 +197,9 @@ async def _until_over(
             job = await slurm.read_job(job_id)
         except SlurmUnavailable:
             continue
-        if job is not None and job.state in GOES_ON:
+        if job is not None and job.state in ALIVE:
             over_since = None
-            await agents.follow(job if job.state in ACTIVE_STATES else None)
+            await agents.follow(job if job.state in RUNNING else None)
             continue
         over_since = over_since or loop.time()
         if loop.time() - over_since > LAST_LOOK_S and not controller.actions.acting():

@@ -18,6 +18,7 @@ import psutil
 
 from watchdog import clock
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm_states import OVER, REQUEUED
 from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, Submission
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ KILL_WAIT_S = 30.0
 SETTLE_S = 15.0
 """A command that has failed starts again after so long: its last words have been read and judged by then."""
 LOOK_S = 0.2
-ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 
 
 class LocalJob:
@@ -98,7 +98,7 @@ class LocalJob:
         log.info("the command has ended with %s", self._how())
         await self._end()  # as Slurm does: nothing that a job started outlives it
         if code == 0 or self.restarts >= self._max_restarts:
-            if self.restarts == run and self.state in ENDED:
+            if self.restarts == run and self.state in OVER:
                 self.over.set()
             return
         await asyncio.sleep(self.settle_s)
@@ -168,7 +168,7 @@ class LocalJob:
 
     async def stop(self) -> None:
         """Ends the command for good."""
-        if self.state not in ENDED:
+        if self.state not in OVER:
             self.state, self.held = "COMPLETING", False
             await self._end()
             self.state = "CANCELLED"
@@ -227,7 +227,7 @@ class LocalJob:
         self._check(job_id)
         if self.state == "PENDING" and self.held and held:
             return
-        if self.state in ENDED and only_unfinished:
+        if self.state in OVER and only_unfinished:
             raise SlurmRefused("the command has ended", Refusal.FINISHED)
         if self.state == "COMPLETING":
             raise SlurmRefused("the command is being ended", Refusal.NOT_NOW)
@@ -251,13 +251,13 @@ class LocalJob:
 
     async def hold(self, job_id: str) -> None:
         self._check(job_id)
-        if self.state not in ("PENDING", "COMPLETING"):
+        if self.state not in REQUEUED:
             raise SlurmRefused("the command is not waiting to be started", Refusal.NOT_PENDING)
         self.held = True
 
     async def cancel(self, job_id: str) -> None:
         self._check(job_id)
-        if self.state not in ENDED:
+        if self.state not in OVER:
             self._go(self.stop())
 
     async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:

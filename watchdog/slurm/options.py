@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from watchdog.model.slurm_states import HAD_PROCESSES
 from watchdog.slurm.parse import Marks, ParseError, checked_id, parse_count, parse_table
 
 OPTION_FIELDS = (
@@ -84,7 +85,7 @@ def memory_a_node_mib(row: dict[str, str]) -> int | None:
     """
     nodes = parse_count(row["numnodes"])
     found = re.search(r"(?:^|,)mem=(\d+(?:\.\d+)?)([KMGTP])?(?:,|$)", row["tres-alloc"], re.ASCII)
-    if found is None or not nodes or row["state"] not in {"RUNNING", "SUSPENDED", "STOPPED", "COMPLETING"}:
+    if found is None or not nodes or row["state"] not in HAD_PROCESSES:
         return None
     return math.ceil(float(found.group(1)) * UNITS_MIB[found.group(2) or "M"] / nodes)
 

@@ -136,7 +136,7 @@ def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
 def _job(row: dict[str, str]) -> SlurmJob:
     job_id = checked_id(row["jobarrayid"])
     state = checked_state(row["state"], job_id)
-    is_batch = _flag(row["batchflag"], job_id)
+    is_batch = _number(row["batchflag"], job_id) > 0  # a count: one more for each launch that failed
     priority = _number(row["prioritylong"], job_id)
     name, user, host = row["name"], row["username"], row["batchhost"]
     batch_host = host if is_batch and NODE_NAME.fullmatch(host) else None

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from watchdog.model.slurm import SlurmJob, SlurmNode
+from watchdog.model.slurm_states import OVER
 from watchdog.slurm import parse
-from watchdog.slurm.states import FINISHED, is_held
+from watchdog.slurm.states import is_held
 
 NO_HOST = frozenset({"", "n/a"})
 
@@ -144,7 +145,7 @@ def _element(row: JobRow) -> int | None:
     an array that ended before its last elements had started."""
     if not row.array_id or _waiting(row):
         return None
-    if row.id == row.array_id and row.state in FINISHED and not row.allocated_nodes:
+    if row.id == row.array_id and row.state in OVER and not row.allocated_nodes:
         return row.array_task_id
     return row.array_task_id or 0
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
 from watchdog import clock
+from watchdog.model import slurm_states
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm import parse, states
 from watchdog.slurm.backoff import Backoff
@@ -129,9 +130,9 @@ def reachable(job: SlurmJob | None, job_id: str) -> SlurmJob:
     """`job` if it has processes that a signal can reach; raises SlurmRefused."""
     if job is None:
         raise SlurmRefused(f"Slurm knows no job {job_id}", Refusal.NO_SUCH_JOB)
-    if job.state in states.FINISHED or job.state == "COMPLETING":
+    if job.state in slurm_states.OVER or job.state == "COMPLETING":
         raise SlurmRefused(f"the job has ended or is ending ({job.state})", Refusal.FINISHED)
-    if job.state not in states.SIGNALLED:
+    if job.state not in slurm_states.RUNNING:
         raise SlurmRefused(f"the job is not running ({job.state})", Refusal.NOT_RUNNING)
     return job
 
@@ -140,7 +141,7 @@ def untouched(now: SlurmNode | None, then: SlurmNode) -> None:
     """Raises SlurmRefused unless the node is drained with the reason, time and user of `then`."""
     if now is None:
         raise SlurmRefused(f"Slurm knows no node {then.name}", Refusal.NO_SUCH_NODE)
-    if "DRAIN" not in now.state:
+    if not slurm_states.is_drained(now.state):
         raise SlurmRefused(f"{now.name} is not drained any more ({now.state})", Refusal.CHANGED)
     if (now.reason, now.reason_at, now.reason_user) != (then.reason, then.reason_at, then.reason_user):
         raise SlurmRefused(

@@ -45,7 +45,8 @@ from watchdog.detect.view import (
     NodeView,
     StepTime,
 )
-from watchdog.model.incidents import Finding, Kind
+from watchdog.detector_config import Detectors
+from watchdog.model.incidents import Finding, Kind, Truth
 from watchdog.model.observed import FaultSeverity, GpuHolder
 
 YES = MountAnswer(responding=True, age_s=5.0, seconds=0.1)
@@ -183,6 +184,77 @@ def test_what_is_lost_makes_no_detector_tell_more(kind: Kind) -> None:
     for less in (*holes(view), *lists_without_one(view)):
         after = bad(less)
         assert accused(after) <= before, [each.summary for each in after.values()]
+
+
+NO_LOSS = {
+    "gone_s": "a process that is listed again is there",
+    "rank": "a process that is no rank any more is another one",
+    "blocked": "a process that waits in no call on a file has returned from it",
+    "idle_since": "a GPU whose utilisation is known and that does not idle works",
+    "pci_bus_id": "a line about a GPU is a moment; the GPU itself answers",
+    "events": "likewise",
+    "errors": "a step was seen within its limit, and errors before a step count for nothing",
+}
+"""What no sensor loses: its absence is a new observation, and may close an incident."""
+
+
+def restarted(view: ClusterView) -> Iterator[ClusterView]:
+    """The same trouble, of which less is seen: the controller stalled or was started again, Slurm or an agent is silent, a log is unread."""
+
+    def jobs(**changes: Any) -> ClusterView:
+        return replace(view, jobs=tuple(replace(each, **changes) for each in view.jobs))
+
+    stalled = tuple(
+        replace(
+            each,
+            run_age_s=0.0,
+            snapshots=(),
+            progress=None if each.progress is None else replace(each.progress, age_s=0.0),
+        )
+        for each in view.jobs
+    )
+    everybody = tuple(each.name for each in view.nodes)
+    yield replace(
+        view, jobs=stalled, slurm_age_s=0.0, slurm_excused=True, silent_nodes=(), excused_nodes=everybody,
+    )  # fmt: skip
+    forgotten: dict[str, Any] = {
+        "progress": None, "snapshots": (), "errors": (), "error_ranks": (), "gpus": (), "step_times": (), "losses": (),
+        "checkpoint": None, "past": (), "checkpoints_on_disk": (), "checkpoint_intervals_s": (), "run_age_s": 0.0,
+    }  # fmt: skip
+    yield jobs(**forgotten)
+    yield replace(jobs(**forgotten, processes=()), watched_s=0.0, slurm_age_s=None)
+    yield jobs(processes=())
+    yield jobs(progress=None, log=None)
+    yield replace(view, jobs=tuple(replace(each, silent_nodes=each.job.nodes) for each in view.jobs))
+    for name in ("nodes", "reporting_nodes", "filesystems", "slurm_nodes", "ended"):
+        yield replace(view, **{name: ()})
+
+
+def lost(before: Any, after: Any) -> str:
+    """The name of the first field in which two values of one type differ."""
+    for each in msgspec.structs.fields(before):
+        one, other = getattr(before, each.name), getattr(after, each.name)
+        if one == other:
+            continue
+        if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+            one, other = next((a, b) for a, b in zip(one, other, strict=True) if a != b)
+        return lost(one, other) if isinstance(one, msgspec.Struct) and type(one) is type(other) else each.name
+    return ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_detector_that_sees_less_than_before_clears_nothing(kind: Kind) -> None:
+    """The mirror of the test above: an open incident is closed by what was seen, never by what is not seen any more."""
+    view = WRONG[kind]
+    open_ones = {key for key in bad(view) if key[0] is kind}
+    assert open_ones
+    seen_less = [less for less in (*holes(view), *lists_without_one(view)) if lost(view, less) not in NO_LOSS]
+    for less in (*seen_less, *restarted(view)):
+        found = {(f.kind, f.subject): f for _, detect in DETECTORS for f in detect(less, Detectors())}
+        cleared = [
+            f.summary for key in open_ones if (f := found.get(key)) is not None and f.truth is Truth.OK
+        ]
+        assert not cleared, (cleared, lost(view, less))
 
 
 @pytest.mark.parametrize("kind", KINDS)

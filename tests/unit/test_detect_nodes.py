@@ -155,7 +155,7 @@ def test_slurm_is_unreachable_after_its_time_and_not_before() -> None:
 
 
 def test_a_slurm_that_never_answered_counts_from_the_controllers_start() -> None:
-    for watched_s, truth in ((10.0, Truth.OK), (61.0, Truth.BAD)):
+    for watched_s, truth in ((10.0, Truth.UNKNOWN), (61.0, Truth.BAD)):
         view = ClusterView(now=NOW, watched_s=watched_s)
         assert slurm_unreachable.detect(view, SlurmUnreachable())[0].truth is truth
 

@@ -19,6 +19,8 @@ class _Agent:
     reported_at: float
     whole: Report | None = None
     """The newest report in full, for those of changes that build on it; events and other news are not kept."""
+    excused: bool = False
+    """`reported_at` is when it was given its time again; its newest report is older."""
 
 
 class Agents:
@@ -70,10 +72,14 @@ class Agents:
         self._taken += 1
 
     def forget_silence(self, now: float) -> None:
-        """No agent counts as silent: they all get their time again."""
+        """No agent counts as silent: they all get their time again. That is no report: see `excused`."""
         self._taken += 1
         for agent in self._agents.values():
-            agent.reported_at = now
+            agent.reported_at, agent.excused = now, True
+
+    def excused(self) -> tuple[str, ...]:
+        """Nodes that have not reported since they were given their time again, by name."""
+        return tuple(name for name in self.known() if self._agents[name].excused)
 
     def forget_older_than(self, since: float, kept: Container[str]) -> list[str]:
         """Forgets the nodes that have not reported since then, but those in `kept`. Returns who they were."""

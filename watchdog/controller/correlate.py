@@ -71,6 +71,10 @@ whether its job lingers only after a grace; a job that stands has waited for a b
 RESOLVE_AFTER_S = 10.0
 """A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
 
+UNREPORTED_HOLDS_S = 90.0
+"""A suspicion, or an incident that is pending itself, holds another incident back for so long at most: the shipped floor of a hang's
+limit (60 s) and the dumps after it. Two that waited for each other kept the right rank, with its exception, from ever being reported."""
+
 HARDWARE = ("gpu:", "node:")
 """Beginnings of subjects that outlive the jobs which suffer from them."""
 
@@ -94,6 +98,8 @@ class Moment(Value, frozen=True, kw_only=True):
     """Jobs that Slurm says have ended."""
     blind: bool = False
     """Nothing is judged at this moment: that no detector says anything means nothing."""
+    unheard_nodes: frozenset[str] = frozenset()
+    """Nodes that Slurm lists and that do not report."""
     acting: frozenset[str] = frozenset()
     """Incidents with an action under way: nothing changes about them until it has ended."""
 
@@ -124,8 +130,8 @@ def correlate(
             after.append(_open(finding, moment, new_id()))
     suspected = [f for f in findings if f.truth is not Truth.OK and f.lasted_s > 0 and f.wanted]
     bad = {subject for subject, finding in by_subject.items() if finding.truth is Truth.BAD}
-    causes = _by_what_they_explain(after)
-    inhibited = [_inhibit(incident, causes.get(incident.kind, ()), suspected) for incident in after]
+    causes = _by_what_they_explain(after, moment)
+    inhibited = [_inhibit(incident, causes.get(incident.kind, ()), suspected, moment) for incident in after]
     return [
         _fire(incident, settings, moment) if (incident.kind, incident.subject) in bad else incident
         for incident in inhibited
@@ -179,9 +185,15 @@ def _update(
         return _resolve(incident, moment, "the job has ended or runs anew")
     if finding is None:
         heard = incident.pending_mono if incident.heard_mono is None else incident.heard_mono
-        if (by_hardware or not incident.runs) and not moment.blind and moment.mono - heard > FORGET_AFTER_S:
-            return _resolve(incident, moment, "nothing has been heard of it for an hour")
-        return replace(incident, actionable=False, heard_mono=moment.mono if moment.blind else heard)
+        forgettable = (
+            (by_hardware or not incident.runs) and not moment.blind and not _is_unheard(incident, moment)
+        )
+        if forgettable and moment.mono - heard > FORGET_AFTER_S:
+            return _resolve(
+                incident, moment, "no finding about it for 1 h, and its node reports or is no longer in Slurm"
+            )
+        waits = moment.blind or _is_unheard(incident, moment)
+        return replace(incident, actionable=False, heard_mono=moment.mono if waits else heard)
     incident = replace(incident, heard_mono=moment.mono)
     if finding.truth is Truth.UNKNOWN:
         return replace(incident, clear_mono=None, actionable=False)
@@ -207,6 +219,12 @@ def _update(
     if moment.mono - since >= settings.resolve_after_s:
         return _resolve(incident, moment, finding.summary)
     return replace(incident, clear_mono=since, actionable=False)
+
+
+def _is_unheard(incident: Incident, moment: Moment) -> bool:
+    """Whether it is about a node that Slurm has and that does not report: that nobody speaks of it says nothing."""
+    named = {each.node for each in incident.culprits if each.node} | {incident.subject.removeprefix("node:")}
+    return not named.isdisjoint(moment.unheard_nodes)
 
 
 def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
@@ -237,22 +255,35 @@ def _resolve(incident: Incident, moment: Moment, why: str) -> Incident | None:
     return replace(incident, state=IncidentState.RESOLVED, resolved_at=moment.wall, resolution=why)
 
 
-def _by_what_they_explain(incidents: Sequence[Incident]) -> dict[Kind, list[Incident]]:
+def _by_what_they_explain(incidents: Sequence[Incident], moment: Moment) -> dict[Kind, list[Incident]]:
     """Kind -> the incidents that may explain one of that kind. Of thousands that came at once most explain nothing."""
     present = {incident.kind for incident in incidents}
-    standing = [incident for incident in incidents if incident.state is not IncidentState.RESOLVED]
+    standing = [incident for incident in incidents if _may_explain(incident, moment)]
     return {kind: [other for other in standing if other.kind in CAUSES.get(kind, ())] for kind in present}
 
 
-def _inhibit(incident: Incident, causes: Sequence[Incident], suspected: Sequence[Finding]) -> Incident:
-    """Notes the one of `causes` that explains this incident; a mere suspicion keeps a pending one from firing."""
+def _may_explain(incident: Incident, moment: Moment) -> bool:
+    """Whether it may keep others from being reported: it is reported itself, or it may be within moments. One that is held back in turn,
+    or that has been pending for long, would hide what it is said to explain."""
+    if incident.state is IncidentState.PENDING:
+        return incident.inhibited_by is None and moment.mono - incident.pending_mono <= UNREPORTED_HOLDS_S
+    return incident.state is IncidentState.FIRING
+
+
+def _inhibit(
+    incident: Incident, causes: Sequence[Incident], suspected: Sequence[Finding], moment: Moment
+) -> Incident:
+    """Notes the one of `causes` that explains this incident; what is not reported itself, such as a mere suspicion, keeps a pending one
+    from firing for UNREPORTED_HOLDS_S at most."""
     kinds = CAUSES.get(incident.kind, ())
+    patient = moment.mono - incident.pending_mono <= UNREPORTED_HOLDS_S
     for other in causes:
-        if _same_matter(incident, other):
+        if _same_matter(incident, other) and (patient or other.state is IncidentState.FIRING):
             return replace(incident, inhibited_by=other.id)
     for finding in suspected:
         if (
-            incident.state is IncidentState.PENDING
+            patient
+            and incident.state is IncidentState.PENDING
             and finding.kind in kinds
             and (incident.kind, finding.kind) not in WAITS_FOR_NOTHING
             and finding.lasted_s > 0

@@ -137,7 +137,10 @@ class Judge:
         involved = {job for incident in self.incidents for job in incident.job_ids}
         fresh = self._slurm_is_fresh()
         over = frozenset(job for job in involved if fresh and job not in active)
-        moment = Moment(mono=now, wall=wall, restarts=active, over=over, acting=acting, blind=not fresh)
+        unheard = frozenset(each.name for each in self.view.slurm_nodes).difference(self.view.reporting_nodes)
+        moment = Moment(
+            mono=now, wall=wall, restarts=active, over=over, acting=acting, blind=not fresh, unheard_nodes=unheard
+        )  # fmt: skip
         before = {incident.id: incident for incident in self.incidents}
         settings = CorrelateSettings(
             hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after

@@ -89,6 +89,8 @@ class ClusterState:
         self._jobs_seen_on: dict[str, set[str]] = {}
         """Node -> the jobs of whom processes are remembered there."""
         self.slurm_at: float | None = None
+        self._slurm_excused = False
+        """`slurm_at` is no listing, but the end of a stall of this controller."""
         self._watched_from: float | None = None
 
     # ------------------------------------------------------------------------------------ feeding
@@ -99,7 +101,7 @@ class ClusterState:
         `wall` is the date of `now`: with it, what was logged before a run's start time is known to be older than it.
         """
         self._before = None if self.slurm_at is None else {name: job.state for name, job in self.jobs.items()}
-        self.slurm_at = now
+        self.slurm_at, self._slurm_excused = now, False
         self.jobs = {job.job_id: job for job in view.jobs}
         self._job_ids = {job.process_id: job.job_id for job in view.jobs}
         self._job_nodes.note(view.jobs)
@@ -297,7 +299,7 @@ class ClusterState:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
         self.agents.forget_silence(now)
         if self.slurm_at is not None:
-            self.slurm_at = now
+            self.slurm_at, self._slurm_excused = now, True
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -396,6 +398,8 @@ class ClusterState:
                 if (run.past or run.started) and run.job.state in ALIVE and run.job.state not in RUNNING
             ),
             slurm_age_s=self.slurm_age_s(now),
+            slurm_excused=self._slurm_excused,
+            excused_nodes=self.agents.excused(),
         )
 
     def filesystem_views(self, now: float) -> tuple[FilesystemView, ...]:

@@ -189,7 +189,7 @@ class Controller:
                 else "Slurm has not answered yet"
             )
         if now - self.warm_from < self.config.controller.warm_up:
-            return f"the controller has just started, or stood still ({self.config.controller.warm_up:.0f} s of looking on)"
+            return f"the controller has just started, or was stalled: it only observes for {self.config.controller.warm_up:.0f} s"
         return None
 
     # ------------------------------------------------------------------------------------ judging
@@ -206,7 +206,7 @@ class Controller:
         pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)
         began_before, self._last_began = self._last_began, now
         if began_before is not None and now - began_before > pause_s:
-            log.warning("stood still for %.0f s: everybody gets a fresh grace", now - began_before)
+            log.warning("the controller was stalled for %.0f s: all timeouts start over", now - began_before)
             self.state.grant_grace(now)
             self.state.forget_silence(now)
             self.warm_from = now

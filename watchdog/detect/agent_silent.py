@@ -24,8 +24,11 @@ def detect(view: ClusterView) -> list[Finding]:
     states = {node.name: node for node in view.slurm_nodes}
     jobs, share = jobs_by_node(view), share_silent(view)
     together = _just_fell_silent(view, nodes, silent)
+    excused = set(view.excused_nodes) - silent
     return [
-        _judge(
+        _unheard(node)
+        if node.name in excused
+        else _judge(
             view,
             node,
             node.name in silent,
@@ -36,6 +39,17 @@ def detect(view: ClusterView) -> list[Finding]:
         )
         for node in nodes
     ]
+
+
+def _unheard(node: NodeView) -> Finding:
+    """UNKNOWN, of a node whose time to report began again with a stall of the controller."""
+    return Finding(
+        kind=Kind.AGENT_SILENT,
+        subject=f"node:{node.name}",
+        truth=Truth.UNKNOWN,
+        severity=Severity.WARNING,
+        summary=f"no report of {node.name} since this controller stalled",
+    )
 
 
 MANY, TOGETHER_S = 10, 10.0
@@ -64,7 +78,9 @@ def _judge(
     age_s = view.now - node.reported_at
     state = None if slurm is None else slurm.state
     truth, summary = Truth.OK, f"the agent of {node.name} reports"
-    if silent and (slurm is None or not state or is_away(state, slurm.runs_job) or is_lost(state)):
+    if silent and not view.slurm_nodes:
+        truth, summary = Truth.UNKNOWN, f"Slurm's nodes are not known, and the agent of {node.name} is silent"
+    elif silent and (slurm is None or not state or is_away(state, slurm.runs_job) or is_lost(state)):
         # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster has no agent.
         summary = f"Slurm says that {node.name} is {state or 'no node of this cluster'}"
     elif (

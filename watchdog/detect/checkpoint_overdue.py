@@ -47,8 +47,10 @@ def _judge(job: JobView, settings: Settings) -> Finding:
     limit_s = max(settings.factor * usual_s, LONGEST * max(job.checkpoint_intervals_s), settings.floor)
     newer = any(each.step is not None and each.step > checkpoint.step for each in job.checkpoints_on_disk)
     age_s = min(checkpoint.age_s, job.run_age_s)
-    if age_s < limit_s or any(each.writing for each in job.checkpoints_on_disk):
+    if checkpoint.age_s < limit_s:
         return replace(finding, truth=Truth.OK, summary=f"job {job_id} saves as it used to")
+    if age_s < limit_s or any(each.writing for each in job.checkpoints_on_disk):
+        return replace(finding, summary=f"job {job_id} is saving, or has just been found again")
     if newer:
         return replace(
             finding, summary=f"there is a checkpoint of job {job_id} that its log did not announce"

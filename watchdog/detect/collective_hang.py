@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.activity import Standing, at_work, on_storage, somebody_on_storage, standing
 from watchdog.detect.learnt_limit import Limit, LimitSettings
-from watchdog.detect.limits import has_just_grown, progress_limit, wants_stacks, with_a_step
+from watchdog.detect.limits import has_just_grown, makes_steps, progress_limit, wants_stacks, with_a_step
 from watchdog.detect.spinning_rank import GOES_ROUND_EVERY, spinning
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended, last_error
@@ -62,8 +62,12 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
         return replace(finding, summary=f"job {job.job.job_id} has made its last step")
     age_s = job.progress.age_s if job.progress else job.run_age_s
     if age_s < limit.seconds and not wants_stacks(job, limit, age_s):
+        if makes_steps(job, settings):
+            return replace(
+                finding, truth=Truth.OK, summary=f"job {job.job.job_id} makes progress", lasted_s=age_s
+            )
         return replace(
-            finding, truth=Truth.OK, summary=f"job {job.job.job_id} makes progress", lasted_s=age_s
+            finding, summary=f"no new step of job {job.job.job_id} has been seen yet", lasted_s=age_s
         )
     wanted = (StacksWanted(job_id=job.job.job_id, apart_s=min(20.0, SPACING * limit.seconds)),)
     finding = replace(finding, wanted=wanted, lasted_s=age_s)

@@ -52,8 +52,7 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: Settings
         if job.progress.steps_seen > 1 and is_new:
             return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes new steps")
     if len(past) < settings.runs:
-        few = f"job {job_id} was seen to restart {len(past)} times"
-        return replace(finding, truth=Truth.OK, summary=few)
+        return replace(finding, summary=f"{len(past)} earlier runs of job {job_id} are known")
     recent = past[-settings.runs :]
     causes = [find_cause(_whole(run)) for run in recent]
     for place, (run, cause) in enumerate(zip(recent, causes, strict=True)):

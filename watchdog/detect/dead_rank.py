@@ -48,6 +48,8 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
             finding, summary=f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent"
         )
     dead = [rank for rank in ranks if not rank.alive]
+    if not dead and not job.every_rank_known:
+        return replace(finding, summary=f"not every rank of job {job_id} has been seen")
     if not dead:
         return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
     if _are_many(len(dead), len(ranks)):

@@ -80,7 +80,7 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
     waiting = _waiting(job, now, idle_for_s) if idle else frozenset()
     quiet = [each for each in idle if each.rank in waiting]
     if not quiet:
-        return replace(finding, truth=Truth.UNKNOWN if idle else Truth.OK)
+        return replace(finding, truth=Truth.OK if _all_are_used(job) else Truth.UNKNOWN)
     culprits = tuple(_culprit(each, now) for each in quiet)
     first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
     return replace(
@@ -91,6 +91,18 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
         culprits=culprits,
         facts=tuple(_fact(each) for each in quiet[:8]),
         lasted_s=now - min(each.view.idle_since or now for each in quiet),
+    )
+
+
+def _all_are_used(job: JobView) -> bool:
+    """Whether every GPU of the job is known to be at work now, but those that the job never uses. One that idles, and has not idled
+    for long enough to be reported, clears nobody."""
+    known = {each.rank for each in job.gpus}
+    there = {rank.process.rank for rank in job.ranks}
+    return there <= known and all(
+        _was_never_used(each, job)
+        or (each.view.gpu.utilization_ratio is not None and each.view.idle_since is None)
+        for each in job.gpus
     )
 
 

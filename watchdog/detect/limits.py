@@ -53,6 +53,15 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     return limit
 
 
+def makes_steps(view: JobView, settings: LimitSettings) -> bool:
+    """Whether a new step was *seen* within the limit. A timeout that was only restarted (after a stall of the controller, a restart, a
+    filesystem that recovered) is no step: `age_s` is short then, and `rose_age_s` is not."""
+    progress = view.progress
+    if progress is None or progress.rose_age_s is None:
+        return False
+    return progress.rose_age_s < progress_limit(view, settings).seconds
+
+
 def wants_stacks(view: JobView, limit: Limit, age_s: float) -> bool:
     """Whether a job without a new step for `age_s` should show its stacks now: they have to be there when the limit is reached,
     and before its collectives time out. A collective may have begun as late as the next step was due."""

@@ -70,6 +70,8 @@ def _judge(job: JobView, now: float, settings: Settings, limits: LimitSettings) 
         return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
     dead = sorted((rank for rank in ranks if not rank.alive), key=dead_for_s, reverse=True)
     survivors = [rank for rank in ranks if rank.alive]
+    if not dead and not job.every_rank_known:
+        return replace(finding, summary=f"not every rank of job {job_id} has been seen")
     if not dead:
         return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
     if not survivors:

@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from watchdog.detect.learnt_limit import LimitSettings
-from watchdog.detect.limits import progress_limit
+from watchdog.detect.limits import makes_steps, progress_limit
 from watchdog.detect.lingering_job import dead_for_s
 from watchdog.detect.view import ClusterView, EndedJob, JobView, PastRun
 from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause, running, work_lost
@@ -73,7 +73,13 @@ def _judge_running(job: JobView, view: ClusterView, settings: Settings, limits: 
     finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
     if job.job.state != "RUNNING":
         return finding
-    fine = replace(finding, truth=Truth.OK, summary=f"job {job_id} has logged no error since its last step")
+    fine = replace(
+        finding, summary=f"job {job_id} has logged no error, and no new step of it has been seen yet"
+    )
+    if makes_steps(job, limits):
+        fine = replace(
+            finding, truth=Truth.OK, summary=f"job {job_id} has logged no error since its last step"
+        )
     if not job.errors:
         return fine
     run = running(job, now)

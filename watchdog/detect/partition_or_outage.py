@@ -28,12 +28,13 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     everybody = silent == known and silent > 1
     many = silent >= settings.nodes and 100.0 * silent > settings.percent * known
     if not (everybody or many):
+        unheard = len(set(view.excused_nodes) - set(view.silent_nodes))
         return [
             Finding(
                 kind=Kind.PARTITION_OR_OUTAGE,
                 subject="cluster",
-                truth=Truth.OK,
-                summary=f"{known - silent} of {known} agents report",
+                truth=Truth.UNKNOWN if unheard else Truth.OK,
+                summary=f"{known - silent - unheard} of {known} agents report",
             )
         ]
     away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}

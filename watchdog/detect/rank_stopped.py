@@ -41,7 +41,8 @@ def _judge(job: JobView, stopped_for_s: float, limits: LimitSettings) -> Finding
     long = sorted(((r, s) for r, s in stopped if s >= stopped_for_s), key=lambda each: -each[1])
     if not long:
         # A node that does not report may hold one: nothing is said, so that an incident about it stays open.
-        truth = Truth.UNKNOWN if stopped or job.silent_nodes else Truth.OK
+        unknown = stopped or job.silent_nodes or not job.every_rank_known
+        truth = Truth.UNKNOWN if unknown else Truth.OK
         return replace(finding, truth=truth, summary=f"{len(stopped)} ranks of job {job_id} are stopped")
     culprits = tuple(
         Culprit(

@@ -17,14 +17,18 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     """One finding. Before the first answer the time since the controller's start counts."""
     age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
     silent = age_s >= settings.silent_for
+    answered = view.slurm_age_s is not None and not view.slurm_excused
+    truth = Truth.BAD if silent else Truth.OK if answered else Truth.UNKNOWN
     return [
         Finding(
             kind=Kind.SLURM_UNREACHABLE,
             subject="slurm",
-            truth=Truth.BAD if silent else Truth.OK,
+            truth=truth,
             summary=f"Slurm has not answered for {age_s:.0f} s: no job is judged and nothing is done until it does."
             if silent
-            else "Slurm answers",
+            else "Slurm answers"
+            if truth is Truth.OK
+            else "Slurm has not answered since this controller started, or stalled",
             facts=(
                 "on this machine: scontrol ping; squeue",
                 "journalctl -u slurm-watchdog-controller says what it answered",

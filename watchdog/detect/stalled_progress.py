@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from watchdog.detect import collective_hang
 from watchdog.detect.activity import Standing, few_idle_among_busy, on_storage, standing
 from watchdog.detect.learnt_limit import Limit
-from watchdog.detect.limits import has_just_grown, progress_limit, with_a_step
+from watchdog.detect.limits import has_just_grown, makes_steps, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
@@ -75,6 +75,8 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
         return replace(
             finding, summary=f"two programs count in {progress.source}: whether each goes on does not show"
         )
+    if age_s < limit.seconds and not makes_steps(job, hang):
+        return replace(finding, summary=f"no new step of job {job_id} has been seen yet")
     if age_s < limit.seconds:
         return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes progress")
     if collective_hang.judge(job, now, hang).truth is Truth.BAD:

@@ -372,6 +372,13 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
         return CollectiveTimeout(seconds=seconds, assumed=assumed)
 
     @cached_property
+    def every_rank_known(self) -> bool:
+        """Whether as many ranks are known as its processes say that there are; True where none of them says."""
+        ranks = self.ranks
+        said = max((rank.process.world_size or 0 for rank in ranks), default=0)
+        return len({rank.process.rank for rank in ranks if rank.process.rank is not None}) >= said
+
+    @cached_property
     def gpu_uuids(self) -> frozenset[str]:
         """The GPUs that its ranks were seen on."""
         return frozenset(each.view.gpu.uuid for each in self.gpus)
@@ -459,6 +466,10 @@ class ClusterView(Value, frozen=True, kw_only=True):
     waiting: tuple[JobView, ...] = ()
     """Jobs that neither run nor are over: completing, or requeued and not running again yet."""
     slurm_age_s: float | None = None
-    """Since Slurm last answered; None if it never did."""
+    """Since Slurm last answered, or was given its time again after a stall of the controller; None if it never answered."""
+    slurm_excused: bool = False
+    """That age rests on such a stall: no answer has been seen since."""
+    excused_nodes: tuple[str, ...] = ()
+    """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""
     asked: frozenset[str] | None = None
     """Subjects of the open incidents: of anything else it need not be said that it is well. None: it is to be said of all."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.activity import standing
 from watchdog.detect.learnt_limit import LimitSettings
-from watchdog.detect.limits import has_just_grown, progress_limit, with_a_step
+from watchdog.detect.limits import has_just_grown, makes_steps, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, ErrorLine, JobView, ProcessView
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
@@ -107,12 +107,15 @@ def _without_a_word(
     limit_s = max(progress_limit(job, hang).seconds, settings.teardown_limit)
     alive = [rank for rank in job.ranks if rank.alive]
     gone = len(job.ranks) - len(alive)
+    if not makes_steps(job, hang) and (age_s < limit_s or 0 < gone < len(alive)):
+        return replace(finding, summary=f"no new step of job {job.job.job_id} has been seen yet")
     if age_s < limit_s or 0 < gone < len(alive):
         return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} trains")
     voted = vote(job.snapshots, alive)
     seen = standing(job, now, settings.teardown_limit)
     if not (_torn_down(voted, len(alive)) and seen.stands):
-        return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} is not seen to end")
+        truth = Truth.OK if makes_steps(job, hang) else Truth.UNKNOWN
+        return replace(finding, truth=truth, summary=f"job {job.job.job_id} is not seen to end")
     named = tuple(_still_there(rank) for rank in alive[:NAMED])
     what = f"made its last step {age_s:.0f} s ago, as its stacks say,"
     why = _by_stacks(voted)[1] + _have_left(gone, len(job.ranks))

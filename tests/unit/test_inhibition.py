@@ -1,0 +1,96 @@
+"""Incidents do not hold each other back for ever: of whatever is wrong at once, something is reported, and it explains the rest."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from watchdog.controller.correlate import (
+    CAUSES,
+    UNREPORTED_HOLDS_S,
+    CorrelateSettings,
+    Moment,
+    correlate,
+)
+from watchdog.detect.registry import DETECTORS
+from watchdog.detector_config import Detectors
+from watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, StacksWanted, Truth
+
+KINDS = tuple(kind for kind, _ in DETECTORS)
+HOLDS = {kind: float(getattr(getattr(Detectors(), kind), "hold", 0.0)) for kind in KINDS}
+LONGEST_S = UNREPORTED_HOLDS_S + max(HOLDS.values()) + 10.0
+PLACES = {Kind.GPU_FAULT: "gpu:GPU-1", Kind.NODE_DOWN: "node:n1", Kind.AGENT_SILENT: "node:n1", Kind.PARTITION_OR_OUTAGE: "cluster",
+          Kind.FILESYSTEM_OUTAGE: "mount:/s", Kind.FILESYSTEM_STALL: "mount:/s", Kind.LOG_ERROR: "run:7.0"}  # fmt: skip
+
+
+def finding(kind: Kind, truth: Truth, at: float) -> Finding:
+    return Finding(
+        kind=kind, subject=PLACES.get(kind, "job:7"), truth=truth, summary="wrong", job_ids=("7",), lasted_s=at + 1,
+        culprits=(Culprit(node="n1"),), wanted=(StacksWanted(job_id="7", apart_s=5.0),),
+    )  # fmt: skip
+
+
+def live(bad: frozenset[Kind], suspected: frozenset[Kind]) -> list[Incident]:
+    """The incidents after all of `bad` has been seen, and all of `suspected` suspected, for longer than anything may hold them back."""
+    incidents: list[Incident] = []
+    numbers = iter(range(10_000))
+    for second in range(0, int(LONGEST_S) + 10, 10):
+        at = float(second)
+        moment = Moment(mono=at, wall=at, restarts={"7": 0})
+        found = [finding(kind, Truth.BAD, at) for kind in sorted(bad)]
+        found += [finding(kind, Truth.UNKNOWN, at) for kind in sorted(suspected - bad)]
+        incidents = correlate(
+            incidents, found, CorrelateSettings(hold_s=HOLDS), moment, lambda: str(next(numbers))
+        )
+    return incidents
+
+
+def assert_reported(incidents: list[Incident]) -> None:
+    """Everything is reported, or explained by something that is, directly or over others; and no explanation goes in a circle."""
+    by_id = {incident.id: incident for incident in incidents}
+    for incident in incidents:
+        seen: list[str] = []
+        each = incident
+        while each.inhibited_by is not None:
+            assert each.inhibited_by in by_id, f"{incident.kind} is held back by {each.inhibited_by}"
+            assert each.id not in seen, f"a circle: {[by_id[name].kind for name in seen]}"
+            seen.append(each.id)
+            each = by_id[each.inhibited_by]
+        assert each.state is IncidentState.FIRING, (
+            f"{incident.kind} waits for {each.kind}, which is not reported"
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_reported_beside_each_other_kind_and_every_suspicion(kind: Kind) -> None:
+    everything = frozenset(KINDS)
+    assert_reported(live(frozenset({kind}), everything))
+    for other in KINDS:
+        assert_reported(live(frozenset({kind, other}), frozenset()))
+        assert_reported(live(frozenset({kind, other}), everything))
+
+
+@given(st.sets(st.sampled_from(KINDS), min_size=1), st.sets(st.sampled_from(KINDS)))
+@settings(max_examples=150, deadline=None)
+def test_any_set_of_faults_and_suspicions_ends_with_all_of_it_reported_or_explained(
+    bad: set[Kind], suspected: set[Kind]
+) -> None:
+    assert_reported(live(frozenset(bad), frozenset(suspected)))
+
+
+def test_no_two_kinds_explain_each_other() -> None:
+    assert not [
+        (a, b) for a, b in combinations(KINDS, 2) if b in CAUSES.get(a, ()) and a in CAUSES.get(b, ())
+    ]
+
+
+def test_held_pending_incident_holds_nobody_back() -> None:
+    """A hang that is suspected, an error that waits for it, a stall that waited for the error: all were silent for as long as it lasted."""
+    incidents = live(frozenset({Kind.LOG_ERROR, Kind.STALLED_PROGRESS}), frozenset({Kind.COLLECTIVE_HANG}))
+    firing = {
+        each.kind for each in incidents if each.state is IncidentState.FIRING and each.inhibited_by is None
+    }
+    assert firing == {Kind.LOG_ERROR}

@@ -100,6 +100,12 @@ class SlackReceiver:
         self._server.server_close()
 
 
+def munge_of(cluster: Cluster) -> dict[str, str]:
+    """The section `security` of a watchdog on this cluster: the munged that its Slurm has; controller and agents are root's."""
+    socket_of_munged = str(Path(cluster.directory) / "munge" / "socket")
+    return {"mode": "munge", "controller_user": "0", "agent_user": "0", "munge_socket": socket_of_munged}
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=10)
@@ -144,10 +150,9 @@ class Watchdog:
 
     def _write_configuration(self, mode: str, layers: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
         self.directory.mkdir(mode=0o755)
-        token, webhook = self.directory / "token", self.directory / "slack-webhook"
-        for file, secret in ((token, secrets.token_hex(32)), (webhook, self.slack.url)):
-            file.touch(mode=0o600)
-            file.write_text(secret + "\n")
+        webhook = self.directory / "slack-webhook"
+        webhook.touch(mode=0o600)
+        webhook.write_text(self.slack.url + "\n")
         address = self.cluster.controller_address
         config: dict[str, Any] = {
             "cluster_name": "demo",
@@ -159,7 +164,7 @@ class Watchdog:
                 "socket": self.socket,
                 "state_directory": str(self.directory / "state"),
             },
-            "security": {"token_file": str(token)},
+            "security": munge_of(self.cluster),
             "notify": {"slack": {"webhook_url_file": str(webhook), "messages_per_minute": 60}},
         }
         for layer in layers:

@@ -257,7 +257,10 @@ class Powerless(Watchdog):
     def __init__(self, cluster: Cluster, place: Place) -> None:
         self.place = place
         self.helper: subprocess.Popen[bytes] | None = None
-        settings = {"agent": {"helper_socket": SOCKET, "metrics_listen": ""}}
+        settings = {
+            "agent": {"helper_socket": SOCKET, "metrics_listen": ""},
+            "security": {"agent_user": str(AGENT_UID)},
+        }
         super().__init__(cluster, mode="observe", settings=settings, nodes=("n1", "n2"))
 
     def close(self) -> None:
@@ -281,7 +284,6 @@ class Powerless(Watchdog):
         words = ["--config", str(self.config_file), "--json"]
         argv, environment = [str(COMMAND), "agent", *words], dict(self.cluster.env)
         if node == "n1":
-            os.chown(self.directory / "token", AGENT_UID, AGENT_UID)
             for directory in (KILL_SWITCH_BASE, str(Path(SOCKET).parent)):
                 self.cluster.node_run(
                     node, ["install", "-d", f"--owner={HELPER_UID}", "--mode=755", directory]

@@ -18,15 +18,7 @@ DEADLINE_S = 300.0
 
 @pytest.fixture
 def watchdog(cluster: Cluster) -> Iterator[Watchdog]:
-    munge = str(Path(cluster.directory) / "munge" / "socket")
-    security = {
-        "mode": "munge",
-        "token_file": "",
-        "controller_user": "0",
-        "agent_user": "0",
-        "munge_socket": munge,
-    }
-    with Watchdog(cluster, settings={"security": security}) as watchdog:
+    with Watchdog(cluster) as watchdog:
         yield watchdog
 
 

@@ -134,7 +134,7 @@ def site(cluster_possible: None) -> Iterator[Site]:
 def watchdog(site: Site) -> Iterator[TlsWatchdog]:
     site.shell(lines_after("**TLS** without an authority"))
     site.shell("slurm-watchdog ca issue --client prometheus")
-    security = {"mode": "tls", "token_file": "", "tls_directory": str(site.tls)}
+    security = {"mode": "tls", "tls_directory": str(site.tls)}
     settings = {"agent": {"controller_url": f"https://{NAME}:{PORT}"}, "security": security}
     watchdog = TlsWatchdog(site.cluster, mode="act", settings=settings)
     watchdog.site = site

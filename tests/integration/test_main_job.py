@@ -10,7 +10,6 @@ import sqlite3
 import stat
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from deploy.demo.cluster import Cluster
-from deploy.demo.stack import PORT, TRAINER, Watchdog, train_script
+from deploy.demo.stack import PORT, ROOT, TRAINER, Watchdog, train_script
 from deploy.standin_nvml import standin
 from deploy.standin_nvml.standin import HEALTHY, Gpu, Scenario
 
@@ -328,35 +327,41 @@ def test_agents_may_start_before_the_controller_and_their_old_reports_are_not_ju
     assert cluster.job(job)["Restarts"] == "0"
 
 
-def post(watchdog: Watchdog, body: bytes, token: str | None = None) -> int:
-    request = urllib.request.Request(
-        f"http://{watchdog.cluster.controller_address}:{PORT}/v1/report", data=body
-    )
-    if token is not None:
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=180) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except urllib.error.URLError:
-        return CUT_OFF
+ON_A_NODE = """
+import sys
+from watchdog.agent.munge_session import Munge, ProvenConnection
+from watchdog.agent.post import Connection
+
+url, munge, claimed, proven = sys.argv[1:]
+body = sys.stdin.buffer.read()
+connection = Connection(url, 10**6)
+if proven:
+    connection = ProvenConnection(connection, claimed, Munge("0", munge).encode)
+try:
+    print(connection.post("/v1/report", body, {}, 60.0, 120.0).status)
+except OSError as error:
+    print(type(error).__name__)
+"""
+"""Somebody on a node who posts what is on standard input, proven to be that node or not; prints the status, or how it failed."""
 
 
-CUT_OFF = -1
-"""The door was shut before all of the body had been sent."""
+def post(watchdog: Watchdog, node: str, body: bytes, *, proven: bool = True) -> str:
+    url = f"http://{watchdog.cluster.controller_address}:{PORT}"
+    munge = str(Path(watchdog.cluster.directory) / "munge" / "socket")
+    argv = [sys.executable, "-c", ON_A_NODE, url, munge, node, "yes" * proven]
+    done = watchdog.cluster.node_run(node, argv, 180.0, check=False, cwd=ROOT, input=body, text=False)
+    return str(done.stdout.decode().strip())
 
 
 def test_garbage_at_the_door_is_refused_and_counted(cluster: Cluster, watch: Callable[..., Watchdog]) -> None:
     watchdog = watch(mode="act")
-    token = (watchdog.directory / "token").read_text().strip()
-    assert post(watchdog, b"{}") == 401
-    assert post(watchdog, b"{}", "wrong") == 401
+    assert post(watchdog, "n1", b"{}", proven=False) == "401"
+    watchdog.stop_agent("n2")  # a node has one session
     for garbage in (b"", b"\x00\xff", b"{", b"[]", b'{"node": 5}', b"[" * 5000):
-        assert post(watchdog, garbage, token) == 400
+        assert post(watchdog, "n2", garbage) == "400"
     forged = b'{"node":"n1","boot_id":"b","agent_id":"a","sequence":1}'
-    assert post(watchdog, forged, token) == 403
-    assert post(watchdog, b"x" * (9 * 1024 * 1024), token) in (400, 413, CUT_OFF)
+    assert post(watchdog, "n2", forged) == "403"
+    assert post(watchdog, "n2", b"x" * (9 * 1024 * 1024)) in ("400", "413", "BrokenPipeError", "_Closed")
     text = watchdog.metrics()
     for outcome in ("unauthorized", "garbage", "wrong_node", "too_large"):
         assert f'slurm_watchdog_reports_total{{outcome="{outcome}"}}' in text

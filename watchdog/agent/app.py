@@ -38,6 +38,7 @@ from watchdog.agent.process_table import Files
 from watchdog.agent.reload import Reload
 from watchdog.agent.settings import Settings, become_agent, split_listen
 from watchdog.agent.tasks import TASKS
+from watchdog.masking_values import masked
 from watchdog.model.messages import CollectEvidence, DumpStacks, EndProcess, Report
 from watchdog.model.observed import (
     Checkpoint,
@@ -198,7 +199,7 @@ class Agent:
         self.sequence += 1
         if self.sequence % TRIM_EVERY == FIRST_TRIM:
             give_back_memory()
-        return Report(
+        report = Report(
             node=self.node,
             boot_id=self.boot_id,
             agent_id=self.agent_id,
@@ -220,6 +221,7 @@ class Agent:
             results=self.commands.take_results(),
             problems=tuple(seen.problems),
         )
+        return masked(report)
 
     def tell_again(self) -> None:
         """The controller is new and knows nothing: the next report begins with the recent past."""

@@ -18,6 +18,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
 
+from watchdog.masking_values import mask_words
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm.states import is_held
 
@@ -148,8 +149,8 @@ def _job(row: dict[str, str]) -> SlurmJob:
         job_id=job_id,
         raw_id=row["jobid"],
         state=state,
-        reason=row["reason"],
-        name=name,
+        reason=mask_words(row["reason"]),
+        name=mask_words(name),
         user=user,
         uid=_number(row["userid"], job_id),
         account=_given(row["account"]),
@@ -342,7 +343,7 @@ def parse_nodes(text: str, marks: Marks) -> tuple[SlurmNode, ...]:
             name=name,
             address=address,
             state=state.upper(),
-            reason="" if reason == "none" else reason,
+            reason="" if reason == "none" else mask_words(reason),
             reason_at=_time(at, f"of node {name}"),
             reason_user="" if user == "Unknown" else user,
             partitions=tuple(sorted({*before, partition} - {""})),

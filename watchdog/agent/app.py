@@ -151,7 +151,7 @@ class Agent:
             mount_collector=self.mounts,
             details_of=self.processes.details_of,
             kernel_log=settings.kernel_log,
-            maker=0 if helper is None else -1,
+            switch_prefixes=config.kill_switch_prefixes,
             boot_id=self.boot_id,
             objection_to_ending=self._objection_to_ending,
         )
@@ -267,7 +267,7 @@ class Agent:
 
     def _collect_mounts(self, logs: tuple[LogFile, ...], now: float) -> tuple[MountProbe, ...]:
         """The filesystems with logs, working directories and checkpoints of jobs that have processes here."""
-        self.commands.watch_jobs(tuple(self.logs.watch.values()), now)
+        self.commands.watch_jobs(tuple(self.logs.watch.values()), now, self.jobs_here(now))
         self.commands.advance(now)
         places = [(os.path.dirname(row.path), self.logs.owner_of(row.job_id)) for row in logs]
         for job_id in self.logs.jobs:
@@ -302,9 +302,9 @@ class Agent:
 
     def _collect_holders(self, gpus: tuple[Gpu, ...], now: float) -> tuple[GpuHolder, ...]:
         table, ours = self.processes.table.entries, self.processes.ours
-        return self.holders.collect(now, table, ours, gpus, self._jobs_here(now))
+        return self.holders.collect(now, table, ours, gpus, self.jobs_here(now))
 
-    def _jobs_here(self, now: float) -> frozenset[str] | None:
+    def jobs_here(self, now: float) -> frozenset[str] | None:
         """The ids of all jobs that Slurm has on this node; None while that is not known."""
         if self.running is None or now - self.running[1] > RUNNING_LIFETIME_S:
             return None
@@ -312,7 +312,7 @@ class Agent:
 
     def _objection_to_ending(self, command: EndProcess, now: float) -> str | None:
         table, ours = self.processes.table.entries, self.processes.ours
-        return self.holders.objection(command, table, ours, self._jobs_here(now))
+        return self.holders.objection(command, table, ours, self.jobs_here(now))
 
     def _collect_node_events(self, gpus: tuple[Gpu, ...], now: float) -> tuple[tuple[NodeEvent, ...], int]:
         """What NVML and the kernel said; a line that names a PCI address gets the UUID of the GPU there."""
@@ -425,7 +425,7 @@ class Service:
                 self.agent.tell_again()
             if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
                 self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
-            self.agent.commands.watch_jobs(reply.watch, now)
+            self.agent.commands.watch_jobs(reply.watch, now, self.agent.jobs_here(now))
             self.agent.commands.accept(reply.commands, now)
 
 

@@ -36,6 +36,7 @@ from watchdog.agent.probe import Probes, ProbesLost
 from watchdog.agent.probe_child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from watchdog.agent.process_table import Files
 from watchdog.agent.reload import Reload
+from watchdog.agent.report_rows import choose, reduced
 from watchdog.agent.settings import Settings, become_agent, split_listen
 from watchdog.agent.tasks import TASKS
 from watchdog.masking_values import masked
@@ -160,6 +161,8 @@ class Agent:
         self.seen = runner.Isolated()
         self._wanted: dict[str, Wanted] = {}
         self._wanted_for: tuple[tuple[tuple[str, int], ...], tuple[Mount, ...]] = ((), ())
+        self._told: frozenset[tuple[int, int]] = frozenset()
+        """Processes that the last report named, where it could not name all."""
         """The places and mounts from which `_wanted` follows."""
         self._closed = False
         self.processes.remember(before.processes)
@@ -196,6 +199,8 @@ class Agent:
             "kernel_log", partial(self._collect_node_events, gpus, now), _NO_NODE_EVENTS, seen
         )
         self._note_problems(seen, now)
+        named, unnamed = choose(processes, self._told)
+        self._told = frozenset((row.pid, row.start_ticks) for row in named) if unnamed else frozenset()
         self.sequence += 1
         if self.sequence % TRIM_EVERY == FIRST_TRIM:
             give_back_memory()
@@ -206,7 +211,8 @@ class Agent:
             sequence=self.sequence,
             interval_s=self.config.agent.interval,
             agent_version=watchdog.__version__,
-            processes=processes,
+            processes=named,
+            left_out=unnamed,
             logs=logs,
             events=(*events, *saved),
             events_dropped=dropped,
@@ -389,9 +395,17 @@ class Service:
         try:
             self.sender.put(report)
         except WireError as error:
-            log.error("this report can't be sent: %s", error)
-            return False
+            self._put_less(report, str(error))
         return True
+
+    def _put_less(self, report: Report, why: str) -> None:
+        """Of a report that is too large what matters most. One user's names or processes must not end the agent for all on the node:
+        at worst the controller hears nothing for a while."""
+        log.error("this report is too large to be sent whole: %s", why)
+        try:
+            self.sender.put(reduced(report, why))
+        except WireError as error:
+            log.error("nor can it be sent without long names: %s", error)
 
     def between(self, now: float) -> None:
         """Takes what children and controller said meanwhile; results of commands, and that a rank has ended, go out at once."""

@@ -14,7 +14,26 @@ from hypothesis import settings
 CHECKOUT = Path(__file__).resolve().parent.parent
 LIVE = tuple(CHECKOUT / "tests" / name for name in ("integration", "attacks", "frameworks"))
 """Real parts on this machine. `make test` runs them in workers, each as on a machine of its own."""
-LONGEST_FIRST = ()
+LONGEST_FIRST = (
+    "test_nspawn.py",
+    "test_identity_cluster.py",
+    "test_soak.py",
+    "test_end_of_orphans.py",
+    "test_diagnose.py",
+    "test_main_job.py",
+    "test_ladder_live.py",
+    "test_agent_cannot_hang.py::test_what_hangs_at_once",
+    "test_agent_endurance.py",
+    "test_ends_of_jobs.py",
+    "test_attach.py",
+    "test_agent_helper.py",
+    "test_prometheus.py",
+    "test_grafana.py",
+    "test_page.py",
+    "test_agent_live.py",
+    "test_trainers_batch.py",
+    "test_package_rpm.py",
+)
 """Tests and files to begin with, so that no worker is left with one of them when the others are done."""
 RETRIES_ALLOWED = 3
 """More tests of one `make test` that passed only when repeated are a defect: of the tests, or of what they test."""

@@ -19,10 +19,13 @@ import pytest
 
 from tests.integration import packages
 
+PACKAGES = ("prometheus", "prometheus-alertmanager")
+COMMANDS = ("prometheus", "promtool", "prometheus-alertmanager", "amtool")
+
 
 def ensure_prometheus() -> None:
     """Installs it in CI; elsewhere a test without it is skipped, with what to type."""
-    packages.ensure("Prometheus")
+    packages.ensure("Prometheus", COMMANDS, PACKAGES)
 
 
 def free_port() -> int:

@@ -35,6 +35,18 @@ QUEUED = {"state": "PENDING", "restarts": 3}
 NEXT = {"state": "RUNNING", "restarts": 3}
 
 
+def test_what_slurm_answers_badly_is_waited_for_until_the_limit_and_what_it_refuses_not_at_all() -> None:
+    away, odd = {"job_known": False}, {"job_known": False, "unread": "uid"}
+    assert move(None, **away) == Wait(reason="Slurm does not answer")
+    assert isinstance(move(None, **odd, unread_s=5.0), Wait)
+    ended = move(None, **odd, unread_s=LIMITS.confirm_s + 1)
+    assert "could not be used: uid" in ended.end.detail
+    assert "scontrol show job 7" in ended.end.detail
+    assert "1+1" in move(None, **away, refused="'1+1' does not name one job").end.detail
+    written = record(Rung.WRITE_KILL_SWITCH)
+    assert move(None, written, **away, refused="x").rung is Rung.REMOVE_KILL_SWITCH
+
+
 def record(
     rung: Rung, outcome: RungOutcome | None = DONE, attempt: int = 1, at: float = 1000.0
 ) -> RungRecord:

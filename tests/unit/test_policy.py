@@ -110,6 +110,10 @@ def test_nothing_objects_and_the_decision_is_fenced_by_the_run() -> None:
 OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "paused": [{"paused": "maintenance"}, {"paused": ""}],
     "blind": [{"blind": "just started"}],
+    "unsure": [
+        {"job": slurm_job(unreadable=(field,))}
+        for field in ("state", "restarts", "start_at", "uid", "nodes", "is_batch")
+    ],
     "job_changed": [
         {"job": None},
         {"job": slurm_job(restarts=1)},

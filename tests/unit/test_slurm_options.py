@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from watchdog.slurm import options, parse
+from watchdog.slurm.fields import ParseError
 
 MARKS = parse.Marks("q7f", "q8r")
 PLAIN = {
@@ -77,5 +78,5 @@ def test_what_was_not_asked_for_is_not_asked_for(fields: dict[str, str], word: s
 
 
 def test_a_listing_of_another_job_is_noticed() -> None:
-    with pytest.raises(parse.ParseError, match="is about"):
+    with pytest.raises(ParseError, match="is about"):
         options.options_of((options.Asked("5", ()),), "6")

@@ -15,6 +15,7 @@ from watchdog.model import slurm_states
 from watchdog.model.slurm import SlurmJob
 from watchdog.slurm import parse, states
 from watchdog.slurm.client import MAY_CHANGE, Refusal, SlurmRefused
+from watchdog.slurm.fields import ParseError
 from watchdog.slurm.refusals import REFUSALS, parse_refusal
 
 CAPTURES = Path(__file__).parent / "slurm_captures"
@@ -227,19 +228,19 @@ def test_the_components_of_a_heterogeneous_job_are_told_apart(release: Release) 
 
 def test_an_empty_queue_is_an_answer_and_no_output_is_none(release: Release) -> None:
     assert parse.parse_jobs(release.text("jobs_none"), MARKS) == ()
-    with pytest.raises(parse.ParseError, match="empty"):
+    with pytest.raises(ParseError, match="empty"):
         parse.parse_jobs("", MARKS)
 
 
 def test_a_field_that_squeue_does_not_know_is_noticed(release: Release) -> None:
     # squeue prints an empty column or nothing, complains on stderr and exits with 0.
     fields = (*parse.JOB_FIELDS[:3], "nosuch", *parse.JOB_FIELDS[3:])
-    with pytest.raises(parse.ParseError, match=r"fields were asked for|empty"):
+    with pytest.raises(ParseError, match=r"fields were asked for|empty"):
         parse.parse_table(release.text("jobs_unknown_field"), fields, MARKS)
 
 
 def test_a_guessed_mark_spoils_the_answer_and_forges_nothing(release: Release) -> None:
-    with pytest.raises(parse.ParseError):
+    with pytest.raises(ParseError):
         parse.parse_jobs(release.text("jobs_guessed_mark"), GUESSED)
 
 
@@ -250,7 +251,7 @@ def test_an_answer_cut_anywhere_is_refused_or_ends_at_a_record(release: Release)
     for end in range(0, len(text) - 1, 61):
         try:
             jobs = parse.parse_jobs(text[:end], MARKS)
-        except parse.ParseError:
+        except ParseError:
             continue
         assert text[:end].endswith("q8r\n")
         assert all(job == whole[job.job_id] for job in jobs if job.raw_id not in rests)
@@ -260,7 +261,7 @@ def test_excluded_nodes_are_those_of_the_job(release: Release) -> None:
     text = release.text("excluded")
     assert parse.parse_excluded(text, MARKS, release.id_of("plain")) == ("n2",)
     assert parse.parse_excluded(text, MARKS, release.id_of("begins")) == ()
-    with pytest.raises(parse.ParseError, match="99"):
+    with pytest.raises(ParseError, match="99"):
         parse.parse_excluded(text, MARKS, "99")
 
 
@@ -366,7 +367,7 @@ def test_ten_thousand_nodes_are_listed_once_each_whatever_their_partitions() -> 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[a-b]"])
 def test_a_broken_node_list_is_an_error(text: str) -> None:
-    with pytest.raises(parse.ParseError):
+    with pytest.raises(ParseError):
         parse.expand_nodes(text)
 
 
@@ -435,7 +436,7 @@ def test_the_id_of_an_array_with_many_gaps_may_be_cut_off_and_spoils_no_listing(
 
 @pytest.mark.parametrize("printed", ["", "x", "6_", "6_[2-9]x", "6 7", "6_[a]", "٣"])
 def test_what_is_no_id_is_noticed(printed: str) -> None:
-    with pytest.raises(parse.ParseError):
+    with pytest.raises(ParseError):
         parse.checked_id(printed)
 
 
@@ -598,5 +599,5 @@ def test_the_id_of_a_submitted_job_is_the_last_line(text: str, job_id: str) -> N
 
 @pytest.mark.parametrize("text", ["", "Submitted batch job 7\n", "seven\n", "7 8\n"])
 def test_a_submission_that_names_no_job_is_unknown(text: str) -> None:
-    with pytest.raises(parse.ParseError):
+    with pytest.raises(ParseError):
         parse.parse_submitted(text)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm import parse, pyslurm_child, pyslurm_rows
+from watchdog.slurm.fields import ParseError
 
 CAPTURES = Path(__file__).parent / "slurm_captures"
 RECORDED = sorted(path.parent for path in CAPTURES.glob("*/pyslurm.json"))
@@ -131,18 +132,16 @@ def test_a_dependency_is_put_together_again(given: dict[str, Any] | None, text: 
         {},
         [None],
         [{}],
-        [row(state=None)],
         [row(id="x")],
-        [row(state="running; x")],
-        [row(allocated_nodes="n[1-")],
+        [row(id=None)],
     ],
 )
 def test_rows_that_are_not_as_expected_are_no_answer(rows: Any) -> None:
-    with pytest.raises(parse.ParseError):
+    with pytest.raises(ParseError):
         pyslurm_rows.read_jobs(rows)
 
 
-@pytest.mark.parametrize("rows", [None, [None], [{"name": "n1"}], [{"name": "n 1", "state": "IDLE"}]])
+@pytest.mark.parametrize("rows", [None, [None], [{"state": "IDLE"}], [{"name": "n 1", "state": "IDLE"}]])
 def test_nodes_that_are_not_as_expected_are_no_answer(rows: Any) -> None:
-    with pytest.raises(parse.ParseError):
+    with pytest.raises(ParseError):
         pyslurm_rows.read_nodes(rows)

@@ -19,8 +19,12 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
     """
     try:
         before = await client.read_job(fence.job_id)
+    except SlurmRefused as error:
+        return refusal(error)
     except SlurmUnavailable as error:
         return RungOutcome.UNKNOWN, f"nothing was sent: {error}"
+    if before is not None and before.unsure:
+        return RungOutcome.UNKNOWN, f"nothing was sent: {before.unsure}"
     if before is None or before.restarts != fence.restarts or before.start_at != fence.start_at:
         return RungOutcome.UNKNOWN, "nothing was sent: the job is not the run that the decision was about"
     if not only_unfinished and before.state == "CANCELLED":

@@ -38,7 +38,11 @@ def objection_by_slurm(process: GpuProcess, jobs: Iterable[SlurmJob]) -> str | N
             continue
         if job.process_id == process.job_id:
             return f"job {job.job_id} is {job.state}"
-        if job.uid == process.uid and process.node in job.nodes and not process.in_job_group:
+        if (
+            job.uid == process.uid
+            and (process.node in job.nodes or "nodes" in job.unreadable)
+            and not process.in_job_group
+        ):
             return f"its user has job {job.job_id} on {process.node} now, which may be using it"
     return None
 

@@ -25,6 +25,7 @@ from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOut
 from watchdog.model.incidents import GpuProcess
 from watchdog.model.messages import Command, CommandResult, ProcessEnd
 from watchdog.model.slurm import SlurmJob, SlurmNode
+from watchdog.model.slurm_states import is_known
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,9 @@ class Driver:
         """Monotonic: since when we look for a job that may have been submitted."""
         self._seen = ProcessEnd()
         """What a process was like when its node was asked last."""
+        self._refused = self._unread = ""
+        """Why Slurm does not say how the job is: it refuses to, or its answer is of no use."""
+        self._unread_since: float | None = None
         self.waiting_for = ""
 
     async def drive(self) -> ActionEnd:
@@ -213,6 +217,7 @@ class Driver:
             return world
         known, job = await self._read_job()
         now = clock.monotonic()
+        unread_s = 0.0 if self._unread_since is None else now - self._unread_since
         if job is not None:
             self._tools.state.apply_job(job, now, clock.wall())
         view = self._tools.state.job_view(self._job_id, now)
@@ -229,6 +234,9 @@ class Driver:
         return World(
             now=clock.wall(),
             job_known=known,
+            unread=self._unread,
+            unread_s=unread_s,
+            refused=self._refused,
             job=job,
             step=self._step,
             total_steps=self._total_steps,
@@ -285,11 +293,30 @@ class Driver:
         )
 
     async def _read_job(self) -> tuple[bool, SlurmJob | None]:
+        """Whether the job is known, and the job, None if Slurm says that there is none."""
+        self._refused = self._unread = ""
         try:
-            return True, await self._tools.slurm.read_job(self._job_id)
-        except (SlurmUnavailable, SlurmRefused) as error:
+            job = await self._tools.slurm.read_job(self._job_id)
+        except SlurmRefused as error:
             log.warning("job %s cannot be read: %s", self._job_id, error)
+            self._refused = str(error)
             return False, None
+        except SlurmUnavailable as error:
+            log.warning("job %s cannot be read: %s", self._job_id, error)
+            return self._not_read(str(error) if error.answered else "")
+        if job is not None and (job.unsure or not is_known(job.state)):
+            return self._not_read(job.unsure or f"Slurm has the job as {job.state}, which is not known here")
+        self._unread_since = None
+        return True, job
+
+    def _not_read(self, why: str) -> tuple[bool, None]:
+        """Slurm's answer is of no use for this reason; empty: there was none."""
+        self._unread = why
+        if not why:
+            self._unread_since = None
+        elif self._unread_since is None:
+            self._unread_since = clock.monotonic()
+        return False, None
 
     def _saved_step(self, view: JobView | None) -> int | None:
         """Step of a checkpoint that was completed after the job was asked to save."""

@@ -14,9 +14,8 @@ from watchdog.controller.state import ClusterState
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.registry import DETECTORS, WITHOUT_SLURM
 from watchdog.detect.view import ClusterView, NoData
-from watchdog.masking_values import masked
-from watchdog.model.incidents import Finding, Incident, IncidentState, Kind, Truth
-from watchdog.model.slurm_states import RUNNING
+from watchdog.model.incidents import Finding, Incident, IncidentState, Kind
+from watchdog.model.slurm_states import RUNNING, is_known
 from watchdog.model.value import Value
 
 log = logging.getLogger(__name__)
@@ -134,10 +133,14 @@ class Judge:
         self, findings: Sequence[Finding], now: float, wall: float, acting: frozenset[str] = frozenset()
     ) -> list[Change]:
         """Takes the findings into the incidents; those in `acting` have an action under way. Returns all that are, or were, open."""
-        active = {job.job_id: job.restarts for job in self.state.jobs.values() if job.state in RUNNING}
+        jobs = self.state.jobs.values()
+        unsure = {job.job_id for job in jobs if "restarts" in job.unreadable or not is_known(job.state)}
+        active = {
+            job.job_id: job.restarts for job in jobs if job.state in RUNNING and job.job_id not in unsure
+        }
         involved = {job for incident in self.incidents for job in incident.job_ids}
         fresh = self._slurm_is_fresh()
-        over = frozenset(job for job in involved if fresh and job not in active)
+        over = frozenset(job for job in involved if fresh and job not in active and job not in unsure)
         unheard = frozenset(each.name for each in self.view.slurm_nodes).difference(self.view.reporting_nodes)
         moment = Moment(
             mono=now, wall=wall, restarts=active, over=over, acting=acting, blind=not fresh, unheard_nodes=unheard
@@ -146,7 +149,6 @@ class Judge:
         settings = CorrelateSettings(
             hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after
         )
-        findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
         after = correlate(self.incidents, findings, settings, moment, self._new_id)
         self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
         for incident in self.incidents:

@@ -38,9 +38,9 @@ def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     """What is to be done next. Given any prefix of the journal and any world, never does a thing twice."""
     if run.end is not None:
         return End(end=run.end)
-    if not world.job_known:
-        return Wait(reason="Slurm does not answer")
     limits = limits_for(run.decision, limits)
+    if not world.job_known:
+        return _unknown(run, world, limits)
     if run.decision.process is not None:
         return ladder_process.next_move(run, run.decision.process, world, limits)
     stage = stage_of(run, world.job)
@@ -62,6 +62,22 @@ def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     if not tried(run, Rung.REQUEUE_HOLD):
         return leave(run, world, "the job was requeued by somebody else: nothing left to do")
     return after_requeue(run, stage, world, limits)
+
+
+def _unknown(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+    """Nothing is done to a job that is not known. Slurm may come back at any time; what it refuses, or answers badly, does not mend itself."""
+    if world.refused:
+        return leave(run, world, f"Slurm says nothing about the job: {world.refused}")
+    if not world.unread:
+        return Wait(reason="Slurm does not answer")
+    if world.unread_s > limits.confirm_s:
+        why = f"for {limits.confirm_s:.0f} s Slurm's answer about the job could not be used: {world.unread}"
+        return leave(run, world, f"{why}; look with `scontrol show job {_job_id(run)}`")
+    return Wait(reason=f"Slurm answers, and its answer cannot be used: {world.unread}")
+
+
+def _job_id(run: ActionRun) -> str:
+    return run.decision.fence.job_id if run.decision.fence is not None else ""
 
 
 def _settle(lost: RungRecord, stage: Stage, run: ActionRun, world: World) -> Move:

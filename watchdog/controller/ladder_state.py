@@ -84,7 +84,13 @@ class World(Value, frozen=True, kw_only=True):
     now: float
     """Wall clock: journal entries carry dates, and survive a restart of the controller."""
     job_known: bool
-    """False while Slurm does not answer: then nothing is done."""
+    """False while Slurm does not answer, or not in a way that can be used: then nothing is done."""
+    unread: str = ""
+    """What is wrong with Slurm's answer about the job, where there is one."""
+    unread_s: float = 0.0
+    """Since when it has been so."""
+    refused: str = ""
+    """Slurm's words, where it refuses to say anything about the job."""
     job: SlurmJob | None = None
     step: int | None = None
     """Newest step of the run that the decision is about."""

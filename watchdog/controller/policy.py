@@ -86,6 +86,10 @@ def _paused(_: Incident, s: Situation, __: Limits) -> str | None:
     return f"actions are paused ({s.paused})" if s.paused is not None else None
 
 
+def _unsure(_: Incident, s: Situation, __: Limits) -> str | None:
+    return s.job.unsure or None if s.job is not None else None
+
+
 def _blind(_: Incident, s: Situation, __: Limits) -> str | None:
     return s.blind
 
@@ -220,6 +224,7 @@ def _exclusions(incident: Incident, s: Situation, limits: Limits) -> str | None:
 GUARDS: tuple[tuple[str, Guard], ...] = (
     ("paused", _paused),
     ("blind", _blind),
+    ("unsure", _unsure),
     ("job_changed", _job_changed),
     ("process_changed", _process_changed),
     ("opted_out", _opted_out),
@@ -237,7 +242,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
 """In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""
 
 ASKED_FOR: frozenset[str] = frozenset(
-    {"paused", "blind", "job_changed", "not_possible", "storage", "busy", "exclusions"}
+    {"paused", "blind", "unsure", "job_changed", "not_possible", "storage", "busy", "exclusions"}
 )
 """The guards that also hold against an operator who asks for a restart: those that protect the job itself."""
 

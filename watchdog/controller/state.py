@@ -11,13 +11,11 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from watchdog.controller.agents import Agents
-from watchdog.controller.capped import LeftOut
 from watchdog.controller.filesystems import Filesystems
 from watchdog.controller.gpus import GpuPids
 from watchdog.controller.history import History
 from watchdog.controller.nodes import Nodes
 from watchdog.controller.own_jobs import JobNodes, of_own_jobs
-from watchdog.controller.report_bounds import within_bounds
 from watchdog.controller.run import ProcessKey, Run, follow_training, new_run, reveal, started_at
 from watchdog.controller.run_reports import (
     note_absent,
@@ -29,6 +27,7 @@ from watchdog.controller.run_reports import (
     trains,
 )
 from watchdog.controller.run_view import job_view
+from watchdog.controller.slurm_listing import jobs_now, process_ids, remembered
 from watchdog.controller.turns import Turn, choose
 from watchdog.detect.view import (
     ClusterView,
@@ -43,7 +42,7 @@ from watchdog.model.evidence import ProcessStack
 from watchdog.model.messages import JobWish, Report
 from watchdog.model.observed import MountProbe
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_away, may_hold_nodes
+from watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_away, is_known, may_hold_nodes
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
@@ -58,13 +57,11 @@ class ClusterState:
 
     def __init__(self, *, silent_after_s: float, report_lifetime_s: float, partitions: Iterable[str] = ()):
         self._report_lifetime_s = report_lifetime_s
-        self.left_out = LeftOut()
-        """What of all that reports say had no room here."""
-        self.agents = Agents(silent_after_s, self.left_out)
+        self.agents = Agents(silent_after_s)
         self._partitions = frozenset(partitions)
         self._runs: dict[str, Run] = {}
-        self.filesystems = Filesystems(self.left_out)
-        self.nodes = Nodes(self.left_out)
+        self.filesystems = Filesystems()
+        self.nodes = Nodes()
         self.history = History()
         self._job_ids: dict[str, str] = {}
         """What agents call a job -> what Slurm's commands call it."""
@@ -73,7 +70,7 @@ class ClusterState:
         """Whether a node is heard only about jobs that it has or had: where nodes have proven who they are."""
         self.dropped = 0
         """Of what reports said, what was about other nodes' jobs."""
-        self.gpus = GpuPids(self.left_out)
+        self.gpus = GpuPids()
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""
         self._before: dict[str, str] | None = None
@@ -92,11 +89,15 @@ class ClusterState:
         """Of the newest listing: what a job could be placed on."""
         self._jobs_seen_on: dict[str, set[str]] = {}
         """Node -> the jobs of whom processes are remembered there."""
-        self._unlisted_on: dict[str, list[Run]] = {}
-        """Node -> the runs of which its newest report does not hold every process."""
+        self._anywhere: set[str] = set()
+        """What their processes call the jobs of which it is not known where they run."""
         self.slurm_at: float | None = None
         self._slurm_excused = False
         """`slurm_at` is no listing, but the end of a stall of this controller."""
+        self.slurm_partial = ""
+        """Why jobs may exist that the newest listing does not show; empty if it is whole."""
+        self.slurm_problem = ""
+        """Why the newest answer of Slurm was of no use, where there was one."""
         self._watched_from: float | None = None
 
     # ------------------------------------------------------------------------------------ feeding
@@ -108,9 +109,10 @@ class ClusterState:
         """
         self._before = None if self.slurm_at is None else {name: job.state for name, job in self.jobs.items()}
         self.slurm_at, self._slurm_excused = now, False
-        self.jobs = {job.job_id: job for job in view.jobs}
-        self._job_ids = {job.process_id: job.job_id for job in view.jobs}
-        self._job_nodes.note(view.jobs)
+        self.slurm_problem, self.slurm_partial = "", view.partial
+        self.jobs = jobs_now(self.jobs, view)
+        self._job_ids = {name: job.job_id for job in self.jobs.values() for name in process_ids(job)}
+        self._job_nodes.note(self.jobs.values())
         self.node_addresses = {node.name: node.address for node in view.nodes}
         self.slurm_nodes = view.nodes
         self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
@@ -118,11 +120,12 @@ class ClusterState:
         self._forget_nodes(now)
         self._on_node = {}
         self._runs_on = None
-        for job in view.jobs:
+        self._anywhere = {job.process_id for job in self.jobs.values() if "nodes" in job.unreadable}
+        for job in self.jobs.values():
             for name in job.nodes if may_hold_nodes(job.state) else ():
-                self._on_node.setdefault(name, set()).add(job.process_id)
+                self._on_node.setdefault(name, set()).update(process_ids(job))
         for job in view.jobs:
-            self.apply_job(job, now, wall)
+            self.apply_job(self.jobs[job.job_id], now, wall)
         for job_id in [job_id for job_id in self._runs if job_id not in self.jobs]:
             self.history.leave(self._runs.pop(job_id), now)
 
@@ -130,7 +133,6 @@ class ClusterState:
         """Nodes of a cloud have a new name each time they are started."""
         for name in self.agents.forget_older_than(now - KEPT_NODE_S, self.node_addresses):
             self._jobs_seen_on.pop(name, None)
-            self._unlisted_on.pop(name, None)
             self.nodes.forget(name)
             self.gpus.forget(name)
 
@@ -154,33 +156,36 @@ class ClusterState:
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""
         self._runs_on = None
+        job = remembered(job, self.jobs.get(job.job_id))
         self.jobs[job.job_id] = job
-        self._job_ids[job.process_id] = job.job_id
+        self._job_ids.update(dict.fromkeys(process_ids(job), job.job_id))
         if self._partitions and job.partition not in self._partitions:
             return
         run = self._runs.get(job.job_id)
+        if not is_known(job.state) or "restarts" in job.unreadable:
+            return  # which run it is, or how it stands, is not known: all stays as it was, and nothing is done (policy: unsure)
         if job.state not in RUNNING:
             if run is not None and run.job.restarts != job.restarts:
-                self._runs[job.job_id] = self._new_run(job, now, run, wall)
+                self._runs[job.job_id] = new_run(job, now, run, wall)
             elif run is not None:
                 if not run.started and job.state not in ALIVE and job.state != "CANCELLED":
                     reveal(run)
                 run.inactive_since = now if run.inactive_since is None else run.inactive_since
                 run.job = job
             elif job.restarts > 0 and job.state in WAITING:
-                self._runs[job.job_id] = self._new_run(
+                self._runs[job.job_id] = new_run(
                     job, now, None, wall
                 )  # the run before was too short to be seen
             elif self._acted_on.get(job.job_id) == job.restarts and job.state != "PENDING":
-                run = self._runs[job.job_id] = self._new_run(job, now, None, wall)
+                run = self._runs[job.job_id] = new_run(job, now, None, wall)
                 run.started, run.valid_from, run.inactive_since = True, started_at(job, now, wall), now
             elif self._was_too_short(job):
-                run = self._runs[job.job_id] = self._new_run(job, now, None, wall)
+                run = self._runs[job.job_id] = new_run(job, now, None, wall)
                 run.started, run.unseen, run.inactive_since = True, True, now
                 run.valid_from = started_at(job, now, wall)
             return
         if run is None or run.job.restarts != job.restarts:
-            self._runs[job.job_id] = self._new_run(job, now, run, wall)
+            self._runs[job.job_id] = new_run(job, now, run, wall)
             self.history.returned(job.job_id)
         else:
             if run.inactive_since is not None or (job.state == "RUNNING" and run.job.state != "RUNNING"):
@@ -197,18 +202,12 @@ class ClusterState:
             return False
         return self._before.get(job.job_id, "PENDING") in (*WAITING, "CONFIGURING")
 
-    def _new_run(self, job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
-        return new_run(job, now, before, wall, self.left_out)
-
     def apply_report(self, report: Report, now: float) -> str:
         """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`.
 
         A report older than its lifetime proves that the node is there and says nothing about now.
         """
         made_at = now - max(0.0, report.age_s)
-        self.left_out.at = now
-        if not self.agents.has_room(report.node, self.node_addresses):
-            return "no_room"
         if not self.agents.take(report, made_at):
             return "duplicate"
         if report.age_s > self._report_lifetime_s:
@@ -216,11 +215,7 @@ class ClusterState:
         if self.only_own:
             report, dropped = of_own_jobs(report, self._job_nodes.stranger)
             self.dropped += dropped
-        report, missing = within_bounds(
-            report, self.left_out, lambda: self._known_on(report.node), self._nodes_of
-        )
         self._apply_processes(report, made_at)
-        self._note_unlisted(report, missing)
         self._wishes |= {wish.job_id: wish for wish in report.wishes if wish.job_id in self._job_ids}
         self.gpus.apply(report, made_at)
         self.nodes.apply(report, made_at)
@@ -231,7 +226,7 @@ class ClusterState:
         for checkpoint in report.checkpoints:
             run = self._run(checkpoint.job_id)
             if run is not None:
-                note_on_disk(run, report.node, checkpoint, made_at)
+                note_on_disk(run, checkpoint, made_at)
         for event in report.events:
             run = self._run(event.job_id)
             if run is not None:
@@ -239,31 +234,6 @@ class ClusterState:
         for probe in report.mounts:
             self.apply_probe(report.node, probe, now)
         return "accepted"
-
-    def _known_on(self, node: str) -> set[tuple[int, int]]:
-        """(pid, start ticks) of the processes that are remembered there."""
-        runs = (self._runs.get(job_id) for job_id in self._jobs_seen_on.get(node, ()))
-        return {key[1:] for run in runs if run is not None for key in run.on_node.get(node, ())}
-
-    def _nodes_of(self, process_job_id: str) -> int:
-        run = self._run(process_job_id)
-        return 1 if run is None else len(run.job.nodes)
-
-    def _note_unlisted(self, report: Report, missing: Mapping[str, int]) -> None:
-        """Of each run here how many processes are not among those of the report, or had no room."""
-        node, found = report.node, dict(missing)
-        for row in report.left_out:
-            if row.job_id is not None:
-                found[row.job_id] = found.get(row.job_id, 0) + max(0, row.count)
-        for before in self._unlisted_on.pop(node, ()):
-            before.unlisted.pop(node, None)
-        for job_id, count in found.items():
-            run = self._run(job_id)
-            if run is not None and node in run.job.nodes:
-                run.unlisted[node] = run.unlisted.get(node, 0) + count
-                self._unlisted_on.setdefault(node, []).append(run)
-        for row in report.left_out:
-            self.left_out.note("processes", node, max(0, row.count), row.uid)
 
     def _run(self, process_job_id: str) -> Run | None:
         """The run of the job that agents know by this id."""
@@ -350,10 +320,9 @@ class ClusterState:
         """Whether anything that may be told of a job has happened since it was looked at last."""
         return any(run.restless for run in self._runs.values() if run.job.state in RUNNING)
 
-    def complete(self, report: Report, size: int = 0) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here.
-        `size` is that on the wire."""
-        return self.agents.complete(report, size)
+    def complete(self, report: Report) -> Report | None:
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here."""
+        return self.agents.complete(report)
 
     def reporting_nodes(self, now: float) -> tuple[str, ...]:
         """Who has reported lately, by name."""
@@ -386,10 +355,11 @@ class ClusterState:
         ]
 
     def running_on(self, node: str, now: float, max_age_s: float) -> tuple[str, ...] | None:
-        """SLURM_JOB_ID of every job that has `node` now, of whatever partition; None if Slurm's listing is older than `max_age_s`."""
-        if self.slurm_at is None or now - self.slurm_at > max_age_s:
+        """SLURM_JOB_ID of every job that has `node` now, of whatever partition; None if Slurm's listing is older than `max_age_s`,
+        or does not show all jobs."""
+        if self.slurm_at is None or now - self.slurm_at > max_age_s or self.slurm_partial:
             return None
-        return tuple(sorted(self._on_node.get(node, ())))
+        return tuple(sorted(self._on_node.get(node, set()) | self._anywhere))
 
     def view(self, now: float) -> ClusterView:
         """Everything that detectors need, frozen, as it is at this moment."""
@@ -443,6 +413,7 @@ class ClusterState:
             slurm_age_s=self.slurm_age_s(now),
             slurm_excused=self._slurm_excused,
             excused_nodes=self.agents.excused(),
+            slurm_problem=self.slurm_problem,
         )
 
     def filesystem_views(self, now: float) -> tuple[FilesystemView, ...]:

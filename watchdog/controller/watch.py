@@ -24,7 +24,7 @@ from watchdog.controller.state import ClusterState
 from watchdog.controller.wishes import fill
 from watchdog.model.incidents import Incident, IncidentState, Kind
 from watchdog.model.messages import JobWatch, Reply, Report
-from watchdog.model.slurm import SlurmJob
+from watchdog.model.slurm import SlurmJob, SlurmView
 from watchdog.notify.queue import Notifier, Sources
 from watchdog.slurm.client import SlurmClient, SlurmUnavailable
 
@@ -82,6 +82,8 @@ class Controller:
         """When a tick was last completed."""
         self._last_began: float | None = None
         self.slurm_error: str | None = None
+        self._odd: frozenset[str] = frozenset()
+        """What of the newest listing could not be read."""
         self.journal_error: str | None = None
         self._late: deque[Callable[[], object]] = deque(maxlen=MAX_LATE)
         """What the journal did not take, in order."""
@@ -108,10 +110,10 @@ class Controller:
 
     # ------------------------------------------------------------------------------------ listening
 
-    def accept(self, report: Report, size: int = 0) -> Reply:
-        """Takes over a report that has passed the door, with `size` bytes on the wire, and answers it."""
+    def accept(self, report: Report) -> Reply:
+        """Takes over a report that has passed the door, and answers it."""
         now = clock.monotonic()
-        whole = self.state.complete(report, size)
+        whole = self.state.complete(report)
         if whole is None:
             self.metrics.reports.labels("incomplete").inc()
             return Reply(takes_changes=True, want_full=True)
@@ -166,16 +168,31 @@ class Controller:
             view = await self.slurm.read_view()
         except SlurmUnavailable as error:
             if self.slurm_error is None:
-                log.warning("Slurm does not answer: %s", error)
+                what = "Slurm's answer cannot be used" if error.answered else "Slurm does not answer"
+                log.warning("%s: %s", what, error)
             self.slurm_error = str(error)
+            self.state.slurm_problem = error.reason if error.answered else ""
             return
         if self.slurm_error is not None:
             log.info("Slurm answers again")
         self.slurm_error = None
         now = clock.monotonic()
+        self._note_oddities(view)
         self.state.apply_slurm(view, now, clock.wall())
         if self.recorder is not None:
             self.recorder.note(view, now)
+
+    def _note_oddities(self, view: SlurmView) -> None:
+        """What of the listing cannot be read is counted each time, and logged when it begins."""
+        odd = {f"job {job.job_id}: {name}": name for job in view.jobs for name in job.unreadable}
+        odd |= {f"node {node.name}: {name}": name for node in view.nodes for name in node.unreadable}
+        odd |= dict.fromkeys(view.dropped, "row")
+        odd |= {view.partial: "partial"} if view.partial and not view.dropped else {}
+        for what, name in odd.items():
+            self.metrics.slurm_unreadable.labels(name).inc()
+            if what not in self._odd:
+                log.warning("Slurm's listing: not known: %s", what[:300])
+        self._odd = frozenset(odd)
 
     def blind(self, now: float) -> str | None:
         """Why this controller must not act now; None if it sees well."""
@@ -183,10 +200,10 @@ class Controller:
             return f"the journal cannot be written: {self.journal_error}"
         age_s = None if self.state.slurm_at is None else now - self.state.slurm_at
         if age_s is None or age_s > self.judge.slurm_patience_s:
+            since = "yet" if age_s is None else f"for {age_s:.0f} s"
+            problem = self.state.slurm_problem
             return (
-                f"Slurm has not answered for {age_s:.0f} s"
-                if age_s is not None
-                else "Slurm has not answered yet"
+                f"Slurm's answer cannot be used ({problem})" if problem else f"Slurm has not answered {since}"
             )
         if now - self.warm_from < self.config.controller.warm_up:
             return f"the controller has just started, or was stalled: it only observes for {self.config.controller.warm_up:.0f} s"
@@ -221,7 +238,6 @@ class Controller:
             self.metrics.show(
                 self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.rungs()
             )
-            self.metrics.show_left_out(self.state.left_out.totals)
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
 
@@ -359,7 +375,8 @@ class Controller:
             return False, f"the journal cannot be written: {self.journal_error}"
         age_s = self.judge.view.slurm_age_s
         if age_s is None or age_s > self.judge.slurm_patience_s:
-            return False, f"Slurm does not answer: {self.slurm_error or 'no listing yet'}"
+            what = "Slurm's answer cannot be used" if self.state.slurm_problem else "Slurm does not answer"
+            return False, f"{what}: {self.slurm_error or 'no listing yet'}"
         return True, "watching"
 
 

@@ -1,4 +1,4 @@
-"""`slurm_unreachable`: Slurm does not answer. The controller then knows of no job for certain, and does nothing."""
+"""`slurm_unreachable`: Slurm does not answer, or nothing that can be used. The controller then knows of no job for certain, and does nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
             kind=Kind.SLURM_UNREACHABLE,
             subject="slurm",
             truth=truth,
-            summary=f"Slurm has not answered for {age_s:.0f} s: no job is judged and nothing is done until it does."
+            summary=_summary(view, age_s)
             if silent
             else "Slurm answers"
             if truth is Truth.OK
@@ -38,3 +38,11 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
             lasted_s=age_s if silent else 0.0,
         )
     ]
+
+
+def _summary(view: ClusterView, age_s: float) -> str:
+    """It does not answer, or its answer is of no use: that is mended in another place."""
+    what = "no job is judged and nothing is done until"
+    if view.slurm_problem:
+        return f"Slurm answers, but for {age_s:.0f} s nothing that can be used ({view.slurm_problem}): {what} it does."
+    return f"Slurm has not answered for {age_s:.0f} s: {what} it does."

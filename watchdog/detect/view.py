@@ -357,8 +357,6 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
     """Times between the recent complete checkpoints of this run."""
     past: tuple[PastRun, ...] = ()
     """Earlier runs, oldest first, as far as this controller has seen them."""
-    unlisted: int = 0
-    """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
 
     @cached_property
     def collective_timeout(self) -> CollectiveTimeout | None:
@@ -467,6 +465,8 @@ class ClusterView(Value, frozen=True, kw_only=True):
     ended: tuple[EndedJob, ...] = ()
     waiting: tuple[JobView, ...] = ()
     """Jobs that neither run nor are over: completing, or requeued and not running again yet."""
+    slurm_problem: str = ""
+    """What is wrong with Slurm's newest answer; empty if it is good, or if there is none."""
     slurm_age_s: float | None = None
     """Since Slurm last answered, or was given its time again after a stall of the controller; None if it never answered."""
     slurm_excused: bool = False

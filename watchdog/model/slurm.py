@@ -52,13 +52,27 @@ class SlurmJob(Value, frozen=True, kw_only=True):
     het_job_id: str = ""
     """The first component's id, for every component of a heterogeneous job."""
     het_offset: int | None = None
+    component_ids: tuple[str, ...] = ()
+    """Of a heterogeneous job that was folded into its first component: the other components' numbers, as `raw_id`."""
     script_path: str = ""
     """What was given to sbatch; empty for a script that came by standard input."""
+    unreadable: tuple[str, ...] = ()
+    """Names of the fields that Slurm answered in a form that cannot be read: their values here mean nothing."""
+
+    @property
+    def unsure(self) -> str:
+        """Why nothing may be done to this job, a sentence: who owns it, which run it is or how it stands could not be read; or nothing."""
+        missing = [name for name in self.unreadable if name in NEEDED]
+        return f"Slurm's answer about the job cannot be read: {', '.join(missing)}" if missing else ""
 
     @property
     def process_id(self) -> str:
         """The job's id in its processes' environment, in cgroup names, and so in everything that agents say."""
         return self.raw_id or self.job_id
+
+
+NEEDED = ("state", "restarts", "start_at", "uid", "nodes", "is_batch")
+"""What has to be known of a job before anything is done to it."""
 
 
 class SlurmNode(Value, frozen=True, kw_only=True):
@@ -70,10 +84,16 @@ class SlurmNode(Value, frozen=True, kw_only=True):
     """When that reason was given, by whom: a drain is ours only if all three are as we left them."""
     reason_user: str = ""
     partitions: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    """As in `SlurmJob`."""
 
 
 class SlurmView(Value, frozen=True, kw_only=True):
-    """One complete answer of Slurm: all jobs, all nodes."""
+    """One answer of Slurm: all jobs, all nodes, as far as it shows them to us."""
 
     jobs: tuple[SlurmJob, ...]
     nodes: tuple[SlurmNode, ...]
+    dropped: tuple[str, ...] = ()
+    """Why rows of the answer are in neither, a sentence each: their ids could not be read."""
+    partial: str = ""
+    """Why a job that is not in this answer may exist all the same, a sentence; empty if the answer is whole."""

@@ -46,11 +46,15 @@ MAY_CHANGE = frozenset({Refusal.NOT_PENDING, Refusal.NOT_RUNNING, Refusal.NOT_NO
 
 
 class SlurmUnavailable(Exception):
-    """No answer, or none that can be trusted: time-out, controller down, output cut short. The outcome is unknown."""
+    """No answer, or none that can be trusted: time-out, controller down, output cut short. The outcome is unknown.
 
-    def __init__(self, reason: str) -> None:
+    `answered`: Slurm did answer, and the answer is of no use (it cannot be read, or shows too little).
+    """
+
+    def __init__(self, reason: str, *, answered: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.answered = answered
 
 
 class SlurmRefused(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -13,6 +13,10 @@ from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm import parse
 from watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
 from watchdog.slurm.commands import Answer, Commands, first_line, gather
+from watchdog.slurm.het_jobs import fold
+from watchdog.slurm.refusals import parse_refusal
+
+T = TypeVar("T")
 
 LISTING = ("--local", "--all", "--states=all", "--array")
 """This cluster only, hidden partitions too, whatever the state; and each element of an array on a line of its own: otherwise
@@ -51,9 +55,9 @@ class CommandLineListings:
         """All jobs, without their excluded nodes, and all nodes."""
         marks = new_marks()
         jobs, nodes = await gather(self._jobs(marks), self._nodes(marks))
-        return SlurmView(
-            jobs=await asyncio.to_thread(parse.parse_jobs, whole(jobs, "squeue"), marks),
-            nodes=await asyncio.to_thread(parse.parse_nodes, whole(nodes, "sinfo"), marks),
+        return view_of(
+            await asyncio.to_thread(parse.list_jobs, whole(jobs, "squeue"), marks),
+            await asyncio.to_thread(parse.list_nodes, whole(nodes, "sinfo"), marks),
         )
 
     async def job(self, job_id: str) -> SlurmJob | None:
@@ -67,7 +71,7 @@ class CommandLineListings:
         )
         if long.code and parse.says_unknown_job(long.stderr):
             return None
-        found = one_job(parse.parse_jobs(whole(long, "squeue"), marks), job_id)
+        found = one_job(fold(parse.parse_jobs(whole(long, "squeue"), marks)), job_id)
         if found is None:
             return None
         excluded = parse.parse_excluded(whole(short, "squeue"), marks, job_id)
@@ -95,6 +99,17 @@ class CommandLineListings:
         )
 
 
+Listed = tuple[tuple[T, ...], tuple[str, ...]]
+"""What was listed, and a sentence about each row that had to be left out."""
+
+
+def view_of(jobs: Listed[SlurmJob], nodes: Listed[SlurmNode]) -> SlurmView:
+    """One answer of both. Where a row of jobs had to be left out, a job that is not in it may exist all the same."""
+    dropped = (*jobs[1], *nodes[1])
+    partial = f"{len(jobs[1])} rows of Slurm's listing cannot be read, first: {jobs[1][0]}" if jobs[1] else ""
+    return SlurmView(jobs=fold(jobs[0]), nodes=nodes[0], dropped=dropped, partial=partial)
+
+
 def one_job(jobs: tuple[SlurmJob, ...], job_id: str) -> SlurmJob | None:
     """The job of that id among those that Slurm gave for it, None if it gave none; raises SlurmRefused for others."""
     for job in jobs:
@@ -114,5 +129,10 @@ def new_marks() -> parse.Marks:
 def whole(answer: Answer, command: str) -> str:
     """The text of a listing; raises SlurmUnavailable if the command failed."""
     if answer.code:
-        raise SlurmUnavailable(f"{command} ended with exit code {answer.code}: {first_line(answer.stderr)}")
+        refusal = parse_refusal(answer.stderr)
+        hidden = refusal is not None and refusal[1] is Refusal.NO_PERMISSION
+        why = (
+            f"{refusal[0]} (PrivateData of slurm.conf?)" if refusal and hidden else first_line(answer.stderr)
+        )
+        raise SlurmUnavailable(f"{command} ended with exit code {answer.code}: {why}", answered=hidden)
     return answer.stdout

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 
 from watchdog.model.slurm_states import HAD_PROCESSES
-from watchdog.slurm.parse import Marks, ParseError, checked_id, parse_count, parse_table
+from watchdog.slurm.fields import ParseError
+from watchdog.slurm.parse import Marks, checked_id, parse_count, parse_table
 
 OPTION_FIELDS = (
     "jobid", "jobarrayid", "arraytaskid", "state", "numnodes", "numtasks", "cpus-per-task", "ntpernode", "tres-per-node",

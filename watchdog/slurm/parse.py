@@ -18,9 +18,9 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
 
-from watchdog.masking_values import mask_words
 from watchdog.model.slurm import SlurmJob, SlurmNode
-from watchdog.slurm.states import is_held
+from watchdog.slurm.fields import Fields, ParseError
+from watchdog.slurm.states import UNREADABLE, is_held
 
 JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)
 """One job, or one element of an array, as scontrol takes it."""
@@ -34,6 +34,7 @@ JOB_FIELDS = (
     "dependency", "reason", "account", "workdir", "command", "stdout", "stderr", "comment", "name",
 )  # fmt: skip
 """What squeue -O is asked for, in this order."""
+ELEMENT_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 STATE, ARRAY, ELEMENT = (JOB_FIELDS.index(name) for name in ("state", "arrayjobid", "arraytaskid"))
 REST_LIMIT = 200
 """Characters of a list of elements that have not started."""
@@ -45,12 +46,12 @@ FIRST_TITLES = frozenset({"JOBID", "NODELIST"})
 
 SMALLEST_NO_VALUE = 0xFFFFFFFD
 """From here on a number means that there is none (slurm.h: NO_CONSUME_VAL, NO_VAL, INFINITE)."""
+LARGEST_UID = 0xFFFFFFFE
+"""From here on a number is no user's (setresuid(2): -1 means that nothing is changed)."""
+MAX_NODES = 65_536
+"""Nodes in one list: Slurm's own limit is 64 k (slurm.conf(5), MAX_SLURM_NODES)."""
 NO_VAL = "4294967294"
 """What Slurm writes for the array index of a job that is no array."""
-
-
-class ParseError(ValueError):
-    """Output that is cut short, or not what was asked for. Never take it for an empty answer."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,15 @@ def short_format(fields: tuple[str, ...], marks: Marks) -> str:
 
 def parse_table(text: str, fields: tuple[str, ...], marks: Marks) -> list[list[str]]:
     """Output with header into rows of raw fields; raises ParseError unless it is whole and as asked for."""
+    rows, dropped = split_table(text, fields, marks)
+    if dropped:
+        raise ParseError(dropped[0])
+    return rows
+
+
+def split_table(text: str, fields: tuple[str, ...], marks: Marks) -> tuple[list[list[str]], list[str]]:
+    """The rows that have as many fields as were asked for, and a sentence about each other one. Raises ParseError if the header is
+    not as asked for, or if the end is missing."""
     *records, rest = text.split(marks.record + "\n")
     if rest:
         raise ParseError(f"the answer ends in the middle of a record: {rest[-80:]!r}")
@@ -85,10 +95,13 @@ def parse_table(text: str, fields: tuple[str, ...], marks: Marks) -> list[list[s
     rows = [record.split(marks.field) for record in records]
     if len(rows[0]) != len(fields) or rows[0][0] not in FIRST_TITLES or not all(rows[0]):
         raise ParseError(f"{len(fields)} fields were asked for, and the header is {rows[0]!r}")
-    for row in rows[1:]:
-        if len(row) != len(fields):
-            raise ParseError(f"a record has {len(row)} fields, not {len(fields)}: {row[:2]!r}")
-    return rows[1:]
+    whole = [row for row in rows[1:] if len(row) == len(fields)]
+    dropped = [
+        f"a record has {len(row)} fields, not {len(fields)}: {[part[:40] for part in row[:2]]!r}"
+        for row in rows[1:]
+        if len(row) != len(fields)
+    ]
+    return whole, dropped
 
 
 # ------------------------------------------------------------------------------------------------- jobs
@@ -98,24 +111,37 @@ def parse_jobs(text: str, marks: Marks) -> tuple[SlurmJob, ...]:
     """The listing of jobs (`JOB_FIELDS`, times as seconds since the epoch), without excluded nodes.
 
     The elements of an array that have not started share one record in Slurm, and become one job here: `6_[2-9]`.
-    Raises ParseError.
+    Raises ParseError, also if a row has no id that can be read.
     """
+    jobs, dropped = list_jobs(text, marks)
+    if dropped:
+        raise ParseError(dropped[0])
+    return jobs
+
+
+def list_jobs(text: str, marks: Marks) -> tuple[tuple[SlurmJob, ...], tuple[str, ...]]:
+    """The same without the rows of which not even the id can be read; a sentence about each of those. Raises ParseError."""
     jobs: list[SlurmJob] = []
     unstarted: dict[str, list[str]] = {}
-    for row in parse_table(text, JOB_FIELDS, marks):
+    rows, dropped = split_table(text, JOB_FIELDS, marks)
+    for row in rows:
         array, element = row[ARRAY], row[ELEMENT]
-        if row[0] == array and row[STATE] == "PENDING" and element.isdigit():
+        if row[0] == array and row[STATE] == "PENDING" and ELEMENT_NUMBER.fullmatch(element):
             elements = unstarted.setdefault(array, [])
             elements.append(element)
             if len(elements) > 1:
                 continue
-        jobs.append(_job(dict(zip(JOB_FIELDS, row, strict=True))))
-    return tuple(
+        try:
+            jobs.append(_job(dict(zip(JOB_FIELDS, row, strict=True))))
+        except ParseError as error:
+            dropped.append(str(error))
+    listed = tuple(
         _rest(job, unstarted[job.raw_id])
         if len(unstarted.get(job.raw_id, ())) > 1 and job.state == "PENDING"
         else job
         for job in jobs
     )
+    return listed, tuple(dropped)
 
 
 def _rest(job: SlurmJob, elements: list[str]) -> SlurmJob:
@@ -135,10 +161,14 @@ def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
 
 
 def _job(row: dict[str, str]) -> SlurmJob:
-    job_id = checked_id(row["jobarrayid"])
-    state = checked_state(row["state"], job_id)
-    is_batch = _number(row["batchflag"], job_id) > 0  # a count: one more for each launch that failed
-    priority = _number(row["prioritylong"], job_id)
+    """Raises ParseError if the id cannot be read; every other field is then unknown."""
+    job_id, fields = checked_id(row["jobarrayid"]), Fields()
+    if not ELEMENT_NUMBER.fullmatch(row["jobid"]):
+        raise ParseError(f"job {job_id}: no number of a job: {row['jobid'][:80]!r}")
+    state = fields.read("state", checked_state, row["state"], UNREADABLE)
+    # A count: one more for each launch that failed (slurmctld, job_mgr.c: batch_flag++).
+    is_batch = fields.read("is_batch", _number, row["batchflag"], 1) > 0
+    priority = fields.read("priority", _number, row["prioritylong"], None)
     name, user, host = row["name"], row["username"], row["batchhost"]
     batch_host = host if is_batch and NODE_NAME.fullmatch(host) else None
     names = Names(row["jobid"], job_id, user, name, batch_host or "")
@@ -149,38 +179,39 @@ def _job(row: dict[str, str]) -> SlurmJob:
         job_id=job_id,
         raw_id=row["jobid"],
         state=state,
-        reason=mask_words(row["reason"]),
-        name=mask_words(name),
+        reason=row["reason"],
+        name=name,
         user=user,
-        uid=_number(row["userid"], job_id),
+        uid=fields.read("uid", _uid, row["userid"], -1),
         account=_given(row["account"]),
         partition=row["partition"],
-        nodes=expand_nodes(row["nodelist"]),
+        nodes=fields.read("nodes", expand_nodes, row["nodelist"], ()),
         batch_host=batch_host,
-        restarts=_number(row["restartcnt"], job_id),
+        restarts=fields.read("restarts", _number, row["restartcnt"], 0),
         # Before a start it is only a plan, which changes from listing to listing.
-        start_at=None if state == "PENDING" else _time(row["starttime"], job_id),
+        start_at=None if state == "PENDING" else fields.read("start_at", _time, row["starttime"], None),
         is_batch=is_batch,
-        requeueable=_flag(row["requeue"], job_id),
+        requeueable=fields.read("requeueable", _flag, row["requeue"], None),
         held=is_held(state, row["reason"], priority),
         stdout=expand_path(stdout, row["workdir"], names) if is_batch else None,
         # 22.05 repeats the path of the output for the errors; later releases say (null).
         stderr=expand_path(stderr or stdout, row["workdir"], names) if is_batch else None,
         workdir=_given(row["workdir"]) or None,
         comment=_given(row["comment"]),
-        required_nodes=nodes_if_any(row["reqnodes"]),
-        node_count=parse_count(row["numnodes"]),
-        time_limit_s=parse_time_limit(row["timelimit"]),
+        required_nodes=fields.read("required_nodes", expand_nodes, row["reqnodes"], ()),
+        node_count=fields.read("node_count", parse_count, row["numnodes"], None),
+        time_limit_s=fields.read("time_limit_s", parse_time_limit, row["timelimit"], None),
         qos=_given(row["qos"]),
         reservation=_given(row["reservation"]),
         dependency=_given(row["dependency"]),
-        submit_at=_time(row["submittime"], job_id),
-        eligible_at=_time(row["eligibletime"], job_id),
+        submit_at=fields.read("submit_at", _time, row["submittime"], None),
+        eligible_at=fields.read("eligible_at", _time, row["eligibletime"], None),
         array_job_id=row["arrayjobid"] if in_array else "",
         array_tasks=row["arraytaskid"] if in_array else "",
         het_job_id="" if row["hetjobid"] in {"N/A", "0"} else row["hetjobid"],
-        het_offset=None if offset == "N/A" else _number(offset, job_id),
+        het_offset=fields.read("het_offset", _offset, offset, None),
         script_path=_given(row["command"]),
+        unreadable=tuple(fields.unreadable),
     )
 
 
@@ -192,10 +223,10 @@ def output_of(path: str, row: dict[str, str], in_array: bool) -> str:
     return path
 
 
-def checked_state(state: str, job_id: str) -> str:
+def checked_state(state: str) -> str:
     """`state` if it is one word in capitals, whether we know it or not; raises ParseError."""
-    if not re.fullmatch(r"[A-Z_]+", state):
-        raise ParseError(f"job {job_id} is in the state {state[:80]!r}")
+    if not re.fullmatch(r"[A-Z_]{1,64}", state, re.ASCII):
+        raise ParseError(f"no state of a job: {state[:80]!r}")
     return state
 
 
@@ -231,22 +262,33 @@ def checked_id(text: str) -> str:
     return text
 
 
-def _number(text: str, job_id: str) -> int:
+def _number(text: str) -> int:
     if not re.fullmatch(r"\d{1,20}", text, re.ASCII):
-        raise ParseError(f"job {job_id}: {text[:80]!r} is no number")
+        raise ParseError(f"no number: {text[:80]!r}")
     return int(text)
 
 
-def _flag(text: str, job_id: str) -> bool:
+def _uid(text: str) -> int:
+    uid = _number(text)
+    if uid >= LARGEST_UID:
+        raise ParseError(f"no user's number: {text[:80]!r}")
+    return uid
+
+
+def _flag(text: str) -> bool:
     if text not in {"0", "1"}:
-        raise ParseError(f"job {job_id}: {text[:80]!r} is neither 0 nor 1")
+        raise ParseError(f"neither 0 nor 1: {text[:80]!r}")
     return text == "1"
 
 
-def _time(text: str, job_id: str) -> float | None:
+def _time(text: str) -> float | None:
     if text in {"N/A", "Unknown", "NONE"}:
         return None
-    return float(_number(text, job_id))
+    return float(_number(text))
+
+
+def _offset(text: str) -> int | None:
+    return None if text == "N/A" else _number(text)
 
 
 def _given(text: str) -> str:
@@ -261,11 +303,31 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     """
     if text in {"", "(null)", "n/a", "None", "None assigned"}:
         return ()
+    if node_count(text) > MAX_NODES:
+        raise ParseError(f"a list of more than {MAX_NODES} nodes: {text[:80]!r}")
     try:
         # The names are shared by all jobs that have had these nodes: what is kept stays small on 10,000 of them.
         return tuple(sys.intern(str(node)) for node in NodeSet(text, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise ParseError(f"no list of nodes: {text[:80]!r} ({error})") from error
+
+
+def node_count(text: str) -> int:
+    """At most how many nodes a list stands for, without expanding it."""
+    total = 0
+    for part in re.split(r",(?![^\[]*\])", text):
+        count = 1
+        for inside in re.findall(r"\[([^\]]*)\]", part):
+            count *= sum(_length(span) for span in inside.split(","))
+        total += count
+    return total
+
+
+def _length(span: str) -> int:
+    match = re.match(r"(\d{1,18})-(\d{1,18})", span, re.ASCII)
+    if match is None:
+        return MAX_NODES + 1 if len(span) > 20 else 1
+    return max(1, int(match.group(2)) - int(match.group(1)) + 1)
 
 
 def nodes_if_any(text: str) -> tuple[str, ...]:
@@ -334,21 +396,33 @@ def parse_nodes(text: str, marks: Marks) -> tuple[SlurmNode, ...]:
 
     sinfo prints a node once for each of its partitions, and those of no partition not at all. Raises ParseError.
     """
+    nodes, dropped = list_nodes(text, marks)
+    if dropped:
+        raise ParseError(dropped[0])
+    return nodes
+
+
+def list_nodes(text: str, marks: Marks) -> tuple[tuple[SlurmNode, ...], tuple[str, ...]]:
+    """The same without the rows that have no name, and a sentence about each of those. Raises ParseError."""
     nodes: dict[str, SlurmNode] = {}
-    for name, address, state, partition, at, user, reason in parse_table(text, NODE_FIELDS, marks):
+    rows, dropped = split_table(text, NODE_FIELDS, marks)
+    for name, address, state, partition, at, user, reason in rows:
         if not NODE_NAME.fullmatch(name):
-            raise ParseError(f"no name of a node: {name[:80]!r}")
+            dropped.append(f"no name of a node: {name[:80]!r}")
+            continue
+        fields = Fields()
         before = nodes[name].partitions if name in nodes else ()
         nodes[name] = SlurmNode(
             name=name,
             address=address,
             state=state.upper(),
-            reason="" if reason == "none" else mask_words(reason),
-            reason_at=_time(at, f"of node {name}"),
+            reason="" if reason == "none" else reason,
+            reason_at=fields.read("reason_at", _time, at, None),
             reason_user="" if user == "Unknown" else user,
             partitions=tuple(sorted({*before, partition} - {""})),
+            unreadable=tuple(fields.unreadable),
         )
-    return tuple(nodes.values())
+    return tuple(nodes.values()), tuple(dropped)
 
 
 # ------------------------------------------------------------------------------------------------- outcomes

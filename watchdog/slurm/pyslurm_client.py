@@ -19,7 +19,8 @@ from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm import pyslurm_child, pyslurm_rows
 from watchdog.slurm.client import SlurmUnavailable
 from watchdog.slurm.commands import clean_environment
-from watchdog.slurm.listings import Listings, one_job
+from watchdog.slurm.het_jobs import fold
+from watchdog.slurm.listings import Listings, one_job, view_of
 from watchdog.slurm.parse import says_unknown_job
 from watchdog.slurm.worker import Worker, WorkerGone
 
@@ -39,9 +40,9 @@ class PyslurmListings:
         rows = await self._rows({"call": "view"})
         if not isinstance(rows, dict) or rows.keys() != {"jobs", "nodes"}:
             raise SlurmUnavailable("pyslurm's process gave no listing")
-        return SlurmView(
-            jobs=await asyncio.to_thread(pyslurm_rows.read_jobs, rows["jobs"]),
-            nodes=await asyncio.to_thread(pyslurm_rows.read_nodes, rows["nodes"]),
+        return view_of(
+            await asyncio.to_thread(pyslurm_rows.list_jobs, rows["jobs"]),
+            await asyncio.to_thread(pyslurm_rows.list_nodes, rows["nodes"]),
         )
 
     async def job(self, job_id: str) -> SlurmJob | None:
@@ -49,10 +50,10 @@ class PyslurmListings:
         number, _, element = job_id.partition("_")
         if not element:
             rows = await self._rows({"call": "job", "id": int(number)})
-            if rows is not None and (found := pyslurm_rows.read_jobs(rows)):
+            if rows is not None and (found := pyslurm_rows.read_jobs(rows)) and not found[0].het_job_id:
                 return one_job(found, job_id)
         rows = await self._rows({"call": "jobs"})
-        jobs = await asyncio.to_thread(pyslurm_rows.read_jobs, rows if rows is not None else [])
+        jobs = fold(await asyncio.to_thread(pyslurm_rows.read_jobs, rows if rows is not None else []))
         like = tuple(job for job in jobs if job_id in (job.job_id, job.raw_id) or job.array_job_id == job_id)
         return one_job(like, job_id)
 

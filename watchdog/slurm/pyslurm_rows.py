@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
-from watchdog.masking_values import mask_words
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.model.slurm_states import OVER
 from watchdog.slurm import parse
-from watchdog.slurm.states import is_held
+from watchdog.slurm.fields import Fields, ParseError
+from watchdog.slurm.states import UNREADABLE, is_held
 
+T = TypeVar("T")
 NO_HOST = frozenset({"", "n/a"})
 
 
@@ -19,8 +21,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """pyslurm.Job's attributes. Times are seconds since the epoch, None or 0 for none; `time_limit` is minutes."""
 
     id: int
-    state: str
-    user_id: int
+    state: str = UNREADABLE
+    user_id: int = -1
     user_name: str = ""
     array_id: int | None = None
     array_task_id: int | None = None
@@ -58,7 +60,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """pyslurm.Node's attributes."""
 
     name: str
-    state: str
+    state: str = ""
     address: str | None = None
     reason: str | None = None
     reason_time: int | None = None
@@ -66,24 +68,77 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[str] | None = None
 
 
+NAMES = {
+    "user_id": "uid",
+    "requeue_count": "restarts",
+    "is_batch_job": "is_batch",
+    "is_requeueable": "requeueable",
+    "allocated_nodes": "nodes",
+    "start_time": "start_at",
+    "reason_time": "reason_at",
+}
+"""pyslurm's names of attributes, as `SlurmJob` and `SlurmNode` have them; the others are called the same, or nothing is done by them."""
+Row = TypeVar("Row", JobRow, NodeRow)
+
+
 def read_jobs(rows: object) -> tuple[SlurmJob, ...]:
-    """A listing of jobs, with their excluded nodes. Raises ParseError."""
-    try:
-        return tuple(_job(row) for row in msgspec.convert(rows, list[JobRow]))
-    except msgspec.ValidationError as error:
-        raise parse.ParseError(f"pyslurm's jobs are not as expected: {error}") from error
+    """A listing of jobs, with their excluded nodes. Raises ParseError, also if a row has no id that can be read."""
+    jobs, dropped = list_jobs(rows)
+    if dropped:
+        raise ParseError(dropped[0])
+    return jobs
+
+
+def list_jobs(rows: object) -> tuple[tuple[SlurmJob, ...], tuple[str, ...]]:
+    """The same without the rows of which not even the id can be read, and a sentence about each of those. Raises ParseError."""
+    return _all(rows, "jobs", lambda row: _job(*convert(row, JobRow)))
 
 
 def read_nodes(rows: object) -> tuple[SlurmNode, ...]:
-    """A listing of nodes. Raises ParseError."""
+    """A listing of nodes. Raises ParseError, also if a row has no name."""
+    nodes, dropped = list_nodes(rows)
+    if dropped:
+        raise ParseError(dropped[0])
+    return nodes
+
+
+def list_nodes(rows: object) -> tuple[tuple[SlurmNode, ...], tuple[str, ...]]:
+    """The same without the rows that have no name, and a sentence about each of those. Raises ParseError."""
+    return _all(rows, "nodes", lambda row: _node(*convert(row, NodeRow)))
+
+
+def _all(rows: object, what: str, read: Callable[[object], T]) -> tuple[tuple[T, ...], tuple[str, ...]]:
+    if not isinstance(rows, list):
+        raise ParseError(f"pyslurm's {what} are not as expected: {type(rows).__name__}")
+    found, dropped = [], []
+    for row in rows:
+        try:
+            found.append(read(row))
+        except (msgspec.ValidationError, ParseError) as error:
+            dropped.append(f"pyslurm's {what} are not as expected: {error}")
+    return tuple(found), tuple(dropped)
+
+
+def convert(row: object, kind: type[Row]) -> tuple[Row, Fields]:
+    """The row, and which of its attributes are not what they should be: those have their defaults. Raises msgspec.ValidationError."""
     try:
-        return tuple(_node(row) for row in msgspec.convert(rows, list[NodeRow]))
-    except msgspec.ValidationError as error:
-        raise parse.ParseError(f"pyslurm's nodes are not as expected: {error}") from error
+        return msgspec.convert(row, kind), Fields()
+    except msgspec.ValidationError:
+        if not isinstance(row, dict):
+            raise
+    good, fields = {}, Fields()
+    for each in msgspec.structs.fields(kind):
+        if each.name in row:
+            try:
+                good[each.name] = msgspec.convert(row[each.name], each.type)
+            except msgspec.ValidationError:
+                fields.unreadable.append(NAMES.get(each.name, each.name))
+    return msgspec.convert(good, kind), fields
 
 
-def _job(row: JobRow) -> SlurmJob:
-    job_id, raw_id = job_id_of(row), str(row.id)
+def _job(row: JobRow, fields: Fields) -> SlurmJob:
+    job_id, raw_id = parse.checked_id(job_id_of(row)), str(row.id)
+    state = fields.read("state", parse.checked_state, row.state, UNREADABLE)
     waiting, element = _waiting(row), _element(row)
     has_files = row.is_batch_job and not waiting
     host = row.batch_host or ""
@@ -93,14 +148,14 @@ def _job(row: JobRow) -> SlurmJob:
     return SlurmJob(
         job_id=job_id,
         raw_id=raw_id,
-        state=parse.checked_state(row.state, job_id),
-        reason=mask_words(reason),
-        name=mask_words(row.name or ""),
+        state=state,
+        reason=reason,
+        name=row.name or "",
         user=row.user_name,
         uid=row.user_id,
         account=row.account or "",
         partition=row.partition or "",
-        nodes=parse.expand_nodes(row.allocated_nodes or ""),
+        nodes=fields.read("nodes", parse.expand_nodes, row.allocated_nodes or "", ()),
         batch_host=batch_host,
         restarts=row.requeue_count,
         start_at=None if row.state == "PENDING" else _time(row.start_time),
@@ -113,8 +168,8 @@ def _job(row: JobRow) -> SlurmJob:
         else None,
         workdir=workdir or None,
         comment=row.comment or "",
-        excluded_nodes=parse.expand_nodes(row.excluded_nodes or ""),
-        required_nodes=parse.nodes_if_any(row.required_nodes or ""),
+        excluded_nodes=fields.read("excluded_nodes", parse.expand_nodes, row.excluded_nodes or "", ()),
+        required_nodes=fields.read("required_nodes", parse.expand_nodes, row.required_nodes or "", ()),
         node_count=row.num_nodes,
         time_limit_s=None if row.time_limit is None else row.time_limit * 60.0,
         qos=row.qos or "",
@@ -127,6 +182,7 @@ def _job(row: JobRow) -> SlurmJob:
         het_job_id=str(row.heterogeneous_id) if row.heterogeneous_id else "",
         het_offset=(row.heterogeneous_offset or 0) if row.heterogeneous_id else None,
         script_path=row.command or "",
+        unreadable=tuple(dict.fromkeys(fields.unreadable)),
     )
 
 
@@ -170,18 +226,19 @@ def dependency_text(dependencies: dict[str, Any] | None) -> str:
     return mark.join(parts)
 
 
-def _node(row: NodeRow) -> SlurmNode:
+def _node(row: NodeRow, fields: Fields) -> SlurmNode:
     if not parse.NODE_NAME.fullmatch(row.name):
-        raise parse.ParseError(f"no name of a node: {row.name[:80]!r}")
+        raise ParseError(f"no name of a node: {row.name[:80]!r}")
     reason = "" if row.reason in {None, "none"} else row.reason or ""
     return SlurmNode(
         name=row.name,
         address=row.address or "",
         state=row.state.upper(),
-        reason=mask_words(reason),
+        reason=reason,
         reason_at=_time(row.reason_time),
         reason_user=(row.reason_user or "") if row.reason_time else "",
         partitions=tuple(sorted(set(row.partitions or ()))),
+        unreadable=tuple(fields.unreadable),
     )
 
 

@@ -13,6 +13,7 @@ from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm import parse, states
 from watchdog.slurm.backoff import Backoff
 from watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
+from watchdog.slurm.fields import ParseError
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ class Requests:
         self.deadline_s = deadline_s
         self._observe = observe
         self._backoff = Backoff(first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S)
-        self._last_error = ""
+        self._last_error, self._answered = "", False
 
     async def carry_out(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
         """The result of `body`. Raises SlurmRefused, SlurmUnavailable and nothing else."""
@@ -49,7 +50,7 @@ class Requests:
             raise
         except SlurmUnavailable as error:
             self._observe(call, "unavailable")
-            self._last_error = error.reason
+            self._last_error, self._answered = error.reason, error.answered
             raise
         self._observe(call, "ok")
         self._backoff.succeeded()
@@ -62,9 +63,11 @@ class Requests:
         """
         wait_s = self._backoff.wait_s(clock.monotonic())
         if wait_s > 0:
+            what = "Slurm's answer was of no use" if self._answered else "Slurm did not answer"
             raise SlurmUnavailable(
-                f"Slurm did not answer {self._backoff.failures} times in a row ({self._last_error}); "
-                f"it is asked again in {wait_s:.0f} s"
+                f"{what} {self._backoff.failures} times in a row ({self._last_error}); "
+                f"it is asked again in {wait_s:.0f} s",
+                answered=self._answered,
             )
         try:
             return await self.carry_out(call, body)
@@ -78,8 +81,8 @@ class Requests:
                 return await body()
         except TimeoutError as error:
             raise SlurmUnavailable(f"no answer within {self.deadline_s:g} s ({call})") from error
-        except parse.ParseError as error:
-            raise SlurmUnavailable(f"the answer can't be read ({call}): {error}") from error
+        except ParseError as error:
+            raise SlurmUnavailable(f"the answer can't be read ({call}): {error}", answered=True) from error
 
 
 def not_asked(problem: str) -> SlurmRefused:

@@ -17,6 +17,8 @@ from watchdog.model.slurm_states import HELD, OVER, REQUEUED
 from watchdog.slurm.client import Refusal
 
 REQUEUED_HELD = "job requeued in held state"
+UNREADABLE = "UNREADABLE"
+"""In place of a state that cannot be read: no word of Slurm's, so nothing is done to such a job and nothing concluded from it."""
 
 
 def is_held(state: str, reason: str, priority: int | None) -> bool:

@@ -79,6 +79,7 @@ packages: $(STAMP)  ## Debian packages for the local Slurm (root); nothing to do
 packages-if-root: $(STAMP)
 	@if [ "$$(id -u)" = 0 ]; then \
 		$(BIN)/python -c "from deploy.demo.cluster import ensure_packages; ensure_packages()"; \
+		if [[ "$${CI:-}" =~ ^(1|true)$$ ]]; then $(BIN)/python -m tests.integration.packages; fi; \
 	else \
 		echo "Not root: integration tests that need a local Slurm will be skipped, each with its reason."; \
 	fi
@@ -87,18 +88,26 @@ packages-if-root: $(STAMP)
 demo: packages  ## a real Slurm on this machine, a job that hangs, and what the watchdog does about it (KEEP=1 leaves it running)
 	KEEP="$(KEEP)" $(BIN)/python -m deploy.demo
 
+# Three parts: what needs nothing but the processor; live tests, which mostly wait, in workers that are a machine of their own
+# each; and those live tests that need the whole machine. CONTRIBUTING.md says which is which.
 .PHONY: test
 test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed (ARGS='-k ladder -x' for a part)
 ifeq ($(strip $(ARGS)),)
-	@code=0; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/integration || code=$$?; \
-	$(BIN)/python -m pytest $(RERUN) tests/integration || code=$$?; \
+	@code=0; mkdir -p build; rm -f $(RETRIED_TESTS); export RETRIED_TESTS=$(RETRIED_TESTS); \
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIVE:%=--ignore=%) || code=$$?; \
+	$(BIN)/python -m pytest $(RETRY) $(WORKERS) -m 'not exclusive and not long' $(LIVE) || code=$$?; \
+	$(BIN)/python -m pytest $(RETRY) -m 'exclusive and not long' $(LIVE) || code=$$?; \
 	exit $$code
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
-# A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause, and every outcome is printed.
-RERUN := --reruns 2 --reruns-delay 5 -rR
+LIVE := $(wildcard tests/integration tests/attacks tests/frameworks)
+LIVE_WORKERS ?= 3
+WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' --dist loadgroup --no-loadscope-reorder
+# A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause. More than three such
+# tests fail the run; tests/conftest.py counts them over the parts, in this file.
+RETRY := --reruns 2 --reruns-delay 5 -rR
+RETRIED_TESTS := build/retried-tests
 
 # Not in the lock, and no part of `make test`: some GB, and what is tested is their newest releases.
 .PHONY: trainers

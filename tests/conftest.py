@@ -1,9 +1,10 @@
-"""What holds for every test: integration tests may not vanish in CI, and generated examples are the same each time there."""
+"""What holds for every test: live tests may not vanish in CI nor be retried at will, and examples are the same each time there."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Generator
 from pathlib import Path
 
@@ -11,7 +12,31 @@ import pytest
 from hypothesis import settings
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-INTEGRATION = CHECKOUT / "tests" / "integration"
+LIVE = tuple(CHECKOUT / "tests" / name for name in ("integration", "attacks", "frameworks"))
+"""Real parts on this machine. `make test` runs them in workers, each as on a machine of its own."""
+LONGEST_FIRST = (
+    "test_nspawn.py",
+    "test_identity_cluster.py",
+    "test_soak.py",
+    "test_end_of_orphans.py",
+    "test_diagnose.py",
+    "test_main_job.py",
+    "test_ladder_live.py",
+    "test_agent_cannot_hang.py::test_what_hangs_at_once",
+    "test_agent_endurance.py",
+    "test_ends_of_jobs.py",
+    "test_attach.py",
+    "test_agent_helper.py",
+    "test_prometheus.py",
+    "test_grafana.py",
+    "test_page.py",
+    "test_agent_live.py",
+    "test_trainers_batch.py",
+    "test_package_rpm.py",
+)
+"""Tests and files to begin with, so that no worker is left with one of them when the others are done."""
+RETRIES_ALLOWED = 3
+"""More tests of one `make test` that passed only when repeated are a defect: of the tests, or of what they test."""
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
@@ -19,12 +44,21 @@ settings.register_profile("here", deadline=None)
 settings.load_profile("ci" if IN_CI else "here")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What was told to ignore a signal (a shell does that to what it starts in the background, with Ctrl-C) hands it on to all its
     children, and no shell among them can trap it: those of the tests have to hear."""
     for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGUSR1, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, action)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end_session)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Retries(os.environ.get("RETRIED_TESTS")))
+
+
+def end_session(number: int, _: object) -> None:
+    """Asked to end, the whole session ends and cleans up; what a test raises would end that test only."""
+    pytest.exit(f"ended by {signal.Signals(number).name}", 128 + number)
 
 
 @pytest.fixture(scope="session")
@@ -34,10 +68,67 @@ def checkout() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever lies in tests/integration/ is an integration test, marked or not."""
+    """Whatever lies in a directory of LIVE is an integration test, marked or not. Each may run in another worker, but for those
+    of a file that share a fixture."""
     for item in items:
-        if item.path.is_relative_to(INTEGRATION):
-            item.add_marker(pytest.mark.integration)
+        if not is_live(item.path):
+            continue
+        item.add_marker(pytest.mark.integration)
+        if shares_fixture_in_its_file(item) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=place_in_order)
+
+
+def place_in_order(item: pytest.Item) -> int:
+    """Row of LONGEST_FIRST that names the test or its file; those without a row come last, as they were collected."""
+    return next((row for row, name in enumerate(LONGEST_FIRST) if name in item.nodeid), len(LONGEST_FIRST))
+
+
+def is_live(path: Path) -> bool:
+    """Is this a test, or a directory of tests, that needs real parts?"""
+    return any(path.is_relative_to(directory) for directory in LIVE)
+
+
+def shares_fixture_in_its_file(item: pytest.Item) -> bool:
+    """Does the test use a fixture that is made once for its file?"""
+    definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return any(each.scope in ("module", "class") for found in definitions.values() for each in found)
+
+
+class Retries:
+    """Collects which tests had to be repeated. `journal`: where the parts of one run add theirs."""
+
+    def __init__(self, journal: str | None) -> None:
+        self.journal = Path(journal) if journal else None
+        self.tests: set[str] = set()
+
+    def pytest_sessionstart(self) -> None:
+        """What the parts before this one repeated counts, too."""
+        if self.journal is not None and self.journal.exists():
+            self.tests.update(self.journal.read_text().splitlines())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called for every report, those of the workers included."""
+        if report.outcome == "rerun":
+            self.tests.add(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fails a run that would pass with more than RETRIES_ALLOWED."""
+        if self.journal is not None:
+            self.journal.parent.mkdir(parents=True, exist_ok=True)
+            self.journal.write_text("".join(f"{test}\n" for test in sorted(self.tests)))
+        if len(self.tests) > RETRIES_ALLOWED and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The list, and what it means."""
+        if not self.tests:
+            return
+        count = len(self.tests)
+        verdict = f"more than {RETRIES_ALLOWED}: the run fails" if count > RETRIES_ALLOWED else "allowed"
+        terminalreporter.section(f"repeated: {count} ({verdict})")
+        for test in sorted(self.tests):
+            terminalreporter.line(test)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,7 +150,7 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """The same for a whole file that takes itself out of the run (importorskip, skip at module level)."""
     report = yield
-    if IN_CI and report.outcome == "skipped" and collector.path.is_relative_to(INTEGRATION):
+    if IN_CI and report.outcome == "skipped" and is_live(collector.path):
         report.outcome = "failed"
         report.longrepr = (
             f"An integration test may not be skipped in CI. It gave as its reason: {reason(report.longrepr)}"

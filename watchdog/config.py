@@ -27,6 +27,7 @@ from watchdog.config_types import (
     split_address,
 )
 from watchdog.detector_config import Detectors
+from watchdog.kill_switch_file import problem_of_path, problem_of_prefix
 from watchdog.notify_config import Notify
 from watchdog.own_patterns import MAX_PATTERNS, problem_of
 from watchdog.policy_config import Policy
@@ -200,6 +201,11 @@ class Jobs(Section):
         description="File that the trainer looks for at every step. {job_id} {restarts} {user} {workdir}; written on "
         "every node of the job, as its owner. {job_id} is SLURM_JOB_ID, of an array element its own.",
     )
+    kill_switch_prefixes: list[str] = Field(
+        [],
+        description="Directories on shared filesystems, such as /scratch, below which a kill switch may lie as well: `kill_switch`, or "
+        "what a job's owner names (Megatron's --kill-switch-path). The node's helper takes them from this file too, if it is root's.",
+    )
     checkpoint_trackers: list[str] = Field(
         [],
         description="Files that hold the step of the newest complete checkpoint, such as "
@@ -236,6 +242,11 @@ class Jobs(Section):
             problems.append(
                 "jobs.kill_switch: must contain {job_id}, or one job's switch would end another job"
             )
+        for index, prefix in enumerate(self.kill_switch_prefixes):
+            if (problem := problem_of_prefix(prefix, hidden=True)) is not None:
+                problems.append(f"jobs.kill_switch_prefixes[{index}]: {problem}")
+        if not problems and (problem := _misplaced(self.kill_switch, self.kill_switch_prefixes)):
+            problems.append(f"jobs.kill_switch: {problem}")
         for index, template in enumerate(self.checkpoint_trackers):
             check_template(
                 template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems
@@ -254,6 +265,13 @@ class Jobs(Section):
                 problems.append(f"jobs.progress_patterns[{index}]: {pattern[:80]!r} {problem}")
         refuse(problems)
         return self
+
+
+def _misplaced(template: str, prefixes: list[str]) -> str | None:
+    """Why no run's switch could lie where the template says; where a job works is only known when it runs."""
+    workdir = f"{prefixes[0].rstrip('/')}/x" if prefixes else "/home/ann"
+    values = {"job_id": "1", "restarts": "0", "user": "ann", "workdir": workdir}
+    return problem_of_path(template.format_map(values), prefixes)
 
 
 class Ladder(Section):

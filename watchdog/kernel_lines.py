@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from watchdog.knowledge.kernel_signatures import HARMLESS, SIGNATURES, Signature
 from watchdog.knowledge.xids import describe_xid
+from watchdog.masking import mask_cut
 from watchdog.model.observed import FaultSeverity
 
 MAX_LINE = 500
@@ -243,7 +244,7 @@ def _fact(row: Signature, found: dict[str, str | None], message: str) -> KernelF
     fact = KernelFact(
         name=row.name,
         severity=row.severity,
-        message=message[:MAX_LINE],
+        message=mask_cut(message, MAX_LINE),
         may_exclude_node=row.may_exclude_node,
         consequence=row.consequence,
         gpu=found.get("gpu"),

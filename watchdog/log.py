@@ -6,6 +6,8 @@ import logging
 import os
 import sys
 
+from watchdog.masking import mask_text
+
 # Severity prefixes of sd-daemon(3): journald takes them off and sets the priority of the line.
 _PRIORITY = {
     logging.DEBUG: "<7>",
@@ -16,7 +18,14 @@ _PRIORITY = {
 }
 
 
-class _JournalFormatter(logging.Formatter):
+class MaskingFormatter(logging.Formatter):
+    """What is written to the log has no secrets in it: lines of jobs, paths and errors of others go there, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask_text(super().format(record))
+
+
+class _JournalFormatter(MaskingFormatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record).replace("\n", "\n  ")
         return f"{_PRIORITY.get(record.levelno, '<6>')}{text}"
@@ -28,7 +37,7 @@ def set_up(level: str = "INFO") -> None:
     if os.environ.get("JOURNAL_STREAM"):
         handler.setFormatter(_JournalFormatter("%(name)s: %(message)s"))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(MaskingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

@@ -39,6 +39,7 @@ from watchdog.knowledge.progress_patterns import (
     Pattern,
     Sign,
 )
+from watchdog.masking import mask_cut
 from watchdog.model.observed import EventKind
 
 MAX_LINE = 500
@@ -92,6 +93,11 @@ ALL_ROWS = Rows(SIGNATURES, SIGNS, PATTERNS, True)
 def clean_line(line: str) -> str:
     """`line` without colours and control characters, at most MAX_LINE characters."""
     return _plain(line).strip()[:MAX_LINE]
+
+
+def kept_line(line: str) -> str:
+    """The same with secrets masked, as a line of a log leaves the child that reads it."""
+    return mask_cut(_plain(line).strip(), MAX_LINE)
 
 
 def _plain(line: str) -> str:

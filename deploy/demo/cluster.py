@@ -9,9 +9,10 @@ What is real: munged, slurmctld, one slurmd a node, and the faults. Every node h
 PID namespace, so it has its own /proc, host name, mounts, /run and link. A link can be cut, a node can die at once, and
 a filesystem can stop answering so that its writers stand in state D, on all nodes or on one.
 
-Everything lies below ONE directory, /tmp/slurm-watchdog-demo.INDEX (making that directory is what claims the index):
+Everything lies below ONE directory, /tmp/slurm-watchdog-demo.INDEX. Its owner holds a lock (flock) on it for as long as
+it lives, and a name of its network namespace for the index: see "who owns what".
 
-    owner.json            who owns the cluster: process id, its start time, boot id; see sweep()
+    owner.json, alive     process id of the owner, for people; a file that everything it started holds locked
     slurm.conf, hosts     configuration; hosts is what the nodes see as /etc/hosts
     munge/ state/ log/    munge's key and socket, slurmctld's state, all log files
     nodes/nX/             slurmd's spool directory
@@ -23,7 +24,7 @@ Everything lies below ONE directory, /tmp/slurm-watchdog-demo.INDEX (making that
 Outside of it there are, named after the index: a bridge `swdINDEX` with 10.77.INDEX.1, a veth `swdINDEXnX` and a network
 namespace `swdINDEX-nX` a node (10.77.INDEX.(10+X)), and loop devices. All of it goes on leaving the `with` block, also
 by an exception, Ctrl-C or SIGTERM, and also while something is frozen. After a `kill -9` of the owner, `sweep()` removes
-it: it runs before every new cluster, and by hand as `python -m deploy.demo.cluster clean`.
+it: it runs before every new cluster, and manually as `python -m deploy.demo.cluster clean`.
 
 It needs root, Linux namespaces and loop devices, and the packages in PACKAGES. Standard library only.
 """
@@ -47,6 +48,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -261,72 +263,159 @@ def why_impossible() -> str | None:
     return None
 
 
+# --- who owns what ----------------------------------------------------------------------------------------------------
+#
+# A directory is owned while somebody holds its lock, an index while somebody holds its name in this network namespace. The
+# kernel releases both when the owner ends, however it ends, and shows them to everyone concerned: a lock to all who see the
+# directory, from other PID namespaces too; the name to all who see the same bridges, from other roots too. What the owner
+# started holds a shared lock on the file ALIVE, so that a sweep knows of daemons that it cannot see.
+
+ALIVE = "alive"
+
+
+def lock_directory(directory: Path) -> int | None:
+    """The descriptor that holds the lock of this directory; None if somebody else holds it, or it is no directory."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), directory.lstat()):  # not one that was removed meanwhile
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def daemons_live(directory: Path) -> bool:
+    """Does anything that the owner started live, be it where we cannot see it? The caller has locked the directory."""
+    with contextlib.suppress(FileNotFoundError), (directory / ALIVE).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def hold_index(index: int) -> socket.socket | None:
+    """The socket that holds this index in our network namespace; None if a living cluster has it."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0swd{index}")
+    except OSError as error:
+        name.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return name
+
+
+def index_is_in_use(index: int) -> bool:
+    """Does anything of this index exist here, such as what a dead cluster left?"""
+    return (
+        f"{index:02X}4D0A" in Path("/proc/net/route").read_text()  # 10.77.INDEX, little endian
+        or Path(f"/sys/class/net/swd{index}").exists()
+        or any(Path("/run/netns").glob(f"swd{index}-*"))
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A directory and its index, ours until release() or our end."""
+
+    directory: Path
+    index: int
+    lock: int
+    name: socket.socket
+    alive: int
+    """Handed to every daemon: see ALIVE."""
+
+    def release(self) -> None:
+        """Give both back; the directory has been removed before."""
+        for descriptor in (self.lock, self.alive):
+            os.close(descriptor)
+        self.name.close()
+
+
+def claim_directory(prefix: str) -> Claim:
+    """Make a directory of a free index, locked from its first moment. Raises ClusterError if all are taken."""
+    new = Path(tempfile.mkdtemp(prefix=f"{prefix}.new-", dir="/tmp"))
+    lock = lock_directory(new)
+    assert lock is not None, f"nobody else knows {new}"
+    new.chmod(0o755)
+    (new / "owner.json").write_text(json.dumps({"pid": os.getpid()}))
+    alive = os.open(new / ALIVE, os.O_RDONLY | os.O_CREAT, 0o644)
+    fcntl.flock(alive, fcntl.LOCK_SH)
+    for index in range(1, MAX_INDEX + 1):
+        name = hold_index(index)
+        if name is None:
+            continue
+        directory = Path(f"/tmp/{prefix}.{index}")
+        if not index_is_in_use(index):
+            with contextlib.suppress(OSError):  # something of that name is there, in use or not
+                new.rename(directory)
+                return Claim(directory, index, lock, name, alive)
+        name.close()
+    shutil.rmtree(new)
+    os.close(alive)
+    os.close(lock)
+    raise ClusterError(
+        f"all of /tmp/{prefix}.1 to .{MAX_INDEX} are in use; `python -m deploy.demo.cluster clean`"
+    )
+
+
 # --- leftovers --------------------------------------------------------------------------------------------------------
 
 
-def owner_record(index: int) -> dict:
-    """Who we are, in a form that a later process can check; a pid alone comes back after a while."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return {
-        "pid": os.getpid(),
-        "start_time_ticks": start_time_ticks(os.getpid()),
-        "boot_id": boot,
-        "index": index,
-    }
-
-
-def owner_is_dead(directory: Path) -> bool:
-    """True if nobody owns this cluster directory any more. One just being made counts as owned."""
-    try:
-        owner = json.loads((directory / "owner.json").read_text())
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return owner["boot_id"] != boot or start_time_ticks(owner["pid"]) != owner["start_time_ticks"]
-    except FileNotFoundError:
-        with contextlib.suppress(FileNotFoundError):
-            return time.time() - directory.stat().st_mtime > 60
-        return False
-    except (OSError, ValueError, KeyError):
-        return True
-
-
 def sweep(prefix: str = PREFIX) -> list[Path]:
-    """Remove the clusters of which the owner is dead; returns their directories."""
-    dead = [path for path in Path("/tmp").glob(f"{prefix}.*") if path.name.rpartition(".")[2].isdigit()]
-    dead = [path for path in dead if owner_is_dead(path)]
-    for directory in dead:
-        remove(directory)
-    return dead
+    """Remove the clusters that nobody owns any more; returns their directories."""
+    removed = []
+    for directory in Path("/tmp").glob(f"{prefix}.*"):
+        number = directory.name.rpartition(".")[2]
+        if number.isdigit() and (lock := lock_directory(directory)) is not None:
+            try:
+                if remove(directory, int(number)):
+                    removed.append(directory)
+            finally:
+                os.close(lock)
+    return removed
 
 
-def remove(directory: Path) -> None:
-    """Take a cluster down from what its directory says, whoever made it. May be repeated. Raises ClusterError.
+def remove(directory: Path, index: int, owned: bool = False) -> bool:
+    """Take a cluster down, which the caller has locked. May be repeated. False, and it stays, if daemons of it live in a PID
+    namespace that we do not see. Raises ClusterError.
+
+    `owned`: the caller holds the index, too. Otherwise links and namespaces of the index are only touched if no living
+    cluster has it; one that has it took it because the dead one had none.
 
     The order matters: first thaw, for what waits on a frozen filesystem cannot be killed; then kill, for what runs
     keeps mounts busy; then unmount, which gives the loop devices back.
     """
+    name = None
+    if not owned:
+        end = time.monotonic() + 2  # who looks for a free index holds each one for a moment
+        while (name := hold_index(index)) is None and time.monotonic() < end:
+            time.sleep(0.05)
     try:
-        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two sweeps may meet
-        if not directory.exists():
-            return
-        index = int(directory.name.rpartition(".")[2])
         for point in mount_points(directory, "ext4"):
             set_frozen(point, False)
-        kill_all(directory, index)
+        kill_all(directory, index if owned or name else None)
+        if not owned and not wait_until(lambda: not daemons_live(directory), 2):
+            return False
         for point in mount_points(directory):
             unmount(point)
-        remove_network(index)
+        if owned or name:
+            remove_network(index)
         release_loop_devices(directory)
         shutil.rmtree(directory)
+        return True
     finally:
-        os.close(lock)
+        if name:
+            name.close()
 
 
-def processes_of(directory: Path, index: int) -> list[int]:
-    """Everything that runs in the network namespaces of a cluster's nodes, and its daemons on the host."""
+def processes_of(directory: Path, index: int | None) -> list[int]:
+    """The daemons of a cluster on the host, and all that runs in the network namespaces of this index (None: no such)."""
     spaces = set()
     for path in Path("/run/netns").glob(f"swd{index}-*"):
         with contextlib.suppress(OSError):
@@ -341,16 +430,20 @@ def processes_of(directory: Path, index: int) -> list[int]:
 
 
 def is_daemon_of(pid: int, directory: Path) -> bool:
-    """Is this munged or slurmctld started for this directory? (The command line of others might block: not read.)"""
+    """Is this munged or slurmctld started for this very directory, and not for one of that name below another root?
+
+    The command line of others might block: it is not read.
+    """
     if not Path(f"/proc/{pid}/comm").read_text().startswith(("munged", "slurm")):
         return False
-    return any(
-        word.endswith(mine) for word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        for mine in (f"{directory}/slurm.conf", f"{directory}/munge/socket")
-    )  # fmt: skip
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    mine = (f"{directory}/slurm.conf", f"{directory}/munge/socket")
+    return any(word.endswith(mine) for word in words) and os.path.samestat(
+        os.stat(f"/proc/{pid}/root{directory}"), directory.stat()
+    )
 
 
-def kill_all(directory: Path, index: int, timeout_s: float = 10) -> None:
+def kill_all(directory: Path, index: int | None, timeout_s: float = 10) -> None:
     """SIGKILL every process of the cluster and wait until none is left. Raises ClusterError naming those that stay."""
 
     def all_gone() -> bool:
@@ -453,26 +546,6 @@ class Layout:
     def link(self, node: str) -> str:
         """The host's end of the node's cable."""
         return f"{self.bridge}{node}"
-
-
-def claim_directory(prefix: str) -> tuple[Path, int]:
-    """Make a private directory of a free index; making it is the claim. Raises ClusterError if all are taken."""
-    for index in range(1, MAX_INDEX + 1):
-        directory = Path(f"/tmp/{prefix}.{index}")
-        routes = Path("/proc/net/route").read_text()
-        if (
-            f"{index:02X}4D0A" in routes or Path(f"/sys/class/net/swd{index}").exists()
-        ):  # 10.77.INDEX, little endian
-            continue
-        try:
-            directory.mkdir(mode=0o755)
-        except FileExistsError:
-            continue
-        (directory / "owner.json").write_text(json.dumps(owner_record(index)))
-        return directory, index
-    raise ClusterError(
-        f"all of /tmp/{prefix}.1 to .{MAX_INDEX} are in use; `python -m deploy.demo.cluster clean`"
-    )
 
 
 def slurm_settings(layout: Layout, cpus: int, gpus: int) -> dict[str, str]:
@@ -585,6 +658,7 @@ class Cluster:
         self._processes: dict[str, subprocess.Popen] = {}  # "munged", "slurmctld", and each node's namespaces
         self._inits: dict[str, int] = {}  # node -> its PID 1 as the host numbers it
         self._layout: Layout | None = None
+        self._claim: Claim | None = None
         self._dying: list[
             subprocess.Popen
         ] = []  # killed nodes of which something waits for a frozen filesystem
@@ -613,8 +687,9 @@ class Cluster:
         return self
 
     def _build(self) -> None:
-        directory, index = claim_directory(self._prefix)
-        self._layout = layout = Layout(directory, index, self.nodes)
+        self._claim = claim = claim_directory(self._prefix)
+        directory = claim.directory
+        self._layout = layout = Layout(directory, claim.index, self.nodes)
         self._say(f"cluster of {len(self.nodes)} nodes in {directory}")
         for name in ("munge", "state", "log", "images", "local", "scratch", "shared", "nodes"):
             (directory / name).mkdir()
@@ -634,17 +709,18 @@ class Cluster:
 
     def stop(self) -> None:
         """Take everything down and remove it. May be called again. Signals that arrive meanwhile are kept for later."""
-        if self._layout is None:
+        if self._claim is None:
             self._restore_sigterm()
             return
         with signals_held():
-            remove(self.directory)
+            remove(self._claim.directory, self._claim.index, owned=True)
             for process in [*self._processes.values(), *self._dying]:
                 process.wait(timeout=10)
             self._processes.clear()
             self._dying.clear()
             self._inits.clear()
-            self._layout = None
+            self._claim.release()
+            self._claim = self._layout = None
         atexit.unregister(self.stop)
         self._restore_sigterm()
 
@@ -690,6 +766,11 @@ class Cluster:
         if self._layout is None:
             raise ClusterError("this cluster is not running; use it inside `with Cluster() as cluster:`")
         return self._layout
+
+    @property
+    def _claimed(self) -> Claim:
+        assert self._claim is not None, "layout is there, so is what it was made of"
+        return self._claim
 
     @property
     def directory(self) -> Path:
@@ -757,7 +838,7 @@ class Cluster:
         with (self.directory / "log" / f"{name}.out").open("ab") as output:
             self._processes[name] = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True, cwd="/", env=self.env,
+                start_new_session=True, cwd="/", env=self.env, pass_fds=[self._claimed.alive],
             )  # fmt: skip
         return self._processes[name]
 

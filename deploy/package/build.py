@@ -90,7 +90,7 @@ def make_deb(output: Path, root: Path, version: str, fast: bool = False) -> Path
     (control / "conffiles").write_text(f"/{layout.CONFIG}\n")
     for name in ("postinst", "prerm", "postrm"):
         text = (CHECKOUT / "deploy/package/debian" / name).read_text()
-        (control / name).write_text(text.replace("@UNITS@", " ".join(layout.units())))
+        (control / name).write_text(text.replace("@UNITS@", " ".join(layout.services())))
         (control / name).chmod(0o755)
     file = output / f"slurm-watchdog_{version}_{architecture()}.deb"
     packing = ["-Zgzip", "-z1"] if fast else ["-Zxz"]
@@ -115,7 +115,7 @@ def make_rpm(output: Path, root: Path, version: str, fast: bool = False) -> Path
     with tempfile.TemporaryDirectory() as folder:
         defines = {
             "_topdir": folder, "_rpmdir": folder, "staged": str(root), "our_version": version,
-            "python_minor": python_version(), "our_units": " ".join(layout.units()),
+            "python_minor": python_version(), "our_units": " ".join(layout.services()),
             "_binary_payload": "w1.gzdio" if fast else "w9.gzdio", "_rpmfilename": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm", **marks,
         }  # fmt: skip
         words = [word for name, value in defines.items() for word in ("--define", f"{name} {value}")]

@@ -78,7 +78,12 @@ def units() -> list[str]:
     return sorted(path.name for path in (CHECKOUT / "systemd").iterdir() if path.suffix in UNIT_SUFFIXES)
 
 
-UNIT_SUFFIXES = frozenset({".service", ".socket", ".slice", ".target", ".timer"})
+def services() -> list[str]:
+    """Those that are restarted by an upgrade: a mount is not, for what lies on it would be lost."""
+    return [name for name in units() if not name.endswith(".mount")]
+
+
+UNIT_SUFFIXES = frozenset({".service", ".socket", ".slice", ".target", ".timer", ".mount"})
 
 
 def system_files() -> dict[str, str]:

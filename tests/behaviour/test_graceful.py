@@ -37,7 +37,7 @@ def test_given_a_job_that_turns_but_is_slow_then_it_is_moved_and_no_step_is_lost
 def test_given_a_kill_switch_on_a_shared_filesystem_then_it_is_gone_before_the_next_run_begins(
     tell: Callable[..., Story],
 ) -> None:
-    story = tell(GRACEFUL + f"jobs: {{kill_switch: '{SHARED}'}}\n")
+    story = tell(GRACEFUL + f"jobs: {{kill_switch: '{SHARED}', kill_switch_prefixes: [/shared]}}\n")
     job = story.job(listens_at="/shared/stop-7")
     slow = story.finds(Kind.SLOW_NODE, job)
     story.passes(minutes=5)
@@ -170,7 +170,7 @@ def test_given_a_pause_then_an_operator_is_refused_as_well(story: Story) -> None
 def test_given_a_controller_that_dies_there_then_the_graceful_restart_is_still_done_once_and_nothing_is_lost(
     tell: Callable[..., Story], when: str
 ) -> None:
-    story = tell(GRACEFUL + f"jobs: {{kill_switch: '{SHARED}'}}\n")
+    story = tell(GRACEFUL + f"jobs: {{kill_switch: '{SHARED}', kill_switch_prefixes: [/shared]}}\n")
     job = story.job(listens_at="/shared/stop-7")
     story.controller_dies(when)
     slow = story.finds(Kind.SLOW_NODE, job, blames="n1")

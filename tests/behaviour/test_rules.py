@@ -98,7 +98,7 @@ policy:
 
 
 def test_given_a_job_with_a_kill_switch_of_its_own_then_that_file_is_written(tell: Tell) -> None:
-    story = tell(GRACEFUL)
+    story = tell(GRACEFUL + "jobs: {kill_switch_prefixes: [/shared]}\n")
     job = story.job(
         comment="watchdog: kill_switch=/shared/run/{job_id}/stop", listens_at="/shared/run/7/stop"
     )
@@ -152,6 +152,7 @@ def test_given_a_job_that_wants_to_be_asked_before_it_is_requeued_then_it_is(tel
         "watchdog: of",
         "watchdog: kill_switch=stop",
         "watchdog: kill_switch=/scratch/../etc/x",
+        "watchdog: kill_switch=/home/ann/.ssh/rc",
         "watchdog: ladder=reque",
         "watchdog: killswitch=/scratch/stop",
     ],

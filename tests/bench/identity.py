@@ -171,7 +171,7 @@ async def _serve(mode: str, place: Path) -> None:
         else None
     )
     door = Door(
-        token="", address_of=None, accept=lambda report: Reply(controller_id="c"), metrics=ControllerMetrics(),
+        token="", address_of=None, accept=lambda report, size: Reply(controller_id="c"), metrics=ControllerMetrics(),
         healthy=lambda: (True, ""), identity=(sessions, NoDecoder()) if mode == "session" else tls, interval_s=0.001,
     )  # fmt: skip
     door._by_node.bytes.burst = float("inf")  # one node's certificate for all of them

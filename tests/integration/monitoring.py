@@ -19,13 +19,10 @@ import pytest
 
 from tests.integration import packages
 
-PACKAGES = ("prometheus", "prometheus-alertmanager")
-COMMANDS = ("prometheus", "promtool", "prometheus-alertmanager", "amtool")
-
 
 def ensure_prometheus() -> None:
     """Installs it in CI; elsewhere a test without it is skipped, with what to type."""
-    packages.ensure("Prometheus", COMMANDS, PACKAGES)
+    packages.ensure("Prometheus")
 
 
 def free_port() -> int:

@@ -1,27 +1,69 @@
-"""Debian packages that only tests need."""
+"""Debian packages that only tests need. `python -m tests.integration.packages` installs them all at once, as CI does."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from pathlib import Path
 
 import pytest
 
+PACKAGES = {  # what a test wants -> commands, and the packages that bring them
+    "Prometheus": (
+        ("prometheus", "promtool", "prometheus-alertmanager", "amtool"),
+        ("prometheus", "prometheus-alertmanager"),
+    ),
+    "systemd-nspawn": (("systemd-nspawn", "debootstrap"), ("systemd-container", "debootstrap")),
+    "Chromium": (("chromium",), ("chromium",)),
+    "rpmbuild": (("rpmbuild", "rpm"), ("rpm",)),
+}
+INSTALL = ["apt-get", "install", "-y", "--no-install-recommends"]
+ATTEMPTS = 2
+"""A mirror that is busy for a moment is no reason for a failed run."""
 
-def ensure(what: str, commands: Sequence[str], packages: Sequence[str]) -> None:
-    """Installs `packages` in CI, if `commands` are not there; elsewhere the test is skipped, with what to type."""
-    if all(shutil.which(command) for command in commands):
-        return
-    by_hand = f"apt-get install --no-install-recommends {' '.join(packages)}"
-    if os.environ.get("CI", "").lower() not in {"1", "true"} or os.geteuid() != 0:
-        pytest.skip(f"no {what} here: {by_hand}")
+
+def missing(names: list[str]) -> list[str]:
+    """The packages of these rows of which a command is not there."""
+    wanted = [PACKAGES[name] for name in names]
+    return [
+        package
+        for commands, packages in wanted
+        if not all(map(shutil.which, commands))
+        for package in packages
+    ]
+
+
+def install(names: list[str]) -> str:
+    """Installs what these rows lack; returns "" or why that failed. One at a time: apt refuses to run beside another."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (
-        ["apt-get", "-qq", "update"],
-        ["apt-get", "-qq", "install", "-y", "--no-install-recommends", *packages],
-    ):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        if done.returncode != 0:
-            pytest.fail(f"{by_hand}: {done.stderr[-500:]}", pytrace=False)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        packages = missing(names)
+        if not packages:
+            return ""
+        error = ""
+        for _ in range(ATTEMPTS):
+            for command in (["apt-get", "-qq", "update"], [*INSTALL, "-qq", *packages]):
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+                error = "" if done.returncode == 0 else f"{' '.join(command)}: {done.stderr[-500:]}"
+            if not error:
+                break
+    return error
+
+
+def ensure(name: str) -> None:
+    """Installs the packages of a row in CI; elsewhere the test is skipped without them, with what to type."""
+    packages = missing([name])
+    if not packages:
+        return
+    if os.environ.get("CI", "").lower() not in {"1", "true"} or os.geteuid() != 0:
+        pytest.skip(f"no {name} here: {' '.join([*INSTALL, *packages])}")
+    if error := install([name]):
+        pytest.fail(error, pytrace=False)
+
+
+if __name__ == "__main__":
+    sys.exit(install(list(PACKAGES)) or 0)

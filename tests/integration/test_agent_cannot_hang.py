@@ -444,6 +444,7 @@ int main(int argc, char **argv) {
 """
 
 
+@pytest.mark.exclusive
 @alone
 def test_ten_thousand_processes_on_a_node_make_no_report_late(
     tmp_path: Path, agent: AgentProcess, receiver: Receiver, rank: subprocess.Popen[bytes]

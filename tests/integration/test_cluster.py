@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from deploy.demo.cluster import Cluster, ClusterError, NodeProcess, parse_fields, wait_until
+from deploy.demo.cluster import (
+    Claim,
+    Cluster,
+    ClusterError,
+    NodeProcess,
+    claim_directory,
+    lock_directory,
+    parse_fields,
+    processes_of,
+    wait_until,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Writes a line every 20 ms to an open descriptor, as a training job writes its log.
@@ -328,9 +341,74 @@ def test_clean_removes_what_a_killed_owner_left_even_if_it_is_frozen() -> None:
     assert traces(directory) == []
 
 
+CLEAN = [sys.executable, "-m", "deploy.demo.cluster", "clean"]
+OTHER_VIEWS = {
+    "ours": [],
+    "another PID namespace": ["unshare", "--pid", "--fork", "--mount-proc"],
+    "another network namespace": ["unshare", "--net"],
+}
+
+
+def clean_from(view: str) -> str:
+    """What the command printed that removes what dead owners left."""
+    argv = [*OTHER_VIEWS[view], *CLEAN]
+    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("view", OTHER_VIEWS)
+def test_clean_from_any_view_leaves_a_living_owners_cluster_alone(cluster: Cluster, view: str) -> None:
+    assert str(cluster.directory) not in clean_from(view)
+    assert cluster.slurm("sinfo", "-h", "-o", "%D %T").stdout.strip() == "3 idle"
+
+
 @pytest.mark.usefixtures("cluster_possible")
-def test_a_living_owners_cluster_is_not_cleaned_away(cluster: Cluster) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "deploy.demo.cluster", "clean"], cwd=CHECKOUT, check=True, timeout=180
+def test_clean_leaves_alone_what_it_cannot_prove_to_be_dead() -> None:
+    owner, directory = start_owner()
+    owner.kill()
+    owner.communicate(timeout=180)
+    assert directory not in clean_from("another PID namespace"), (
+        "its nodes live, and cannot be seen from there"
     )
-    assert cluster.slurm("sinfo", "-h", "-o", "%D").stdout.strip() == "3"
+    assert Path(directory, "slurm.conf").exists()
+    assert f"removed {directory}" in clean_from("ours")
+    assert traces(directory) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a mount namespace")
+def test_daemons_of_a_directory_of_the_same_name_below_another_root_are_not_ours(tmp_path: Path) -> None:
+    directory, daemon = tmp_path / "tmp" / "slurm-watchdog-demo.1", tmp_path / "munged"
+    directory.mkdir(parents=True)
+    daemon.write_text("#!/bin/sh\nmkdir -p $2\nwhile sleep 1; do :; done\n")
+    daemon.chmod(0o755)
+    argv = [daemon, f"--socket={directory}/munge/socket", directory]
+    elsewhere = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {tmp_path}/tmp; exec "$@"', "sh"]
+    ours, theirs = subprocess.Popen(argv), subprocess.Popen([*elsewhere, *argv])
+    try:
+        there = Path(f"/proc/{theirs.pid}/root{directory}")
+        assert wait_until(lambda: there.exists() and not there.samefile(directory), 10)
+        assert wait_until(lambda: processes_of(directory, None) == [ours.pid], 10)
+    finally:
+        for process in (ours, theirs):
+            process.kill()
+            process.wait(10)
+
+
+def test_two_prefixes_that_start_at_once_take_different_indexes() -> None:
+    start = threading.Barrier(8)
+
+    def claim(prefix: str) -> Claim:
+        start.wait()
+        return claim_directory(prefix)
+
+    with ThreadPoolExecutor(8) as pool:
+        claims = list(pool.map(claim, [f"slurm-watchdog-test-{letter}" for letter in "abababab"]))
+    try:
+        assert len({claim.index for claim in claims}) == len(claims)
+        assert len({claim.directory for claim in claims}) == len(claims)
+        assert all(lock_directory(claim.directory) is None for claim in claims)
+    finally:
+        for claim in claims:
+            shutil.rmtree(claim.directory)
+            claim.release()

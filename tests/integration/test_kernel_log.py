@@ -29,10 +29,13 @@ RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
 USER = frozenset({0, 1})
 FUNCTIONS = {"read_state": kernel_log.read_state, "write_state": kernel_log.write_state}
 
-pytestmark = pytest.mark.skipif(
-    not os.access(KMSG, os.R_OK | os.W_OK) or not os.access(RATE_LIMIT, os.W_OK),
-    reason="needs root and a machine of its own with /dev/kmsg (not a container)",
-)
+pytestmark = [
+    pytest.mark.exclusive,
+    pytest.mark.skipif(
+        not os.access(KMSG, os.R_OK | os.W_OK) or not os.access(RATE_LIMIT, os.W_OK),
+        reason="needs root and a machine of its own with /dev/kmsg (not a container)",
+    ),
+]
 
 
 class CountedFile(KmsgFile):

@@ -22,7 +22,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(this version's package, one of a later version)."""
     if os.geteuid() != 0:
         pytest.skip("installing below another directory needs root")
-    packages.ensure("rpmbuild", ("rpmbuild", "rpm"), ("rpm",))
+    packages.ensure("rpmbuild")
     if shutil.which("rpmbuild") is None:
         pytest.skip("rpmbuild is not here")
     package, later = make(["rpm"], tmp_path_factory.mktemp("rpm"), [__version__, NEXT], fast=True)

@@ -26,7 +26,7 @@ HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</scrip
 
 @pytest.fixture(scope="module", autouse=True)
 def chromium() -> None:
-    packages.ensure("Chromium", ["chromium"], ["chromium"])
+    packages.ensure("Chromium")
 
 
 def look_at(controller: FixedController, look: Callable[[Browser], Awaitable[Any]]) -> Any:

@@ -32,7 +32,7 @@ SECRETS = {
 }
 """In files of the job's owner, and of root: the stranger gets none of them told, the owner none of root's."""
 OPEN = "iteration 7/ 999 | lm loss: 2.5\n"
-CONTENT = json.dumps({"by": "slurm-watchdog", "why": "a race"}) + "\n"
+FIELDS = {"by": "slurm-watchdog", "why": "a race"}
 PLACES = ("logs", "run", "logs/train.log", "run/kill", "logs/deep", "spare")
 TURN = 64
 """Swaps between two looks at the clock and the count."""
@@ -146,8 +146,8 @@ def work_for_ever(place: Place, pipe: int) -> None:
         for name, function, args in (
             ("looks", tail.follow, {"files": [["1", path, None], ["1", switch, 0]], "globs": [["1", f"{place.box}/*/train.l*"]], "own": {}}),
             ("ends", last_lines.last_lines, {"files": [["1", path], ["2", str(place.box / "logs")]]}),
-            ("written", file_actions.write_kill_switch, {"path": switch, "content": CONTENT, "node": "n1"}),
-            ("removed", file_actions.remove_kill_switch, {"path": switch, "content": CONTENT}),
+            ("written", file_actions.write_kill_switch, {"path": switch, "node": "n1", **FIELDS}),
+            ("removed", file_actions.remove_kill_switch, {"path": switch, **FIELDS}),
         ):  # fmt: skip
             try:
                 answer = json.dumps(function(args, state if name == "looks" else {}))

@@ -18,10 +18,12 @@ from tests.accuracy import looks
 from tests.accuracy.feed import Reader, report_of
 from tests.accuracy.training import Node
 from tests.simulation.cluster import Cluster, SimJob
-from watchdog.agent.commands import KILL_SWITCH_BASE, Commands, Refused
+from tests.simulation.recipe import SWITCH_PREFIXES
+from watchdog.agent.commands import Commands, Refused
 from watchdog.agent.probe import Answer
 from watchdog.agent.replies import parse_reply
 from watchdog.agent.sender import ANSWER_S, Spool, backoff_s
+from watchdog.kill_switch_file import KILL_SWITCH_BASE, compose_line
 from watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump
 from watchdog.model.messages import CollectEvidence, CommandResult, JobWatch, ProbeMount
 from watchdog.model.observed import Event, EventKind, MountProbe, Role
@@ -170,6 +172,7 @@ class Agent:
             mounts: Any = _Mounts(self)
             self.commands = _Commands(children, logs, self.node.name, 10.0, lambda job_id: {}, mounts)
             self.commands.agent = self
+            self.commands.switch_prefixes = SWITCH_PREFIXES
             self.recent: dict[str, deque[tuple[float, Event]]] = {}
             self.controller_id = ""
             self.again: list[tuple[float, Event]] = []
@@ -281,13 +284,13 @@ class Agent:
     def do(self, function: str, args: Any) -> tuple[Any, str | None]:
         """What a child does: (value, error)."""
         if function == "write_kill_switch":
-            return None, self.cluster.write_switch(self.node.name, args["path"], args["content"])
+            return None, self.cluster.write_switch(self.node.name, args["path"], compose_line(args))
         if function == "remove_kill_switch":
-            return None, self.cluster.remove_switch(self.node.name, args["path"], args["content"])
+            return None, self.cluster.remove_switch(self.node.name, args["path"], compose_line(args))
         if function == "dump_stacks":
             mine = {each["pid"] for each in args["processes"]}
             return [msgspec.to_builtins(each) for each in self._stacks(mine)], None
-        if function in ("prepare_directory", "remove_directory"):
+        if function in ("prepare_directory", "empty_directory", "remove_directory"):
             assert args["base"] == KILL_SWITCH_BASE
             return None, None
         return None, f"no such function: {function}"

@@ -9,9 +9,10 @@ from tests.simulation.agents import Network
 from tests.simulation.slurm import Weather
 from watchdog.config import Config
 
+SWITCH_PREFIXES = ("/gpfs/switches", "/run/site")
 SHARED_SWITCH = "/gpfs/switches/{user}.{job_id}"
 RUN_SWITCH = "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill"
-NODE_SWITCH = "/run/switch-of-{job_id}"
+NODE_SWITCH = "/run/site/switch-of-{job_id}"
 """On each node, and where the next run looks for its own."""
 
 OF_SPEED = ("slow_job", "slow_node", "loss_spike", "loss_nan", "gpu_clock_low")
@@ -102,7 +103,7 @@ class Recipe:
                     "report_lifetime": f"{max(30.0, 3 * self.interval_s):g}s",
                 },
                 "slurm": {"poll_interval": f"{max(10.0, self.interval_s):g}s"},
-                "jobs": {"kill_switch": self.kill_switch},
+                "jobs": {"kill_switch": self.kill_switch, "kill_switch_prefixes": list(SWITCH_PREFIXES)},
                 "policy": {
                     "budget": self.budget,
                     "cooldown": f"{self.cooldown_s:g}s",

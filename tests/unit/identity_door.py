@@ -28,7 +28,7 @@ class Port:
         self.number = 0
         self.loop = asyncio.new_event_loop()
 
-    def accept(self, report: Report) -> Reply:
+    def accept(self, report: Report, size: int) -> Reply:
         self.reports.append(report)
         return Reply(controller_id="c")
 

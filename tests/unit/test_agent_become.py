@@ -30,7 +30,7 @@ PROGRAM = """
 import os
 from watchdog.agent.become import become, capabilities, may_become_others
 assert may_become_others() and os.geteuid() != 0
-print(become(65534), os.getresuid() == (65534,) * 3, os.getresgid() == (65534,) * 3, capabilities(), may_become_others())
+print(become(64983), os.getresuid() == (64983,) * 3, os.getresgid() == (64983,) * 3, capabilities(), may_become_others())
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print({name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")})
 for attempt in (lambda: os.setresuid(0, 0, 0), lambda: open("/etc/shadow"), lambda: os.chown("/", 0, 0)):

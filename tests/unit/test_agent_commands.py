@@ -15,6 +15,7 @@ from watchdog.agent.collectors.mount import MountCollector
 from watchdog.agent.commands import Commands
 from watchdog.agent.probe import Probes
 from watchdog.agent.replies import MAX_COMMANDS
+from watchdog.kill_switch_file import KILL_SWITCH_BASE
 from watchdog.model.messages import (
     Command,
     CommandResult,
@@ -27,6 +28,7 @@ from watchdog.model.messages import (
     WriteKillSwitch,
 )
 
+RUN = f"{KILL_SWITCH_BASE}/7.2"
 CONTENT = '{"by": "slurm-watchdog"}\n'
 WATCH = JobWatch(job_id="7", restarts=2, uid=4711)
 
@@ -50,26 +52,29 @@ def refusals(here: Commands, *asked: Command) -> list[CommandResult]:
 
 
 def write(number: int = 0, **changes: object) -> WriteKillSwitch:
-    fields = {"job_id": "7", "restarts": 2, "path": "/run/x/kill", "uid": 4711, "content": CONTENT} | changes
+    fields = {"job_id": "7", "restarts": 2, "path": f"{RUN}/kill", "uid": 4711, "content": CONTENT} | changes
     return WriteKillSwitch(id=f"w{number}", **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"path": "/run/x/../../etc/kill"}, "has no detours"),
+        ({"path": f"{RUN}/../../etc/kill"}, "has no detours"),
         ({"path": "/run//x/kill"}, "has no detours"),
         ({"path": "run/x/kill"}, "absolute path"),
-        ({"path": "/run/x/kill/"}, "has no detours"),
-        ({"path": "/run/x\0/kill"}, "no name of a file"),
-        ({"path": "/run/" + "x" * 5000}, "no name of a file"),
+        ({"path": f"{RUN}/kill/"}, "has no detours"),
+        ({"path": "/run/x\0/kill"}, "no absolute path"),
+        ({"path": "/run/" + "x" * 5000}, "no absolute path"),
+        ({"path": "/home/u/.ssh/rc"}, "neither in a directory of"),
         ({"job_id": "8"}, "job 8 is not known on n1"),
-        ({"uid": 0}, "job 7 does not belong to uid 0"),
-        ({"uid": -1}, "-1 is no user"),
-        ({"uid": 2**32 - 1}, "is no user"),
+        ({"uid": 0}, "uid 0 is no ordinary user"),
+        ({"uid": -1}, "-1 is no ordinary user"),
+        ({"uid": 4712}, "job 7 does not belong to uid 4712"),
+        ({"uid": 2**32 - 1}, "is no ordinary user"),
         ({"restarts": 1}, "job 7 is in run 2 on n1, the command is about run 1"),
-        ({"content": ""}, "says who wrote it"),
-        ({"content": "x" * 65536}, "less than 64 KiB"),
+        ({"content": ""}, "who wrote it"),
+        ({"content": '{"by": "x", "shell": "id"}'}, "who wrote it"),
+        ({"content": "x" * 65536}, "says in one line of JSON who wrote it"),
     ],
 )
 def test_a_kill_switch_that_makes_no_sense_is_not_written(
@@ -82,7 +87,7 @@ def test_a_kill_switch_that_makes_no_sense_is_not_written(
 def test_an_owner_that_slurm_did_not_name_is_never_root(here: Commands) -> None:
     here.logs.watch = {"7": JobWatch(job_id="7", restarts=2, uid=-1, log_paths=("/etc/hostname",))}
     (result,) = refusals(here, write(uid=-1))
-    assert "-1 is no user" in (result.error or "")
+    assert "-1 is no ordinary user" in (result.error or "")
     rows, _, _ = here.logs.collect(clock.monotonic(), (), {}, 5.0)
     assert rows == ()
 
@@ -97,8 +102,8 @@ def test_without_words_of_ours_nothing_is_removed(here: Commands, tmp_path: Path
     else:
         path.touch()
     refusals(here, RemoveKillSwitch(id="r", job_id="7", path=str(path), uid=os.getuid(), content=""))
-    file_actions.remove_kill_switch({"path": str(path), "content": "", "node": "n1"}, {})
-    assert os.path.lexists(path) == (put != "empty"), "only a file that holds exactly the content goes"
+    file_actions.remove_kill_switch({"path": str(path), "by": "", "node": "n1"}, {})
+    assert os.path.lexists(path), "only a file that holds exactly our line goes"
 
 
 @pytest.mark.parametrize(
@@ -109,11 +114,12 @@ def test_without_words_of_ours_nothing_is_removed(here: Commands, tmp_path: Path
         ("/" + "x" * 70_000, "/x", 1),
         ("/x\0", "/x", 1),
         ("/x", "/x", -1),
+        ("/x", "/x", 0),
     ],
 )
 def test_a_probe_of_what_is_no_place_is_refused(here: Commands, mount: str, directory: str, uid: int) -> None:
     (result,) = refusals(here, ProbeMount(id="p", mount=mount, directory=directory, uid=uid))
-    assert "no name of a file" in (result.error or "") or "no user" in (result.error or "")
+    assert "no name of a file" in (result.error or "") or "no ordinary user" in (result.error or "")
     assert here.probes.names() == []
 
 

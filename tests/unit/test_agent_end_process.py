@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from watchdog.agent.process_table import read_file, read_stat
 from watchdog.agent.tasks import RefusedError, check_request
 from watchdog.model.messages import ProcessEnd
 
-UID = 65534 if os.geteuid() == 0 else os.getuid()
+UID = 64985 if os.geteuid() == 0 else os.getuid()
 JOB = "987654321"
 """No job of this machine."""
 
@@ -47,12 +48,13 @@ class Orphans:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, program: str = ORDINARY, *words: str, title: str = "python", uid: int = UID, holds: bool = True
-    ) -> int:
+        self, program: str = ORDINARY, *words: str, title: str = "python", uid: int = UID, holds: bool = True,
+        executable: str = sys.executable,
+    ) -> int:  # fmt: skip
         """Its pid, when it is as far as `say`."""
         fd = os.open(self.gpu, os.O_RDONLY)
         process = subprocess.Popen(
-            [title, "-c", program, *words], executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/",
+            [title, "-c", program, *words], executable=executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/",
             pass_fds=[fd] if holds else [], env={"FD": str(fd), "USER_ID": str(uid), "PYTHONHOME": sys.base_prefix},
         )  # fmt: skip
         os.close(fd)
@@ -60,6 +62,15 @@ class Orphans:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"x"
         return int(process.pid)
+
+    def stepd(self, *words: str, title: str, program: str = "", holds: bool = False) -> int:
+        """A slurmstepd as it is: root's, and a program of that name."""
+        executable = self.gpu.with_name("slurmstepd")
+        if not executable.exists():
+            shutil.copy(os.path.realpath(sys.executable), executable)
+        return self.start(
+            program or STEPD, *words, title=title, uid=0, holds=holds, executable=str(executable)
+        )
 
     def wanted(self, pid: int, comm: str = "train") -> Wanted:
         return Wanted(
@@ -193,7 +204,7 @@ def test_who_ends_between_the_look_and_the_signal_is_gone_and_not_refused(
     [
         ({"uid": 0}, "no ordinary user"),
         ({"uid": 999 if MIN_UID > 999 else MIN_UID - 1}, "no ordinary user"),
-        ({"uid": UID + 1 if UID < 65534 else UID - 1}, "it runs as uid"),
+        ({"uid": UID + 1}, "it runs as uid"),
         ({"comm": "other"}, "another program now: train, not other"),
         ({"minors": frozenset({7})}, "does not hold the GPU any more that it held"),
     ],
@@ -240,24 +251,28 @@ def test_a_place_in_the_system_or_in_another_job_protects(orphans: Orphans, cgro
         end_process._check_place(orphans.wanted(os.getpid()), cgroup)
 
 
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a slurmstepd is root's")
 STEPD = NAME_AND_SAY + "name('slurmstepd'); say(); time.sleep(600)"
 
 
+@ROOT
 def test_while_its_job_has_a_slurmstepd_here_a_process_is_no_orphan(orphans: Orphans) -> None:
     wanted = orphans.wanted(orphans.start())
-    orphans.start(STEPD, title=f"slurmstepd: [{JOB}.0]", holds=False)
+    orphans.stepd(title=f"slurmstepd: [{JOB}.0]")
     assert f"job {JOB} has a slurmstepd here" in refusal_of(orphans, wanted)
 
 
+@ROOT
 def test_a_process_below_a_slurmstepd_is_part_of_a_job_whatever_its_environment_says(
     orphans: Orphans,
 ) -> None:
     program = NAME_AND_SAY + (
         "name('slurmstepd')\n"
-        "if os.fork() == 0:\n    name('train'); os.write(1, f'x{os.getpid()}.'.encode()); time.sleep(600)\n"
+        f"if os.fork() == 0:\n    os.setresuid({UID}, {UID}, {UID}); name('train')\n"
+        "    os.write(1, f'x{os.getpid()}.'.encode()); time.sleep(600)\n"
         "time.sleep(600)"
     )
-    above = orphans.start(program, title="slurmstepd: [987654300.0]")
+    above = orphans.stepd(title="slurmstepd: [987654300.0]", program=program, holds=True)
     process = orphans.started[0]
     assert process.stdout is not None
     digits = b""
@@ -272,29 +287,42 @@ def test_a_process_below_a_slurmstepd_is_part_of_a_job_whatever_its_environment_
         assert "its user has job 987654300 here now" in refusal_of(orphans, other)
         # What stands in the control group of a job that is over is of that job.
         with pytest.raises(LeftAloneError, match="its user has job"):
-            end_process._check_place(other, "0::/user.slice/user-65534.slice\n")
+            end_process._check_place(other, "0::/user.slice/user-64985.slice\n")
         end_process._check_place(other, f"0::/system.slice/slurmstepd.scope/job_{JOB}/step_0/user/task_0\n")
     finally:
         os.kill(below, 9)
     assert orphans.lives(above)
 
 
+@ROOT
 def test_a_slurmstepd_that_does_not_say_its_job_makes_everybody_wait_and_the_keeper_of_the_scope_does_not(
     orphans: Orphans,
 ) -> None:
     wanted = orphans.wanted(orphans.start())
-    orphans.start(STEPD, title="/usr/sbin/slurmstepd", holds=False)
+    orphans.stepd(title="/usr/sbin/slurmstepd")
     assert "does not say for which job it is" in refusal_of(orphans, wanted)
     orphans.started[1].kill()
     orphans.started[1].wait()
-    orphans.start(STEPD, "infinity", title="/usr/sbin/slurmstepd", holds=False)
+    orphans.stepd("infinity", title="/usr/sbin/slurmstepd")
+    assert end(wanted, "term") == ProcessEnd(gone=True, sent=True)
+
+
+@ROOT
+@pytest.mark.parametrize("uid", [UID, 0])
+@pytest.mark.parametrize("title", [f"slurmstepd: [{JOB}.0]", "slurmstepd: [987654300.0]", "of no job"])
+def test_who_only_calls_himself_slurmstepd_keeps_no_orphan_from_being_ended(
+    orphans: Orphans, uid: int, title: str
+) -> None:
+    """The user's own, and a program of root's that he has started under that name."""
+    wanted = orphans.wanted(orphans.start())
+    orphans.start(STEPD, title=title, holds=False, uid=uid)
     assert end(wanted, "term") == ProcessEnd(gone=True, sent=True)
 
 
 # ------------------------------------------------------------------------------------------------ what may be asked
 
 ASKED = {
-    "pid": 4711, "start_ticks": 9, "uid": 65534, "comm": "train", "boot_id": "b", "job_id": "77", "minors": [0], "how": "term",
+    "pid": 4711, "start_ticks": 9, "uid": 64985, "comm": "train", "boot_id": "b", "job_id": "77", "minors": [0], "how": "term",
 }  # fmt: skip
 
 
@@ -316,4 +344,4 @@ def test_the_helper_refuses_what_is_no_such_request(change: dict[str, object]) -
 
 def test_nobody_is_ended_as_somebody_else() -> None:
     with pytest.raises(RefusedError, match="as nobody else"):
-        check_request("end_process", ASKED, 65534)
+        check_request("end_process", ASKED, 64985)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -10,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent.file_actions import probe_mount, remove_kill_switch, write_kill_switch
+from watchdog.agent.file_actions import empty_directory, probe_mount, remove_kill_switch, write_kill_switch
 from watchdog.agent.mounts import mount_of, read_mounts
+from watchdog.kill_switch_file import compose_line
 
-CONTENT = '{"decision": "d1"}\n'
+FIELDS = {"by": "slurm-watchdog", "why": "rank 3's disk", "incident": "i1", "decision": "d1"}
+CONTENT = compose_line(FIELDS)
 
 
 def arguments(path: Path) -> dict[str, Any]:
-    return {"path": str(path), "content": CONTENT, "node": "n1"}
+    return {"path": str(path), "node": "n1", **FIELDS}
 
 
 def to_link(path: Path) -> None:
@@ -50,6 +53,48 @@ def test_our_switch_is_written_whole_found_again_and_removed(tmp_path: Path) -> 
     remove_kill_switch(arguments(path), {})
     remove_kill_switch(arguments(path), {})
     assert os.listdir(tmp_path) == []
+
+
+def test_a_switch_of_the_release_before_is_removed_by_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "kill"
+    path.write_text(json.dumps(FIELDS) + "\n")
+    assert path.read_text() != CONTENT, "it held letters that ours has no more"
+    remove_kill_switch(arguments(path) | {"why": "another reason"}, {})
+    assert path.exists()
+    remove_kill_switch(arguments(path), {})
+    assert not path.exists()
+
+
+def test_what_a_job_has_left_goes_however_deep_and_closed_and_no_link_is_followed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("precious")
+    mine = tmp_path / "base" / "7.0"
+    deep = mine
+    for number in range(1500):  # deeper than Python's stack, and than a path may be long
+        if number % 300 == 0:
+            os.makedirs(deep, exist_ok=True)
+            os.chdir(deep)
+            deep = Path(".")
+        deep = deep / "d"
+        os.mkdir(deep)
+    os.chdir("/")
+    for number in range(300):
+        (mine / f"f{number}").write_text("x")
+    (mine / "link").symlink_to(kept)
+    (mine / "d" / "link").symlink_to(kept)
+    os.mkfifo(mine / "fifo")
+    (mine / "closed").mkdir()
+    (mine / "closed" / "file").write_text("x")
+    (mine / "closed").chmod(0)
+    mine.chmod(0o500)
+    empty_directory({"base": str(tmp_path / "base"), "name": "7.0"}, {})
+    assert os.listdir(mine) == []
+    assert (kept / "file").read_text() == "precious"
+    empty_directory({"base": str(tmp_path / "base"), "name": "8.0"}, {})
+    (tmp_path / "base" / "9.0").symlink_to(kept)
+    empty_directory({"base": str(tmp_path / "base"), "name": "9.0"}, {})
+    assert (kept / "file").exists()
 
 
 @pytest.mark.parametrize("put", OTHERS)

@@ -183,13 +183,13 @@ def test_idle_children_make_room(asker: Asker) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become someone else")
 def test_a_user_that_can_not_exist_is_an_error_and_no_crash(asker: Asker) -> None:
     answer = asker.answer("a", "echo", uid=2**40)
-    assert answer.error == f"can't become uid {2**40}: the kernel has no such number"
+    assert answer.error is not None and "is no ordinary user" in answer.error
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become someone else")
 def test_a_child_becomes_its_user_for_good(asker: Asker) -> None:
-    assert asker.answer("a", "echo", uid=65534).value[3] == 65534
-    assert asker.answer("a", "echo", uid=1).value[3] == 1
+    assert asker.answer("a", "echo", uid=64983).value[3] == 64983
+    assert asker.answer("a", "echo", uid=64984).value[3] == 64984
 
 
 def test_an_answer_that_cannot_be_used_stops_nothing(asker: Asker) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -10,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from watchdog.agent.become import MIN_UID, become, read_overflow_uids
 from watchdog.agent.functions import FUNCTIONS
 from watchdog.agent.helper_functions import HELPER_FUNCTIONS
 from watchdog.agent.tasks import KILL_SWITCH_BASE, TASKS, Guarded, RefusedError, check_request
 from watchdog.model.observed import Process, Role
 
 USER = 4242
-SWITCH = {"path": "/home/u/run/kill", "content": '{"by": "slurm-watchdog", "why": "a hang"}\n', "node": "n1"}
+SWITCH = {
+    "path": f"{KILL_SWITCH_BASE}/7.0/kill", "node": "n1", "by": "slurm-watchdog", "why": "a hang", "incident": "i", "decision": "d",
+}  # fmt: skip
 ENDING = {
     "pid": 7, "start_ticks": 9, "uid": USER, "comm": "python", "boot_id": "b", "job_id": "1", "minors": [0], "how": "term",
 }  # fmt: skip
@@ -34,6 +36,7 @@ ALLOWED: dict[str, tuple[Any, int]] = {
     "last_kernel_lines": ({"path": "/dev/kmsg"}, -1),
     "prepare_directory": ({"base": KILL_SWITCH_BASE, "name": "4711.0", "uid": USER}, -1),
     "remove_directory": ({"base": KILL_SWITCH_BASE, "name": "4711.0"}, -1),
+    "empty_directory": ({"base": KILL_SWITCH_BASE, "name": "4711.0"}, USER),
     "follow": (
         {"files": [["1", "/home/u/a.out", None], ["1", "/b", 5]], "globs": [["1", "/home/u/*.out"]], "own": {"1": ["x"]}, "taken": None},
         USER,
@@ -94,6 +97,8 @@ REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("prepare_directory", {"base": KILL_SWITCH_BASE, "name": "1.0\n", "uid": USER}, -1, "JOB.RUN"),
     ("prepare_directory", {"base": KILL_SWITCH_BASE, "name": "1.0", "uid": 0}, -1, "no ordinary user"),
     ("remove_directory", {"base": KILL_SWITCH_BASE, "name": "../.."}, -1, "JOB.RUN"),
+    ("empty_directory", {"base": "/home/u", "name": "4711.0"}, USER, "JOB.RUN"),
+    ("empty_directory", {"base": KILL_SWITCH_BASE, "name": "../../home"}, USER, "JOB.RUN"),
     ("end_process", ENDING | {"uid": 0}, -1, "no ordinary user"),
     ("end_process", ENDING | {"how": "stop"}, -1, "Invalid enum value"),
     ("end_process", ENDING | {"pid": -1}, -1, ">= 1"),
@@ -103,13 +108,13 @@ REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("probe_mount", ALLOWED["probe_mount"][0] | {"node": "../x"}, USER, "no name of a node"),
     ("dump_stacks", ALLOWED["dump_stacks"][0] | {"py_spy": "/tmp/evil"}, -1, "unknown field"),
     ("write_kill_switch", SWITCH | {"path": "run/kill"}, USER, "no absolute path"),
-    ("write_kill_switch", SWITCH | {"path": "/home/u/../v/kill"}, USER, "no detours"),
-    ("write_kill_switch", SWITCH | {"path": "/home/u/.bashrc"}, USER, "no hidden file"),
+    ("write_kill_switch", SWITCH | {"path": f"{KILL_SWITCH_BASE}/7.0/../8.0/kill"}, USER, "no detours"),
+    ("write_kill_switch", SWITCH | {"path": f"{KILL_SWITCH_BASE}/7.0/.kill"}, USER, "no hidden file"),
     ("write_kill_switch", SWITCH | {"path": "/home/u/a\0b"}, USER, "no absolute path"),
-    ("write_kill_switch", SWITCH | {"content": "#!/bin/sh\nid\n"}, USER, "one line of JSON"),
-    ("write_kill_switch", SWITCH | {"content": '{"a":\n1}'}, USER, "one line of JSON"),
-    ("write_kill_switch", SWITCH | {"content": '"ssh-rsa AAAA"'}, USER, "one line of JSON"),
-    ("write_kill_switch", SWITCH | {"content": json.dumps({"x": "y" * 70_000})}, USER, "length <= 65535"),
+    ("write_kill_switch", SWITCH | {"content": "#!/bin/sh\nid\n"}, USER, "unknown field"),
+    ("write_kill_switch", SWITCH | {"by": ""}, USER, "says who wrote it"),
+    ("write_kill_switch", SWITCH | {"why": "y" * 70_000}, USER, "length <= 300"),
+    ("write_kill_switch", SWITCH | {"node": "../x"}, USER, "no name of a node"),
     ("identify", [[0, None]], -1, ">= 1"),
     ("identify", [[1, None]] * 1000, -1, "length <= 512"),
     ("look_at_calls", [["environ", 1, 1]], -1, "Invalid enum value"),
@@ -159,3 +164,32 @@ def test_a_refusal_is_told_and_the_function_is_not_called() -> None:
             functions.get(name)(args, {"uid": -1})
     assert called == [[]]
     assert len(told) == 3
+
+
+NO_USERS = sorted({0, 1, 33, MIN_UID - 1, 65534, 65535, 2**32 - 1, *read_overflow_uids()})
+"""Root, the system's, nobody under every name that the kernel has for him, and no number at all."""
+
+
+@pytest.mark.parametrize("uid", NO_USERS)
+@pytest.mark.parametrize("name", sorted(name for name, task in TASKS.items() if task.as_owner))
+def test_no_task_is_done_as_root_a_system_account_or_nobody(name: str, uid: int) -> None:
+    args, _ = ALLOWED[name]
+    if isinstance(args, dict) and "uid" in args:
+        args = args | {"uid": uid}
+    with pytest.raises(RefusedError, match="is no ordinary user"):
+        check_request(name, args, uid)
+
+
+@pytest.mark.parametrize("uid", NO_USERS)
+@pytest.mark.parametrize(
+    "name", sorted(n for n, task in TASKS.items() if not task.as_owner and "uid" in getattr(task.type, "__struct_fields__", ()))
+)  # fmt: skip
+def test_no_task_names_root_a_system_account_or_nobody_as_the_one_it_is_about(name: str, uid: int) -> None:
+    args, _ = ALLOWED[name]
+    with pytest.raises(RefusedError, match="is no ordinary user"):
+        check_request(name, args | {"uid": uid}, -1)
+
+
+@pytest.mark.parametrize("uid", NO_USERS)
+def test_no_child_becomes_root_a_system_account_or_nobody(uid: int) -> None:
+    assert "is no ordinary user" in (become(uid) or "")

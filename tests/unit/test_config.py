@@ -220,6 +220,12 @@ def test_a_kill_switch_is_the_switch_of_one_job() -> None:
             "absolute path or begin with {workdir}",
         ),
         ("jobs:\n  kill_switch: /x/{job_id}/{rank}\n", "jobs.kill_switch", "unknown placeholder {rank}"),
+        (
+            "jobs:\n  kill_switch: /home/{user}/.ssh/rc{job_id}\n  kill_switch_prefixes: [/home]\n",
+            "jobs.kill_switch",
+            "hidden",
+        ),
+        ("jobs:\n  kill_switch_prefixes: [/]\n", "jobs.kill_switch_prefixes[0]", "no directory below /"),
         ("jobs:\n  checkpoint_trackers: ['/a', 'b']\n", "jobs.checkpoint_trackers[1]", "absolute path"),
         (
             "agent:\n  log_patterns: ['/l/{restarts}']\n",
@@ -247,7 +253,9 @@ def test_several_cross_checks_fail_at_once() -> None:
     "template", ["/r/{job_id}", "{workdir}/kill.{job_id}.{restarts}", "/s/{user}/{job_id}"]
 )
 def test_a_kill_switch_may_lie_where_the_trainer_looks(template: str) -> None:
-    assert parse_config(f"jobs:\n  kill_switch: '{template}'\n").jobs.kill_switch == template
+    text = f"jobs:\n  kill_switch: '{template}'\n"
+    assert parse_config(f"{text}  kill_switch_prefixes: [/r, /s]\n").jobs.kill_switch == template
+    assert "jobs.kill_switch_prefixes" in problems(text)[0][2], "nowhere without root's word"
 
 
 # ------------------------------------------------------------------------------------------------ units

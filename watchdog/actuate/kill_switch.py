@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import Awaitable, Callable
 
+from watchdog.kill_switch_file import compose_line
 from watchdog.model.actions import Decision, RungOutcome
 from watchdog.model.messages import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
 from watchdog.model.slurm import SlurmJob
@@ -29,9 +29,7 @@ def path_for(template: str, job: SlurmJob) -> str:
 def content_for(decision_id: str, incident_id: str, reason: str, asked_by: str | None) -> str:
     """The one JSON line that the file holds: who, why, which incident. By it we know our own file again."""
     who = f"slurm-watchdog for {asked_by}" if asked_by else "slurm-watchdog"
-    return (
-        json.dumps({"by": who, "why": reason[:300], "incident": incident_id, "decision": decision_id}) + "\n"
-    )
+    return compose_line({"by": who, "why": reason, "incident": incident_id, "decision": decision_id})
 
 
 async def write(ask: Ask, decision: Decision, deadline_s: float) -> Outcome:

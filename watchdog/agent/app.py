@@ -36,8 +36,10 @@ from watchdog.agent.probe import Probes, ProbesLost
 from watchdog.agent.probe_child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from watchdog.agent.process_table import Files
 from watchdog.agent.reload import Reload
+from watchdog.agent.report_rows import choose, reduced
 from watchdog.agent.settings import Settings, become_agent, split_listen
 from watchdog.agent.tasks import TASKS
+from watchdog.masking_values import masked
 from watchdog.model.messages import CollectEvidence, DumpStacks, EndProcess, Report
 from watchdog.model.observed import (
     Checkpoint,
@@ -150,7 +152,7 @@ class Agent:
             mount_collector=self.mounts,
             details_of=self.processes.details_of,
             kernel_log=settings.kernel_log,
-            maker=0 if helper is None else -1,
+            switch_prefixes=config.kill_switch_prefixes,
             boot_id=self.boot_id,
             objection_to_ending=self._objection_to_ending,
         )
@@ -159,6 +161,8 @@ class Agent:
         self.seen = runner.Isolated()
         self._wanted: dict[str, Wanted] = {}
         self._wanted_for: tuple[tuple[tuple[str, int], ...], tuple[Mount, ...]] = ((), ())
+        self._told: frozenset[tuple[int, int]] = frozenset()
+        """Processes that the last report named, where it could not name all."""
         """The places and mounts from which `_wanted` follows."""
         self._closed = False
         self.processes.remember(before.processes)
@@ -195,17 +199,20 @@ class Agent:
             "kernel_log", partial(self._collect_node_events, gpus, now), _NO_NODE_EVENTS, seen
         )
         self._note_problems(seen, now)
+        named, unnamed = choose(processes, self._told)
+        self._told = frozenset((row.pid, row.start_ticks) for row in named) if unnamed else frozenset()
         self.sequence += 1
         if self.sequence % TRIM_EVERY == FIRST_TRIM:
             give_back_memory()
-        return Report(
+        report = Report(
             node=self.node,
             boot_id=self.boot_id,
             agent_id=self.agent_id,
             sequence=self.sequence,
             interval_s=self.config.agent.interval,
             agent_version=watchdog.__version__,
-            processes=processes,
+            processes=named,
+            left_out=unnamed,
             logs=logs,
             events=(*events, *saved),
             events_dropped=dropped,
@@ -220,6 +227,7 @@ class Agent:
             results=self.commands.take_results(),
             problems=tuple(seen.problems),
         )
+        return masked(report)
 
     def tell_again(self) -> None:
         """The controller is new and knows nothing: the next report begins with the recent past."""
@@ -265,7 +273,7 @@ class Agent:
 
     def _collect_mounts(self, logs: tuple[LogFile, ...], now: float) -> tuple[MountProbe, ...]:
         """The filesystems with logs, working directories and checkpoints of jobs that have processes here."""
-        self.commands.watch_jobs(tuple(self.logs.watch.values()), now)
+        self.commands.watch_jobs(tuple(self.logs.watch.values()), now, self.jobs_here(now))
         self.commands.advance(now)
         places = [(os.path.dirname(row.path), self.logs.owner_of(row.job_id)) for row in logs]
         for job_id in self.logs.jobs:
@@ -300,9 +308,9 @@ class Agent:
 
     def _collect_holders(self, gpus: tuple[Gpu, ...], now: float) -> tuple[GpuHolder, ...]:
         table, ours = self.processes.table.entries, self.processes.ours
-        return self.holders.collect(now, table, ours, gpus, self._jobs_here(now))
+        return self.holders.collect(now, table, ours, gpus, self.jobs_here(now))
 
-    def _jobs_here(self, now: float) -> frozenset[str] | None:
+    def jobs_here(self, now: float) -> frozenset[str] | None:
         """The ids of all jobs that Slurm has on this node; None while that is not known."""
         if self.running is None or now - self.running[1] > RUNNING_LIFETIME_S:
             return None
@@ -310,7 +318,7 @@ class Agent:
 
     def _objection_to_ending(self, command: EndProcess, now: float) -> str | None:
         table, ours = self.processes.table.entries, self.processes.ours
-        return self.holders.objection(command, table, ours, self._jobs_here(now))
+        return self.holders.objection(command, table, ours, self.jobs_here(now))
 
     def _collect_node_events(self, gpus: tuple[Gpu, ...], now: float) -> tuple[tuple[NodeEvent, ...], int]:
         """What NVML and the kernel said; a line that names a PCI address gets the UUID of the GPU there."""
@@ -387,9 +395,17 @@ class Service:
         try:
             self.sender.put(report)
         except WireError as error:
-            log.error("this report can't be sent: %s", error)
-            return False
+            self._put_less(report, str(error))
         return True
+
+    def _put_less(self, report: Report, why: str) -> None:
+        """Of a report that is too large what matters most. One user's names or processes must not end the agent for all on the node:
+        at worst the controller hears nothing for a while."""
+        log.error("this report is too large to be sent whole: %s", why)
+        try:
+            self.sender.put(reduced(report, why))
+        except WireError as error:
+            log.error("nor can it be sent without long names: %s", error)
 
     def between(self, now: float) -> None:
         """Takes what children and controller said meanwhile; results of commands, and that a rank has ended, go out at once."""
@@ -423,7 +439,7 @@ class Service:
                 self.agent.tell_again()
             if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
                 self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
-            self.agent.commands.watch_jobs(reply.watch, now)
+            self.agent.commands.watch_jobs(reply.watch, now, self.agent.jobs_here(now))
             self.agent.commands.accept(reply.commands, now)
 
 

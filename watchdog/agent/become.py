@@ -20,6 +20,8 @@ LEAST_UID: Final = 100
 """Below are the users that every Linux has from the start (LSB: 0 to 99 are given by the distribution)."""
 MAX_UID: Final = 2**32 - 2
 """The last number means `nobody in particular` to the kernel (setresuid(2))."""
+NOBODY: Final = frozenset({65534, 65535})
+"""`nobody`, as which servers and squashed NFS clients run, and what systemd never gives to a user (systemd.io, Users, Groups, UIDs)."""
 
 
 def parse_min_uid(text: str) -> int:
@@ -60,15 +62,37 @@ def may_become_others() -> bool:
     return bool(capabilities() >> CAP_SETUID & 1)
 
 
+def read_overflow_uids() -> frozenset[int]:
+    """As whom the kernel shows users that it cannot name (proc(5)): files of another user namespace, a filesystem of 16-bit numbers."""
+    found = set()
+    for name in ("kernel/overflowuid", "fs/overflowuid"):
+        try:
+            with open(f"/proc/sys/{name}", encoding="ascii") as file:
+                found.add(int(file.read()))
+        except (OSError, ValueError):
+            continue
+    return frozenset(found)
+
+
 MIN_UID: Final = read_min_uid()
+NO_USERS: Final = NOBODY | read_overflow_uids()
+
+
+def refusal_as(uid: int) -> str | None:
+    """Why nothing is read, written or signalled as `uid`, with or without a helper; None for an ordinary user. The one place that says."""
+    if MIN_UID <= uid <= MAX_UID and uid not in NO_USERS:
+        return None
+    return f"uid {uid} is no ordinary user: nothing is read, written or signalled as it"
 
 
 def become(uid: int) -> str | None:
     """Turns this process into user `uid` (-1: it stays what it is); returns why it can't, None if it did."""
-    if uid < 0 or uid == os.geteuid():
+    if uid < 0:
         return None
-    if uid > MAX_UID:
-        return f"can't become uid {uid}: the kernel has no such number"
+    if (refusal := refusal_as(uid)) is not None:
+        return refusal
+    if uid == os.geteuid():
+        return None
     if not may_become_others():
         return f"the agent runs as uid {os.geteuid()} and can't read or write as uid {uid}"
     try:
@@ -80,11 +104,10 @@ def become(uid: int) -> str | None:
         os.setgroups(groups)
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-        if uid != 0:
-            give_up_capabilities()
+        give_up_capabilities()
     except OSError as error:
         return f"can't become uid {uid}: {describe(error)}"
-    if uid != 0 and (0 in os.getresuid() or capabilities()):
+    if 0 in os.getresuid() or capabilities():
         return f"can't become uid {uid}: the kernel left it rights of its own"
     return None
 

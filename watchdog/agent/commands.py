@@ -15,18 +15,17 @@ from typing import Any
 
 import msgspec
 
-from watchdog.agent.become import MAX_UID
+from watchdog.agent.become import refusal_as
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.mount import MountCollector
 from watchdog.agent.evidence.collection import Collection, Sources
 from watchdog.agent.evidence.stacks import choose
-from watchdog.agent.file_actions import MAX_CONTENT
 from watchdog.agent.jobs import Known
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.probe_child import give_back_memory
 from watchdog.agent.replies import MAX_COMMANDS
-from watchdog.agent.tasks import KILL_SWITCH_BASE
+from watchdog.kill_switch_file import KILL_SWITCH_BASE, parse_line, problem_of_path
 from watchdog.model.evidence import ProcessStack
 from watchdog.model.messages import (
     CollectEvidence,
@@ -76,8 +75,8 @@ class Commands:
     details_of: Callable[[int, int], Known | None] = lambda pid, start_ticks: None
     """What was learnt of a process when it was met."""
     kernel_log: str = ""
-    maker: int = 0
-    """Who makes directories of kill switches: root; -1: the helper, as whoever it is."""
+    switch_prefixes: tuple[str, ...] = ()
+    """Directories below which kill switches may lie, besides KILL_SWITCH_BASE. The helper has a list of its own, from root."""
     boot_id: str = ""
     """Of this node: a command about a process of another boot is about none."""
     objection_to_ending: Callable[[EndProcess, float], str | None] = lambda command, now: (
@@ -94,6 +93,9 @@ class Commands:
     _prepared: dict[str, str | None] = field(default_factory=dict)
     """Directory of a kill switch to why it could not be made; None when it is ready."""
     _preparing: set[str] = field(default_factory=set)
+    """Directories that a child is busy with."""
+    _owner_of: dict[str, int] = field(default_factory=dict)
+    """Whose each directory is."""
 
     def accept(self, commands: tuple[Command, ...], now: float) -> None:
         """Takes commands of a reply; those that were seen before are left out, whatever became of them."""
@@ -239,12 +241,11 @@ class Commands:
         self._results.append(result)
 
     def _start_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, now: float) -> bool:
-        path = command.path
-        _check_place(path)
-        if os.path.normpath(path) != path or path.endswith("/"):
-            raise Refused(f"the path of a kill switch has no detours, got {path!r}")
-        if not 0 < len(command.content.encode()) < MAX_CONTENT:
-            raise Refused("a kill switch says who wrote it and why, in less than 64 KiB")
+        path, fields = command.path, parse_line(command.content)
+        if (problem := problem_of_path(path, self.switch_prefixes)) is not None:
+            raise Refused(problem)
+        if fields is None:
+            raise Refused("a kill switch says in one line of JSON who wrote it, why, and for which incident")
         directory, uid = os.path.dirname(path), self._uid(command.uid)
         # Removing needs no job: it may have ended, and only a file that holds our very words is removed.
         if isinstance(command, WriteKillSwitch):
@@ -255,7 +256,7 @@ class Commands:
             if self._prepared.get(directory):
                 raise Refused(f"{directory} could not be made: {self._prepared[directory]}")
         function = "write_kill_switch" if isinstance(command, WriteKillSwitch) else "remove_kill_switch"
-        args = {"path": path, "content": command.content, "node": self.node}
+        args = {"path": path, "node": self.node, **fields}
         key = self.logs.key_of(path, uid)
         since_s = self.probes.hung_since(key, now)
         if since_s is not None:
@@ -324,11 +325,11 @@ class Commands:
     # -- may it be done ----------------------------------------------------------------------------------------
 
     def _uid(self, uid: int) -> int:
-        """Who the child becomes: -1 where it cannot become anybody. Of root a user that nobody knows is never made."""
+        """Who the child becomes: -1 where it cannot become anybody. Nothing is done as root or one of the system's users."""
         if not self.logs.become_owner:
             return -1
-        if not 0 <= uid <= MAX_UID:
-            raise Refused(f"{uid} is no user: as whom it is to be done is not known")
+        if (refusal := refusal_as(uid)) is not None:
+            raise Refused(refusal)
         return uid
 
     def _check_owner(self, job_id: str, uid: int) -> None:
@@ -355,8 +356,14 @@ class Commands:
 
     # -- directories of kill switches --------------------------------------------------------------------------
 
-    def watch_jobs(self, watch: tuple[JobWatch, ...], now: float) -> None:
-        """Makes the node-local directory of each job's kill switch ready, and removes those of jobs that are gone."""
+    def watch_jobs(
+        self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None
+    ) -> None:
+        """Makes the node-local directory of each run's kill switch ready, and removes those of runs that are over, with all in them.
+
+        `running`: the jobs that Slurm has here. While that is not known nothing is removed: a switch that a job has not seen yet
+        would be lost.
+        """
         if not self.logs.become_owner:
             return
         wanted = {}
@@ -370,19 +377,41 @@ class Commands:
         for directory, uid in wanted.items():
             if directory not in self._prepared and directory not in self._preparing:
                 args = {"base": KILL_SWITCH_BASE, "name": os.path.basename(directory), "uid": uid}
-                then = partial(self._take_prepared, directory)
-                if self._ask(key, "prepare_directory", args, self.deadline_s, now, then, self.maker):
+                then = partial(self._take_prepared, directory, uid)
+                if self._ask(key, "prepare_directory", args, self.deadline_s, now, then):
                     self._preparing.add(directory)
                     self.probes.settle(0.05, [])
+        if running is None:
+            return
+        runs = {each.job_id: each.restarts for each in watch}
         for directory in [directory for directory in self._prepared if directory not in wanted]:
-            args = {"base": KILL_SWITCH_BASE, "name": os.path.basename(directory)}
-            if self._ask(
-                key, "remove_directory", args, self.deadline_s, now, lambda answer: None, self.maker
-            ):
-                del self._prepared[directory]
+            job_id, _, run = os.path.basename(directory).partition(".")
+            if job_id not in running or runs.get(job_id, int(run)) != int(run):
+                self._clear(directory, now)
 
-    def _take_prepared(self, directory: str, answer: Answer) -> None:
+    def _clear(self, directory: str, now: float) -> None:
+        """Two requests, one after the other: its owner empties the directory, and whoever made it removes it."""
+        base, name = os.path.split(directory)
+        args = {"base": base, "name": name}
+
+        def remove(answer: Answer) -> None:
+            if answer.error is not None:
+                log.warning("%s could not be emptied: %s", directory, answer.error)
+            maker = self.logs.key_of(base, 0)
+            if self._ask(maker, "remove_directory", args, self.deadline_s, now, lambda answer: None):
+                self._prepared.pop(directory, None)
+                self._owner_of.pop(directory, None)
+            self._preparing.discard(directory)
+
+        uid = self._owner_of.get(directory)
+        if directory in self._preparing or uid is None:
+            return
+        if self._ask(f"switch:{directory}:{uid}", "empty_directory", args, self.deadline_s, now, remove, uid):
+            self._preparing.add(directory)
+
+    def _take_prepared(self, directory: str, uid: int, answer: Answer) -> None:
         self._preparing.discard(directory)
+        self._owner_of[directory] = uid
         self._prepared[directory] = answer.error
         if answer.error:
             log.error("the kill switch's directory %s could not be made: %s", directory, answer.error)

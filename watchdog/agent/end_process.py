@@ -19,9 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
-from watchdog.agent.become import MAX_UID, MIN_UID
+from watchdog.agent.become import refusal_as
 from watchdog.agent.gpu_links import DEVICES, gpu_pattern, links_of, other_thread
 from watchdog.agent.jobs import parse_cgroup, parse_stepd
+from watchdog.agent.mounts import strip_deleted
 from watchdog.agent.process_table import KERNEL_THREAD, Stat, parse_stat, read_file
 from watchdog.agent.words import describe
 from watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_system_service
@@ -191,8 +192,8 @@ def check(wanted: Wanted) -> None:
     stat = read_stat_of(wanted.pid)
     if stat.start_ticks != wanted.start_ticks:
         raise LeftAloneError("its number belongs to another process by now")
-    if not MIN_UID <= wanted.uid <= MAX_UID:
-        raise LeftAloneError(f"uid {wanted.uid} is no ordinary user")
+    if (refusal := refusal_as(wanted.uid)) is not None:
+        raise LeftAloneError(refusal)
     uids = _uids(wanted.pid)
     if set(uids) != {wanted.uid}:
         raise LeftAloneError(f"it runs as uid {'/'.join(map(str, uids))}, not {wanted.uid}")
@@ -241,10 +242,9 @@ def _processes() -> Iterator[tuple[int, Stat]]:
 
 
 def _steps(processes: dict[int, Stat]) -> Iterator[tuple[int, str | None]]:
-    """Every slurmstepd, and the job it looks after; None if it does not say. Who only calls itself so takes nobody's rights: it
-    protects a process at most."""
+    """Every slurmstepd, and the job it looks after; None if it does not say. Who only calls himself so protects nothing."""
     for pid, stat in processes.items():
-        if stat.comm != "slurmstepd":
+        if stat.comm != "slurmstepd" or not _is_slurms(pid):
             continue
         try:
             title = read_file(f"/proc/{pid}/cmdline").decode(errors="replace")
@@ -257,6 +257,19 @@ def _steps(processes: dict[int, Stat]) -> Iterator[tuple[int, str | None]]:
             "\0"
         ):  # the one that keeps the jobs' scope open has no job
             yield pid, None
+
+
+def _is_slurms(pid: int) -> bool:
+    """Whether it is root's, by its real user (the effective one is the job owner's for moments), and runs a program of that name: one of
+    root's that somebody has started under another name, as sudo, does not. What can't be read protects: it may be the real one."""
+    try:
+        if (uids := _uids(pid)) and uids[0] != 0:
+            return False
+        return os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe"))) == "slurmstepd"
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it ended
+    except (OSError, ValueError):
+        return True
 
 
 def _step_above(pid: int, processes: dict[int, Stat], steps: dict[int, str | None]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import secrets
 import stat
 from typing import Any
 
@@ -12,6 +13,7 @@ from watchdog import clock
 from watchdog.agent.mounts import mount_of, read_mounts
 from watchdog.agent.own_files import open_directory
 from watchdog.agent.words import describe
+from watchdog.kill_switch_file import compose_line, parse_line
 
 BLOCK = b"slurm-watchdog probe\n".ljust(4096, b"\0")
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
@@ -20,6 +22,9 @@ DEAD = frozenset({errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTD
 AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x2000, 0x7FF  # linux/fcntl.h, linux/stat.h
 STATX_BYTES = 256
 MAX_CONTENT = 64 * 1024
+MAX_LEFT = 5000
+"""Rounds of emptying a directory: as many as it may be deep, where a filesystem of 4,000 inodes is mounted for it."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def probe_mount(args: Any, state: dict[str, Any]) -> dict[str, Any]:
@@ -104,12 +109,12 @@ def _write_block(directory: str, node: str) -> None:
 
 
 def write_kill_switch(args: Any, state: dict[str, Any]) -> None:
-    """Creates `path` with `content`, whole or not at all. It is fine if it is there already with this content.
+    """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole or not at all. It is fine if it is there already.
 
-    Raises OSError, FileExistsError if somebody else's switch is there.
+    Raises OSError, FileExistsError if another switch is there.
     """
     directory, name = os.path.split(args["path"])
-    data = args["content"].encode()
+    data = compose_line(args).encode()
     where = open_directory(directory)
     try:
         temporary = f".{name}.{args['node']}.{os.getpid()}"
@@ -124,7 +129,7 @@ def write_kill_switch(args: Any, state: dict[str, Any]) -> None:
         try:
             os.link(temporary, name, src_dir_fd=where, dst_dir_fd=where, follow_symlinks=False)
         except FileExistsError:
-            if _content(name, where) != data:
+            if not _is_ours(name, where, data):
                 raise FileExistsError(
                     errno.EEXIST, "a kill switch that is not ours is there", args["path"]
                 ) from None
@@ -146,7 +151,7 @@ def _create_directly(name: str, where: int, flags: int, data: bytes) -> None:
 
 
 def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
-    """Removes `path` if it holds exactly `content`; fine if there is nothing, or somebody else's. Raises OSError.
+    """Removes `path` if it says the same `by`, `why`, `incident`, `decision`; fine if there is nothing, or another one. Raises OSError.
 
     Afterwards our switch is gone. Another one in its place is for whoever wrote it, who wants the job to end.
     """
@@ -156,12 +161,21 @@ def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
     except (FileNotFoundError, NotADirectoryError):  # also a link: we wrote below a directory
         return
     try:
-        if _content(name, where) == args["content"].encode():
+        if _is_ours(name, where, compose_line(args).encode()):
             _forget(name, where)
     except FileNotFoundError:
         return
     finally:
         os.close(where)
+
+
+def _is_ours(name: str, where: int, data: bytes) -> bool:
+    """Whether the file says what `data` says; also one that an earlier release has written with other letters in its values."""
+    found = _content(name, where)
+    if found is None or found == data:
+        return found == data
+    fields = parse_line(found.decode(errors="replace"))
+    return fields is not None and compose_line(fields).encode() == data
 
 
 def _content(name: str, where: int) -> bytes | None:
@@ -216,8 +230,64 @@ def prepare_directory(args: Any, state: dict[str, Any]) -> None:
         os.close(base)
 
 
+def empty_directory(args: Any, state: dict[str, Any]) -> None:
+    """Removes whatever a job has left in `base`/`name`, as its owner, after its end: that place is in memory, and everybody's.
+
+    No link is followed, and nothing recursive: what lies deeper is moved up first, however deep it is. Raises OSError.
+    """
+    try:
+        where = _open_own(args["name"], os.open(args["base"], _DIRECTORY))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        for _ in range(MAX_LEFT):
+            names = os.listdir(where)
+            if not names:
+                return
+            for name in names:
+                _remove_or_lift(name, where)
+        raise OSError(errno.ENOTEMPTY, f"after {MAX_LEFT} rounds there is something left in it")
+    finally:
+        os.close(where)
+
+
+def _remove_or_lift(name: str, where: int) -> None:
+    """Removes a file, or a directory whose entries are moved one level up: the next round finds them."""
+    try:
+        os.unlink(name, dir_fd=where)
+        return
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):
+        pass
+    try:
+        inner = _open_own(name, os.dup(where))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        for each in os.listdir(inner):
+            os.rename(each, f"left.{secrets.token_hex(8)}", src_dir_fd=inner, dst_dir_fd=where)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=where)
+
+
+def _open_own(name: str, where: int) -> int:
+    """The directory `name` of `where`, which is closed, opened up for its owner, who may have closed it. Raises OSError."""
+    try:
+        found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
+    finally:
+        os.close(where)
+    try:
+        if os.fstat(found).st_uid == os.geteuid():
+            os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(f"/proc/self/fd/{found}/.", _DIRECTORY)
+    finally:
+        os.close(found)
+
+
 def remove_directory(args: Any, state: dict[str, Any]) -> None:
-    """Removes `base`/`name` after the job's end, if it is empty: a switch in it is for its writer to remove."""
+    """Removes `base`/`name` after the job's end, if it is empty: see `empty_directory`."""
     try:
         os.rmdir(os.path.join(args["base"], args["name"]))
     except OSError as problem:

@@ -89,6 +89,8 @@ class Helper:
     allowed: frozenset[int]
     """Users whose agent is served."""
     functions: Mapping[str, Function]
+    prefixes: tuple[str, ...] = ()
+    """Directories below which kill switches may lie, as root has said; besides KILL_SWITCH_BASE."""
     refusals: Refusals = field(default_factory=Refusals)
     connections: dict[int, Connection] = field(default_factory=dict)
     children: dict[int, str] = field(default_factory=dict)
@@ -213,7 +215,7 @@ class Helper:
             with suppress(OSError):  # full: it is one of very many
                 self._tell.send(f"{key}: {reason}"[:MAX_REFUSAL].encode(errors="replace"))
 
-        functions = Guarded(self.functions, is_here, report)
+        functions = Guarded(self.functions, is_here, report, self.prefixes)
         ours = [self.listener, self._told, *(each.sock for each in self.connections.values())]
         pid = fork_worker(ours, fd, key, uid, functions, MAX_REQUEST)
         if pid > 0:
@@ -275,7 +277,9 @@ def listen(path: str, group: int) -> socket.socket:
     return sock
 
 
-def run_helper(path: str, agent: str, functions: Mapping[str, Function]) -> int:
+def run_helper(
+    path: str, agent: str, functions: Mapping[str, Function], prefixes: tuple[str, ...] = ()
+) -> int:
     """The helper of the user `agent` as a daemon until SIGTERM. Returns the exit code."""
     try:
         uid, gid = user_of(agent)
@@ -291,8 +295,9 @@ def run_helper(path: str, agent: str, functions: Mapping[str, Function]) -> int:
     signals.install()
     gc.collect()
     gc.freeze()  # the collector writes into objects, and what is written to is shared with the children no more
-    helper = Helper(listener, frozenset({uid}), functions)
-    log.info("serving the agent of uid %d", uid)
+    helper = Helper(listener, frozenset({uid}), functions, prefixes)
+    where = f", kill switches below {', '.join(prefixes)}" if prefixes else ""
+    log.info("serving the agent of uid %d%s", uid, where)
     helper.serve(signals)
     log.info("ending; %d requests were refused", helper.refusals.total)
     return 0

@@ -28,4 +28,5 @@ HELPER_FUNCTIONS: Final[dict[str, Function]] = {
     "remove_kill_switch": file_actions.remove_kill_switch,
     "prepare_directory": file_actions.prepare_directory,
     "remove_directory": file_actions.remove_directory,
+    "empty_directory": file_actions.empty_directory,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, Final
 
 from watchdog.agent.collectors.blocked import parse_syscall
 from watchdog.agent.evidence.environment import parse_settings
@@ -24,6 +24,7 @@ MAX_COMMAND_LINE = 1 << 18
 MAX_FDS = 4096
 LOG_SUFFIXES = (".log", ".out", ".txt", ".jsonl", ".err")
 MAX_PATH = 4096  # linux/limits.h
+ELSEWHERE: Final = {"path": None, "error": "it is in another call now"}
 
 
 def identify(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
@@ -94,7 +95,8 @@ def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT))
 def resolve(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
     """For each {pid, thread, syscall, args}: the file that the call concerns (`path`), and the mount it lies on; `index` is its place.
 
-    A path is read from the process's memory only if the thread still stands in this very call: nobody learns what lies elsewhere.
+    A path is read from the process's memory only if the thread stands in this very call, and is believed only if it still does
+    afterwards: nobody learns what lies elsewhere.
     """
     tell = state.get("tell")
     found: list[dict[str, Any]] = []
@@ -121,13 +123,17 @@ def name_users(args: Any, state: dict[str, Any]) -> dict[str, str]:
 def _resolve_one(pid: int, thread: int, syscall: str | None, args: list[int]) -> dict[str, Any]:
     path = None
     try:
+        began = read_stat(pid).start_ticks
         if syscall in PATH_ARGUMENT and not _stands_in(pid, thread, syscall, args):
-            return {"path": None, "error": "it is in another call now"}
+            return ELSEWHERE
         if syscall in FD_ARGUMENT:
             path = os.readlink(f"/proc/{pid}/fd/{_int32(args[FD_ARGUMENT[syscall]])}")
         elif syscall in PATH_ARGUMENT:
             directory, place = PATH_ARGUMENT[syscall]
             path = _read_path(pid, args[place])
+            # Only now it is known whose memory that was: a set-user-id program may have taken the place of the one in this call.
+            if not _stands_in(pid, thread, syscall, args) or read_stat(pid).start_ticks != began:
+                return ELSEWHERE
             if not path.startswith("/"):
                 at = _int32(args[directory]) if directory is not None else -100
                 base = os.readlink(f"/proc/{pid}/cwd" if at < 0 else f"/proc/{pid}/fd/{at}")
@@ -135,7 +141,7 @@ def _resolve_one(pid: int, thread: int, syscall: str | None, args: list[int]) ->
         if path is None or not path.startswith("/") or path.startswith(NOT_STORAGE):
             return {"path": path}
         return describe_mount(path, read_mounts(pid))
-    except (OSError, IndexError) as error:
+    except (OSError, IndexError, ValueError) as error:
         return {"path": path, "error": str(error)}
 
 

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from watchdog.model.observed import EventKind
-from watchdog.progress import LogFact, clean_line
+from watchdog.progress import LogFact, kept_line
 
 MAX_EVENTS = 50
 """Of each kind, a file and a report."""
@@ -19,7 +19,7 @@ def event_item(line: str, fact: LogFact, age_s: float) -> Item:
     """`line`, which was written `age_s` ago, and what it says. A loss that is no number is said apart: JSON has no word for it."""
     loss = fact.loss if fact.loss is None or isfinite(fact.loss) else None
     return {
-        "kind": fact.kind.value, "age_s": age_s, "line": clean_line(line), "step": fact.step, "count": fact.count,
+        "kind": fact.kind.value, "age_s": age_s, "line": kept_line(line), "step": fact.step, "count": fact.count,
         "total_steps": fact.total_steps, "step_s": fact.step_s, "loss": loss, "loss_is_no_number": loss is not fact.loss, "phase": fact.phase,
         "pattern": fact.pattern, "rank": fact.rank,
     }  # fmt: skip

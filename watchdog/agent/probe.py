@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from watchdog import clock
-from watchdog.agent.become import MIN_UID
+from watchdog.agent.become import refusal_as
 from watchdog.agent.helper_link import HelperLink
 from watchdog.agent.probe_child import Function, child_main, describe, encode, frame, spawn_for_ever, unframe
 from watchdog.agent.probe_worker import (
@@ -308,10 +308,10 @@ class Probes:
 
     def _start(self, key: str, uid: int, now: float, helped: bool) -> Worker | None:
         """A new worker, or None with `_no_start` saying why: out of descriptors, or the spawner is stopped."""
-        if helped and 0 <= uid < MIN_UID:  # it would refuse, each time anew
-            self._no_start = (
-                f"nothing is read or written as uid {uid}: the helper does so as ordinary users alone"
-            )
+        if (
+            helped and uid >= 0 and (refusal := refusal_as(uid)) is not None
+        ):  # it would refuse, each time anew
+            self._no_start = refusal
             return None
         if helped and not self._has_helper(now):
             return None

@@ -52,6 +52,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     agent: AgentSettings
     security: SecuritySettings
+    kill_switch_prefixes: tuple[str, ...] = ()
+    """`jobs.kill_switch_prefixes` of the configuration."""
 
 
 def settings_of(config: Config) -> Settings:
@@ -62,7 +64,12 @@ def settings_of(config: Config) -> Settings:
         for name in ("token_file", "tls_directory", "controller_user", "munge_socket")
     }
     return msgspec.convert(
-        {"agent": agent, "security": {**security, "mode": config.security.identity()}}, Settings
+        {
+            "agent": agent,
+            "security": {**security, "mode": config.security.identity()},
+            "kill_switch_prefixes": config.jobs.kill_switch_prefixes,
+        },
+        Settings,
     )
 
 

@@ -16,18 +16,15 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from watchdog.agent.become import MAX_UID, MIN_UID
+from watchdog.agent.become import refusal_as
 from watchdog.agent.probe_child import Function
+from watchdog.kill_switch_file import KILL_SWITCH_BASE, MAX_FIELD, RUN_NAME, problem_of_path
 from watchdog.model.observed import Process
 
-KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
-"""Directories of kill switches below it are made by the agent, one a run; anywhere else they are the user's business."""
 KERNEL_LOG: Final = "/dev/kmsg"
 MAX_REQUEST: Final = 2 << 20
 """Bytes. The longest is a look at checkpoints, which carries back what the last one saw."""
 MAX_PATH: Final = 4096  # linux/limits.h
-MAX_SWITCH: Final = 64 * 1024
-_RUN = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -42,6 +39,7 @@ Word = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Path = Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
 Pattern = Annotated[str, Meta(max_length=2048)]
+Field = Annotated[str, Meta(max_length=MAX_FIELD)]
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,6 +74,11 @@ class Directory(_Strict):
     base: Path
     name: Name
     uid: int = -1
+
+
+class OwnDirectory(_Strict):
+    base: Path
+    name: Name
 
 
 class Follow(_Strict):
@@ -133,9 +136,14 @@ class Ending(_Strict):
 
 
 class Switch(_Strict):
+    """A kill switch: its line is composed of these values by the child, and never handed to it."""
+
     path: Path
-    content: Annotated[str, Meta(min_length=2, max_length=MAX_SWITCH - 1)]
     node: Name
+    by: Field
+    why: Field
+    incident: Field
+    decision: Field
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,8 @@ class Task:
     """Given the arguments and the user; raises RefusedError."""
     of_anybody: bool = False
     """Also for a user who has no process here any more."""
+    is_switch: bool = False
+    """Its `path` has to be one where a kill switch may lie."""
 
 
 def _paths(*paths: str) -> None:
@@ -162,8 +172,8 @@ def _check_kernel_log(args: KernelLog, uid: int) -> None:
         raise RefusedError(f"the kernel's log is {KERNEL_LOG}, not {args.path[:100]!r}")
 
 
-def _check_directory(args: Directory, uid: int) -> None:
-    if args.base != KILL_SWITCH_BASE or not _RUN.fullmatch(args.name):
+def _check_directory(args: Directory | OwnDirectory, uid: int) -> None:
+    if args.base != KILL_SWITCH_BASE or not RUN_NAME.fullmatch(args.name):
         raise RefusedError(
             f"directories are made below {KILL_SWITCH_BASE} and called JOB.RUN, not {args.name[:60]!r}"
         )
@@ -171,8 +181,7 @@ def _check_directory(args: Directory, uid: int) -> None:
 
 def _check_new_directory(args: Directory, uid: int) -> None:
     _check_directory(args, uid)
-    if not MIN_UID <= args.uid <= MAX_UID:
-        raise RefusedError(f"uid {args.uid} is no ordinary user: no directory is given to it")
+    check_user(args.uid)
 
 
 def _check_follow(args: Follow, uid: int) -> None:
@@ -209,21 +218,9 @@ def _check_node(node: str) -> None:
 
 
 def _check_switch(args: Switch, uid: int) -> None:
-    """One line of JSON with a name that shows: nothing that a shell, ssh or cron would take for its own."""
-    _paths(args.path)
     _check_node(args.node)
-    parts = args.path.split("/")[1:]
-    if any(part in ("", ".", "..") for part in parts):
-        raise RefusedError("the path of a kill switch has no detours")
-    if parts[-1].startswith("."):
-        raise RefusedError("a kill switch is no hidden file")
-    body = args.content.removesuffix("\n")
-    try:
-        value = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        value = None
-    if "\n" in body or "\r" in body or not body.startswith("{") or not isinstance(value, dict):
-        raise RefusedError("a kill switch holds one line of JSON: who wrote it, and why")
+    if not args.by:
+        raise RefusedError("a kill switch says who wrote it")
 
 
 def _check_ending(args: Ending, uid: int) -> None:
@@ -245,23 +242,27 @@ TASKS: Final[Mapping[str, Task]] = {
     "end_process": Task(Ending, check=_check_ending),
     "last_kernel_lines": Task(KernelLog, check=_check_kernel_log),
     "prepare_directory": Task(Directory, check=_check_new_directory),
-    "remove_directory": Task(Directory, check=_check_directory),
+    "empty_directory": Task(OwnDirectory, as_owner=True, check=_check_directory, of_anybody=True),
+    "remove_directory": Task(OwnDirectory, check=_check_directory),
     "follow": Task(Follow, as_owner=True, check=_check_follow),
     "last_lines": Task(LogEnds, as_owner=True, check=_check_ends),
     "find_files": Task(Find, as_owner=True, check=_check_find),
     "read_core": Task(Core, as_owner=True, check=_check_core),
     "look_at_checkpoints": Task(Checkpoints, as_owner=True, check=_check_checkpoints),
     "probe_mount": Task(MountLook, as_owner=True, check=_check_mount),
-    "write_kill_switch": Task(Switch, as_owner=True, check=_check_switch),
-    "remove_kill_switch": Task(Switch, as_owner=True, check=_check_switch, of_anybody=True),
+    "write_kill_switch": Task(Switch, as_owner=True, check=_check_switch, is_switch=True),
+    "remove_kill_switch": Task(Switch, as_owner=True, check=_check_switch, of_anybody=True, is_switch=True),
 }
 """Everything that the helper does. What the agent does for itself (NVML, its own state, names of users) is not in it."""
 
 
-def check_request(function: str, args: Any, uid: int, is_here: bool = True) -> None:
+def check_request(
+    function: str, args: Any, uid: int, is_here: bool = True, prefixes: tuple[str, ...] = ()
+) -> None:
     """Whether `function` may be done with `args` as `uid` (-1: as the helper itself). Raises RefusedError with the reason.
 
-    `is_here`: that user has, or had within the hour, a process on this node.
+    `is_here`: that user has, or had within the hour, a process on this node. `prefixes`: directories, allowed by root, below which
+    kill switches may lie besides KILL_SWITCH_BASE.
     """
     task = TASKS.get(str(function))
     if task is None:
@@ -278,12 +279,14 @@ def check_request(function: str, args: Any, uid: int, is_here: bool = True) -> N
     except msgspec.ValidationError as error:
         raise RefusedError(f"{function}: {error}") from error
     task.check(value, uid)
+    if task.is_switch and (problem := problem_of_path(value.path, prefixes)) is not None:
+        raise RefusedError(problem)
 
 
 def check_user(uid: int) -> None:
     """Raises RefusedError for root, the system's users, and what is no user."""
-    if not MIN_UID <= uid <= MAX_UID:
-        raise RefusedError(f"uid {uid} is no ordinary user: nothing is done as it")
+    if (refusal := refusal_as(uid)) is not None:
+        raise RefusedError(refusal)
 
 
 Report = Callable[[str], None]
@@ -292,16 +295,22 @@ Report = Callable[[str], None]
 class Guarded(dict[str, Function]):
     """Functions behind check_request. The child's user is in its `state["uid"]`; `report` hears of each refusal."""
 
-    def __init__(self, functions: Mapping[str, Function], is_here: bool, report: Report):
+    def __init__(
+        self,
+        functions: Mapping[str, Function],
+        is_here: bool,
+        report: Report,
+        prefixes: tuple[str, ...] = (),
+    ):
         super().__init__({name: function for name, function in functions.items() if name in TASKS})
-        self._is_here, self._report = is_here, report
+        self._is_here, self._report, self._prefixes = is_here, report, prefixes
 
     def get(self, name: str, default: Any = None) -> Function:
         """One that checks first; also for a name that is not in the list: that is refused like all else."""
 
         def checked(args: Any, state: dict[str, Any]) -> Any:
             try:
-                check_request(name, args, state["uid"], self._is_here)
+                check_request(name, args, state["uid"], self._is_here, self._prefixes)
             except RefusedError as error:
                 self._report(str(error))
                 raise OSError(0, f"the helper refuses: {error}") from error

@@ -82,6 +82,17 @@ class OpenIncident(Answer, frozen=True, kw_only=True):
     summary: str = ""
 
 
+class LeftOut(Answer, frozen=True, kw_only=True):
+    """What the controller has no room for, lately."""
+
+    what: str = ""
+    whose: str = ""
+    """A node, or `job ID`."""
+    uid: int | None = None
+    count: int = 0
+    meaning: str = ""
+
+
 class Status(Answer, frozen=True, kw_only=True):
     mode: str
     controller: ControllerState
@@ -91,6 +102,7 @@ class Status(Answer, frozen=True, kw_only=True):
     jobs: tuple[Job, ...] = ()
     open: tuple[OpenIncident, ...] = ()
     paused: Pause | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class Culprit(Answer, frozen=True, kw_only=True):

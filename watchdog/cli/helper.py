@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import click
+
+from watchdog.kill_switch_file import problem_of_prefix
 
 SOCKET = "/run/slurm-watchdog-helper/socket"
 AGENT = "slurm-watchdog-agent"
@@ -23,7 +27,20 @@ AGENT = "slurm-watchdog-agent"
     show_default=True,
     help="The one user who is served, by name or number.",
 )
-def helper(path: str, agent: str) -> None:
+@click.option(
+    "--kill-switch-prefix",
+    "prefixes",
+    multiple=True,
+    metavar="DIRECTORY",
+    help="Kill switches may lie below it, too: as `jobs.kill_switch_prefixes`. May be repeated.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    help="Take `jobs.kill_switch_prefixes`, and nothing else, from this file, which has to be root's.",
+)
+def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None) -> None:
     """Does for an agent without rights what takes some: a service beside it, with exactly the capabilities that this needs.
 
     It takes a closed list of requests from one user, on a local socket: what processes of other users do, their stacks, the kernel's
@@ -33,8 +50,31 @@ def helper(path: str, agent: str) -> None:
     \b
     Examples:
       slurm-watchdog helper                     as slurm-watchdog-helper.service starts it
-      slurm-watchdog helper --socket /run/test/socket --agent-user nobody
+      slurm-watchdog helper --config /etc/slurm-watchdog/config.yaml
+      slurm-watchdog helper --socket /run/test/socket --agent-user monitor
     """
     from watchdog.agent.helper_main import become_helper
 
-    become_helper(path, agent)
+    wanted = (*prefixes, *(prefixes_of(config_file) if config_file else ()))
+    for prefix in wanted:
+        if (problem := problem_of_prefix(prefix)) is not None:
+            click.echo(f"no kill switch is written below it: {problem}", err=True)
+    good = dict.fromkeys(each for each in wanted if problem_of_prefix(each) is None)
+    become_helper(path, agent, tuple(good))
+
+
+def prefixes_of(file: str) -> tuple[str, ...]:
+    """`jobs.kill_switch_prefixes` of a configuration that nobody but root may write; none, with the reason on standard error, of another
+    one: without a helper the agent would see little."""
+    from watchdog.config import ConfigError, load_config
+
+    try:
+        about = os.stat(file)
+        if about.st_uid != 0 or about.st_mode & 0o022:
+            raise PermissionError(
+                f"{file} may be written by others than root: chown root {file}; chmod go-w {file}"
+            )
+        return tuple(load_config(file).jobs.kill_switch_prefixes)
+    except (OSError, ConfigError) as error:
+        click.echo(f"kill switches are written in /run alone, not on shared filesystems: {error}", err=True)
+        return ()

@@ -33,6 +33,8 @@ SLURM_LATE_S: Final = 60.0
 HEADINGS = ("JOB", "NAME", "USER", "STATE", "NODES", "RANKS", "STEP", "STEP TIME", "LAST STEP", "LIMIT", "PHASE",
             "CHECKPOINT", "RESTARTS")  # fmt: skip
 
+SHOWN_LEFT_OUT: Final = 5
+
 NOTHING: Final = Status(
     mode="", controller=ControllerState(), slurm=SlurmState(), nodes=Nodes(), incidents=IncidentCounts()
 )
@@ -85,6 +87,9 @@ def status(
 def _print(answer: Status, code: int, reasons: list[str]) -> None:
     sentence(_headline(answer, code, reasons), STYLES[code])
     table(HEADINGS, [_row(job) for job in answer.jobs], [_style(job) for job in answer.jobs])
+    for each in answer.left_out[:SHOWN_LEFT_OUT]:
+        who = f", most of them of uid {each.uid}" if each.uid is not None else ""
+        sentence(f"Not looked at: {each.count} of {each.whose}{who} ({each.meaning})")
     if answer.incidents.firing or answer.incidents.pending:
         sentence("More: slurm-watchdog incidents")
 

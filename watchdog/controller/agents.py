@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
+from watchdog.controller.capped import LeftOut
 from watchdog.model.messages import Report
 from watchdog.report_changes import make_whole, without_news
+from watchdog.wire import MAX_BYTES
+
+MAX_STRANGERS: Final = 256
+"""Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""
+MAX_BASE_ROWS: Final = 8192
+"""Processes of a report that others may build on: twice what is taken over of one (watchdog.controller.report_bounds)."""
+MAX_BASE_BYTES: Final = 3 * MAX_BYTES
+"""Of a full report and all that build on it: a hostile node could have them grow for good. An agent's take an hour or more to it."""
 
 
 @dataclass(slots=True)
@@ -21,13 +31,16 @@ class _Agent:
     """The newest report in full, for those of changes that build on it; events and other news are not kept."""
     excused: bool = False
     """`reported_at` is when it was given its time again; its newest report is older."""
+    bytes: int = 0
+    """What `whole` was made from, on the wire."""
 
 
 class Agents:
     """One for each node that has ever reported. Not thread-safe: the state owns it."""
 
-    def __init__(self, silent_after_s: float):
+    def __init__(self, silent_after_s: float, left_out: LeftOut | None = None):
         self.silent_after_s = silent_after_s
+        self._left_out = left_out if left_out is not None else LeftOut()
         self._agents: dict[str, _Agent] = {}
         self._taken = 0
         """Reports so far."""
@@ -36,15 +49,31 @@ class Agents:
         self._names: tuple[str, ...] = ()
         """Of all nodes that have reported, sorted; empty: to be sorted anew."""
 
-    def complete(self, report: Report) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here."""
-        if report.changes is None:
-            return report
+    def has_room(self, node: str, listed: Collection[str]) -> bool:
+        """Whether this node is known, or may become so: of those that Slurm does not list at most MAX_STRANGERS may, once it lists any."""
+        if node in self._agents or node in listed or not listed:
+            return True
+        if sum(1 for name in self._agents if name not in listed) < MAX_STRANGERS:
+            return True
+        self._left_out.note("nodes", "nodes that Slurm does not list")
+        return False
+
+    def complete(self, report: Report, size: int = 0) -> Report | None:
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here, or
+        that has grown too much by them. `size` is that of the report on the wire."""
         agent = self._agents.get(report.node)
+        if report.changes is None:
+            if agent is not None:
+                agent.bytes = size
+            return report
         if agent is None or agent.agent_id != report.agent_id or agent.whole is None:
             return None
         if report.sequence <= agent.sequence:
             return replace(report, changes=None)  # told before: what is in it will not be looked at
+        agent.bytes += size
+        if agent.bytes > MAX_BASE_BYTES:
+            agent.whole = None
+            return None
         return make_whole(agent.whole, report)
 
     def take(self, report: Report, made_at: float) -> bool:
@@ -62,9 +91,17 @@ class Agents:
             agent_id=before.agent_id if before is not None and same_agent else report.agent_id,
             sequence=report.sequence,
             reported_at=max(made_at, before.reported_at) if before is not None else made_at,
-            whole=without_news(report),
+            whole=self._base(report),
+            bytes=before.bytes if before is not None else 0,
         )
         return True
+
+    def _base(self, report: Report) -> Report | None:
+        """What reports of changes may build on; None where it is too much to be kept: then each has to be whole."""
+        if len(report.processes) <= MAX_BASE_ROWS:
+            return without_news(report)
+        self._left_out.note("report_base", report.node, len(report.processes))
+        return None
 
     def hear(self, node: str, now: float) -> None:
         """This node does not count as silent: nothing is known of an agent there that should have reported."""

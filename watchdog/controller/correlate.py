@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from watchdog.masking_values import mask_words
 from watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, Truth
 from watchdog.model.value import Value
 
@@ -217,7 +218,7 @@ def _update(
         return None
     since = moment.mono if incident.clear_mono is None else incident.clear_mono
     if moment.mono - since >= settings.resolve_after_s:
-        return _resolve(incident, moment, finding.summary)
+        return _resolve(incident, moment, mask_words(finding.summary))
     return replace(incident, clear_mono=since, actionable=False)
 
 

@@ -30,6 +30,7 @@ from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.settings import limits_of, rule_book_of
 from watchdog.controller.wishes import Wish, fill, wish_of
 from watchdog.detect.view import JobView
+from watchdog.kill_switch_file import problem_of_path
 from watchdog.model.actions import Action, ActionRun, Decision, Step, Verdict
 from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
 from watchdog.model.slurm import SlurmJob
@@ -300,8 +301,12 @@ class Decider:
         return rule if job is None or kind is Kind.OPERATOR_RESTART else permit(rule, self.wish(job))
 
     def wish(self, job: SlurmJob) -> Wish:
-        """What the job's owner has asked for, in its comment or its environment."""
-        return wish_of(job.comment, self._c.state.variables_of(job))
+        """What the job's owner has asked for, in its comment or its environment. A switch where none may lie leaves the job alone."""
+        wish = wish_of(job.comment, self._c.state.variables_of(job))
+        if wish.problem or not wish.kill_switch:
+            return wish
+        problem = problem_of_path(fill(wish.kill_switch, job), self._c.config.jobs.kill_switch_prefixes)
+        return wish if problem is None else replace(wish, problem=f"kill_switch: {problem}")
 
     def _turns(self, kind: Kind, view: JobView | None) -> bool | None:
         """Whether the job's loop turns: by what the incident says, else by its steps. Somebody who asks for a restart knows himself."""

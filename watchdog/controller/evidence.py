@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Coroutine, Iterable
 from typing import Final
 
+from msgspec.structs import replace
+
 from watchdog.clock import monotonic
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.state import ClusterState
@@ -80,7 +82,8 @@ class EvidenceDesk:
         stacks: list[ProcessStack] = []
         silent = []
         for node, result in zip(nodes, results, strict=True):
-            stacks.extend(result.stacks)
+            # A node speaks for itself alone, whatever name its stacks have in them.
+            stacks.extend(replace(stack, node=node) for stack in result.stacks)
             if not result.ok and not result.stacks:
                 silent.append(node)
         self._state.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic())

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from watchdog.controller.capped import Capped, LeftOut
 from watchdog.detect.view import FilesystemView, MountAnswer, ProcessView
 from watchdog.model.incidents import Incident
 from watchdog.model.observed import MountProbe, Process
 
 KEPT_WELL_S = 3600.0
 """A filesystem that troubles nobody any more is remembered this long."""
+MAX_OF_NODE, MAX_OF_USER = 64, 16
+"""Filesystems that processes of one node, and of one user there, are known to wait for: a user may mount as many as he likes (FUSE)."""
 LOCAL_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "vfat", "tmpfs", "overlay"})
 """Filesystems that one kernel has for itself."""
 
@@ -33,8 +36,10 @@ class _Filesystem:
 class Filesystems:
     """All of them, by their key. One loop owns it."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, _Filesystem] = {}
+    def __init__(self, left_out: LeftOut | None = None) -> None:
+        self._known: Capped[str, _Filesystem] = Capped(
+            "filesystems", left_out if left_out is not None else LeftOut(), MAX_OF_NODE, MAX_OF_USER
+        )
 
     def note_blocked(self, node: str, boot_id: str, process: Process, made_at: float) -> None:
         """A process of a job waits on `node`; without a mount in what blocks it, nothing is taken up."""
@@ -43,9 +48,11 @@ class Filesystems:
             return
         key = filesystem_key(call.mount, call.device, call.fs_type, boot_id)
         owner = boot_id if is_local(call.device, call.fs_type) else None
-        filesystem = self._known.setdefault(
-            key, _Filesystem(mount=call.mount, device=call.device, boot_id=owner)
-        )
+        filesystem = self._known.get(key)
+        if filesystem is None:
+            filesystem = _Filesystem(mount=call.mount, device=call.device, boot_id=owner)
+            if not self._known.put(key, filesystem, node, process.uid):
+                return
         filesystem.nodes.add(node)
         filesystem.last_blocked_at = made_at
 
@@ -78,7 +85,7 @@ class Filesystems:
             waiting = here.get(key, [])
             hung = any(not probe.responding and same for probe, _, same in filesystem.answers.values())
             if not waiting and not hung and now - filesystem.last_blocked_at > KEPT_WELL_S:
-                del self._known[key]
+                self._known.pop(key)
                 continue
             yield FilesystemView(
                 key=key,
@@ -92,16 +99,16 @@ class Filesystems:
         """Takes up the filesystems of incidents that an earlier controller left open: they are looked at again."""
         for incident in incidents:
             if incident.subject.startswith("mount:") and incident.mounts:
-                self._known.setdefault(
-                    incident.subject.removeprefix("mount:"),
-                    _Filesystem(
-                        mount=incident.mounts[0],
-                        device=None,
-                        boot_id=None,
-                        nodes={culprit.node for culprit in incident.culprits if culprit.node},
-                        last_blocked_at=now,
-                    ),
+                key = incident.subject.removeprefix("mount:")
+                known = _Filesystem(
+                    mount=incident.mounts[0],
+                    device=None,
+                    boot_id=None,
+                    nodes={culprit.node for culprit in incident.culprits if culprit.node},
+                    last_blocked_at=now,
                 )
+                if key not in self._known:
+                    self._known.put(key, known, incident.subject, incident.subject)
 
     def end(self, subject: str) -> None:
         """The filesystem of `mount:…` is well again: what was answered about it is no evidence for the next time."""

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from watchdog.controller.capped import LeftOut
 from watchdog.model.incidents import Culprit, Finding
 from watchdog.model.messages import Report
 
 KEPT_S = 3600.0
 """A process that is gone from its GPU is remembered so long: a dead rank has a GPU to be named, too."""
+MAX_SEATS = 1024
+"""Of one node; those that were seen longest ago go first."""
 
 
 @dataclass(slots=True)
@@ -27,6 +30,7 @@ class Seat:
 class GpuPids:
     """Node -> pid -> its GPUs; only of processes of jobs, for nobody else can be a culprit."""
 
+    left_out: LeftOut = field(default_factory=LeftOut)
     _seats: dict[str, dict[int, Seat]] = field(default_factory=dict)
 
     def apply(self, report: Report, made_at: float) -> None:
@@ -48,6 +52,10 @@ class GpuPids:
                 seat.seen_at = made_at
             else:
                 seats[pid] = Seat(started[pid], named, made_at)
+        if len(seats) > MAX_SEATS:
+            newest = sorted(seats, key=lambda pid: (-seats[pid].seen_at, seats[pid].start_ticks))[:MAX_SEATS]
+            self.left_out.note("gpu_processes", report.node, len(seats) - MAX_SEATS)
+            seats = {pid: seats[pid] for pid in newest}
         self._seats[report.node] = seats
 
     def forget(self, node: str) -> None:

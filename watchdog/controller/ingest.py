@@ -42,7 +42,7 @@ class Door:
         *,
         token: str,
         address_of: Callable[[str], str | None] | None,
-        accept: Callable[[Report], Reply],
+        accept: Callable[[Report, int], Reply],
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
         identity: Context | tuple[Sessions, Decoder] | None = None,
@@ -221,7 +221,7 @@ class Door:
         # Only now: who says he is another node would spend that one's pace, and it would be refused in his stead.
         if not self._by_node.take(report.node, size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
-        return Answer(encode_reply(self._accept(report)))
+        return Answer(encode_reply(self._accept(report, size)))
 
     def _token_fits(self, header: str) -> bool:
         scheme, _, given = header.partition(" ")

@@ -14,7 +14,8 @@ from watchdog.controller.state import ClusterState
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.registry import DETECTORS, WITHOUT_SLURM
 from watchdog.detect.view import ClusterView, NoData
-from watchdog.model.incidents import Finding, Incident, IncidentState, Kind
+from watchdog.masking_values import masked
+from watchdog.model.incidents import Finding, Incident, IncidentState, Kind, Truth
 from watchdog.model.slurm_states import RUNNING, is_known
 from watchdog.model.value import Value
 
@@ -149,6 +150,7 @@ class Judge:
         settings = CorrelateSettings(
             hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after
         )
+        findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
         after = correlate(self.incidents, findings, settings, moment, self._new_id)
         self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
         for incident in self.incidents:

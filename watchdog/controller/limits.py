@@ -31,7 +31,7 @@ CONNECTION_REASONS: Final = {
 }
 """Label of a connection that was refused -> what it means. These are all the labels there are."""
 REFUSED_REPORTS: Final = (
-    "unauthorized", "no_session", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often", "cut_off", "busy", "no_munge", "wrong_job",
+    "unauthorized", "no_session", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often", "cut_off", "busy", "no_munge", "wrong_job", "no_room",
 )  # fmt: skip
 """Outcomes of requests that were refused; the others are those of reports that were taken."""
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from watchdog import __version__, clock
 from watchdog.controller.collected import Collected, diagnosis_json, nodes_json
 from watchdog.controller.journal import JournalError
-from watchdog.controller.present import action_json, incident_json, status_json
+from watchdog.controller.present import action_json, incident_json, left_out_json, status_json
 from watchdog.model.incidents import Incident, IncidentState
 from watchdog.model.slurm_states import RUNNING
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
@@ -129,6 +129,7 @@ class LocalApi:
             "warming_up": now - c.warm_from < c.config.controller.warm_up,
             "journal_error": c.journal_error,
         }
+        answer["left_out"] = left_out_json(c.state.left_out.lately(now))
         answer["slurm"] = {"age_s": c.judge.view.slurm_age_s, "error": c.slurm_error}
         return web.json_response(answer)
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from watchdog import __version__
+from watchdog.controller.capped import CAPS
 from watchdog.controller.gpu_time import GpuTime
 from watchdog.controller.limits import CONNECTION_REASONS, REFUSED_REPORTS
 from watchdog.controller.policy import GUARDS
@@ -138,6 +139,13 @@ class ControllerMetrics:
         )
         self._shown: dict[tuple[Gauge, tuple[str, ...]], Gauge] = {}
         """Series of jobs, by gauge and labels."""
+        self._left_out = Counter(
+            f"{prefix}left_out_total",
+            "Entries of a container that had no room, by container",
+            ["what"],
+            registry=registry,
+        )
+        self._left_out_so_far: dict[str, int] = {}
         build = Gauge(f"{prefix}build_info", "1, with the version", ["version"], registry=registry)
         build.labels(__version__).set(1)
         self._tallies = {
@@ -167,6 +175,16 @@ class ControllerMetrics:
             self.refused_connections.labels(reason)
         for outcome in REFUSED_REPORTS:
             self.reports.labels(outcome)
+        for what in CAPS:
+            self._left_out.labels(what)
+
+    def show_left_out(self, totals: Mapping[str, int]) -> None:
+        """`totals`: a key of CAPS -> entries that had no room so far."""
+        for what, total in totals.items():
+            more = total - self._left_out_so_far.get(what, 0)
+            if more:
+                self._left_out.labels(what).inc(more)
+                self._left_out_so_far[what] = total
 
     def show_certificates(self, expires: Callable[[], Mapping[str, float]]) -> None:
         """`expires` gives when our certificates end, by name, in seconds since the epoch; the names never change."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from watchdog.controller.capped import Capped, LeftOut
 from watchdog.detect.nodes import is_quiet
 from watchdog.detect.view import GpuView, NodeView, Rise, SeenEvent, SeenMount
 from watchdog.model.messages import Report
@@ -20,6 +21,10 @@ KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0
 KEPT_HOLDER_S = 86_400.0
 MAX_HOLDERS = 256
+MAX_GPUS = 64
+"""Of one node with their past; an agent knows 64 (watchdog.agent.nvml). One that is exchanged takes the place of the oldest."""
+MAX_MOUNTS = 64
+"""Of one node; an agent probes 16."""
 KEPT_MOUNT_S = 600.0
 """A mount that was not probed for so long is used by nobody any more."""
 IDLE_RATIO = 0.05
@@ -103,8 +108,8 @@ class _Past:
 
 @dataclass(slots=True)
 class _Node:
+    gpus: Capped[str, _Past]
     boot_id: str = ""
-    gpus: dict[str, _Past] = field(default_factory=dict)
     events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     told: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     """(source, sequence) of the kernel's records that have come: an agent may tell them again."""
@@ -117,7 +122,8 @@ class _Node:
 class Nodes:
     """Every node that has reported. One loop owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: LeftOut | None = None) -> None:
+        self._left_out = left_out if left_out is not None else LeftOut()
         self._nodes: dict[str, _Node] = {}
         self._views: dict[str, NodeView] = {}
         self._names: list[str] = []
@@ -127,13 +133,18 @@ class Nodes:
         """Takes over one report that was made at `made_at` on the caller's clock."""
         node = self._nodes.get(report.node)
         if node is None or node.boot_id != report.boot_id:
-            node = self._nodes[report.node] = _Node(report.boot_id)
+            gpus = Capped[str, _Past]("gpus", self._left_out, MAX_GPUS, oldest_goes=True)
+            node = self._nodes[report.node] = _Node(gpus, report.boot_id)
         for event in report.node_events:
             _note_event(node, event, made_at - max(0.0, event.age_s))
         while node.events and made_at - node.events[0].at > KEPT_EVENT_S:
             node.events.popleft()
         for probe in report.mounts:
+            node.mounts.pop(probe.mount, None)
             node.mounts[probe.mount] = SeenMount(at=made_at, probe=probe)
+        while len(node.mounts) > MAX_MOUNTS:
+            del node.mounts[next(iter(node.mounts))]
+            self._left_out.note("mounts", report.node)
         for mount in [m for m, seen in node.mounts.items() if made_at - seen.at > KEPT_MOUNT_S]:
             del node.mounts[mount]
         node.checkpoints = {(each.job_id, each.directory): each for each in report.checkpoints}
@@ -212,7 +223,9 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
     past = node.gpus.get(gpu.uuid)
     if past is None:
-        past = node.gpus[gpu.uuid] = _Past(seen_at=now)
+        past = _Past(seen_at=now)
+        node.gpus.put(gpu.uuid, past, name)
+    node.gpus.touch(gpu.uuid)
     if past.view is not None and past.view.gpu is gpu and not past.rising:
         return past.view  # nobody has looked at it since: said again, for something else was
     if gpu.pids and gpu.pids != past.pids:

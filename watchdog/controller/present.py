@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from watchdog.controller.capped import CAPS, Shortage
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.model.actions import ActionRun, Decision
 from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
@@ -106,6 +107,14 @@ def status_json(
         },
         "open": [_open_json(each) for each in _most_urgent(open_incidents)],
     }
+
+
+SHOWN_LEFT_OUT = 20
+
+
+def left_out_json(shortages: Sequence[Shortage]) -> list[dict[str, Any]]:
+    """Where nodes, users or jobs have more than there is room for, the worst first: what is not known there, and whose it is."""
+    return [{**msgspec.to_builtins(each), "meaning": CAPS[each.what]} for each in shortages[:SHOWN_LEFT_OUT]]
 
 
 SHOWN_OPEN = 20

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from watchdog.controller.capped import Capped, LeftOut
 from watchdog.controller.progress_clock import Clock, Counter, read_progress
 from watchdog.controller.run_errors import RunErrors
 from watchdog.detect.view import JobView, LoggedError, PastRun, Steady
 from watchdog.diagnose.log_errors import locate
+from watchdog.fair_share import fair_share
 from watchdog.model.evidence import ProcessStack
 from watchdog.model.observed import Event, LogFile, Process, Role
 from watchdog.model.slurm import SlurmJob
@@ -20,8 +22,16 @@ from watchdog.model.slurm_states import RUNNING
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
 KEPT_SNAPSHOTS = 3
-KEPT_LOGS = 256
-"""Files of one run: standard output and error, and one each of some ranks."""
+KEPT_LOGS, LOGS_OF_NODE = 256, 64
+"""Files of one run, and those that one node may name: standard output and error, and one each of some ranks. An agent follows 24."""
+OFFSETS_OF_RUN, OFFSETS_OF_NODE = 65_536, 128
+"""Files of one run, and of one node, of which is known how far they were read; a run that was started anew knows those before, too."""
+LOG_STARTS = 64
+"""Files in which the run before wrote: an agent takes no more (watchdog.agent.replies)."""
+DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE = 256, 64
+"""With checkpoints. An agent looks at 8 of a job."""
+GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE = 131_072, 512, 256
+"""Ranks and workers that have ended, of a run; on one of its nodes, and of these so many of each role. The oldest are forgotten first."""
 START_SLACK_S = 3.0
 """Slurm gives start times in whole seconds, by the clock of its own machine."""
 ProcessKey = tuple[str, int, int]
@@ -111,8 +121,14 @@ class Run:
     """Since when this run is known, or the last grace."""
     valid_from: float
     """Events before this belong to the run before."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Where is counted what of this run had no room."""
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
-    """(as last seen, seen at, gone since)."""
+    """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see watchdog.controller.report_bounds."""
+    gone: Capped[ProcessKey, None] = field(init=False)
+    """The keys of `processes` that have ended and are remembered: ranks and workers. What else there is of a job is forgotten at once."""
+    unlisted: dict[str, int] = field(default_factory=dict)
+    """Node -> processes of this run there that its newest report left out, or that had no room here."""
     rates: dict[ProcessKey, Rates] = field(default_factory=dict)
     on_node: dict[str, set[ProcessKey]] = field(default_factory=dict)
     """Node -> the keys of `processes` that are there."""
@@ -143,10 +159,12 @@ class Run:
     inactive_since: float | None = None
     log_starts: dict[str, int] = field(default_factory=dict)
     """Where this run's lines begin in the files of the run before."""
-    log_offsets: dict[tuple[str, str], int] = field(default_factory=dict)
+    log_offsets: Capped[tuple[str, str], int] = field(init=False)
     """How far each node has read each file, by (node, path): less than before where a file was cut off."""
-    logs: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
+    logs: Capped[tuple[str, str], tuple[LogFile, float]] = field(init=False)
     """(node, path) -> the file as it was seen last, and when."""
+    logs_missed: bool = False
+    """There are more files than were taken."""
     phase: tuple[str, float] | None = None
     checkpoint: tuple[int, float] | None = None
     saved_at: float = float("-inf")
@@ -158,7 +176,7 @@ class Run:
     """Rank -> (node, pid) in the run before: its last words may come late."""
     early: list[tuple[str, float, Event]] = field(default_factory=list)
     """Error lines that came before this run was seen to begin."""
-    disk_steps: dict[str, int] = field(default_factory=dict)
+    disk_steps: Capped[str, int] = field(init=False)
     """Directory -> step of the newest complete checkpoint that an agent saw there."""
     growing_at: float | None = None
     """When files of a checkpoint were last seen to grow."""
@@ -170,6 +188,33 @@ class Run:
     )
     steady: dict[ProcessKey, Steady] = field(default_factory=dict)
     """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
+
+    def __post_init__(self) -> None:
+        lost = self.left_out
+        self.gone = Capped(
+            "gone_ranks", lost, GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE, oldest_goes=True, lost=self.forget
+        )
+        self.log_offsets = Capped("log_offsets", lost, OFFSETS_OF_RUN, OFFSETS_OF_NODE, oldest_goes=True)
+        self.logs = Capped("logs", lost, KEPT_LOGS, LOGS_OF_NODE)
+        self.disk_steps = Capped(
+            "checkpoint_directories", lost, DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE, oldest_goes=True
+        )
+
+    @property
+    def name(self) -> str:
+        """As an owner of entries."""
+        return f"job {self.job.job_id}"
+
+    def forget(self, key: ProcessKey) -> None:
+        """A process that is not remembered any more."""
+        self.processes.pop(key, None)
+        self.rates.pop(key, None)
+        self.blocked.discard(key)
+        self.gone.pop(key)
+        mine = self.on_node.get(key[0])
+        if mine is not None:
+            mine.discard(key)
+        self.order = ()
 
 
 def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
@@ -240,15 +285,19 @@ def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
     return max((step for step in steps if last_step is None or step <= last_step), default=None)
 
 
-def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
+def new_run(
+    job: SlurmJob, now: float, before: Run | None, wall: float | None, left_out: LeftOut | None = None
+) -> Run:
+    """The run that begins, with what is remembered of the one before; `left_out` counts what it will have no room for."""
     started = job.state in RUNNING
     if before is not None and not before.started and job.restarts > before.job.restarts:
         reveal(before)
     valid_from = now
     if started and (before is None or (wall is not None and job.start_at is not None)):
         valid_from = started_at(job, now, wall)
-    return Run(
+    run = Run(
         job=job,
+        left_out=left_out if left_out is not None else LeftOut(),
         began_at=now,
         started=started,
         valid_from=valid_from,
@@ -257,16 +306,25 @@ def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -
         else (),
         seats_before=_seats(before) if before is not None else {},
         left_over=frozenset(before.processes) if before is not None else frozenset(),
-        log_starts=_furthest(before.log_offsets) if before is not None else {},
-        log_offsets=dict(before.log_offsets) if before is not None else {},
     )
+    if before is not None:
+        for key, offset in before.log_offsets.items():
+            run.log_offsets.put(key, offset, *before.log_offsets.owner(key))
+        run.log_starts = _log_starts(before)
+    return run
 
 
-def _furthest(offsets: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    """How far each file has been read by whichever node has read most of it."""
+def _log_starts(before: Run) -> dict[str, int]:
+    """How far each file has been read by whichever node has read most of it: the files that Slurm names first, then each node's in turn."""
+    offsets, named = tuple(before.log_offsets.items()), {before.job.stdout, before.job.stderr}
+    rows, left_out = fair_share(offsets, LOG_STARTS, lambda row: row[0][0])
+    if left_out:
+        before.left_out.note("log_starts", before.name, left_out.total())
+        rows = (*(row for row in offsets if row[0][1] in named), *rows)
     found: dict[str, int] = {}
-    for (_, path), offset in offsets.items():
-        found[path] = max(offset, found.get(path, 0))
+    for (_, path), offset in rows:
+        if path in found or len(found) < LOG_STARTS:
+            found[path] = max(offset, found.get(path, 0))
     return found
 
 
@@ -285,6 +343,7 @@ def follow_training(run: Run, now: float, interval_s: float) -> None:
         run.snapshots.clear()
         run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
         run.logs.clear()
+        run.logs_missed = False
 
 
 def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> set[str | None]:

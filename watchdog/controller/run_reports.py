@@ -7,7 +7,7 @@ import re
 from msgspec.structs import replace
 
 from watchdog.controller.progress_clock import apply_step, main_clock, note_loss
-from watchdog.controller.run import KEPT_LOGS, ProcessKey, Rates, Run
+from watchdog.controller.run import ProcessKey, Rates, Run
 from watchdog.controller.run_errors import KEPT_ERRORS
 from watchdog.controller.run_view import snapshot_views
 from watchdog.diagnose.log_errors import locate
@@ -18,7 +18,9 @@ from watchdog.model.observed import Checkpoint, Event, EventKind, LogFile, Proce
 from watchdog.model.slurm import SlurmJob
 
 KEPT_GONE_S = 3600.0
-"""A process that is gone is remembered this long, so that its death can be told."""
+"""A rank or worker that is gone is remembered this long, so that its death can be told; see Run.gone for how many."""
+MAX_PATH = 4096
+"""Characters of a file's name that is remembered; linux/limits.h."""
 MAX_LAST_WORDS = 30
 
 
@@ -29,6 +31,8 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
         run.on_node.setdefault(key[0], set()).add(key)
         run.order = ()
         run.restless = True
+    elif before[2] is not None:
+        run.gone.pop(key)
     dead_at = None
     if process.state in ("Z", "X"):
         dead_at = made_at if before is None or before[2] is None else before[2]
@@ -47,20 +51,18 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
 
 
 def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> None:
-    """The processes of this run on a node that its report does not hold any more: gone since then, and forgotten after an hour."""
+    """The processes of this run on a node that its report does not hold any more. Ranks and workers are gone since then, and
+    remembered for an hour; anything else (a shell, a compiler) is forgotten: jobs of thousands of short processes are no rarity."""
     mine = run.on_node.setdefault(node, set())
-    for key in () if len(mine) == len(seen) else mine - seen:
+    for key in () if len(mine) == len(seen) else sorted(mine - seen):
         run.restless = True
         process, seen_at, gone_at = run.processes[key]
         gone_since = made_at if gone_at is None else gone_at
-        if made_at - gone_since > KEPT_GONE_S:
-            del run.processes[key]
-            run.order = ()
-            run.blocked.discard(key)
-            run.rates.pop(key, None)
-            mine.discard(key)
-        else:
+        if process.role is Role.HELPER or made_at - gone_since > KEPT_GONE_S:
+            run.forget(key)
+        elif key not in run.gone:
             run.processes[key] = (process, seen_at, gone_since)
+            run.gone.put(key, None, run.name, node, process.role)
 
 
 def trains(run: Run, key: ProcessKey) -> bool:
@@ -103,7 +105,9 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
         run.phase = (event.phase, at)
     elif event.kind is EventKind.ERROR:
         clock = main_clock(run.clocks)
-        run.errors.note(node, at, event, clock.rose_at if clock is not None and clock.seen > 1 else None)
+        rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None
+        if not run.errors.note(node, at, event, rose_at):
+            run.left_out.note("error_ranks", run.name)
 
 
 def _is_named_after(path: str, job: SlurmJob) -> bool:
@@ -126,13 +130,16 @@ def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
 
 def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
     """A file of the run as an agent sees it now."""
-    if log.offset is not None:
-        run.log_offsets[node, log.path] = log.offset
-    if (node, log.path) in run.logs or len(run.logs) < KEPT_LOGS:
-        run.logs[node, log.path] = (log, at)
+    key = (node, log.path)
+    if len(log.path) > MAX_PATH:
+        return
+    if log.offset is not None and run.log_offsets.put(key, log.offset, run.name, node):
+        run.log_offsets.touch(key)
+    if not run.logs.put(key, (log, at), run.name, node):
+        run.logs_missed = True
 
 
-def note_on_disk(run: Run, found: Checkpoint, at: float) -> None:
+def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     """The checkpoints in one directory as an agent sees them now.
 
     One more that is complete sets the clock, as a line in the log does that says so: the step after it could not begin before. One
@@ -142,7 +149,7 @@ def note_on_disk(run: Run, found: Checkpoint, at: float) -> None:
         return
     if found.writing:
         run.growing_at = at
-    if found.step is None:
+    if found.step is None or len(found.directory) > MAX_PATH:
         return
     before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
     told = run.checkpoint is not None and run.checkpoint[0] >= found.step
@@ -150,7 +157,7 @@ def note_on_disk(run: Run, found: Checkpoint, at: float) -> None:
     if before is not None and found.step > before and not told and not others:
         run.saved_at = max(run.saved_at, at)
         run.snapshots.clear()
-    run.disk_steps[found.directory] = found.step
+    run.disk_steps.put(found.directory, found.step, run.name, node)
 
 
 def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from watchdog.controller.gpus import GpuPids
 from watchdog.controller.nodes import Nodes
 from watchdog.controller.progress_clock import main_clock, read_progress
-from watchdog.controller.run import KEPT_LOGS, Run, training_step
+from watchdog.controller.run import Run, training_step
 from watchdog.detect.view import (
     Checkpoint,
     ErrorLine,
@@ -47,6 +47,7 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
         steady=tuple(run.steady.values()) if run.snapshots else (),
         past=run.past,
+        unlisted=sum(run.unlisted.values()),
     )
 
 
@@ -85,7 +86,7 @@ def log_view(run: Run, now: float) -> LogView | None:
         log.error is None and log.growth_age_s is not None and not log.lag_bytes and not log.skipped_bytes
         for log, _ in run.logs.values()
     )
-    return LogView(grew_age_s=min(grew), whole=whole and len(run.logs) < KEPT_LOGS)
+    return LogView(grew_age_s=min(grew), whole=whole and not run.logs_missed)
 
 
 def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:

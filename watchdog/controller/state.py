@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from watchdog.controller.agents import Agents
+from watchdog.controller.capped import LeftOut
 from watchdog.controller.filesystems import Filesystems
 from watchdog.controller.gpus import GpuPids
 from watchdog.controller.history import History
 from watchdog.controller.nodes import Nodes
 from watchdog.controller.own_jobs import JobNodes, of_own_jobs
+from watchdog.controller.report_bounds import within_bounds
 from watchdog.controller.run import ProcessKey, Run, follow_training, new_run, reveal, started_at
 from watchdog.controller.run_reports import (
     note_absent,
@@ -57,11 +59,13 @@ class ClusterState:
 
     def __init__(self, *, silent_after_s: float, report_lifetime_s: float, partitions: Iterable[str] = ()):
         self._report_lifetime_s = report_lifetime_s
-        self.agents = Agents(silent_after_s)
+        self.left_out = LeftOut()
+        """What of all that reports say had no room here."""
+        self.agents = Agents(silent_after_s, self.left_out)
         self._partitions = frozenset(partitions)
         self._runs: dict[str, Run] = {}
-        self.filesystems = Filesystems()
-        self.nodes = Nodes()
+        self.filesystems = Filesystems(self.left_out)
+        self.nodes = Nodes(self.left_out)
         self.history = History()
         self._job_ids: dict[str, str] = {}
         """What agents call a job -> what Slurm's commands call it."""
@@ -70,7 +74,7 @@ class ClusterState:
         """Whether a node is heard only about jobs that it has or had: where nodes have proven who they are."""
         self.dropped = 0
         """Of what reports said, what was about other nodes' jobs."""
-        self.gpus = GpuPids()
+        self.gpus = GpuPids(self.left_out)
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""
         self._before: dict[str, str] | None = None
@@ -89,6 +93,8 @@ class ClusterState:
         """Of the newest listing: what a job could be placed on."""
         self._jobs_seen_on: dict[str, set[str]] = {}
         """Node -> the jobs of whom processes are remembered there."""
+        self._unlisted_on: dict[str, list[Run]] = {}
+        """Node -> the runs of which its newest report does not hold every process."""
         self._anywhere: set[str] = set()
         """What their processes call the jobs of which it is not known where they run."""
         self.slurm_at: float | None = None
@@ -133,6 +139,7 @@ class ClusterState:
         """Nodes of a cloud have a new name each time they are started."""
         for name in self.agents.forget_older_than(now - KEPT_NODE_S, self.node_addresses):
             self._jobs_seen_on.pop(name, None)
+            self._unlisted_on.pop(name, None)
             self.nodes.forget(name)
             self.gpus.forget(name)
 
@@ -166,26 +173,26 @@ class ClusterState:
             return  # which run it is, or how it stands, is not known: all stays as it was, and nothing is done (policy: unsure)
         if job.state not in RUNNING:
             if run is not None and run.job.restarts != job.restarts:
-                self._runs[job.job_id] = new_run(job, now, run, wall)
+                self._runs[job.job_id] = self._new_run(job, now, run, wall)
             elif run is not None:
                 if not run.started and job.state not in ALIVE and job.state != "CANCELLED":
                     reveal(run)
                 run.inactive_since = now if run.inactive_since is None else run.inactive_since
                 run.job = job
             elif job.restarts > 0 and job.state in WAITING:
-                self._runs[job.job_id] = new_run(
+                self._runs[job.job_id] = self._new_run(
                     job, now, None, wall
                 )  # the run before was too short to be seen
             elif self._acted_on.get(job.job_id) == job.restarts and job.state != "PENDING":
-                run = self._runs[job.job_id] = new_run(job, now, None, wall)
+                run = self._runs[job.job_id] = self._new_run(job, now, None, wall)
                 run.started, run.valid_from, run.inactive_since = True, started_at(job, now, wall), now
             elif self._was_too_short(job):
-                run = self._runs[job.job_id] = new_run(job, now, None, wall)
+                run = self._runs[job.job_id] = self._new_run(job, now, None, wall)
                 run.started, run.unseen, run.inactive_since = True, True, now
                 run.valid_from = started_at(job, now, wall)
             return
         if run is None or run.job.restarts != job.restarts:
-            self._runs[job.job_id] = new_run(job, now, run, wall)
+            self._runs[job.job_id] = self._new_run(job, now, run, wall)
             self.history.returned(job.job_id)
         else:
             if run.inactive_since is not None or (job.state == "RUNNING" and run.job.state != "RUNNING"):
@@ -202,12 +209,18 @@ class ClusterState:
             return False
         return self._before.get(job.job_id, "PENDING") in (*WAITING, "CONFIGURING")
 
+    def _new_run(self, job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
+        return new_run(job, now, before, wall, self.left_out)
+
     def apply_report(self, report: Report, now: float) -> str:
         """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`.
 
         A report older than its lifetime proves that the node is there and says nothing about now.
         """
         made_at = now - max(0.0, report.age_s)
+        self.left_out.at = now
+        if not self.agents.has_room(report.node, self.node_addresses):
+            return "no_room"
         if not self.agents.take(report, made_at):
             return "duplicate"
         if report.age_s > self._report_lifetime_s:
@@ -215,7 +228,11 @@ class ClusterState:
         if self.only_own:
             report, dropped = of_own_jobs(report, self._job_nodes.stranger)
             self.dropped += dropped
+        report, missing = within_bounds(
+            report, self.left_out, lambda: self._known_on(report.node), self._nodes_of
+        )
         self._apply_processes(report, made_at)
+        self._note_unlisted(report, missing)
         self._wishes |= {wish.job_id: wish for wish in report.wishes if wish.job_id in self._job_ids}
         self.gpus.apply(report, made_at)
         self.nodes.apply(report, made_at)
@@ -226,7 +243,7 @@ class ClusterState:
         for checkpoint in report.checkpoints:
             run = self._run(checkpoint.job_id)
             if run is not None:
-                note_on_disk(run, checkpoint, made_at)
+                note_on_disk(run, report.node, checkpoint, made_at)
         for event in report.events:
             run = self._run(event.job_id)
             if run is not None:
@@ -234,6 +251,31 @@ class ClusterState:
         for probe in report.mounts:
             self.apply_probe(report.node, probe, now)
         return "accepted"
+
+    def _known_on(self, node: str) -> set[tuple[int, int]]:
+        """(pid, start ticks) of the processes that are remembered there."""
+        runs = (self._runs.get(job_id) for job_id in self._jobs_seen_on.get(node, ()))
+        return {key[1:] for run in runs if run is not None for key in run.on_node.get(node, ())}
+
+    def _nodes_of(self, process_job_id: str) -> int:
+        run = self._run(process_job_id)
+        return 1 if run is None else len(run.job.nodes)
+
+    def _note_unlisted(self, report: Report, missing: Mapping[str, int]) -> None:
+        """Of each run here how many processes are not among those of the report, or had no room."""
+        node, found = report.node, dict(missing)
+        for row in report.left_out:
+            if row.job_id is not None:
+                found[row.job_id] = found.get(row.job_id, 0) + max(0, row.count)
+        for before in self._unlisted_on.pop(node, ()):
+            before.unlisted.pop(node, None)
+        for job_id, count in found.items():
+            run = self._run(job_id)
+            if run is not None and node in run.job.nodes:
+                run.unlisted[node] = run.unlisted.get(node, 0) + count
+                self._unlisted_on.setdefault(node, []).append(run)
+        for row in report.left_out:
+            self.left_out.note("processes", node, max(0, row.count), row.uid)
 
     def _run(self, process_job_id: str) -> Run | None:
         """The run of the job that agents know by this id."""
@@ -320,9 +362,10 @@ class ClusterState:
         """Whether anything that may be told of a job has happened since it was looked at last."""
         return any(run.restless for run in self._runs.values() if run.job.state in RUNNING)
 
-    def complete(self, report: Report) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here."""
-        return self.agents.complete(report)
+    def complete(self, report: Report, size: int = 0) -> Report | None:
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here.
+        `size` is that on the wire."""
+        return self.agents.complete(report, size)
 
     def reporting_nodes(self, now: float) -> tuple[str, ...]:
         """Who has reported lately, by name."""

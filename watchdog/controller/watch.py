@@ -110,10 +110,10 @@ class Controller:
 
     # ------------------------------------------------------------------------------------ listening
 
-    def accept(self, report: Report) -> Reply:
-        """Takes over a report that has passed the door, and answers it."""
+    def accept(self, report: Report, size: int = 0) -> Reply:
+        """Takes over a report that has passed the door, with `size` bytes on the wire, and answers it."""
         now = clock.monotonic()
-        whole = self.state.complete(report)
+        whole = self.state.complete(report, size)
         if whole is None:
             self.metrics.reports.labels("incomplete").inc()
             return Reply(takes_changes=True, want_full=True)
@@ -238,6 +238,7 @@ class Controller:
             self.metrics.show(
                 self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.rungs()
             )
+            self.metrics.show_left_out(self.state.left_out.totals)
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
 

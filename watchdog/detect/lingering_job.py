@@ -228,7 +228,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView]) -> Fin
         )
     others = [each for each in job.processes if each.alive]
     counted = any(each.io_bytes_s is not None for each in others)
-    if not all(is_quiet(each, counted=counted) for each in others):
+    if job.unlisted or not all(is_quiet(each, counted=counted) for each in others):
         return replace(finding, summary=f"{nobody}; what else there is of it works, or may")
     if age_s < (NOBODY_LEFT_S if had_steps_to_make(job) else NOBODY_LEFT_UNSURE_S):
         return finding

@@ -357,6 +357,8 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
     """Times between the recent complete checkpoints of this run."""
     past: tuple[PastRun, ...] = ()
     """Earlier runs, oldest first, as far as this controller has seen them."""
+    unlisted: int = 0
+    """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
 
     @cached_property
     def collective_timeout(self) -> CollectiveTimeout | None:

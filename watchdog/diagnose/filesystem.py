@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from watchdog.detect.view import ClusterView, FilesystemView, ProcessView
+from watchdog.masking import MASK
 from watchdog.model.incidents import Culprit, ProbeWanted
 from watchdog.model.observed import Blocked, Role
 from watchdog.model.value import Value
@@ -90,7 +91,10 @@ def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[ProbeW
     peers = [node for job in view.jobs if job.job.job_id in jobs for node in job.job.nodes]
     others = [node for node in (*peers, *view.reporting_nodes) if node in view.reporting_nodes]
     asked = list(dict.fromkeys([*sorted(affected), *others]))[: len(affected) + PROBED_PEERS]
-    directory = path.rpartition("/")[0] if path.startswith(filesystem.mount) else filesystem.mount
+    # A masked name is no place: what is above it lies on the same mount.
+    directory = (
+        path.partition(MASK)[0].rpartition("/")[0] if path.startswith(filesystem.mount) else filesystem.mount
+    )
     return (
         ProbeWanted(
             mount=filesystem.mount,

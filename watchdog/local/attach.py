@@ -29,6 +29,7 @@ from watchdog.controller.app import live, open_doors
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
+from watchdog.kill_switch_file import problem_of_prefix
 from watchdog.local.service import QUIET, free_port
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.model.slurm_states import ALIVE, RUNNING
@@ -155,11 +156,20 @@ def _configuration(wanted: Wanted, listen: str) -> Config:
             "state_directory": str(directory),
         },
         "security": {"token_file": str(directory / "token")},
-        "jobs": {"kill_switch": str(directory / "kill-{job_id}.{restarts}"), "partitions": []},
+        "jobs": {
+            "kill_switch": str(directory / "kill-{job_id}.{restarts}"),
+            "kill_switch_prefixes": [str(directory)],
+            "partitions": [],
+        },
         "detectors": {kind: {"mode": "off"} for kind in QUIET},
     }
     if wanted.kill_switch or "kill_switch" in (given.get("jobs") or {}):
-        own["jobs"]["kill_switch"] = wanted.kill_switch or given["jobs"]["kill_switch"]
+        template = wanted.kill_switch or given["jobs"]["kill_switch"]
+        own["jobs"]["kill_switch"] = template
+        # Who attaches names the place himself, and writes there with no right but his own.
+        own["jobs"]["kill_switch_prefixes"] += [*(given.get("jobs") or {}).get("kill_switch_prefixes", ())]
+        if problem_of_prefix(place := os.path.dirname(template.partition("{")[0]), hidden=True) is None:
+            own["jobs"]["kill_switch_prefixes"].append(place)
     _merge(given, own)
     given["agent"].pop("node_name", None)  # each agent has a name of its own: that of its node
     file = directory / "config.yaml"

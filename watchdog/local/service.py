@@ -81,6 +81,7 @@ def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
         "security": {"token_file": str(directory / "token"), "page_token_file": ""},
         "jobs": {
             "kill_switch": str(directory / "kill-{job_id}.{restarts}" / "kill"),
+            "kill_switch_prefixes": [str(directory)],
             "partitions": [],
             "checkpoint_directories": list(wanted.checkpoint_directories) or base.jobs.checkpoint_directories,
         },

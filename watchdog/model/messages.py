@@ -174,6 +174,14 @@ class JobWish(Value, frozen=True, kw_only=True):
     """SLURM_WATCHDOG and those that begin with it, bounded."""
 
 
+class LeftOut(Value, frozen=True, kw_only=True):
+    """Processes of one user that are there and not in a report, for there were too many: short helpers of a job, most often."""
+
+    job_id: str | None
+    uid: int
+    count: int
+
+
 class Report(Value, frozen=True, kw_only=True):
     """What one agent saw in one tick."""
 
@@ -207,6 +215,8 @@ class Report(Value, frozen=True, kw_only=True):
     """Collectors that failed this tick, each with its reason."""
     changes: Changes | None = None
     """None: this is the whole of what there is."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What is not in `processes`. A release that does not know this field takes them for ended, which no detector minds."""
 
 
 class JobWatch(Value, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from watchdog.masking import mask_cut
 from watchdog.slurm.client import SlurmUnavailable
 
 LOG = logging.getLogger(__name__)
@@ -116,8 +117,10 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_line(text: str) -> str:
-    """The first line of a message, bounded."""
-    return next((line.strip()[:300] for line in text.splitlines() if line.strip()), "it printed nothing")
+    """The first line of a message, bounded and masked: Slurm repeats options and paths of users."""
+    return next(
+        (mask_cut(line.strip(), 300) for line in text.splitlines() if line.strip()), "it printed nothing"
+    )
 
 
 async def kill(process: asyncio.subprocess.Process) -> None:

@@ -18,6 +18,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
 
+from watchdog.masking_values import mask_words
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.slurm.fields import Fields, ParseError
 from watchdog.slurm.states import UNREADABLE, is_held
@@ -179,8 +180,8 @@ def _job(row: dict[str, str]) -> SlurmJob:
         job_id=job_id,
         raw_id=row["jobid"],
         state=state,
-        reason=row["reason"],
-        name=name,
+        reason=mask_words(row["reason"]),
+        name=mask_words(name),
         user=user,
         uid=fields.read("uid", _uid, row["userid"], -1),
         account=_given(row["account"]),
@@ -416,7 +417,7 @@ def list_nodes(text: str, marks: Marks) -> tuple[tuple[SlurmNode, ...], tuple[st
             name=name,
             address=address,
             state=state.upper(),
-            reason="" if reason == "none" else reason,
+            reason="" if reason == "none" else mask_words(reason),
             reason_at=fields.read("reason_at", _time, at, None),
             reason_user="" if user == "Unknown" else user,
             partitions=tuple(sorted({*before, partition} - {""})),

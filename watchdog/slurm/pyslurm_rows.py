@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from watchdog.masking_values import mask_words
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.model.slurm_states import OVER
 from watchdog.slurm import parse
@@ -149,8 +150,8 @@ def _job(row: JobRow, fields: Fields) -> SlurmJob:
         job_id=job_id,
         raw_id=raw_id,
         state=state,
-        reason=reason,
-        name=row.name or "",
+        reason=mask_words(reason),
+        name=mask_words(row.name or ""),
         user=row.user_name,
         uid=row.user_id,
         account=row.account or "",
@@ -234,7 +235,7 @@ def _node(row: NodeRow, fields: Fields) -> SlurmNode:
         name=row.name,
         address=row.address or "",
         state=row.state.upper(),
-        reason=reason,
+        reason=mask_words(reason),
         reason_at=_time(row.reason_time),
         reason_user=(row.reason_user or "") if row.reason_time else "",
         partitions=tuple(sorted(set(row.partitions or ()))),

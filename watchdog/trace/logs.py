@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from watchdog.knowledge.progress_patterns import Pattern
 from watchdog.learnt_progress import KNOWN_AFTER, Learner
 from watchdog.model.observed import Event, EventKind, LogFile
-from watchdog.progress import ALL_ROWS, LogFact, Rows, clean_line, parse_line
+from watchdog.progress import ALL_ROWS, LogFact, Rows, kept_line, parse_line
 from watchdog.trace.records import Log
 
 MAX_FILES = 1024
@@ -132,7 +132,7 @@ def _event(key: Key, line: str, fact: LogFact, age_s: float) -> Event:
         job_id=key[0],
         age_s=age_s,
         source=key[1],
-        line=clean_line(line),
+        line=kept_line(line),
         step=fact.step,
         count=fact.count,
         total_steps=fact.total_steps,

@@ -21,6 +21,7 @@ from watchdog.agent.mounts import Mount, MountNews, mount_of
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import count_open_files
 from watchdog.agent.tail import MAGIC
+from watchdog.masking_values import mask_words
 from watchdog.model.messages import JobWatch
 from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
 
@@ -282,7 +283,7 @@ class JobLogs:
             starts = dict(watch.log_offsets) if watch is not None else {}
             for path in self._paths(job_id, environs.get(job_id, {})):
                 key = self.key_of(path, uid)
-                start = self._read_so_far((job_id, path), starts.get(path))
+                start = self._read_so_far((job_id, path), starts.get(mask_words(path)))
                 planned = plan.setdefault((key, uid), _Plan())
                 planned.files.append([job_id, path, start])
                 if watch is not None and watch.progress_patterns:

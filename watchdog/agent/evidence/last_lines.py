@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from watchdog.agent.kmsg import BUFFER_BYTES
 from watchdog.agent.own_files import open_log
-from watchdog.masking import mask_line
+from watchdog.masking import MARGIN, mask_cut, mask_lines
 
 LOG_BYTES: Final = 64 * 1024
 """Of the end of each file."""
@@ -46,7 +46,8 @@ def clean_end(data: bytes, whole: bool) -> list[str]:
     text = data.replace(b"\0", b"").decode(errors="replace").replace("\r\n", "\n")
     lines = text.split("\n") if whole else text.split("\n")[1:]
     shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-    return [mask_line(line[:MAX_LINE]) for line in shown if line.strip()][-LOG_LINES:]
+    masked = mask_lines(line[: MAX_LINE + MARGIN] for line in shown if line.strip())
+    return [line[:MAX_LINE] for line in masked[-LOG_LINES:]]
 
 
 def last_kernel_lines(args: Any, state: dict[str, Any]) -> list[str]:
@@ -82,4 +83,4 @@ def parse_record(text: str) -> str | None:
         return None
     if int(fields[0]) & 7 >= 6:
         return None
-    return f"[{int(fields[2]) / 1e6:12.6f}] {message.splitlines()[0][:MAX_LINE] if message else ''}"
+    return f"[{int(fields[2]) / 1e6:12.6f}] {mask_cut(message.splitlines()[0], MAX_LINE) if message else ''}"

@@ -1,0 +1,85 @@
+"""What a kill switch is: where it may lie, and the one line that it holds. Never a program, whoever asks for it. Pure.
+
+A file that is written as somebody else must not be one that a shell, sshd, cron, a desktop or an interpreter runs: so it lies
+below fixed directories alone, has no hidden part in its name, and its line is composed here from four values of a closed alphabet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
+"""Directories of kill switches below it are made by the helper, one a run, and called JOB.RUN."""
+FIELDS: Final = ("by", "why", "incident", "decision")
+"""What the line says: who wrote it, why, the ids of incident and decision. In this order."""
+MAX_FIELD: Final = 300
+"""Characters of one value."""
+MAX_PATH: Final = 4096  # linux/limits.h
+PROGRAM_PLACES: Final = frozenset(
+    {"bin", "sbin", "libexec", "cron.d", "profile.d", "autostart", "site-packages"}
+)
+"""Directories whose files are run by their place; without a right to execute a switch would not be, and has no business there."""
+_NOT_ALLOWED = re.compile(r"[^A-Za-z0-9 .,:_/-]")
+RUN_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}")
+
+
+def clean_field(text: object) -> str:
+    """A value as the line may hold it: everything outside of `[A-Za-z0-9 .,:_/-]` is an underscore, and it has an end."""
+    return _NOT_ALLOWED.sub("_", str(text)[:MAX_FIELD])
+
+
+def compose_line(fields: Mapping[str, object]) -> str:
+    """The line, with its end of line, of the values in `fields` by name; one that is missing is empty."""
+    return json.dumps({name: clean_field(fields.get(name, "")) for name in FIELDS}) + "\n"
+
+
+def parse_line(line: str) -> dict[str, str] | None:
+    """The values that a line holds, of an earlier release's, too; None if it is no kill switch of ours."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not value.keys() <= set(FIELDS) or not value.get("by"):
+        return None
+    return {name: str(value.get(name, ""))[:MAX_FIELD] for name in FIELDS}
+
+
+def problem_of_path(path: str, prefixes: Iterable[str] = ()) -> str | None:
+    """Why no kill switch may lie at `path`, a sentence; None if it may. `prefixes`: what root allows besides KILL_SWITCH_BASE."""
+    shown = repr(path[:100])
+    if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
+        return f"{shown} is no absolute path"
+    parts = path.split("/")[1:]
+    if any(part in ("", ".", "..") for part in parts):
+        return f"the path of a kill switch has no detours, got {shown}"
+    if parts[:-2] == KILL_SWITCH_BASE.split("/")[1:] and RUN_NAME.fullmatch(parts[-2]):
+        return "a kill switch is no hidden file" if parts[-1].startswith(".") else None
+    base = next((each.rstrip("/") for each in prefixes if _is_below(path, each)), None)
+    if base is None:
+        return (
+            f"{shown} lies neither in a directory of {KILL_SWITCH_BASE} nor below jobs.kill_switch_prefixes: "
+            "no kill switch is written elsewhere"
+        )
+    below = path[len(base) + 1 :].split("/")
+    if any(part.startswith(".") for part in below):
+        return f"no part of the path of a kill switch is hidden, got {shown}"
+    if any(part in PROGRAM_PLACES for part in below[:-1]):
+        return f"{shown} is a place of programs"
+    return None
+
+
+def problem_of_prefix(prefix: str, *, hidden: bool = False) -> str | None:
+    """What is wrong with a directory below which kill switches may lie; None if nothing is. `hidden`: it may have hidden parts."""
+    parts = prefix.rstrip("/").split("/")[1:]
+    if not prefix.startswith("/") or not parts or "\0" in prefix:
+        return f"{prefix[:100]!r} is no directory below /, by its absolute path"
+    if any(part in ("", ".", "..") or (part.startswith(".") and not hidden) for part in parts):
+        return f"{prefix[:100]!r} has a hidden part, or a detour"
+    return None
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    return problem_of_prefix(prefix, hidden=True) is None and path.startswith(f"{prefix.rstrip('/')}/")

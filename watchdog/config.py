@@ -73,6 +73,11 @@ class Agent(Section):
         description="Where the helper listens that does what takes rights, for an agent that has none. Not used by root, nor where "
         "there is none or this user may not write to it; empty = never.",
     )
+    core_debugger: bool = Field(
+        False,
+        description="Has gdb read the frames out of a job's core file, as the job's owner. gdb then is a program of that user outside "
+        "of the job's limits, and the user can take it over (ptrace, /proc/PID/mem). The helper needs --core-debugger as well.",
+    )
     mount_probe_interval: Span = Field(
         60.0, description="Time between two probes of each filesystem that a job on this node uses."
     )

@@ -153,6 +153,7 @@ class Agent:
             details_of=self.processes.details_of,
             kernel_log=settings.kernel_log,
             switch_prefixes=config.kill_switch_prefixes,
+            core_debugger=settings.core_debugger,
             boot_id=self.boot_id,
             objection_to_ending=self._objection_to_ending,
         )

@@ -10,12 +10,19 @@ import ctypes
 import os
 import pwd
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 from watchdog.agent.words import describe
 
 CAPABILITY_VERSION_3: Final = 0x20080522  # linux/capability.h
-CAP_SETUID: Final = 7  # linux/capability.h
+CAP_DAC_READ_SEARCH: Final = 2  # linux/capability.h
+CAP_SETUID: Final = 7
+CAP_SYS_PTRACE: Final = 19
+CAP_LAST: Final = 63
+"""More than any kernel has: dropping one that it does not know is refused, which is fine."""
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47  # linux/prctl.h
+PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 LEAST_UID: Final = 100
 """Below are the users that every Linux has from the start (LSB: 0 to 99 are given by the distribution)."""
 MAX_UID: Final = 2**32 - 2
@@ -75,6 +82,7 @@ def read_overflow_uids() -> frozenset[int]:
 
 
 MIN_UID: Final = read_min_uid()
+_LIBC = ctypes.CDLL(None, use_errno=True)
 NO_USERS: Final = NOBODY | read_overflow_uids()
 
 
@@ -114,8 +122,29 @@ def become(uid: int) -> str | None:
 
 def give_up_capabilities() -> None:
     """Effective, permitted and inheritable ones, and with them the ambient ones. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    _set_capabilities(0)
+
+
+def keep_capabilities(kept: Iterable[int]) -> None:
+    """Of what this process may do, at most `kept` is left, here and in the programs that it becomes by exec, for good: in the permitted,
+    inheritable and ambient sets, in the bounding set where the kernel lets us (CAP_SETPCAP), and no program gives more back. Raises OSError.
+    """
+    mask = sum(1 << each for each in kept) & capabilities()
+    _LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for each in range(CAP_LAST):
+        if not mask >> each & 1:
+            _LIBC.prctl(PR_CAPBSET_DROP, each, 0, 0, 0)
+    _LIBC.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _set_capabilities(mask)
+    for each in range(CAP_LAST):
+        if mask >> each & 1:
+            _LIBC.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, each, 0, 0)
+
+
+def _set_capabilities(mask: int) -> None:
     header = ctypes.create_string_buffer(struct.pack("=Ii", CAPABILITY_VERSION_3, 0))
-    if libc.capset(header, ctypes.create_string_buffer(24)) != 0:
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    data = struct.pack("=6I", low, low, low, high, high, high)
+    if _LIBC.capset(header, ctypes.create_string_buffer(data, 24)) != 0:
         problem = ctypes.get_errno()
         raise OSError(problem, os.strerror(problem))

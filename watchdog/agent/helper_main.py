@@ -14,12 +14,16 @@ from watchdog.agent.helper_functions import HELPER_FUNCTIONS
 from watchdog.agent.manners import be_unobtrusive, set_name
 
 NAME = "slurm-wd-helper"
+CORE_DEBUGGER = "--core-debugger"
 
 
-def become_helper(path: str, agent: str, prefixes: Sequence[str] = ()) -> NoReturn:
+def become_helper(
+    path: str, agent: str, prefixes: Sequence[str] = (), *, core_debugger: bool = False
+) -> NoReturn:
     """Replaces this process by the helper, a fresh interpreter that has never seen a command line. Raises OSError."""
     environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
     command = [sys.executable, "-P", "-m", "watchdog.agent.helper_main", path, agent, *prefixes]
+    command += [CORE_DEBUGGER] * core_debugger
     os.execve(sys.executable, command, environment)  # noqa: S606 -- a list, and no shell is wanted
 
 
@@ -28,7 +32,10 @@ def main(argv: list[str]) -> int:
     set_name(NAME)
     be_unobtrusive()
     log.set_up()
-    return run_helper(argv[0], argv[1], HELPER_FUNCTIONS, tuple(argv[2:]))
+    functions = dict(HELPER_FUNCTIONS)
+    if CORE_DEBUGGER not in argv[2:]:
+        del functions["read_core"]
+    return run_helper(argv[0], argv[1], functions, tuple(each for each in argv[2:] if each != CORE_DEBUGGER))
 
 
 if __name__ == "__main__":

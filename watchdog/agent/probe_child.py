@@ -22,6 +22,15 @@ from typing import Any
 import msgspec
 
 from watchdog.agent.become import become
+from watchdog.agent.limits import (
+    CPU_OF_S,
+    CPU_S,
+    UNLIMITED,
+    CpuSpentError,
+    cpu_budget,
+    forbid_core_files,
+    limit_address_space,
+)
 from watchdog.agent.words import describe
 
 __all__ = [
@@ -173,6 +182,7 @@ def _work_for_ever(
     _die_with_parent(parent)  # after the change of user, which resets it
     os.chdir("/")
     _set_name(f"swd {key}")
+    forbid_core_files()
     state: dict[str, Any] = {"key": key, "uid": uid}
     # An agent that lets go without waiting for the answer is no failure of ours.
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -204,8 +214,16 @@ def _call(
         return None, refusal
     if function is None:
         return None, f"no function {name!r}"
+    if name not in UNLIMITED and not state.get("limited"):
+        state["limited"] = True
+        limit_address_space()
     try:
-        return function(args, state), None
+        with cpu_budget(CPU_OF_S.get(name, CPU_S)):
+            return function(args, state), None
+    except CpuSpentError:
+        return None, f"given up after {CPU_OF_S.get(name, CPU_S):g} s of CPU time"
+    except MemoryError:
+        return None, "given up: it needs more memory than a child may use"
     except OSError as error:
         return None, describe(error)
     except Exception as error:

@@ -34,6 +34,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     orphan_grace: float
     log_patterns: tuple[str, ...]
     helper_socket: str = ""
+    core_debugger: bool = False
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):

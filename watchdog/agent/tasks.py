@@ -311,6 +311,8 @@ class Guarded(dict[str, Function]):
         def checked(args: Any, state: dict[str, Any]) -> Any:
             try:
                 check_request(name, args, state["uid"], self._is_here, self._prefixes)
+                if name not in self:
+                    raise RefusedError(f"{name} is off: the helper was started without it")
             except RefusedError as error:
                 self._report(str(error))
                 raise OSError(0, f"the helper refuses: {error}") from error

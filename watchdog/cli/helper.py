@@ -40,7 +40,14 @@ AGENT = "slurm-watchdog-agent"
     metavar="FILE",
     help="Take `jobs.kill_switch_prefixes`, and nothing else, from this file, which has to be root's.",
 )
-def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None) -> None:
+@click.option(
+    "--core-debugger",
+    is_flag=True,
+    help="Lets gdb read a job's core files as their owner, who may take it over: see agent.core_debugger.",
+)
+def helper(
+    path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool
+) -> None:
     """Does for an agent without rights what takes some: a service beside it, with exactly the capabilities that this needs.
 
     It takes a closed list of requests from one user, on a local socket: what processes of other users do, their stacks, the kernel's
@@ -60,7 +67,7 @@ def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | 
         if (problem := problem_of_prefix(prefix)) is not None:
             click.echo(f"no kill switch is written below it: {problem}", err=True)
     good = dict.fromkeys(each for each in wanted if problem_of_prefix(each) is None)
-    become_helper(path, agent, tuple(good))
+    become_helper(path, agent, tuple(good), core_debugger=core_debugger)
 
 
 def prefixes_of(file: str) -> tuple[str, ...]:

@@ -53,6 +53,8 @@ class Sources:
     details_of: Callable[[int, int], Known | None]
     """What was learnt of a process (pid, start ticks) when it was met: environment, program, working directory."""
     kernel_log: str = ""
+    core_debugger: bool = False
+    """Whether a debugger may read the frames of a core file (agent.core_debugger)."""
 
 
 @dataclass
@@ -279,7 +281,11 @@ class Collection:
             )  # fmt: skip
         for each in found["core"]:
             self._files.append(FoundFile(kind="core", **each))
-        if found["core"]:
+        if found["core"] and not self.sources.core_debugger:
+            self._files[-len(found["core"])] = replace(
+                self._files[-len(found["core"])], error="frames are not read: agent.core_debugger is off"
+            )
+        elif found["core"]:
             self._todo["core file"] = partial(self._ask_core, found["core"][0]["path"], found["program"])
 
     def _ask_core(self, path: str, program: str | None, now: float) -> bool:

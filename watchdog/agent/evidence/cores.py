@@ -1,7 +1,10 @@
 """Core files of a job: where the kernel puts them, which are this job's, and what a debugger reads out of them.
 
 Found and read in a child that is the job's owner. The debugger gets no start-up file, loads nothing by itself and asks no
-server; it has a deadline.
+server; it has a deadline and bounds.
+
+It is off by default (agent.core_debugger), and stays so until it is safe: it has to read files that only the owner may open, so it runs
+as that user, and a process that has done exec may be taken over by its user. With it a user's code would run in the unit of the helper.
 """
 
 from __future__ import annotations
@@ -11,18 +14,22 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any, Final
 
 from watchdog import clock
 from watchdog.agent.evidence.core_program import read_program, usable
+from watchdog.agent.evidence.tool import Means, run_tool
 
 MAX_ENTRIES: Final = 8192
 """Names that are looked at in one directory."""
 MAX_FOUND: Final = 16
 DEBUGGER_S: Final = 20.0
-MAX_OUTPUT: Final = 256 * 1024
+DEBUGGER_MEANS: Final = Means(
+    seconds=DEBUGGER_S, output_bytes=1 << 20, address_space=2 << 30, cpu_s=20, processes=4096
+)
+"""It maps the core file's libraries, of which PyTorch's have 1 GiB. Its user's own processes count, so their number bounds little;
+no capability, no file, no core file."""
 FRAMES: Final = 8
 """Of each thread: the top."""
 MAX_THREADS: Final = 12
@@ -110,16 +117,10 @@ def read_core(args: Any, state: dict[str, Any]) -> list[str]:
     command += [program] if program is not None else []
     command += ["-c", args["path"]]
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd="/",
-    ) as child:  # fmt: skip
-        try:
-            out, _ = child.communicate(timeout=DEBUGGER_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait = lambda timeout=None: -9  # type: ignore[method-assign]  # it may read a dead filesystem
-            raise OSError(0, f"the debugger did not come back within {DEBUGGER_S:.0f} s") from None
-    lines = list(parse_backtraces(out[:MAX_OUTPUT].decode(errors="replace")))
+    ran = run_tool(command, DEBUGGER_MEANS, environment)
+    if ran.problem is not None:
+        raise OSError(0, f"the debugger gave no answer: {ran.problem}")
+    lines = list(parse_backtraces(ran.out.decode(errors="replace")))
     return lines if why_not is None else [why_not, *lines]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from watchdog.masking import masked_value
+from watchdog.masking import MARGIN, masked_value
 
 PREFIXES: Final = (
     "NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "CUDA_", "NVIDIA_", "OMP_", "KMP_", "MKL_", "GLOO_", "UCX_", "FI_", "OMPI_MCA_",
@@ -28,6 +28,8 @@ NAMES: Final = frozenset(
 )
 MAX_VARIABLES: Final = 96
 MAX_VALUE: Final = 300
+MAX_SEARCHED: Final = MAX_VALUE + MARGIN
+"""Characters of a value that are decoded and searched for secrets: a variable may hold 128 KiB (MAX_ARG_STRLEN), an environment MiBs."""
 
 
 def is_wanted(name: str) -> bool:
@@ -38,7 +40,7 @@ def is_wanted(name: str) -> bool:
 def choose(environ: Mapping[str, str]) -> dict[str, str]:
     """What of a whole environment is kept: wanted, masked, bounded, in the order of names."""
     kept = sorted((name, value) for name, value in environ.items() if is_wanted(name))[:MAX_VARIABLES]
-    return {name: masked_value(name, value)[:MAX_VALUE] for name, value in kept}
+    return {name: masked_value(name, value[:MAX_SEARCHED])[:MAX_VALUE] for name, value in kept}
 
 
 def parse_settings(data: bytes) -> dict[str, str]:
@@ -48,5 +50,5 @@ def parse_settings(data: bytes) -> dict[str, str]:
         name, separator, value = entry.partition(b"=")
         key = name.decode(errors="replace")
         if separator and key not in found and is_wanted(key):
-            found[key] = value.decode(errors="replace")
+            found[key] = value[:MAX_SEARCHED].decode(errors="replace")
     return choose(found)

@@ -51,7 +51,12 @@ def clean_end(data: bytes, whole: bool) -> list[str]:
 
 
 def last_kernel_lines(args: Any, state: dict[str, Any]) -> list[str]:
-    """The last records of the device {"path": …} that are not mere information, `[seconds since boot] text`. Raises OSError."""
+    """The last records of the device {"path": …} that are not mere information, `[seconds since boot] text`. Raises OSError.
+
+    Where this machine keeps the kernel's log from ordinary users (kernel.dmesg_restrict), only lines that our knowledge names as a
+    fault: evidence is for the job's owner, who may not read the others.
+    """
+    restricted = is_restricted()
     fd = os.open(args["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     found: list[str] = []
     try:
@@ -67,12 +72,33 @@ def last_kernel_lines(args: Any, state: dict[str, Any]) -> list[str]:
             if not data:
                 break
             line = parse_record(data.decode(errors="replace"))
+            if restricted and line is not None and not is_of_a_fault(data):
+                continue
             if line is not None:
                 found.append(line)
                 del found[:-KERNEL_LINES]
     finally:
         os.close(fd)
     return found
+
+
+def is_restricted(path: str = "/proc/sys/kernel/dmesg_restrict") -> bool:
+    """Whether only privileged users may read the kernel's log here; True where that is not known."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(16).strip() != b"0"
+    except OSError:
+        return True
+
+
+def is_of_a_fault(data: bytes) -> bool:
+    """Whether a record of /dev/kmsg is the kernel's own and one that a signature of ours names."""
+    from watchdog import kernel_lines  # here: the tables are large, and this is asked once in an incident
+
+    record = kernel_lines.parse_record(data)
+    if record is None or record.facility != kernel_lines.KERN:
+        return False
+    return kernel_lines.parse_message(kernel_lines.readable(record.message)) is not None
 
 
 def parse_record(text: str) -> str | None:

@@ -6,25 +6,26 @@ kernel does not let it go, left. A rank that cannot be dumped gets an entry with
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from watchdog import clock
+from watchdog.agent.become import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
 from watchdog.agent.collectors.blocked import parse_state_and_cpu, parse_syscall
+from watchdog.agent.evidence.tool import Means, Ran, run_tools
 from watchdog.knowledge.syscalls import name_of
 from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from watchdog.model.observed import Process, Role
 
-AT_ONCE = 2
 ONE_DUMP_S = 10.0
 """py-spy takes 15 to 30 ms a process; what takes this long does not come."""
 WORKERS_PER_RANK = 4
@@ -32,6 +33,10 @@ MAX_PROCESSES = 64
 MAX_FRAMES = 100
 MAX_THREADS = 128
 MAX_OUTPUT = 4 << 20
+PY_SPY_ADDRESS_SPACE = 160 << 20
+"""Bytes: it maps the interpreter and its library and keeps what it prints; 40 MiB are enough for Python 3.11 (measured)."""
+PY_SPY_PROCESSES = 192
+"""Of its user at most: the helper's own 64 children count, and its unit's TasksMax is 256."""
 
 
 AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
@@ -110,67 +115,91 @@ def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
 
 def dump_stacks(args: Any, state: dict[str, Any]) -> list[Any]:
     """Given {node, budget_s, processes: [Process as JSON…]}: a ProcessStack (as JSON) for each, in this order."""
-    processes = [msgspec.convert(each, Process) for each in args["processes"]]
+    looks = [_Dump(msgspec.convert(each, Process), args["node"]) for each in args["processes"]]
     end, py_spy = clock.monotonic() + args["budget_s"], find_py_spy()
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        stacks = list(pool.map(lambda process: _dump_one(process, args["node"], py_spy, end), processes))
-    return [msgspec.to_builtins(stack) for stack in stacks]
-
-
-def _dump_one(process: Process, node: str, py_spy: str | None, end: float) -> ProcessStack:
-    threads: tuple[ThreadStack, ...] = ()
-    error = None
-    before = _look(process.pid)
-    try:
-        if before["start_ticks"] != process.start_ticks:
-            raise ValueError("the process has ended")
-        if before["state"] in ("Z", "X"):
-            raise ValueError("the process is dead (a zombie)")
-        seconds = min(ONE_DUMP_S, end - clock.monotonic())
-        if seconds <= 0:
-            raise ValueError("no time was left for it")
-        threads = parse_dump(_run_py_spy(py_spy, process.pid, seconds))
-    except ValueError as problem:
-        error = str(problem)
-    if before["state"] not in ("T", "t", None) and _look(process.pid)["state"] == "T":
-        os.kill(process.pid, signal.SIGCONT)  # nothing of ours stops a process; if it happened, it is undone
-    return ProcessStack(
-        node=node,
-        pid=process.pid,
-        start_ticks=process.start_ticks,
-        job_id=process.job_id,
-        role=process.role,
-        rank=process.rank,
-        local_rank=process.local_rank,
-        threads=threads,
-        error=error,
-        state=before["state"],
-        wchan=before["wchan"],
-        syscall=before["syscall"],
-        cpu_s=before["cpu_s"],
-        io_bytes=before["io_bytes"],
-        resident_bytes=before["resident_bytes"],
+    missing = (
+        "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
     )
+    wanted = (look for look in looks if look.begin(end, missing))
+    started: list[_Dump] = []
+
+    def jobs() -> Iterator[Callable[[], tuple[list[str], Means]]]:
+        for look in wanted:
+            started.append(look)
+            yield partial(look.job, str(py_spy), end)
+
+    for number, ran in enumerate(run_tools(jobs())):
+        started[number].take(ran)
+    return [msgspec.to_builtins(look.stack()) for look in looks]
 
 
-def _run_py_spy(py_spy: str | None, pid: int, seconds: float) -> bytes:
-    """What py-spy prints. Raises ValueError with its reason, or if it did not come back."""
-    if py_spy is None:
-        raise ValueError("py-spy was not found: it belongs into the environment of slurm-watchdog")
-    command = [py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
-        try:
-            out, err = child.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait = lambda timeout=None: -9  # type: ignore[method-assign]  # it may be in D itself: left alone
-            raise ValueError(f"py-spy did not come back within {seconds:.0f} s") from None
-    if child.returncode != 0:
-        lines = [line.strip() for line in err.decode(errors="replace").splitlines() if line.strip()]
-        raise ValueError(f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {child.returncode}'}")
-    return out[:MAX_OUTPUT]
+@dataclass
+class _Dump:
+    """One process that is dumped."""
+
+    process: Process
+    node: str
+    error: str | None = None
+    threads: tuple[ThreadStack, ...] = ()
+    before: dict[str, Any] = field(default_factory=dict)
+
+    def begin(self, end: float, missing: str | None = None) -> bool:
+        """The kernel's word about it, just before; False, with the reason, where it is not to be dumped."""
+        self.before = _look(self.process.pid)
+        if self.before["start_ticks"] != self.process.start_ticks:
+            self.error = "the process has ended"
+        elif self.before["state"] in ("Z", "X"):
+            self.error = "the process is dead (a zombie)"
+        elif clock.monotonic() >= end:
+            self.error = "no time was left for it"
+        else:
+            self.error = missing
+        return self.error is None
+
+    def job(self, py_spy: str, end: float) -> tuple[list[str], Means]:
+        """What is to be run, with what is left of the time."""
+        seconds = max(0.1, min(ONE_DUMP_S, end - clock.monotonic()))
+        means = Means(
+            seconds=seconds, output_bytes=MAX_OUTPUT, address_space=PY_SPY_ADDRESS_SPACE, cpu_s=math.ceil(ONE_DUMP_S),
+            processes=PY_SPY_PROCESSES, capabilities=frozenset({CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH}),
+        )  # fmt: skip
+        return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(self.process.pid)], means
+
+    def take(self, ran: Ran) -> None:
+        """What py-spy has printed, or why that is no answer."""
+        if ran.problem is not None:
+            self.error = f"py-spy: {ran.problem}"
+        elif ran.code != 0:
+            lines = [
+                line.strip() for line in ran.errors.decode(errors="replace").splitlines() if line.strip()
+            ]
+            self.error = f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {ran.code}'}"
+        else:
+            try:
+                self.threads = parse_dump(ran.out)
+            except ValueError as problem:
+                self.error = str(problem)
+
+    def stack(self) -> ProcessStack:
+        """The answer."""
+        process, before = self.process, self.before or _look(self.process.pid)
+        return ProcessStack(
+            node=self.node,
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            job_id=process.job_id,
+            role=process.role,
+            rank=process.rank,
+            local_rank=process.local_rank,
+            threads=self.threads,
+            error=self.error,
+            state=before["state"],
+            wchan=before["wchan"],
+            syscall=before["syscall"],
+            cpu_s=before["cpu_s"],
+            io_bytes=before["io_bytes"],
+            resident_bytes=before["resident_bytes"],
+        )
 
 
 def _look(pid: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from aiohttp import web
 from tests.unit import builders
 from watchdog import clock
 from watchdog.config import Config
+from watchdog.controller.access import Person
 from watchdog.controller.page import make_page
 from watchdog.detect.view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
 from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
@@ -122,10 +123,15 @@ def large_cluster(nodes: int, gpus: int = 8, *, name: str = "m4") -> tuple[Clust
     return view, [incident]
 
 
+SEES_ALL = Person(knows_password=True)
+
+
 @contextlib.asynccontextmanager
-async def serving(controller: FixedController, token: str = "") -> AsyncIterator[str]:
-    """The page's address while the block runs."""
-    runner = web.AppRunner(make_page(controller, token), access_log=None)  # type: ignore[arg-type]
+async def serving(
+    controller: FixedController, token: str = "", person: Person | None = None
+) -> AsyncIterator[str]:
+    """The page's address while the block runs; `person` looks, without a password."""
+    runner = web.AppRunner(make_page(controller, token, person), access_log=None)  # type: ignore[arg-type]
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -55,7 +55,12 @@ class Security(Section):
     page_token_file: str = Field(
         "",
         description="A file with the password of the controller's page (any user name), readable by the controller alone. Without it the "
-        "page has to stay on the loopback address and gives out no evidence.",
+        "page has to stay on the loopback address and shows what everybody may see: the map, jobs, and that there are incidents.",
+    )
+    operators: list[str] = Field(
+        [],
+        description="Who may see the evidence of every job (log lines, frames, paths, variables), beside root and the controller's "
+        "user: names of users, and `group:NAME`. Others see it of their own jobs; of other jobs they are told what happened, and where.",
     )
     check_node_address: bool = Field(
         True, description="Accept a node's report only from the address that Slurm has for that node."

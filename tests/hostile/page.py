@@ -10,7 +10,7 @@ import aiohttp
 
 from tests.hostile.text import batches
 from tests.integration.chromium import Browser
-from tests.page_server import FixedController, serving
+from tests.page_server import SEES_ALL, FixedController, serving
 from tests.unit import builders
 from tests.unit.notices import INCIDENT, replace
 from watchdog.detect.view import NodeView, SlurmNodeView
@@ -71,7 +71,7 @@ async def answers(number: int) -> None:
     """Asks the page's API for all of them. Raises AssertionError for an answer that is no plain JSON, or says something else."""
     async with aiohttp.ClientSession() as session:
         for texts in batches(number, AT_ONCE):
-            async with serving(controller_of(texts, "b")) as url:
+            async with serving(controller_of(texts, "b"), person=SEES_ALL) as url:
                 overview = await _json(session, f"{url}/api/overview")
                 assert [job["name"] for job in overview["jobs"]] == texts
                 assert [each["summary"] for each in overview["open"]] == texts
@@ -100,7 +100,7 @@ async def drawn(number: int) -> int:
     """
     rows = 0
     start = controller_of(("plain",), "p")
-    async with serving(start) as url, Browser(url) as browser:
+    async with serving(start, person=SEES_ALL) as url, Browser(url) as browser:
         for index, texts in enumerate(batches(number, DRAWN_AT_ONCE)):
             mark = f"b{index}"
             # The same controller, another cluster: a page that is open goes on.

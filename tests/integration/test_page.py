@@ -17,7 +17,7 @@ from deploy.demo.stack import Watchdog, train_script
 from tests.integration import packages
 from tests.integration.chromium import Browser
 from tests.integration.monitoring import free_port
-from tests.page_server import FixedController, large_cluster, serving
+from tests.page_server import SEES_ALL, FixedController, large_cluster, serving
 
 SHOTS = Path(__file__).resolve().parents[2] / "screenshots"
 PHONE = (390, 844)
@@ -31,7 +31,7 @@ def chromium() -> None:
 
 def look_at(controller: FixedController, look: Callable[[Browser], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        async with serving(controller) as url, Browser(url) as browser:
+        async with serving(controller, person=SEES_ALL) as url, Browser(url) as browser:
             answer = await look(browser)
             assert browser.errors == []
             return answer
@@ -93,7 +93,10 @@ def test_names_that_are_meant_to_harm_are_shown_as_text() -> None:
 
 def test_what_does_not_exist_is_said_and_the_page_goes_on() -> None:
     async def run() -> None:
-        async with serving(FixedController(*large_cluster(6))) as url, Browser(url) as browser:
+        async with (
+            serving(FixedController(*large_cluster(6)), person=SEES_ALL) as url,
+            Browser(url) as browser,
+        ):
             await browser.sees("Nodes and their GPUs (6)")
             await browser.evaluate("location.hash = '#/job/99'")
             await browser.sees("job '99' is not running, or not watched")

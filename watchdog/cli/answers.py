@@ -139,6 +139,8 @@ class Incident(Answer, frozen=True, kw_only=True):
     resolution: str = ""
     inhibited_by: str | None = None
     """The incident that explains this one."""
+    details_for: str = ""
+    """Who may see more than this, where whoever asks may not."""
 
 
 class Moment(Answer, frozen=True, kw_only=True):

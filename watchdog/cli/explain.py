@@ -94,6 +94,8 @@ def _print(found: Explanation, now: float) -> None:
         sentence(f"It is not acted on and not announced, for this explains it: {incident.inhibited_by}.")
     if incident.resolution:
         sentence(f"Resolved: {incident.resolution}")
+    if incident.details_for:
+        sentence(f"Log lines, frames, paths and variables are for {incident.details_for}.")
     _heading("Who")
     if incident.culprits:
         table(

@@ -33,6 +33,7 @@ from watchdog.controller.pulses import is_announced
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.diagnose.filesystem import probes_wanted
 from watchdog.diagnose.verdict import Diagnosis, diagnose
+from watchdog.masking_values import masked
 from watchdog.model.actions import Decision, RungOutcome
 from watchdog.model.evidence import NodeEvidence
 from watchdog.model.incidents import Incident, Kind
@@ -319,7 +320,8 @@ class Collector:
 
     def keep_view(self, incident: Incident, view: JobView) -> None:
         """What the controller itself knows of a job, with its incident."""
-        document = msgspec.json.encode(view)
+        # Its paths, comment and script are used as they are; what is kept is for people.
+        document = msgspec.json.encode(replace(view, job=masked(view.job)))
         at = clock.wall()
         if len(document) < LARGE_BYTES:
             packed = pack(document)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from watchdog.masking_values import mask_words
-from watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, Truth
+from watchdog.model.incidents import NOBODY, Culprit, Finding, Incident, IncidentState, Kind, Truth
 from watchdog.model.value import Value
 
 _STUCK = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
@@ -101,6 +102,8 @@ class Moment(Value, frozen=True, kw_only=True):
     """Nothing is judged at this moment: that no detector says anything means nothing."""
     unheard_nodes: frozenset[str] = frozenset()
     """Nodes that Slurm lists and that do not report."""
+    owners: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Uid of the owner of every job that Slurm has told of."""
     acting: frozenset[str] = frozenset()
     """Incidents with an action under way: nothing changes about them until it has ended."""
 
@@ -158,7 +161,16 @@ def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
         mounts=finding.mounts,
         process=finding.process,
         runs=_runs(finding, moment),
+        owners=_owners(finding, (), moment),
     )
+
+
+def _owners(finding: Finding, before: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
+    """Whose evidence it is: of everybody whose job, or process, it has been about."""
+    uids = {moment.owners.get(job, NOBODY) for job in finding.job_ids}
+    if finding.process is not None:
+        uids.add(finding.process.uid)
+    return tuple(sorted({*before, *uids}))
 
 
 def run_named(subject: str) -> tuple[str, int] | None:
@@ -213,6 +225,7 @@ def _update(
             exclude_nodes=finding.exclude_nodes,
             mounts=finding.mounts,
             process=finding.process,
+            owners=_owners(finding, incident.owners, moment),
         )
     if incident.state is IncidentState.PENDING:
         return None

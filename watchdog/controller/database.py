@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 BUSY_MS = 5000
+PRIVATE_MODE = 0o600
+BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a database; it makes them with the database's own mode."""
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Write = tuple[sa.Executable, Sequence[Row]]
@@ -38,6 +45,7 @@ class Database:
         self._keys: set[str] = set()
         self._failed: JournalError | None = None
         try:
+            keep_private(self._url)
             self.engine = open_engine(self._url)
         except (sa.exc.SQLAlchemyError, ImportError) as error:
             raise explain(error, self.where) from error
@@ -165,6 +173,29 @@ def _plain_values(value: Any) -> Any:
     if isinstance(value, dict):
         return {plain(key): _plain_values(each) for key, each in value.items()}
     return [_plain_values(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def keep_private(url: sa.URL) -> None:
+    """The file of a SQLite journal, and those beside it, are its owner's alone: it holds lines of everybody's logs.
+
+    One that an older release left readable for a group is tightened; one that does not exist is made so. What cannot be done is logged:
+    the journal may still be good.
+    """
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:") or "uri" in url.query:
+        return
+    path = str(url.database)
+    with suppress(OSError):  # opening it afterwards says what is wrong
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE))
+    for name in (path, *(path + ending for ending in BESIDE)):
+        try:
+            if os.stat(name).st_mode & 0o077:
+                os.chmod(name, PRIVATE_MODE)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.error(
+                "%s may be read by others, and its mode cannot be changed: %s; set it to 0600", name, error
+            )
 
 
 def open_engine(url: sa.URL) -> sa.Engine:

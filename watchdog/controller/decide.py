@@ -381,6 +381,7 @@ class Decider:
             + (f" without {', '.join(exclude)}" if exclude else "")
             + (f": {reason}" if reason else "."),
             runs=((job.job_id, job.restarts),),
+            owners=(job.uid,),
             actionable=True,
             exclude_nodes=exclude,
         )

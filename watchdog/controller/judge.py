@@ -144,7 +144,8 @@ class Judge:
         over = frozenset(job for job in involved if fresh and job not in active and job not in unsure)
         unheard = frozenset(each.name for each in self.view.slurm_nodes).difference(self.view.reporting_nodes)
         moment = Moment(
-            mono=now, wall=wall, restarts=active, over=over, acting=acting, blind=not fresh, unheard_nodes=unheard
+            mono=now, wall=wall, restarts=active, over=over, acting=acting, blind=not fresh, unheard_nodes=unheard,
+            owners={job.job_id: job.uid for job in self.state.jobs.values()},
         )  # fmt: skip
         before = {incident.id: incident for incident in self.incidents}
         settings = CorrelateSettings(

@@ -15,10 +15,21 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from watchdog import __version__, clock
+from watchdog.controller.access import Person, may_see, may_see_incident, resolve
 from watchdog.controller.collected import Collected, diagnosis_json, nodes_json
 from watchdog.controller.journal import JournalError
-from watchdog.controller.present import action_json, incident_json, left_out_json, status_json
+from watchdog.controller.present import (
+    DETAILS_FOR,
+    Sees,
+    action_json,
+    incident_json,
+    left_out_json,
+    public_incident_json,
+    status_json,
+)
+from watchdog.masking import mask_cut
 from watchdog.model.incidents import Incident, IncidentState
+from watchdog.model.slurm import SlurmJob
 from watchdog.model.slurm_states import RUNNING
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
@@ -27,7 +38,12 @@ if TYPE_CHECKING:
 
 SOCKET_MODE = 0o660
 """Root and the socket's group: whoever may use the commands is in that group."""
+SO_PEERGROUPS = 59
+"""asm-generic/socket.h; Python's `socket` has no name for it."""
+MAX_GROUPS = 256
+"""What Python's getsockopt takes: 1024 bytes."""
 MAX_BODY_BYTES = 64 * 1024
+MAX_REASON = 300
 LARGE_KINDS = frozenset({"node", "job"})
 """Evidence that is fetched piece by piece."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -65,17 +81,43 @@ def _make_room(path: Path) -> None:
             raise OSError(f"another controller answers on {path}; stop it first")
 
 
-def peer_of(request: web.Request) -> tuple[int, str]:
-    """uid and name of the process at the other end, as the kernel tells it."""
+def peer_person(request: web.Request) -> Person:
+    """The process at the other end with its groups, as the kernel tells it."""
     sock = request.transport.get_extra_info("socket") if request.transport else None
     if sock is None:
         raise Refused(403, "who is asking is not known")
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid = struct.unpack("3i", credentials)[1]
+    _, uid, gid = struct.unpack("3i", credentials)
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS * struct.calcsize("i"))
+    except OSError:  # in more groups than fit, or a kernel before 4.13: its first group is known
+        raw = b""
+    return Person(uid, frozenset({gid, *struct.unpack(f"{len(raw) // 4}i", raw)}))
+
+
+def peer_of(request: web.Request) -> tuple[int, str]:
+    """uid and name of the process at the other end, as the kernel tells it."""
+    uid = peer_person(request).uid
+    assert uid is not None
     try:
         return uid, pwd.getpwuid(uid).pw_name
     except KeyError:
         return uid, f"uid {uid}"
+
+
+def without_kernel_lines(document: bytes) -> bytes:
+    """What a node answered, for a job's owner: its kernel's log names other people's programs, too (kernel.dmesg_restrict)."""
+    if b'"kernel_lines"' not in document:
+        return document
+    found = json.loads(document)
+    if isinstance(found, dict) and found.pop("kernel_lines", None) is not None:
+        return json.dumps(found).encode()
+    return document
+
+
+def reason_of(body: dict[str, Any]) -> str:
+    """Why a person wants it, in the person's words, without the secrets that were pasted with them."""
+    return mask_cut(str(body.get("reason", "")), MAX_REASON)
 
 
 @web.middleware
@@ -94,9 +136,11 @@ async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.St
         return web.json_response({"error": "the request's body is no JSON"}, status=400)
 
 
-def make_app(controller: Controller) -> web.Application:
-    """Every route of the local socket."""
-    api = LocalApi(controller)
+def make_app(
+    controller: Controller, person_of: Callable[[web.Request], Person] = peer_person
+) -> web.Application:
+    """Every route of the local socket; `person_of` says who asks."""
+    api = LocalApi(controller, person_of)
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_sentences])
     app.router.add_get("/v1/status", api.status)
     app.router.add_get("/v1/incidents", api.incidents)
@@ -113,13 +157,26 @@ def make_app(controller: Controller) -> web.Application:
 class LocalApi:
     """The handlers; each answers JSON."""
 
-    def __init__(self, controller: Controller):
+    def __init__(self, controller: Controller, person_of: Callable[[web.Request], Person] = peer_person):
+        """`person_of` says who asks; what is answered depends on it."""
         self._c = controller
+        self._person_of = person_of
+        self._operators = resolve(controller.config.security.operators)
 
-    async def status(self, _: web.Request) -> web.Response:
+    def sees(self, request: web.Request) -> Sees:
+        """Whether the person who asks may see an incident's evidence."""
+        person = self._person_of(request)
+        return lambda incident: may_see_incident(incident, person, self._operators)
+
+    def may_see_job(self, request: web.Request, job: SlurmJob) -> bool:
+        """Whether the person who asks may see the evidence of a job."""
+        return may_see((job.uid,), self._person_of(request), self._operators)
+
+    async def status(self, request: web.Request) -> web.Response:
         c, now = self._c, clock.monotonic()
         resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
-        answer = status_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved)
+        sees = self.sees(request)
+        answer = status_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees)
         answer["mode"] = c.config.mode
         answer["paused"] = self._paused()
         answer["controller"] = {
@@ -144,20 +201,26 @@ class LocalApi:
         pending = [
             i for i in self._c.judge.incidents if i.id not in known and (job is None or job in i.job_ids)
         ]
-        return web.json_response([self._incident(i) for i in (*pending, *stored)])
+        sees = self.sees(request)
+        return web.json_response([self._incident(i, sees) for i in (*pending, *stored)])
 
-    def _incident(self, incident: Incident) -> dict[str, Any]:
+    def _incident(self, incident: Incident, sees: Sees) -> dict[str, Any]:
         current = next((i for i in self._c.judge.incidents if i.id == incident.id), incident)
         journal = self._c.journal
+        if not sees(current):
+            return public_incident_json(current, journal.decisions(incident.id))
         return incident_json(current, journal.decisions(incident.id), journal.actions(incident.id))
 
     async def explain(self, request: web.Request) -> web.Response:
         journal = self._c.journal
         incident = self._find(request.match_info["id"])
-        incident_id = incident.id
+        incident_id, sees = incident.id, self.sees(request)
+        shown = self._incident(incident, sees)
+        if not sees(incident):
+            return web.json_response({"incident": shown, "timeline": [], "evidence": [], "actions": []})
         return web.json_response(
             {
-                "incident": self._incident(incident),
+                "incident": shown,
                 "timeline": [{"at": at, "text": text} for at, text in journal.timeline(incident_id)],
                 "evidence": [self._evidence(incident_id, *row) for row in journal.evidence_list(incident_id)],
                 "actions": [action_json(run) for run in journal.actions(incident_id)],
@@ -176,11 +239,15 @@ class LocalApi:
     async def evidence(self, request: web.Request) -> web.Response:
         """The document of one piece of evidence."""
         incident, number = self._find(request.match_info["id"]), request.match_info["number"]
+        if not self.sees(request)(incident):
+            raise Refused(403, f"the evidence of incident {incident.id} is for {DETAILS_FOR}")
         if not number.isascii() or not number.isdecimal() or len(number) > 18:
             raise Refused(400, f"{number[:40]!r} is no number of a piece of evidence")
         document = self._c.journal.evidence_document(incident.id, int(number))
         if document is None:
             raise Refused(404, f"incident {incident.id} has no piece of evidence {number}; it may be too old")
+        if not self._operators.include(self._person_of(request)):
+            document = without_kernel_lines(document)
         return web.Response(body=document, content_type="application/json")
 
     async def start_diagnosis(self, request: web.Request) -> web.Response:
@@ -193,21 +260,18 @@ class LocalApi:
         if view is None or view.job.state not in RUNNING:
             state = "it is not watched" if view is None else f"it is {view.job.state}"
             raise Refused(404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status")
-        uid, _ = peer_of(request)
-        if uid not in (0, os.geteuid(), view.job.uid):
-            raise Refused(
-                403,
-                f"job {job_id} belongs to {view.job.user}: only its owner and administrators may look into it",
-            )
+        if not self.may_see_job(request, view.job):
+            raise Refused(403, f"job {job_id} belongs to {view.job.user}: its evidence is for {DETAILS_FOR}")
         return web.json_response(self._progress(self._c.collector.collect(view.job, now)))
 
     async def diagnosis(self, request: web.Request) -> web.Response:
         found = self._c.collector.known(request.match_info["id"])
         if found is None:
             raise Refused(404, "that diagnosis is not known any more: start it again")
-        uid, _ = peer_of(request)
-        if uid not in (0, os.geteuid(), found.job.uid):
-            raise Refused(403, f"job {found.job.job_id} belongs to {found.job.user}")
+        if not self.may_see_job(request, found.job):
+            raise Refused(
+                403, f"job {found.job.job_id} belongs to {found.job.user}: its evidence is for {DETAILS_FOR}"
+            )
         return web.json_response(self._progress(found))
 
     def _progress(self, found: Collected) -> dict[str, Any]:
@@ -236,7 +300,7 @@ class LocalApi:
 
     async def pause(self, request: web.Request) -> web.Response:
         body, name = await self._body(request), self._administrator(request)
-        self._c.journal.pause(str(body.get("reason", ""))[:300], name, clock.wall())
+        self._c.journal.pause(reason_of(body), name, clock.wall())
         return web.json_response({"paused": self._paused()})
 
     async def resume(self, request: web.Request) -> web.Response:
@@ -264,8 +328,9 @@ class LocalApi:
                 403, f"job {job_id} belongs to {job.user}: only its owner and administrators may restart it"
             )
         self._c.state.apply_job(job, clock.monotonic(), clock.wall())
-        reason = str(body.get("reason", ""))[:300]
-        incident, decision = self._c.decider.ask_restart(job, tuple(dict.fromkeys(exclude)), reason, name)
+        incident, decision = self._c.decider.ask_restart(
+            job, tuple(dict.fromkeys(exclude)), reason_of(body), name
+        )
         return web.json_response(
             {
                 "incident_id": incident.id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from watchdog.controller.present import status_json
+from watchdog.controller.present import Sees, status_json, summary_for
 from watchdog.detect.view import ClusterView, GpuView, JobView, ProcessView
 from watchdog.model.incidents import Incident, IncidentState
 from watchdog.model.slurm_states import is_out
@@ -26,10 +26,10 @@ it idles, b works, f free; u: its node is silent and nobody knows."""
 
 
 def overview_json(
-    view: ClusterView, limits_s: Mapping[str, float], incidents: Sequence[Incident], resolved: int
+    view: ClusterView, limits_s: Mapping[str, float], incidents: Sequence[Incident], resolved: int, sees: Sees
 ) -> dict[str, Any]:
     """Nodes with a letter for every GPU, jobs with their recent step times, open incidents in one line each."""
-    document = status_json(view, dict(limits_s), incidents, resolved)
+    document = status_json(view, dict(limits_s), incidents, resolved, sees)
     points = max(FEW_POINTS, min(CURVE_POINTS, ALL_POINTS // max(1, len(view.jobs))))
     curves = {job.job.job_id: _curve(job, points) for job in view.jobs}
     for job in document["jobs"]:
@@ -42,7 +42,7 @@ def overview_json(
             "severity": incident.severity,
             "state": incident.state,
             "job_ids": list(incident.job_ids),
-            "summary": incident.summary,
+            "summary": summary_for(incident, sees),
             "opened_at": incident.opened_at,
             "inhibited_by": incident.inhibited_by,
         }
@@ -126,8 +126,11 @@ def _cell(view: GpuView, named: set[str]) -> str:
     return "i" if gpu.pids else "f"
 
 
-def job_page_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
-    """One job: its ranks with what each of them does and its GPU, its curves, its earlier runs."""
+def job_page_json(view: JobView, limit_s: float | None, *, may_see: bool = True) -> dict[str, Any]:
+    """One job: its ranks with what each of them does and its GPU, its curves, its earlier runs.
+
+    For those who may not see it: what a status says, without its ranks, its losses and its past.
+    """
     gpus: dict[int, list[GpuView]] = {}
     for each in view.gpus:
         gpus.setdefault(each.rank, []).append(each.view)
@@ -146,8 +149,12 @@ def job_page_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
         "phase": (progress.phase or "training") if progress else "starting",
         "checkpoint_step": view.checkpoint.step if view.checkpoint else None,
         "times": _curve(view),
-        "losses": [(each.step, each.loss if abs(each.loss) < float("inf") else None) for each in view.losses],
-        "ranks": [_rank(each, gpus.get(each.process.rank or 0, [])) for each in view.ranks],
+        "losses": [(each.step, each.loss if abs(each.loss) < float("inf") else None) for each in view.losses]
+        if may_see
+        else [],
+        "ranks": [_rank(each, gpus.get(each.process.rank or 0, [])) for each in view.ranks]
+        if may_see
+        else [],
         "past": [
             {
                 "restarts": run.restarts,
@@ -157,7 +164,7 @@ def job_page_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
                 "checkpoint_step": run.checkpoint_step,
                 "seconds": run.ended_at - run.began_at,
             }
-            for run in view.past
+            for run in (view.past if may_see else ())
         ],
     }
 

@@ -1,8 +1,8 @@
 """The read-only page of the controller: the cluster map, the jobs with their curves, an incident with its timeline and stacks.
 
-A door of its own, for it is for people's browsers: nothing on it changes anything, nothing on it comes from outside. With a token
-(`security.page_token_file`) the browser asks for it, under any user name; evidence holds log lines, paths and environment of
-users, and is given out only then.
+An endpoint of its own, for people's browsers: nothing on it changes anything, nothing on it comes from outside. With a token
+(`security.page_token_file`) the browser asks for it, under any user name: it is an operator's. Without one the page shows what a
+stranger may see: the map, and of jobs and incidents what `status` tells everybody.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from aiohttp import web
 
 from watchdog import clock
 from watchdog.config_types import split_address
+from watchdog.controller.access import Person
 from watchdog.controller.local_api import LocalApi, Refused
 from watchdog.controller.overview import job_page_json, overview_json
 from watchdog.model.incidents import IncidentState
@@ -49,9 +50,9 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_page(controller: Controller, token: str) -> web.Application:
-    """Every route of the page; `token` empty: nobody is asked for one, and no evidence is given out."""
-    page = Page(controller, token)
+def make_page(controller: Controller, token: str, person: Person | None = None) -> web.Application:
+    """Every route of the page; `token` empty: nobody is asked for one, and everybody is a stranger, unless it is said who looks."""
+    page = Page(controller, token, person or Person(knows_password=bool(token)))
     app = web.Application(
         client_max_size=1024, middlewares=[_guarded(controller.config.controller.page_listen, token)]
     )
@@ -116,10 +117,10 @@ def _knows(authorization: str, token: str) -> bool:
 class Page:
     """The handlers. What the local socket answers already is answered by it."""
 
-    def __init__(self, controller: Controller, token: str):
+    def __init__(self, controller: Controller, token: str, person: Person):
         self._c = controller
-        self.api = LocalApi(controller)
         self._gives_evidence = bool(token)
+        self.api = LocalApi(controller, lambda _: person)
         self._overview: tuple[float, bytes] = (float("-inf"), b"")
         root = files("watchdog.controller") / "static"
         self._files = {name: ((root / file).read_bytes(), kind) for name, (file, kind) in STATIC.items()}
@@ -128,12 +129,13 @@ class Page:
         body, kind = self._files[request.path.lstrip("/")]
         return web.Response(body=body, content_type=kind, charset="utf-8")
 
-    async def overview(self, _: web.Request) -> web.Response:
+    async def overview(self, request: web.Request) -> web.Response:
         c, now = self._c, clock.monotonic()
         made_at, body = self._overview
         if now - made_at > FRESH_S:
             resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
-            document = overview_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved)
+            sees = self.api.sees(request)
+            document = overview_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees)
             document["cluster"] = c.config.cluster_name
             document["mode"] = c.config.mode
             paused = c.journal.paused()
@@ -149,7 +151,8 @@ class Page:
         found = next((job for job in self._c.judge.view.jobs if job.job.job_id == job_id), None)
         if found is None:
             raise Refused(404, f"job {job_id[:40]!r} is not running, or not watched")
-        return web.json_response(job_page_json(found, self._c.judge.limits_s.get(job_id)))
+        limit_s, may_see = self._c.judge.limits_s.get(job_id), self.api.may_see_job(request, found.job)
+        return web.json_response(job_page_json(found, limit_s, may_see=may_see))
 
     async def incidents(self, request: web.Request) -> web.Response:
         """The newest ones, newest first."""
@@ -174,7 +177,7 @@ class Page:
         if not self._gives_evidence:
             raise Refused(
                 403,
-                "evidence is given out only with a token: set security.page_token_file, or use explain --bundle",
+                "evidence is given out only with a password: set security.page_token_file, or use explain --bundle",
             )
         answer = await self.api.evidence(request)
         name = f"{request.match_info['id'][:40]}-{request.match_info['number']}.json"

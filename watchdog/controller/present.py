@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from watchdog.controller.access import public_sentence
 from watchdog.controller.capped import CAPS, Shortage
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.model.actions import ActionRun, Decision
 from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+
+DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
+
+
+def public_incident_json(incident: Incident, decisions: Sequence[Decision]) -> dict[str, Any]:
+    """The same keys for somebody who may not see its evidence: what, when, where and what was done, no word of a user's.
+
+    Nothing is copied and then taken out: a field that is added to an incident is not in here.
+    """
+    return {
+        "id": incident.id,
+        "kind": incident.kind,
+        "state": incident.state,
+        "severity": incident.severity,
+        "job_id": incident.job_ids[0] if incident.job_ids else None,
+        "job_ids": list(incident.job_ids),
+        "opened_at": incident.opened_at,
+        "fired_at": incident.fired_at,
+        "resolved_at": incident.resolved_at,
+        "detected_after_s": incident.detected_after_s,
+        "culprits": [
+            {
+                "node": each.node, "rank": each.rank, "pid": None, "gpu_uuid": each.gpu_uuid, "mount": None, "path": None,
+                "reason": "",
+            }
+            for each in incident.culprits
+        ],
+        "summary": public_sentence(incident),
+        "evidence": [],
+        "inhibited_by": incident.inhibited_by,
+        "resolution": "",
+        "decisions": [
+            {
+                "action": each.action, "verdict": each.verdict, "by": each.by, "reason": "", "exclude": list(each.exclude), "rule": "",
+                "ladder": list(each.ladder), "outcome": None,
+            }
+            for each in decisions
+        ],
+        "details_for": DETAILS_FOR,
+    }  # fmt: skip
 
 
 def incident_json(
@@ -92,10 +133,18 @@ def action_json(run: ActionRun) -> dict[str, Any]:
     }
 
 
+Sees = Callable[[Incident], bool]
+"""Whether the person for whom JSON is made may see an incident's evidence, which its summary is made of."""
+
+
 def status_json(
-    view: ClusterView, limits_s: dict[str, float], open_incidents: Sequence[Incident], resolved: int
+    view: ClusterView,
+    limits_s: dict[str, float],
+    open_incidents: Sequence[Incident],
+    resolved: int,
+    sees: Sees,
 ) -> dict[str, Any]:
-    """Nodes, jobs and counts of incidents."""
+    """Nodes, jobs and counts of incidents, for a person who `sees` some of them."""
     states = [i.state for i in open_incidents if i.kind is not Kind.OPERATOR_RESTART]
     return {
         "nodes": {"reporting": list(view.reporting_nodes), "silent": list(view.silent_nodes)},
@@ -105,7 +154,7 @@ def status_json(
             "pending": states.count(IncidentState.PENDING),
             "resolved": resolved,
         },
-        "open": [_open_json(each) for each in _most_urgent(open_incidents)],
+        "open": [_open_json(each, sees) for each in _most_urgent(open_incidents)],
     }
 
 
@@ -131,7 +180,12 @@ def _most_urgent(incidents: Sequence[Incident]) -> list[Incident]:
     return told[:SHOWN_OPEN]
 
 
-def _open_json(incident: Incident) -> dict[str, Any]:
+def summary_for(incident: Incident, sees: Sees) -> str:
+    """Its sentence, or the one that everybody may read."""
+    return incident.summary if sees(incident) else public_sentence(incident)
+
+
+def _open_json(incident: Incident, sees: Sees) -> dict[str, Any]:
     return {
         "id": incident.id,
         "kind": incident.kind,
@@ -139,7 +193,7 @@ def _open_json(incident: Incident) -> dict[str, Any]:
         "severity": incident.severity,
         "job_id": incident.job_ids[0] if incident.job_ids else None,
         "opened_at": incident.opened_at,
-        "summary": incident.summary,
+        "summary": summary_for(incident, sees),
     }
 
 

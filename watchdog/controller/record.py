@@ -79,7 +79,10 @@ class Recorder:
             data = b"".join(line for at, what in items for line in self._lines(at, what))
             try:
                 if fd < 0:
-                    fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+                    fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                    os.fchmod(
+                        fd, 0o600
+                    )  # it holds lines of jobs, and an older release made it readable for the group
                     self._torn = os.fstat(fd).st_size > 0  # whoever wrote it before may have been killed
                 self._write(fd, data)
             except OSError as error:

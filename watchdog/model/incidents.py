@@ -130,6 +130,10 @@ class Finding(Value, frozen=True, kw_only=True):
     """Of a finding that is about one process and no job: which, if it is known well enough to be ended."""
 
 
+NOBODY = -1
+"""Owner of a job of which Slurm has not said whose it is (SlurmJob.uid): no process has this uid."""
+
+
 class IncidentState(StrEnum):
     PENDING = "pending"
     FIRING = "firing"
@@ -172,3 +176,5 @@ class Incident(Value, frozen=True, kw_only=True):
     inhibited_by: str | None = None
     """Id of the incident that explains this one; it is then not acted on and not announced."""
     resolution: str = ""
+    owners: tuple[int, ...] = ()
+    """Uids of the owners of all jobs that it has ever been about, -1 for one that is not known: whose its evidence is."""

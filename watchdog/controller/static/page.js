@@ -185,6 +185,7 @@ function incident(found) {
     make("h2", {}, `${it.kind} · ${it.state}`),
     make("div", { class: `card ${it.severity}` }, make("p", {}, it.summary), make("p", { class: "faint" }, `incident ${it.id}`, ...it.job_ids.flatMap((each) => [" · job ", link(each, "job", each)]), it.resolution ? ` · ${it.resolution}` : "")),
     who.length ? table("Named", ["Node", "Rank", "Pid", "GPU", "File or mount", "Why"], who) : make("p", {}, "Nobody is named."),
+    it.details_for ? make("p", { class: "faint" }, `Details are for ${it.details_for}.`) : null,
     make("h2", {}, "Evidence"), make("ul", {}, ...it.evidence.map((each) => make("li", {}, typeof each === "string" ? each : JSON.stringify(each)))),
     ...stackGroups(found.diagnosis),
     it.decisions.length ? table("Decisions", ["Action", "Verdict", "By", "Why", "Outcome"], it.decisions.map((each) => ({ cells: [each.action, each.verdict, each.by, each.reason, each.outcome || "-"] }))) : null,

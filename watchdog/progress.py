@@ -9,31 +9,42 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from math import isfinite
+from math import isfinite, log, nan
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from watchdog.knowledge.log_signatures import HARMLESS, HARMLESS_NEEDLES, SIGNATURES, Signature
 from watchdog.knowledge.progress_patterns import (
     COUNTED,
     EPOCH_KEYS,
+    GLOBAL_BATCH,
+    GRADIENT_IS_NONE,
+    LEFT_OUT,
     LOSS,
     LOSS_KEYS,
     MADE,
     MAPPING_NEEDLES,
+    MILLISECONDS_KEYS,
     NOT_PROGRESS,
     NOT_PROGRESS_NEEDLES,
-    OTHER_BAR,
+    OTHER_LABEL,
+    OTHER_LOSS,
+    OTHER_UNIT,
     PATTERNS,
+    PER_STEP,
     PREFIXES,
     PROSE,
+    RATE_KEYS,
+    SAMPLES_PER_SECOND,
     SECONDS_KEYS,
     SIGNS,
     SPOKEN_OF,
     SPOKEN_OF_NEEDLES,
     STEP_KEYS,
     STEP_SECONDS,
+    STEPS_PER_SECOND,
     TOTAL_KEYS,
     TRAINING_KEYS,
     Pattern,
@@ -50,11 +61,17 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b
 OWN_CHARS = 300
 """Characters of a line that a site's own patterns see: they bound what such a pattern can cost."""
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
+RATE_NEEDLES = ("/s", "s/", "per_s", "per s", "per-s")
+"""One of them is in each lower-cased line from whose rates the time of a step may be read."""
 LONGEST_EPOCH = 1e9
 """Steps of an epoch whose length is not known: epoch and step become one number that rises."""
 NO_NUMBER = ("NaN", "nan", "Inf", "inf")
 """As writers of JSON put what it has no word for."""
 _NO_NUMBER = re.compile(r"(?<=[:\[,\s])(-?(?:NaN|nan|Infinity|[Ii]nf))(?=\s*[,}\]])")
+_MAPPING = re.compile(r"\s*\{(?! ?[A-Za-z]+:)")
+"""JSON, or a dictionary; MindFormers writes `{ Epoch:[ 1/ 2], step:[…` around its lines."""
+_BEGINS = re.compile(r"\[(?:0?0:)?00:00<\?|\[(?:0?0:)?00:00, \?")
+_BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count"})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
@@ -67,6 +84,14 @@ class LogFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: float | None = None
     """Where there is no step: a number that rises and is none (epochs, tokens, samples). It is never shown or subtracted as a step."""
     total_steps: int | None = None
+    epoch: int | None = None
+    """Epochs that were finished before, of a line that counts steps within one; `in_epoch` of `epoch_steps` are done of this one."""
+    in_epoch: int | None = None
+    epoch_steps: int | None = None
+    epochs: int | None = None
+    """How many there are to be."""
+    initial: bool = False
+    """It says where a bar begins (`40/90 [00:00<?, ?it/s]`): a position, and no step that was made."""
     step_s: float | None = None
     loss: float | None = None
     phase: str | None = None
@@ -213,7 +238,7 @@ def _from_sign(row: Sign, match: re.Match[str], text: str, who: dict[str, Any]) 
 
 def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
     fact = None
-    if text.lstrip().startswith("{"):
+    if _MAPPING.match(text):
         if rows.mapping and has_needle(MAPPING_NEEDLES, lower):
             fact = _from_mapping(text.strip(), who)
     else:
@@ -243,41 +268,64 @@ def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool
     """Whether it only looks like the row: a numbered list in prose, a bar of something else."""
     if row.counted:
         return PROSE.fullmatch(text, match.end()) is not None
-    if row.name != "tqdm":
+    if row.name not in _BARS:
         return False
-    return OTHER_BAR.search(lower, max(0, match.start() - MAX_LINE), match.end() + 20) is not None
+    label = lower[max(0, match.start() - MAX_LINE) : match.start()]
+    if row.name == "tqdm_open":
+        label = label.rpartition("|")[0]  # the bar itself stands before its numbers
+    label = label.rpartition("|")[2]
+    return (
+        OTHER_LABEL.search(label) is not None
+        or OTHER_UNIT.search(lower, match.start(), match.end() + 20) is not None
+    )
 
 
 def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact:
     groups = match.groupdict()
-    step, count = _counted(row, groups)
-    return LogFact(
+    fact = LogFact(
         kind=EventKind.PROGRESS,
         pattern=row.name,
-        step=step,
-        count=count,
-        total_steps=int(groups["total"]) if groups.get("total") and not row.in_epoch else None,
+        initial=row.name in _BARS and _BEGINS.search(text, match.start()) is not None,
         step_s=_seconds(groups, text),
-        loss=_loss(text),
+        loss=_number(groups["loss"]) if groups.get("loss") else _loss(text),
         **who,
+    )
+    if row.in_epoch and not groups.get("updates"):
+        return _in_epoch(fact, row, groups)
+    step, count = _counted(groups)
+    total = int(groups["total"]) if groups.get("total") and not row.in_epoch else None
+    return replace(fact, step=step, count=count, total_steps=total)
+
+
+def _in_epoch(fact: LogFact, row: Pattern, groups: dict[str, str | None]) -> LogFact:
+    """The count begins anew with every epoch; together with the epoch it rises."""
+    epoch = max(0, int(groups["epoch"] or 0) - row.first_epoch)
+    step = int(groups["step"] or 0)
+    if not groups.get("total"):
+        return replace(fact, count=epoch + min(step / LONGEST_EPOCH, 0.999), epoch=epoch, in_epoch=step)
+    steps = int(groups["total"] or 0)
+    epochs = int(groups.get("epochs") or 0) or None
+    return replace(
+        fact,
+        step=step + epoch * steps,
+        epoch=epoch,
+        in_epoch=step,
+        epoch_steps=steps,
+        epochs=epochs,
+        total_steps=epochs * steps if epochs and epochs > epoch and step <= steps else None,
     )
 
 
-def _counted(row: Pattern, groups: dict[str, str | None]) -> tuple[int | None, float | None]:
+def _counted(groups: dict[str, str | None]) -> tuple[int | None, float | None]:
     """The step or, where there is none, the count."""
     number = groups.get("count") or groups.get("count_b")
-    epoch = int(groups.get("epoch") or 0)
     if number:
         return None, _scaled(number.rstrip("kMG"), UNITS.get(number[-1], 1.0))
     if groups.get("whole"):
-        return None, epoch + int(groups["part"] or 0) / max(1, int(groups["whole"] or 0))
-    step = int(groups.get("updates") or groups["step"] or 0)
-    if not row.in_epoch or groups.get("updates"):
-        return step, None
-    if groups.get("total"):
-        # The count begins anew with every epoch; together with the epoch it rises.
-        return step + epoch * int(groups["total"] or 0), None
-    return None, epoch + min(step / LONGEST_EPOCH, 0.999)
+        return None, int(groups.get("epoch") or 0) + int(groups["part"] or 0) / max(
+            1, int(groups["whole"] or 0)
+        )
+    return int(groups.get("updates") or groups.get("step") or 0), None
 
 
 def _seconds(groups: dict[str, str | None], text: str) -> float | None:
@@ -320,10 +368,20 @@ def _from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
         step=step,
         count=epoch,
         total_steps=next((count for key in TOTAL_KEYS if (count := _count(data.get(key))) is not None), None),
-        step_s=next((value for key in SECONDS_KEYS if (value := _value(data.get(key))) is not None), None),
-        loss=_loss(text) if loss is None else loss,
+        step_s=_mapped_seconds(data),
+        loss=_loss(text) if loss is None or (loss == 0.0 and GRADIENT_IS_NONE.search(text)) else loss,
         **who,
     )
+
+
+def _mapped_seconds(data: dict[str, Any]) -> float | None:
+    for keys, factor in ((SECONDS_KEYS, 1.0), (MILLISECONDS_KEYS, 0.001)):
+        for key in keys:
+            value = _value(data.get(key))
+            if value is not None:
+                return factor * value
+    rates = (_value(data.get(key)) for key in RATE_KEYS)
+    return next((1 / rate for rate in rates if rate), None)
 
 
 def _epoch(data: dict[str, Any]) -> float | None:
@@ -352,6 +410,8 @@ def _value(value: object) -> float | None:
 
 
 def _number(text: str) -> float | None:
+    if "#" in text:  # 1.#QNAN, -1.#IND, 1.#INF of Windows' C library
+        return nan
     try:
         return float(text.replace(",", "").replace("_", ""))
     except ValueError:
@@ -364,8 +424,21 @@ def _scaled(text: str, factor: float) -> float | None:
 
 
 def _loss(text: str) -> float | None:
-    match = LOSS.search(text.lower())
-    return _number(match["loss"].rstrip(",")) if match else None
+    """The loss, NaN too where it is left out and counted, or shows only in its gradient (half precision: a loss of zero)."""
+    lower = text.lower()
+    match = LOSS.search(lower)
+    if match is not None:
+        loss = _number(match["loss"].rstrip(","))
+        return nan if loss == 0.0 and GRADIENT_IS_NONE.search(text) else loss
+    if "nan iterations" in lower and LEFT_OUT.search(lower):
+        return nan
+    other = OTHER_LOSS.search(lower)
+    if other is None:
+        return None
+    value = _number(other["loss"].rstrip(","))
+    if value is None or not other["log"] or not isfinite(value):
+        return value
+    return log(value) if value > 0 else None
 
 
 def _step_seconds(text: str) -> float | None:
@@ -376,4 +449,19 @@ def _step_seconds(text: str) -> float | None:
         if match is not None:
             factor = 1000.0 if match.groupdict().get("kilo") else 1.0  # nanotron writes 1.05K for 1050
             return _scaled(match["value"], factor * (0.001 if match["unit"] == "ms" else 1.0))
-    return None
+    return _seconds_of_rate(lower) if has_needle(RATE_NEEDLES, lower) else None
+
+
+def _seconds_of_rate(lower: str) -> float | None:
+    match = PER_STEP.search(lower)
+    if match is not None:
+        return _scaled(match["value"], {"ms": 0.001, "us": 1e-6}.get(match["unit"], 1.0))
+    match = STEPS_PER_SECOND.search(lower)
+    if match is not None:
+        rate = _number(match["value"] or match["named"])
+        return 1 / rate if rate else None
+    match, batch = SAMPLES_PER_SECOND.search(lower), GLOBAL_BATCH.search(lower)
+    if match is None or batch is None:
+        return None
+    rate = _number((match["value"] or match["named"]).rstrip(","))
+    return int(batch[1]) / rate if rate else None

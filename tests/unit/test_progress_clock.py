@@ -298,3 +298,23 @@ def test_the_size_of_a_batch_is_what_the_line_says_or_what_was_consumed_since(
         feed(clocks, [said], at=10.0 * step)
     (clock,) = clocks.values()
     assert list(dict.fromkeys(each.batch for each in clock.times if each.batch is not None)) == sizes
+
+
+def test_a_position_that_a_bar_begins_at_is_no_step_of_the_run() -> None:
+    """A resumed run draws `0/90` or `40/90` first: it must not pass for its first new step."""
+    clocks: Clocks = {}
+    at = feed(clocks, [msgspec.structs.replace(event(40, "tqdm", 90), initial=True)])
+    assert (progress(clocks, at).first_step, progress(clocks, at).rises) == (None, 0)
+    at = feed(clocks, [event(40, "tqdm", 90)], at)
+    assert (progress(clocks, at).first_step, progress(clocks, at).rises) == (None, 0)  # drawn again
+    at = feed(clocks, [event(41, "tqdm", 90), event(42, "tqdm", 90)], at)
+    assert (progress(clocks, at).first_step, progress(clocks, at).rises) == (41, 2)
+
+
+def test_a_line_beside_the_training_that_names_a_step_made_before_is_no_progress() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [event(step, "megatron", 1000) for step in range(390, 406)], every_s=1.0)
+    for step in (300, 400, 405):  # "uploaded step 300", "evaluated step 400"
+        assert not apply_step(clocks, event(step, "step"), at + 60, float("-inf"))
+    assert progress(clocks, at + 60).age_s == pytest.approx(61.0)
+    assert apply_step(clocks, event(410, "step"), at + 61, float("-inf"))

@@ -21,7 +21,7 @@ def event_item(line: str, fact: LogFact, age_s: float) -> Item:
     return {
         "kind": fact.kind.value, "age_s": age_s, "line": kept_line(line), "step": fact.step, "count": fact.count,
         "total_steps": fact.total_steps, "step_s": fact.step_s, "loss": loss, "loss_is_no_number": loss is not fact.loss, "phase": fact.phase,
-        "pattern": fact.pattern, "rank": fact.rank,
+        "pattern": fact.pattern, "rank": fact.rank, "initial": fact.initial,
     }  # fmt: skip
 
 

@@ -320,9 +320,10 @@ class Tail:
 
     def _gather(self, found: Scan, age_s: float) -> None:
         assert self.place is not None
-        steps = self.place.last_steps
+        steps, context = self.place.last_steps, self.place.context
         self.left_out += found.left_out
-        for line, fact in found.facts:
+        for line, alone in found.facts:
+            fact = context.take(alone)
             number = fact.count if fact.step is None else fact.step
             if fact.kind is EventKind.PROGRESS and number is not None:
                 if steps.get(fact.pattern) == number:

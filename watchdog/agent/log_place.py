@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 
+from watchdog.log_context import Context
+
 MAX_PENDING = 64 * 1024
 """Of a line without an end so much is kept."""
 ANCHOR = 256
@@ -57,6 +59,7 @@ class Place:
     """The last bytes before `position`."""
     lines: Lines = field(default_factory=Lines)
     last_steps: dict[str, float] = field(default_factory=dict)
+    context: Context = field(default_factory=Context)
 
     def advance(self, data: bytes) -> None:
         """Notes that `data` was read."""

@@ -345,7 +345,10 @@ class Driver:
 
 
 def _first_step(view: JobView | None) -> int | None:
-    """The first step of the next run; 0 where it counts something else, which proves as well that it runs."""
+    """The first step that the next run made; 0 where it counts something else, whose rise proves as well that it runs. A bar that was
+    drawn at the position it begins at (`0/90`) proves nothing."""
     if view is None or view.progress is None:
         return None
-    return view.progress.first_step if view.progress.step_known else 0
+    if view.progress.step_known:
+        return view.progress.first_step
+    return 0 if view.progress.rises else None

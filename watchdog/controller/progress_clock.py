@@ -44,7 +44,7 @@ Counter = tuple[str, str]
 """(file, pattern)."""
 
 
-BARS = ("tqdm",)
+BARS = ("tqdm", "ignite_bar")
 """Patterns by which several things are counted in turn: each total is a counter of its own."""
 
 WEAK = frozenset(row.name for row in PATTERNS if row.counted)
@@ -69,11 +69,14 @@ class Clock:
     count: float
     """What rises: the step, or another number."""
     rose_at: float
-    first_step: int
+    first_step: int | None
+    """None while only the position was seen that a bar begins at."""
     step: int
     """0 where the counter counts no steps."""
     is_step: bool = True
     seen: int = 1
+    rose: int = 0
+    """How often it was seen to rise."""
     stride: int = 0
     total_steps: int | None = None
     begun_anew: int = 0
@@ -127,8 +130,10 @@ def apply_step(
     if clock is None:
         if len(clocks) >= MAX_CLOCKS:
             del clocks[min(clocks, key=lambda each: (clocks[each].is_step, clocks[each].rose_at))]
+        if _is_side_line(clocks, event):
+            return False
         clocks[key] = _new_clock(event, number, at)
-        return True
+        return not event.initial
     if event.backlog:
         clock.count = max(clock.count, number)
         clock.step = max(clock.step, event.step or 0)
@@ -170,10 +175,19 @@ def _counter(event: Event) -> Counter:
     return event.source, f"{pattern}/{event.total_steps}" if pattern in BARS else pattern
 
 
+def _is_side_line(clocks: dict[Counter, Clock], event: Event) -> bool:
+    """Whether a line in words that anybody may write names a step which was made long ago ("evaluated step 400"): it counts nothing."""
+    main = main_clock(clocks)
+    if (event.pattern or "") not in WEAK or event.step is None or main is None or not main.is_step:
+        return False
+    of_main = next(pattern for (_, pattern), clock in clocks.items() if clock is main)
+    return of_main not in WEAK and main.rose > 0 and event.step <= main.step
+
+
 def _new_clock(event: Event, number: float, at: float) -> Clock:
     step = event.step or 0
     return Clock(
-        count=number, rose_at=at, first_step=step, step=step, is_step=event.step is not None,
+        count=number, rose_at=at, first_step=None if event.initial else step, step=step, is_step=event.step is not None,
         total_steps=event.total_steps,
     )  # fmt: skip
 
@@ -187,11 +201,13 @@ def _rise(
         clock.stride = max(0, event.step - clock.step)
         _note_time(clock, event, at, phase)
         clock.step = event.step
+        clock.first_step = event.step if clock.first_step is None else clock.first_step
         if clock.rises and clock.rises[-1][0] == at:
             clock.rises.pop()
         clock.rises.append((at, event.step))
     clock.count, clock.rose_at, clock.lower = number, at, None
     clock.seen += 1
+    clock.rose += 1
     clock.total_steps = event.total_steps or clock.total_steps
 
 
@@ -212,8 +228,8 @@ def _begun_anew(clock: Clock, event: Event, number: float, at: float) -> Clock:
     lower = clock.lower or 0.0
     new = _new_clock(event, number, at)
     new.first_step = int(lower) if new.is_step else 0
-    new.seen, new.begun_anew = 2, clock.begun_anew + 1
-    if new.is_step and max(clock.first_step, lower) <= max(1, clock.stride):
+    new.seen, new.rose, new.begun_anew = 2, clock.rose + 1, clock.begun_anew + 1
+    if new.is_step and max(clock.first_step or 0, lower) <= max(1, clock.stride):
         new.seen, new.intervals_s = clock.seen + 1, clock.intervals_s
     return new
 
@@ -304,6 +320,7 @@ def read_progress(
         age_s=max(0.0, now - max(newest, grace_from)),
         rose_age_s=max(0.0, now - max(rises)) if rises else None,
         steps_seen=main.seen,
+        rises=main.rose,
         intervals_s=tuple(main.intervals_s),
         step_s=main.step_s,
         stride=max(1, main.stride),

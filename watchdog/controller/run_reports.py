@@ -90,6 +90,8 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
         ):
             run.phase = None if run.phase and run.phase[1] <= at else run.phase
             run.snapshots.clear()
+            if event.phase:  # a bar inside of the training's: the next step ends it
+                run.phase = (event.phase, at)
         if at >= run.steps_from:
             note_loss(run.clocks, event, at)
     elif event.kind is EventKind.CHECKPOINT and event.step is not None:

@@ -56,7 +56,9 @@ class Progress(Value, frozen=True, kw_only=True):
     rose_age_s: float | None = None
     """Since the step last rose, whatever grace was granted since; None if it was not seen to rise."""
     steps_seen: int
-    """How many times it rose in this run."""
+    """How many times it rose in this run, with the line in which it was seen first."""
+    rises: int = 0
+    """How many times it was seen to rise in this run: 0 where only one line, or only the position of a bar, was seen."""
     intervals_s: tuple[float, ...] = ()
     """The recent times between two rises, oldest first."""
     step_s: float | None = None
@@ -65,7 +67,7 @@ class Progress(Value, frozen=True, kw_only=True):
     """Steps between two log lines."""
     total_steps: int | None = None
     first_step: int | None = None
-    """The first step that this run logged."""
+    """The first step that this run logged as made: where a bar begins (`40/90 [00:00<?`) is none; None until it rose from there."""
     begun_anew: int = 0
     """How often its count fell and rose again in this run: then `total_steps` is that of an epoch."""
     phase: str | None = None

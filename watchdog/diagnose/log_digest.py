@@ -15,6 +15,7 @@ from watchdog.diagnose.log_lines import Line, classify, host_word, read_line
 from watchdog.diagnose.log_sections import with_sections, without_line_numbers, without_modules
 from watchdog.diagnose.log_time import Clock, Stamp, stamp_of
 from watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES
+from watchdog.log_context import Context
 from watchdog.log_scan import MAX_LINE_BYTES, Seen, letters, scan
 from watchdog.model.observed import EventKind
 from watchdog.progress import LogFact
@@ -102,6 +103,7 @@ class Collector:
         self._markdown = markdown
         self._lone_losses = (0, 0)
         self._owed = 0
+        self._context = Context()
 
     def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
         """`numbers`: of each line of `data` its number in the file, where it is not simply counted on from `first_line`."""
@@ -116,7 +118,7 @@ class Collector:
             if fact.kind is EventKind.ERROR:
                 errors.append(place)
             else:
-                self._note(number(place), text, fact)
+                self._note(number(place), text, self._context.take(fact))
         if any(needle in data for needle in LONE_LOSS_NEEDLES):
             self._note_lone_losses(data, number)
         count = found.lines + (not data.endswith(b"\n"))

@@ -26,11 +26,14 @@ RECENT = 20
 """Intervals that a limit is learnt from."""
 BUSY_SHAPES = 25
 """Sorts of lines that were not seen before: a log that says so much new is no silent one."""
-AVERAGED = frozenset({"tqdm", "nemo", "levanter"})
+AVERAGED = frozenset({
+    "tqdm", "tqdm_open", "tqdm_count", "nemo", "levanter", "lightning", "lightning_open", "lightning_rich", "yolo", "yolo_line", "torchtune", "keras",
+})  # fmt: skip
 """Their rates are averages over the past: a change shows late and smeared, so the times of the lines are compared instead."""
 _NO_GRADIENT = re.compile(r"grad(?:ient)?[_ ]norm\W{1,4}nan\b", re.IGNORECASE)
 SILENT_LOSSES = 5
 """So many times the usual number of steps between two losses may stand behind the last one: then it was the last of the run."""
+BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count", "ignite_bar"})
 CLOCK_STEP_S = 1.0
 """Most logs write whole seconds: shorter steps cannot be compared by them."""
 
@@ -107,17 +110,21 @@ def read_progress(digest: Digest) -> Progress:
     if not facts:
         line = ends[-1].line if ends else None
         return Progress(finished=bool(ends), finished_line=line, trained_line=_trained(ends))
-    rises, before = [], None
+    rises, before, seen = [], None, 0
     for fact in facts:
         count = _count(fact)
         # A count that goes back is a new epoch of the run; from there it rises again.
-        if before is None or count > before:
+        if before is not None and count > before:
+            rises.append((fact.line, fact.at))
+            seen += 1
+        elif before is None and not fact.fact.initial:
             rises.append((fact.line, fact.at))
         before = count
     first, last = facts[0].fact, facts[-1].fact
     total = next((f.fact.total_steps for f in reversed(facts) if f.fact.total_steps is not None), None)
-    # What is said before the last step may be the end of an earlier run in the same log.
-    said_end = bool(ends) and ends[-1].line >= facts[-1].line
+    # What is said before the last step may be the end of an earlier run in the same log; a bar is drawn once more when it is closed.
+    last_rise = rises[-1][0] if rises else facts[-1].line
+    said_end = bool(ends) and ends[-1].line >= last_rise
     reached = total is not None and last.step is not None and last.step >= total and _is_whole(last.pattern)
     median_s = _median_step(facts)
     return Progress(
@@ -127,14 +134,14 @@ def read_progress(digest: Digest) -> Progress:
         total_steps=total,
         lines=len(facts),
         last_line=facts[-1].line,
-        advancing=len(rises) > 1,
+        advancing=seen > 0,
         step_seconds_median=None if median_s is None else round(median_s, 4),
         rises=tuple(rises),
         finished=said_end or reached,
         finished_line=ends[-1].line if said_end else facts[-1].line if reached else None,
         trained_line=facts[-1].line
         if reached and not said_end
-        else _trained([fact for fact in ends if fact.line >= facts[-1].line]),
+        else _trained([fact for fact in ends if fact.line >= last_rise]),
     )
 
 
@@ -144,7 +151,7 @@ def _trained(ends: Sequence[Fact]) -> int | None:
 
 def _is_whole(pattern: str) -> bool:
     """Whether the total is the whole run's: a bar may be one of many."""
-    return pattern != "tqdm"
+    return pattern not in BARS
 
 
 def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
@@ -272,12 +279,18 @@ def _change(fact: Fact, before: float, after: float) -> Change:
 def read_phases(digest: Digest) -> list[dict[str, object]]:
     """The phases that the log names, in order; repeated lines of one are one phase. Training is what lies between."""
     phases: list[dict[str, object]] = []
+    counts: dict[str, float] = {}
     for fact in digest.facts:
         kind = fact.fact.kind
+        if kind is EventKind.PROGRESS:
+            count = counts.get(fact.fact.pattern)
+            counts[fact.fact.pattern] = _count(fact)
+            if count == _count(fact) and phases:
+                continue  # drawn again
         name = (
             fact.fact.phase
             if kind is EventKind.PHASE
-            else "training"
+            else fact.fact.phase or "training"
             if kind is EventKind.PROGRESS
             else "checkpoint_complete"
         )

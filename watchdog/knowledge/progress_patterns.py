@@ -2,7 +2,8 @@
 
 A row is tried only if one of its `needles` is in the lower-cased line; the first row that matches wins, so special forms
 stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), updates, and
-  epoch  with `step` of `total` in this epoch: together they rise on where `step` begins anew (`in_epoch`);
+  epoch  with `step` of `total` in this epoch: together they rise on where `step` begins anew (`in_epoch`; the first epoch has
+         the number `first_epoch`), and `epochs`, how many there are to be;
   count  a number that rises and is no step (samples, tokens, epochs): it proves that the loop turns and is never shown as a step.
 Two `\\s*` never stand beside each other, not even around something optional: a line of blanks would take seconds.
 See watchdog.knowledge.log_signatures for what a new needle costs.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-NUMBER = r"[-+]?(?:\d[\d_,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
+NUMBER = r"[-+]?(?:\d\.#\w+|\d[\d_,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Pattern:
     """Tried only if COUNTED is in the lower-cased line, too, and no progress in prose: see PROSE."""
     in_epoch: bool = False
     """`step` begins anew with each `epoch`."""
+    first_epoch: int = 0
+    """The number that it gives to its first epoch."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,9 @@ def _pattern(name: str, needles: str | tuple[str, ...], regex: str, flags: int =
     return Pattern(name, (needles,) if isinstance(needles, str) else needles, re.compile(regex, flags))
 
 
-def _in_epoch(name: str, needles: str | tuple[str, ...], regex: str) -> Pattern:
-    return Pattern(
-        name, (needles,) if isinstance(needles, str) else needles, re.compile(regex), in_epoch=True
-    )
+def _in_epoch(name: str, needles: str | tuple[str, ...], regex: str, first_epoch: int = 0) -> Pattern:
+    needles = (needles,) if isinstance(needles, str) else needles
+    return Pattern(name, needles, re.compile(regex), in_epoch=True, first_epoch=first_epoch)
 
 
 def _counted(name: str, regex: str) -> Pattern:
@@ -132,8 +134,10 @@ SIGNS: tuple[Sign, ...] = (
     _sign("wenet_evaluation", ("cv batch ", "cv | batch "), r"\bCV (?:\| )?Batch \d+/\d+", "evaluating"),
     _sign("maxtext_evaluation", "eval metrics after step", r"\beval metrics after step: \d+", "evaluating"),
     _sign("detectron2_evaluation", "start inference on", r"\bStart inference on \d+ batches", "evaluating"),
+    _sign("yolo_evaluation", "instances", r"\bClass +Images +Instances .*\d+% [━╸─]", "evaluating"),
+    _sign("paddle_evaluation", "[eval][epoch", r"\[Eval\]\[Epoch \d+\]", "evaluating"),
     _sign("lightning_sanity", "sanity checking", r"\bSanity Checking\b", "starting"),
-    _sign("lightning_done", "trainer.fit", r"`Trainer\.fit` stopped:", "finishing"),
+    _sign("lightning_done", "trainer.fit", r"`Trainer\.fit` stopped:(?: `max_steps=(?P<step>\d+)` reached)?", "finishing"),
     _sign("training_begins", "training", r"(?:^|[\]:|>-]\s)\s*(?:start(?:ing|ed)?|begin(?:ning)?|launching) (?:the )?(?:model )?(?:pre-?)?training(?: loop| run)?(?: from (?:scratch|step \d+|iteration \d+))?[.! ]*$|\btraining (?:started|starts|begins)[.! ]*$", "starting"),
     _sign("initializing", ("distributed", "process group", "process_group", "random seed"), r"\binitiali[sz](?:ing|ed) (?:the )?(?:torch[. ])?(?:distributed|process[ _]groups?)\b|\binit_process_group\b(?!.*(?:rror|line \d))|\bsetting random seeds? to \d", "starting"),
     _sign("datasets", "building", r"\bbuilding (?:the )?(?:train(?:ing)? (?:data ?)?(?:set|loader)s?|data ?loaders?)\b", "starting"),
@@ -169,6 +173,11 @@ COUNTED = re.compile(r"(?:step|iter(?:ation)?|update|batch)s?[\s:#=\[]*\d")
 STEP_WORDS = ("step", "iter", "update", "batch")
 STEP_WORD = r"(?:global[ _]?step|train[ _]?step|step|iteration|iter|update|batch)"
 
+RATES = ("it/s", "s/it", "step/s", "s/step", "batch/s", "s/batch", "ba/s", "s/ba")
+"""Of a bar of tqdm whose end is not known there is nothing else that a line of anything else lacks."""
+BAR_RATE = r"(?:\s*\[[\d:]+<[\d:?]+,\s*(?:(?P<step_s>\d[\d.]*)\s*s/\w+|(?P<rate>\d[\d.]*)\s*\w+/s))?"
+"""How long a step takes, as a bar of tqdm says it."""
+
 PATTERNS: tuple[Pattern, ...] = (
     _pattern("nemo2", "global_step: ", r"Training epoch \d+, iteration \d+/\d+ .*?\bglobal_step: (?P<step>\d+)"),
     _pattern("megatron", "iteration", r"\biteration\s+(?P<step>\d+)\s*/\s*(?P<total>\d+)\s*\|"),
@@ -176,24 +185,33 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern("deepspeed_throughput", "global_step=", r"\bmicro_step=\d+/global_step=(?P<step>\d+)\b"),
     _pattern("deepspeed_pipeline", "steps: ", r"\bsteps: (?P<step>\d+) loss: \S+ iter time \(s\): (?P<step_s>[\d.]+)"),
     _pattern("nemo", "global_step=", r"\d+%\|.*\bglobal_step=(?P<step>\d+)(?:\.0*)?\b"),
-    _in_epoch("lightning", "%|", r"\bEpoch\s+(?P<epoch>\d+)(?:/-?\d+)?\s*:\s+(?::\s+)?\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)"),
-    _in_epoch("lightning_rich", "epoch ", r"\bEpoch (?P<epoch>\d+)(?:/-?\d+)? [━╸╺╴╶─ ]+(?P<step>\d+)/(?P<total>\d+) \d+:\d\d:\d\d"),
-    _in_epoch("yolo", "%|", r"^\s*(?P<epoch>\d+)/\d+\s+[\d.]+[GM]\s.*\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)"),
-    _pattern("torchtune", "loss: ", r"^\s*\d+\|(?P<step>\d+)\|Loss: "),
+    _in_epoch("lightning", "%|", r"\bEpoch\s+(?P<epoch>\d+)(?:/-?\d+)?\s*:\s+(?::\s+)?\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)\b" + BAR_RATE),
+    _in_epoch("lightning_open", RATES, r"\bEpoch\s+(?P<epoch>\d+)(?:/-?\d+)?\s*:\s+\|[^|]*\|\s*(?P<step>\d+)/\?" + BAR_RATE),
+    _in_epoch("lightning_rich", "epoch ", r"\bEpoch (?P<epoch>\d+)(?:/-?\d+)? [━╸╺╴╶─ ]+(?P<step>\d+)/(?P<total>\d+) \d+:\d\d:\d\d(?: • [\d:-]+ (?P<rate>\d[\d.]*)it/s)?"),
+    _in_epoch("yolo", "%|", r"^\s*(?P<epoch>\d+)/(?P<epochs>\d+)\s+[\d.]+[GM]\s.*\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)\b" + BAR_RATE, first_epoch=1),
+    _in_epoch("yolo_line", RATES, r"^\s*(?P<epoch>\d+)/(?P<epochs>\d+)\s+[\d.]+[GM]\s.*\d+% [━╸─]+ (?P<step>\d+)/(?P<total>\d+) (?:(?P<step_s>[\d.]+)s/it|(?P<rate>[\d.]+)it/s)", first_epoch=1),
+    _in_epoch("fastai", "epoch ", r"\bEpoch (?P<epoch>\d+)/(?P<epochs>\d+) :\s+\|[^|]*\|\s*[\d.]+% \[(?P<step>\d+)/(?P<total>\d+) [\d:]+<[\d:?]+(?:\.\.\. (?P<loss>" + NUMBER + r"))?", first_epoch=1),
+    _in_epoch("ignite", "%|", r"\bEpoch \[(?P<epoch>\d+)/(?P<epochs>\d+)\]: \[(?P<step>\d+)/(?P<total>\d+)\]\s+\d+%\|", first_epoch=1),
+    _pattern("ignite_bar", "%|", r"^\s*\[(?P<step>\d+)/(?P<total>\d+)\]\s+\d+%\|[^\[|]*\[[\d:]+<"),
+    _pattern("torchtune", "loss: ", r"^\s*\d+\|(?P<step>\d+)\|Loss: (?:[^|\[]*\|[^|]*\|[^\[]*" + BAR_RATE + r")?"),
     _pattern("tqdm", "%|", r"\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)\s*\[[\d:]+<[\d:?]+(?:,\s*(?:(?P<step_s>[\d.]+)\s*s/\w+|(?P<rate>[\d.]+)\s*\w+/s))?"),
+    _pattern("tqdm_open", RATES, r"\|\s*(?P<step>\d+)/\?\s*\[[\d:]+<[\d:?]+,\s*(?:(?P<step_s>[\d.]+)\s*s/(?:it|ba|batch|step)\b|(?:(?P<rate>[\d.]+)|\?)\s*(?:it|ba|batch|step)/s)"),
+    _pattern("tqdm_count", RATES, r"(?:^|[\s:])(?P<step>\d+)(?:it|ba|batch|step) \[[\d:]+, +(?:(?P<step_s>[\d.]+)\s*s/(?:it|ba|batch|step)\b|(?:(?P<rate>[\d.]+)|\?)\s*(?:it|ba|batch|step)/s)"),
+    _in_epoch("paddlevideo", "train step:", r"\bepoch:\[\s*(?P<epoch>\d+)/(?P<epochs>\d+)\s*\]\s+train step:(?P<step>\d+)\b", first_epoch=1),
     _pattern("torchtitan", "step:", r"\bstep:\s*(?P<step>\d+)\s+loss:"),
     _pattern("verl", "step:", r"(?<![\w/])step:(?P<step>\d+) - .*?\S+:(?:.*?\btiming_s/step:(?P<step_s>[\d.]+))?"),
     _pattern("modded_nanogpt", "step:", r"\bstep:(?P<step>\d+)/(?P<total>\d+) .*?\btrain_time:[\d.]+m?s(?: step_avg:(?P<step_ms>[\d.]+)ms)?"),
     _pattern("llm_c", "step ", r"\bstep\s+(?P<step>\d+)/(?P<total>\d+) \| (?:train )?loss .*?(?:\|\s*|\()(?P<step_ms>[\d.]+) ms\b"),
     _pattern("nanogpt", "iter ", r"\biter (?P<step>\d+): loss (?:.*?\btime (?P<step_ms>[\d.]+)\s*ms)?"),
     _pattern("maxtext", "completed step", r"\bcompleted step:\s*(?P<step>\d+), seconds:\s*(?P<step_s>[\d.]+)"),
-    _in_epoch("composer_epoch", "[batch=", r"\[epoch=(?P<epoch>\d+)(?:/\d+)?\]\[batch=(?P<step>\d+)/(?P<total>\d+)\]"),
+    _in_epoch("composer_epoch", "[batch=", r"\[epoch=(?P<epoch>\d+)(?:/(?P<epochs>\d+))?\]\[batch=(?P<step>\d+)/(?P<total>\d+)\]", first_epoch=1),
     _pattern("composer", "[batch=", r"\[batch=(?P<step>\d+)/(?P<total>\d+)\]"),
+    _pattern("composer_samples", ("[sample=", "[token="), r"^\s*\[(?:sample|token)=(?P<count>\d+)/(?P<total>\d+)\]:?\s*$"),
     _pattern("composer_time", "train time/batch:", r"\bTrain time/batch: (?P<step>\d+)$"),
-    _in_epoch("fairseq", "epoch ", r"\bepoch (?P<epoch>\d+):\s+(?P<step>\d+) / (?P<total>\d+)\b(?:.*?\bnum_updates=(?P<updates>\d+))?"),
+    _in_epoch("fairseq", "epoch ", r"\bepoch (?P<epoch>\d+):\s+(?P<step>\d+) / (?P<total>\d+)\b(?:.*?\bnum_updates=(?P<updates>\d+))?", first_epoch=1),
     _pattern("num_updates", "num_updates", r"\bnum_updates[\"']?\s*(?:[=:]\s*)?[\"']?(?P<step>\d+)"),
-    _in_epoch("mmengine", "epoch", r"\bEpoch(?:\(train\))?\s+\[(?P<epoch>\d+)\]\s?\[\s*(?P<step>\d+)/(?P<total>\d+)\]"),
-    _pattern("mmengine_iter", "iter", r"\bIter(?:\(train\))?\s+\[\s*(?P<step>\d+)/(?P<total>\d+)\]"),
+    _in_epoch("mmengine", "epoch", r"\bEpoch(?:\(train\))?\s+\[(?P<epoch>\d+)\]\s?\[\s*(?P<step>\d+)/(?P<total>\d+)\](?:.*?[\s,]time: (?P<step_s>\d[\d.]*))?", first_epoch=1),
+    _pattern("mmengine_iter", "iter", r"\bIter(?:\(train\))?\s+\[\s*(?P<step>\d+)/(?P<total>\d+)\](?:.*?[\s,]time: (?P<step_s>\d[\d.]*))?"),
     _pattern("detectron2", "iter: ", r"\biter: (?P<step>\d+)\s+total_loss: (?:.*?\s(?:last_)?time: (?P<step_s>[\d.]+))?"),
     _in_epoch("metric_logger", "epoch", r"\bEpoch:? \[(?P<epoch>\d+)(?:/\d+)?\]:?\s*\[\s*(?P<step>\d+)/\s*(?P<total>\d+)\](?:.*?\b[Tt]ime:?\s+(?P<step_s>\d[\d.]*))?"),
     _in_epoch("timm", "loss", r"\bTrain: (?P<epoch>\d+) \[\s*(?P<step>\d+)/(?P<total>\d+)\b(?:.*?\bTime: (?P<step_s>\d[\d.]*)s)?"),
@@ -201,8 +219,19 @@ PATTERNS: tuple[Pattern, ...] = (
     _in_epoch("bracket_pair", "loss", r"(?<!\S)\[(?P<epoch>\d+)/\d+\]\s?\[\s*(?P<step>\d+)/(?P<total>\d+)\]"),
     _pattern("mnist", "epoch: ", r"\bTrain Epoch: (?P<epoch>\d+) \[\s*(?P<part>\d+)/(?P<whole>\d+) \("),
     _pattern("keras", "loss: ", r"^\s*(?P<count>\d+)/(?P<total>\d+) (?:\[[=>.]+\]|[━╸╺╴╶─]+(?: |$)).*?\b(?:loss|acc(?:uracy)?): "),
+    _pattern("keras_line", "loss: ", r"^\s*(?P<count>\d+)/(?P<total>\d+) - (?:\d+:)*\d+m?s\b.*? (?:loss|acc(?:uracy)?): "),
+    _pattern("paddle_hapi", "loss: ", r"^\s*step\s+(?P<count>\d+)/(?P<total>\d+)(?: \[[=>.]+\])? - (?:lr: \S+ - )?loss: "),
+    _pattern("epoch_header", "epoch ", r"^\s*Epoch (?P<count>\d+)/(?P<total>\d+)\s*$"),
+    _in_epoch("word_model", "batches", r"\|\s*epoch\s+(?P<epoch>\d+)\s*\|\s*(?P<step>\d+)/\s*(?P<total>\d+) batches\s*\|(?:.*?\bms/batch\s+(?P<step_ms>\d[\d.]*))?", first_epoch=1),
+    _in_epoch("mindformers", "per_step_time", r"\bEpoch:\[\s*(?P<epoch>\d+)/\s*(?P<epochs>\d+)\],? step:\[\s*(?P<step>\d+)/\s*(?P<total>\d+)\].*?\bper_step_time:\s*(?P<step_ms>\d[\d.]*)\s?ms", first_epoch=1),
+    _pattern("mindformers_step", "per_step_time", r"\bstep(?::\[|\s)\s*(?P<step>\d+)/\s*(?P<total>\d+)(?:\]|\b).*?\bper_step_time:\s*(?P<step_ms>\d[\d.]*)\s?ms"),
+    _in_epoch("mindspore", "loss is", r"\bepoch:\s*(?P<epoch>\d+),?\s+step:\s*(?P<step>\d+),\s*loss is\b", first_epoch=1),
+    _in_epoch("mindcv", "epoch", r"\bEpoch:\s*\[\s*(?P<epoch>\d+)/\s*(?P<epochs>\d+)\],?\s+(?:batch|step):\s*\[\s*(?P<step>\d+)/\s*(?P<total>\d+)\]", first_epoch=1),
+    _in_epoch("paddleclas", "iter: ", r"\[Train\]\[Epoch (?P<epoch>\d+)/(?P<epochs>\d+)\]\[Iter: (?P<step>\d+)/(?P<total>\d+)\]", first_epoch=1),
+    _in_epoch("gluon", "batch", r"\bEpoch\s?\[?(?P<epoch>\d+)\]?[\s\]\[]{1,3}Batch\s?\[?(?:\d+-)?(?P<step>\d+)(?:/(?P<total>\d+))?\]"),
+    _pattern("litgpt", "iter ", r"\bEpoch \d+ \| iter (?P<step>\d+) step \d+ \|"),
     _pattern("samples_of_epoch", "loss: ", r"^loss: [\d.]+\s+\[\s*(?P<count>\d+)/\s*(?P<total>\d+)\]$"),
-    _in_epoch("espnet", "batch: ", r"\b(?P<epoch>\d+)epoch:train:\d+-(?P<step>\d+)batch: (?:.*\btrain_time=(?P<step_s>[\d.]+))?"),
+    _in_epoch("espnet", "batch: ", r"\b(?P<epoch>\d+)epoch:train:\d+-(?P<step>\d+)batch: (?:.*\btrain_time=(?P<step_s>[\d.]+))?", first_epoch=1),
     _in_epoch("wenet", "batch ", r"\bTRAIN (?:\| )?Batch (?P<epoch>\d+)/(?P<step>\d+)\b"),
     _in_epoch("dllogger", "training iteration: ", r"\bTraining Epoch: (?P<epoch>\d+) Training Iteration: (?P<step>\d+)\b"),
     _in_epoch("dllogger_json", "step", r"\bDLLL \{.*\"type\": \"LOG\", \"step\": \[(?P<epoch>\d+), (?P<step>\d+)\], \"data\""),
@@ -230,18 +259,20 @@ PROSE = re.compile(
     r"(?!.*(?:[=:]|(?:loss|ppl|perplexity|norm|reward)\b)\s*[-+]?(?:nan|inf)(?:inity)?\b)[^A-Za-z\d]*[A-Za-z]+[^A-Za-z\d]+[A-Za-z][^\d]*",
     re.IGNORECASE,
 )
-# A bar of tqdm whose description, or whose unit, says that it is of something else than training.
-OTHER_BAR = re.compile(
-    r"\b(?!(?:pre-?)?training|fine-?tuning|learning|running\b)[a-z]+ing\b[^|]*\d+%\|"
-    r"|\b(?:eval|evaluation|test|val|valid|dev|predict|inference|rollout|sample|prompts|shapes|download|upload|epoch_eval)\b[^|]*\d+%\|"
-    r"|\d\s?(?:[kmgt]?i?b|examples?|docs?|documents?|files?|shards?|texts?|prompts?|rows?|records?|lines?|requests?|modules?|layers?)/s\b",
+# A bar of tqdm whose description (what stands before it), or whose unit, says that it is of something else than training.
+OTHER_LABEL = re.compile(
+    r"\b(?!(?:pre-?)?training|fine-?tuning|learning|running\b)[a-z]+ing\b"
+    r"|\b(?:eval|evaluation|test|val|valid|dev|predict|inference|rollout|sample|prompts|shapes|shards|tokens|download|upload|epoch_eval|ddim|plms)\b"
 )
-"""Searched for in the lower-cased line."""
+OTHER_UNIT = re.compile(
+    r"\d\s?(?:[kmgt]?i?b|examples?|docs?|documents?|files?|shards?|texts?|prompts?|rows?|records?|lines?|requests?|modules?|layers?)/s\b",
+)
+"""Both are searched for in the lower-cased line."""
 
 # What else such a line may say, whatever the framework.
 # These are searched for in the lower-cased line, from where it has the needle.
 _PLAIN = re.compile(
-    rf"(?:step_time|iter_time|step time|time per step|sec_per_step|train_step_timing in s)\s*[=:]\s*(?P<value>{NUMBER})(?:\s*(?P<unit>ms)\b)?"
+    rf"(?:step_time(?:_s)?|iter_time|step time(?: \(s\))?|time per step|(?:sec|seconds)_per_(?:step|iter(?:ation)?)|batch_cost|train_step_timing in s)\s*[=:]\s*(?P<value>{NUMBER})(?:\s*(?P<unit>ms)\b)?"
 )
 STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
@@ -256,11 +287,40 @@ STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("step time", _PLAIN),
     ("time per step", _PLAIN),
     ("sec_per_step", _PLAIN),
+    ("seconds_per_", _PLAIN),
+    ("batch_cost", _PLAIN),
     ("train_step_timing", _PLAIN),
 )
+PER_STEP = re.compile(
+    r"(?<![\w.])(?P<value>\d[\d.]*)\s?(?P<unit>ms|us|s|sec)/(?:step|it|iter|iteration|batch)\b"
+)
+"""40ms/step, 1.2 s/it: of a lower-cased line."""
+STEPS_PER_SECOND = re.compile(
+    r"(?:(?<![\w.])(?P<value>\d[\d.]*)\s?(?:steps?|its?|iters?|iterations?|batch(?:es)?)/s(?:ec(?:ond)?)?\b"
+    r"|\b(?:train_|interval_)?(?:steps|iterations|iters|batches)[ _/]?(?:per[ _])?s(?:ec(?:ond)?)?[\"']?\s*[:=]\s*[\"']?(?P<named>\d[\d.]*))"
+)
+SAMPLES_PER_SECOND = re.compile(
+    r"(?<![\w.])(?P<value>\d[\d.,]*)\s?(?:samples?|images|imgs?|sequences|seqs?|sentences)/s(?:ec(?:ond)?)?\b"
+    r"|\b(?:samples|sequences|images)[ _/]?(?:per[ _])?s(?:ec(?:ond)?)?[\"']?\s*[:=]\s*[\"']?(?P<named>\d[\d.,]*)"
+)
+GLOBAL_BATCH = re.compile(
+    r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|(?<!micro)(?<!micro[ _])(?<![a-z])gbs)['\"]?\s*[:=]\s*(\d+)"
+)
+"""A batch over all ranks, which with the samples a second of all ranks gives the seconds of a step. Plain `batch_size` may be of one."""
 LOSS = re.compile(
     rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss)|(?<=\blm_loss))[\"']?\s*(?:[=:]\s*)?[\"']?(?P<loss>{NUMBER})"
 )
+
+OTHER_LOSS = re.compile(
+    r"(?<![\w/.-])(?:(?P<log>ppl|perplexity)|nll|(?:nll|ce|ctc|mlm|cross[_-]entropy|total|train(?:ing)?|step|avg|average|mean|batch|running|epoch)[_/-]?loss)"
+    rf"[\"']?\s*[=:]\s*[\"']?(?P<loss>{NUMBER})"
+)
+"""Of a lower-cased line without a plain loss: `nll_loss=nan`; the logarithm of a perplexity is a loss."""
+GRADIENT_IS_NONE = re.compile(
+    r"\b(?:grad(?:ient)?[_ ]?norm|gnorm)[\"']?\s*[=:]\s*[\"']?[-+]?(?:nan|\d\.#\w+)", re.IGNORECASE
+)
+LEFT_OUT = re.compile(r"\bnumber of nan iterations:\s*[1-9]")
+"""Megatron leaves out a loss that is NaN, and counts: of a lower-cased line."""
 
 LONE_LOSS_NEEDLES = (b"loss/train/total: ", b"train/CrossEntropyLoss=", b"train/CE loss=")
 LONE_LOSS = re.compile(rb"(?:loss/train/total: |train/CrossEntropyLoss=|train/CE loss=) {0,8}([-+.\w]{1,24})")
@@ -288,7 +348,21 @@ TRAINING_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss", "lear
 MAPPING_NEEDLES = ("step", "iter", "update", "epoch")
 """One of them is in each of STEP_KEYS and EPOCH_KEYS: a mapping without any is not decoded."""
 TOTAL_KEYS = ("total_steps", "max_steps", "num_steps", "total_iterations", "train_iters")
-SECONDS_KEYS = ("step_time", "step_time_s", "step_seconds", "seconds_per_step", "iter_time", "sec_per_step")
+RATE_KEYS = (
+    "steps_per_second",
+    "steps_per_sec",
+    "train_steps_per_second",
+    "it/s",
+    "its_per_sec",
+    "iterations_per_second",
+    "perf/steps_per_sec",
+)
+"""Steps a second."""
+SECONDS_KEYS = (
+    "step_time", "step_time_s", "step_seconds", "seconds_per_step", "iter_time", "sec_per_step", "seconds_per_iteration", "time/step", "perf/step_time", "timing_s/step",
+    "time_per_step", "train/step_time", "step_duration_s",
+)  # fmt: skip
+MILLISECONDS_KEYS = ("step_time_ms", "iter_time_ms", "ms_per_step", "step_ms")
 LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")
 
 # What stands before a line and names the rank; `local` is a rank on an unnamed node and therefore names no rank.
@@ -314,6 +388,8 @@ FRAMEWORKS: dict[str, str] = {
     "mmengine": "mmengine", "mmengine_iter": "mmengine", "detectron2": "detectron2", "timm": "timm", "swin": "swin", "espnet": "espnet",
     "keras": "keras", "wenet": "wenet", "mlperf": "mlperf", "clu": "jax", "pax": "pax", "levanter": "levanter", "stable_baselines": "stable_baselines",
     "hf_logged": "huggingface", "hf_epoch": "huggingface", "hf_trainer": "huggingface", "hf_trainer_epoch": "huggingface",
-    "dllogger": "dllogger", "dllogger_json": "dllogger",
+    "dllogger": "dllogger", "dllogger_json": "dllogger", "lightning_open": "lightning", "yolo_line": "yolo", "fastai": "fastai", "ignite": "ignite",
+    "ignite_bar": "ignite", "keras_line": "keras", "composer_samples": "composer", "mindformers": "mindspore", "mindformers_step": "mindspore",
+    "mindspore": "mindspore", "mindcv": "mindspore", "paddleclas": "paddle", "paddlevideo": "paddle", "paddle_hapi": "paddle", "gluon": "mxnet", "litgpt": "litgpt",
 }  # fmt: skip
 """Whose way of writing a row is, where it is one framework's; the others stand for themselves."""

@@ -129,6 +129,8 @@ class Event(Value, frozen=True, kw_only=True):
     """Which entry of the knowledge matched."""
     rank: int | None = None
     """The rank that the line's prefix names."""
+    initial: bool = False
+    """It is where a bar of progress begins, a position and no step that was made."""
     backlog: bool = False
     """It stood in the file already when the agent first opened it: nobody knows when it was written."""
 

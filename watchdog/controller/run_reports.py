@@ -83,17 +83,9 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
     its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
     if event.backlog and not its_own and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
         return
-    troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
     if event.kind is EventKind.PROGRESS and (event.step is not None or event.count is not None):
-        if at >= run.steps_from and apply_step(
-            run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None
-        ):
-            run.phase = None if run.phase and run.phase[1] <= at else run.phase
-            run.snapshots.clear()
-            if event.phase:  # a bar inside of the training's: the next step ends it
-                run.phase = (event.phase, at)
         if at >= run.steps_from:
-            note_loss(run.clocks, event, at)
+            _note_progress(run, event, at)
     elif event.kind is EventKind.CHECKPOINT and event.step is not None:
         if run.checkpoint is None or at >= run.checkpoint[1]:
             if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
@@ -110,6 +102,16 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
         rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None
         if not run.errors.note(node, at, event, rose_at):
             run.left_out.note("error_ranks", run.name)
+
+
+def _note_progress(run: Run, event: Event, at: float) -> None:
+    troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
+    if apply_step(run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None):
+        run.phase = None if run.phase and run.phase[1] <= at else run.phase
+        run.snapshots.clear()
+        if event.phase:  # a bar inside of the training's: the next step ends it
+            run.phase = (event.phase, at)
+    note_loss(run.clocks, event, at)
 
 
 def _is_named_after(path: str, job: SlurmJob) -> bool:

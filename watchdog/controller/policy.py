@@ -10,7 +10,7 @@ from watchdog.controller.about_process import acted_on, job_of, jobs_at_once, ob
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.rules import Rule, action_of
 from watchdog.detect.view import NodeView
-from watchdog.knowledge.ladders import ENDINGS, WHY_NONE
+from watchdog.knowledge.ladders import ENDINGS, GENTLE, WHY_NONE
 from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
 from watchdog.model.incidents import Incident, IncidentState, Kind  # fmt: skip
 from watchdog.model.slurm import SlurmJob, SlurmNode  # fmt: skip
@@ -74,6 +74,8 @@ class Situation(Value, frozen=True, kw_only=True):
     """The job that it came from, while Slurm remembers it."""
     jobs_with_orphans: int = 0
     """Jobs of which processes became orphans at about the same time, this one's included."""
+    hang: str | None = None
+    """The open incident that proves that the job's loop does not turn."""
     broken: tuple[tuple[str, str], ...] = ()
     """(node, what broke there under this job): see `broken_under`."""
 
@@ -155,6 +157,13 @@ def _busy(_: Incident, s: Situation, __: Limits) -> str | None:
     return "another action on this job has not ended yet" if s.busy else None
 
 
+def _job_hangs(incident: Incident, s: Situation, __: Limits) -> str | None:
+    asks = any(step in GENTLE for step in s.rule.ladder)
+    if s.hang is None or s.hang == incident.id or not asks or incident.kind is Kind.OPERATOR_RESTART:
+        return None
+    return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
+
+
 def _cooldown(incident: Incident, s: Situation, limits: Limits) -> str | None:
     last = max((d.decided_at for d in s.recent if _is_about(d, incident, s)), default=None)
     cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
@@ -232,6 +241,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("evidence", _evidence),
     ("storage", _storage),
     ("busy", _busy),
+    ("job_hangs", _job_hangs),
     ("cooldown", _cooldown),
     ("budget", _budget),
     ("storm", _storm),

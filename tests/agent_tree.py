@@ -76,8 +76,8 @@ class Receiver:
         return self.reports[-1][1]
 
     def longest_gap_s(self, since: float) -> float:
-        """Between two reports one after the other, and from the newest one to now."""
-        times = [at for at, _ in self.reports if at >= since] + [time.monotonic()]
+        """Between `since`, each report after it, and now."""
+        times = [since, *(at for at, _ in self.reports if at >= since), time.monotonic()]
         return max(later - earlier for earlier, later in pairwise(times))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import signal
 import threading
 from collections.abc import Generator
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LIVE = tuple(CHECKOUT / "tests" / name for name in ("integration", "attacks", "frameworks"))
@@ -35,6 +39,7 @@ LONGEST_FIRST = (
     "test_package_rpm.py",
 )
 """Tests and files to begin with, so that no worker is left with one of them when the others are done."""
+FIXTURE_FOR_ALL = re.compile(r"""^@pytest\.fixture\(.*scope=["'](module|class)""", re.MULTILINE)
 RETRIES_ALLOWED = 3
 """More tests of one `make test` that passed only when repeated are a defect: of the tests, or of what they test."""
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
@@ -68,15 +73,30 @@ def checkout() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever lies in a directory of LIVE is an integration test, marked or not. Each may run in another worker, but for those
-    of a file that share a fixture."""
+    """Whatever lies in a directory of LIVE is an integration test, marked or not."""
     for item in items:
-        if not is_live(item.path):
-            continue
-        item.add_marker(pytest.mark.integration)
-        if shares_fixture_in_its_file(item) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if is_live(item.path):
+            item.add_marker(pytest.mark.integration)
     items.sort(key=place_in_order)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """With `--dist loadscope` each test may run in another worker, but for those of a file that makes a fixture for all of them."""
+    return Spread(config, log) if config.getoption("dist") == "loadscope" else None
+
+
+class Spread(LoadScopeScheduling):
+    """What xdist calls loadgroup needs a mark on every test, and does not work with pytest 9.2."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if makes_fixture_for_all(CHECKOUT / file) else nodeid
+
+
+@functools.cache
+def makes_fixture_for_all(file: Path) -> bool:
+    """Does this file make a fixture once for all of its tests?"""
+    return FIXTURE_FOR_ALL.search(file.read_text()) is not None
 
 
 def place_in_order(item: pytest.Item) -> int:
@@ -87,12 +107,6 @@ def place_in_order(item: pytest.Item) -> int:
 def is_live(path: Path) -> bool:
     """Is this a test, or a directory of tests, that needs real parts?"""
     return any(path.is_relative_to(directory) for directory in LIVE)
-
-
-def shares_fixture_in_its_file(item: pytest.Item) -> bool:
-    """Does the test use a fixture that is made once for its file?"""
-    definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-    return any(each.scope in ("module", "class") for found in definitions.values() for each in found)
 
 
 class Retries:

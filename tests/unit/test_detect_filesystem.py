@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.unit.builders import blocked, cluster, job, progress, seen
@@ -48,8 +49,8 @@ def test_a_node_that_alone_gets_no_answer_is_left_out_of_the_restart() -> None:
     ("processes", "answers"),
     [
         ((stuck(0), stuck(2)), ()),
-        ((stuck(0),), (("n2", NO),)),
-        ((stuck(0),), (("n1", NO), ("n2", NO), ("n3", YES))),
+        ((stuck(0),), (("n2", NO), ("n3", NO))),
+        ((stuck(0),), (("n1", NO), ("n2", NO), ("n3", NO), ("n4", YES))),
     ],
 )
 def test_two_nodes_without_an_answer_are_an_outage_and_no_node_is_to_blame(processes, answers) -> None:
@@ -57,6 +58,57 @@ def test_two_nodes_without_an_answer_are_an_outage_and_no_node_is_to_blame(proce
     outage = found[Kind.FILESYSTEM_OUTAGE]
     assert truths(found) == (Truth.OK, Truth.BAD)
     assert (outage.actionable, outage.exclude_nodes) == (False, ())
+
+
+def by(uid: int, answer: MountAnswer) -> MountAnswer:
+    return msgspec.structs.replace(answer, uid=uid)
+
+
+def of(uid: int, rank: int, node: str = "n1"):
+    process = msgspec.structs.replace(stuck(rank), node=node)
+    return msgspec.structs.replace(process, process=msgspec.structs.replace(process.process, uid=uid))
+
+
+@pytest.mark.parametrize(
+    ("processes", "answers", "actionable"),
+    [
+        pytest.param([stuck(0)], [("n2", NO)], False, id="one word"),
+        pytest.param([stuck(0)], [("n1", NO), ("n2", NO)], False, id="its own and one word"),
+        pytest.param([stuck(0)], [("n1", NO), ("n2", NO), ("n3", YES)], False, id="one against one"),
+        pytest.param([stuck(0)], [("n1", NO), ("n2", NO), ("n3", YES), ("n4", YES)], True, id="one against two"),
+        pytest.param(
+            [of(1000, 0)], [("n3", YES), ("n2", by(1500, NO)), ("n3", by(1500, NO))], True, id="a stranger's children"
+        ),
+        pytest.param(
+            [of(1000, 0), of(1500, 2, "n2"), of(1500, 4, "n3")], [("n1", by(1000, NO)), ("n2", by(1000, YES)), ("n3", by(1000, YES))],
+            True, id="a stranger's processes",
+        ),
+    ],
+)  # fmt: skip
+def test_one_nodes_word_and_another_users_never_make_an_outage_of_a_stall(
+    processes, answers, actionable
+) -> None:
+    found = judge(*processes, answers=answers)
+    assert truths(judge(*processes, answers=answers))[1] is not Truth.BAD
+    late = judge(*(again(each) for each in processes), answers=answers)
+    assert truths(late) == (Truth.BAD, Truth.OK)
+    assert (late[Kind.FILESYSTEM_STALL].actionable, found[Kind.FILESYSTEM_OUTAGE].exclude_nodes) == (
+        actionable,
+        (),
+    )
+
+
+def again(seen_before):
+    """The same process, 30 s later: the answers of other nodes were waited for."""
+    call = seen_before.process.blocked
+    later = msgspec.structs.replace(call, seconds=call.seconds + 30.0)
+    process = msgspec.structs.replace(seen_before.process, blocked=later)
+    return msgspec.structs.replace(seen_before, process=process)
+
+
+def test_each_user_concerned_is_asked_for_in_his_own_directory() -> None:
+    asked = judge(of(1000, 0), of(1500, 2))[Kind.FILESYSTEM_STALL].wanted
+    assert sorted(each.uid for each in asked) == [1000, 1500]
 
 
 def test_a_filesystem_that_answers_on_the_node_itself_is_told_and_not_acted_on() -> None:

@@ -160,7 +160,7 @@ def test_a_rank_blocked_on_one_nodes_filesystem_is_named_with_its_file() -> None
 
 
 def test_a_filesystem_that_fails_on_several_nodes_is_nobodys_fault() -> None:
-    view, filesystems = stuck(80.0, n1=False, n2=False)
+    view, filesystems = stuck(80.0, n1=False, n2=False, n3=False)
     found = said(view, filesystems=filesystems)
     assert (found.kind, found.filesystems[0].scope) == ("filesystem_outage", "outage")
     assert "no node's fault" in found.summary

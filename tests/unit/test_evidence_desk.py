@@ -176,4 +176,4 @@ def test_a_question_that_breaks_down_is_logged_and_the_next_one_is_asked(
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(story())
-    assert "probe:n1:/shared failed" in caplog.text
+    assert "probe:n1:1000:/shared failed" in caplog.text

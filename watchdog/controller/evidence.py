@@ -91,7 +91,7 @@ class EvidenceDesk:
     def probe(self, wanted: ProbeWanted, now: float) -> None:
         """Asks each of the nodes whether it reaches the mount, unless it was asked a moment ago."""
         for node in wanted.nodes:
-            key = f"probe:{node}:{wanted.mount}"
+            key = f"probe:{node}:{wanted.uid}:{wanted.mount}"
             last_at = self._last.get(key, float("-inf"))
             if key in self._tasks or now - last_at < self._probe_every_s:
                 continue
@@ -108,7 +108,8 @@ class EvidenceDesk:
         )
         result = await self._desk.ask(node, command, self._patience_s)
         if result.probe is not None:
-            self._state.apply_probe(node, result.probe, monotonic())
+            # As whom was asked is our word, not the node's.
+            self._state.apply_probe(node, replace(result.probe, uid=wanted.uid), monotonic())
 
     async def answered(self, mounts: Iterable[str], limit_s: float) -> None:
         """Waits until nobody is being asked about one of these mounts, but no longer than `limit_s`."""

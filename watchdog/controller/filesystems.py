@@ -17,6 +17,8 @@ KEPT_WELL_S = 3600.0
 """A filesystem that troubles nobody any more is remembered this long."""
 MAX_OF_NODE, MAX_OF_USER = 64, 16
 """Filesystems that processes of one node, and of one user there, are known to wait for: a user may mount as many as he likes (FUSE)."""
+MAX_USERS_ASKED = 8
+"""As so many users one node is asked about one filesystem; detectors want PROBED_USERS."""
 LOCAL_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "vfat", "tmpfs", "overlay"})
 """Filesystems that one kernel has for itself."""
 
@@ -28,8 +30,8 @@ class _Filesystem:
     boot_id: str | None
     """Of the only kernel that has it, for a local disk; None for a filesystem that nodes share."""
     nodes: set[str] = field(default_factory=set)
-    answers: dict[str, tuple[MountProbe, float, bool]] = field(default_factory=dict)
-    """Node -> newest probe, when it came, and whether it is about this very filesystem."""
+    answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]] = field(default_factory=dict)
+    """Node and the user as whom was asked -> newest probe, when it came, and whether it is about this very filesystem."""
     last_blocked_at: float = 0.0
 
 
@@ -63,15 +65,18 @@ class Filesystems:
         """
         if probe.responding and not probe.wrote and probe.error is None:
             for filesystem in self._known.values():
-                before = filesystem.answers.get(node)
+                before = filesystem.answers.get((node, probe.uid))
                 if filesystem.mount == probe.mount and before is not None and not before[0].responding:
-                    del filesystem.answers[node]  # the child that hung is back: neither out, nor an answer
+                    del filesystem.answers[
+                        node, probe.uid
+                    ]  # the child that hung is back: neither out, nor an answer
             return
         for filesystem in self._known.values():
             if filesystem.mount == probe.mount:
                 same_device = probe.device is None or filesystem.device in (None, probe.device)
                 same = same_device and filesystem.boot_id in (None, boot_id)
-                filesystem.answers[node] = (probe, now, same)
+                filesystem.answers[node, probe.uid] = (probe, now, same)
+                _bound(filesystem.answers, node)
 
     def views(self, blocked: Iterable[tuple[ProcessView, str]], now: float) -> Iterable[FilesystemView]:
         """All of them, with those of `blocked` (processes and the boot ids of their nodes) that wait on each."""
@@ -118,10 +123,19 @@ class Filesystems:
             filesystem.answers.clear()
 
 
+def _bound(answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]], node: str) -> None:
+    """Of one node the newest MAX_USERS_ASKED words."""
+    mine = [key for key in answers if key[0] == node]
+    if len(mine) > MAX_USERS_ASKED:
+        del answers[min(mine, key=lambda key: answers[key][1])]
+
+
 def _answers(
-    answers: Mapping[str, tuple[MountProbe, float, bool]], now: float
+    answers: Mapping[tuple[str, int | None], tuple[MountProbe, float, bool]], now: float
 ) -> Iterable[tuple[str, MountAnswer]]:
-    for node, (probe, at, same) in sorted(answers.items()):
+    for (node, uid), (probe, at, same) in sorted(
+        answers.items(), key=lambda each: (each[0][0], each[0][1] or -1)
+    ):
         yield (
             node,
             MountAnswer(
@@ -130,6 +144,7 @@ def _answers(
                 seconds=probe.seconds,
                 error=probe.error,
                 same_filesystem=same,
+                uid=uid,
             ),
         )
 

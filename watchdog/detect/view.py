@@ -435,6 +435,8 @@ class MountAnswer(Value, frozen=True, kw_only=True):
     error: str | None = None
     same_filesystem: bool = True
     """False where that node has another filesystem at the same place (its own disk): no peer of the one in trouble."""
+    uid: int | None = None
+    """The user as whom was asked; None: nobody's child, whose word counts for everybody."""
 
 
 class FilesystemView(Value, frozen=True, kw_only=True):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-from watchdog.detect.view import ClusterView, FilesystemView, ProcessView
-from watchdog.masking import MASK
+from watchdog.detect.view import ClusterView, FilesystemView, MountAnswer, ProcessView
 from watchdog.model.incidents import Culprit, ProbeWanted
 from watchdog.model.observed import Blocked, Role
 from watchdog.model.value import Value
 
 PROBED_PEERS = 4
 """How many other nodes are asked: enough for a vote, few enough not to load a filesystem in trouble."""
+PROBED_USERS = 4
+"""As so many of the users whose processes are blocked, those blocked longest."""
 
 
 CLEARS_FOR_S = 120.0
@@ -22,7 +24,7 @@ CONVICTS_FOR_S = 600.0
 
 class Scope(StrEnum):
     OUTAGE = "outage"
-    """Blocked, or not answering, on two nodes or more."""
+    """Blocked on two nodes or more, or two other nodes that were asked do not answer either."""
     ONE_NODE = "one_node"
     """Other nodes get an answer, this one does not."""
     ONE_FILE = "one_file"
@@ -48,61 +50,103 @@ def blocked_call(view: ProcessView) -> Blocked:
 def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
     """Weighs who is blocked for at least `blocked_for_s` against what the probes of other nodes say.
 
-    A probe that answered before the trouble began is not in `filesystem.answers`, so it cannot clear anybody.
+    A probe that answered before the trouble began is not in `filesystem.answers`, so it cannot clear anybody. A probe that ran as a
+    user counts for that user's processes alone: only he could have a hand in it.
     """
     long_blocked = [p for p in filesystem.blocked if blocked_call(p).seconds >= blocked_for_s]
-    blocked_nodes = {p.node for p in long_blocked}
+    nodes_of: dict[int, set[str]] = {}
+    for process in long_blocked:
+        nodes_of.setdefault(process.process.uid, set()).add(process.node)
     fresh = [
         (node, answer)
         for node, answer in filesystem.answers
         if answer.age_s <= (CLEARS_FOR_S if answer.responding else CONVICTS_FOR_S)
     ]
-    answering = {node for node, answer in fresh if answer.responding and answer.same_filesystem}
-    unanswering = {node for node, answer in fresh if not answer.responding and answer.same_filesystem}
-    strangers = {node for node, answer in fresh if not answer.same_filesystem}
-    affected = (blocked_nodes - answering) | unanswering
-    longest_s = max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0)
-    if affected and len(blocked_nodes | unanswering) >= 2:
-        scope = (
-            Scope.OUTAGE
-        )  # also where one of them answers a probe: a part of the storage, and no node's fault
-    elif blocked_nodes and blocked_nodes <= answering:
-        scope = Scope.ONE_FILE
-    elif affected and (answering - affected or strangers - affected):
-        scope = Scope.ONE_NODE
-    else:
-        scope = Scope.UNKNOWN
+    words = {uid: _words(fresh, uid) for uid in nodes_of}
+    scopes = {uid: _scope(nodes, words[uid]) for uid, nodes in nodes_of.items()} or {
+        -1: _scope(set(), _words(fresh, None))
+    }
+    said = [*words.values()] or [_words(fresh, None)]
     return Assessment(
-        scope=scope,
-        blocked_s=longest_s,
-        answering=tuple(sorted(answering)),
-        unanswering=tuple(sorted(unanswering)),
+        scope=_common(list(scopes.values()), set().union(*nodes_of.values())),
+        blocked_s=max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0),
+        answering=tuple(sorted(set().union(*(each.answering for each in said)))),
+        unanswering=tuple(sorted(set().union(*(each.unanswering for each in said)))),
     )
 
 
+@dataclass(frozen=True)
+class _Words:
+    """What nodes said to one user, or to nobody's child: whether they reach the filesystem."""
+
+    answering: frozenset[str]
+    unanswering: frozenset[str]
+    strangers: frozenset[str]
+    """Nodes with another filesystem there."""
+
+
+def _words(fresh: list[tuple[str, MountAnswer]], uid: int | None) -> _Words:
+    heard = [(node, answer) for node, answer in fresh if answer.uid is None or answer.uid == uid]
+    return _Words(
+        frozenset(node for node, answer in heard if answer.responding and answer.same_filesystem),
+        frozenset(node for node, answer in heard if not answer.responding and answer.same_filesystem),
+        frozenset(node for node, answer in heard if not answer.same_filesystem),
+    )
+
+
+def _scope(blocked: set[str], words: _Words) -> Scope:
+    """For the processes of one user, blocked on these nodes. Where one node stalls, one other node's word makes no outage of it."""
+    affected = (blocked - words.answering) | words.unanswering
+    others = words.unanswering - blocked
+    reaching = (words.answering | words.strangers) - affected
+    if affected and (len(blocked) >= 2 or len(others) >= 2):
+        return (
+            Scope.OUTAGE
+        )  # also where one of them answers a probe: a part of the storage, and no node's fault
+    if blocked and blocked <= words.answering:
+        return Scope.ONE_FILE
+    if blocked and affected and len(reaching) > len(others):
+        return Scope.ONE_NODE
+    return Scope.UNKNOWN
+
+
+def _common(scopes: list[Scope], blocked: set[str]) -> Scope:
+    """What holds for several users: an outage that only some of them see is not the others'. None of them is restarted on a guess."""
+    if len(set(scopes)) == 1 and scopes[0] is not Scope.UNKNOWN:
+        return scopes[0]
+    if scopes.count(Scope.OUTAGE) >= 2:
+        return Scope.OUTAGE
+    left = {scope for scope in scopes if scope is not Scope.OUTAGE}
+    if len(left) == 1 and left != {Scope.UNKNOWN}:
+        return left.pop()
+    return Scope.OUTAGE if len(blocked) >= 2 and left == {Scope.UNKNOWN} else Scope.UNKNOWN
+
+
 def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[ProbeWanted, ...]:
-    """Asks the node itself and a few others of the same jobs (or, for a job on one node, any others)."""
+    """Asks the node itself and a few others of the same jobs (or, for a job on one node, any others), as each of the users concerned."""
     if not filesystem.blocked:
         return ()
-    first = min(filesystem.blocked, key=lambda p: (-blocked_call(p).seconds, p.node, p.process.pid))
-    path = blocked_call(first).path or filesystem.mount
+    longest = sorted(filesystem.blocked, key=lambda p: (-blocked_call(p).seconds, p.node, p.process.pid))
+    first_of: dict[int, ProcessView] = {}
+    for process in longest:
+        first_of.setdefault(process.process.uid, process)
     jobs = {p.process.job_id for p in filesystem.blocked}
     affected = {p.node for p in filesystem.blocked} | {node for node, _ in filesystem.answers}
     peers = [node for job in view.jobs if job.job.job_id in jobs for node in job.job.nodes]
     others = [node for node in (*peers, *view.reporting_nodes) if node in view.reporting_nodes]
     asked = list(dict.fromkeys([*sorted(affected), *others]))[: len(affected) + PROBED_PEERS]
-    # A masked name is no place: what is above it lies on the same mount.
-    directory = (
-        path.partition(MASK)[0].rpartition("/")[0] if path.startswith(filesystem.mount) else filesystem.mount
-    )
-    return (
+    nodes = tuple(node for node in asked if node in view.reporting_nodes)
+    return tuple(
         ProbeWanted(
-            mount=filesystem.mount,
-            directory=directory or "/",
-            uid=first.process.uid,
-            nodes=tuple(node for node in asked if node in view.reporting_nodes),
-        ),
+            mount=filesystem.mount, directory=_directory(first, filesystem.mount), uid=uid, nodes=nodes
+        )
+        for uid, first in list(first_of.items())[:PROBED_USERS]
     )
+
+
+def _directory(process: ProcessView, mount: str) -> str:
+    path = blocked_call(process).path or mount
+    return (path.rpartition("/")[0] if path.startswith(mount) else mount) or "/"
 
 
 def long_blocked(filesystem: FilesystemView, blocked_for_s: float) -> list[ProcessView]:

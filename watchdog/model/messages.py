@@ -13,6 +13,7 @@ from watchdog.model.observed import (
     HungProbe,
     LogFile,
     MountProbe,
+    NoAnswer,
     NodeEvent,
     Process,
 )
@@ -202,6 +203,8 @@ class Report(Value, frozen=True, kw_only=True):
     events_dropped: int = 0
     mounts: tuple[MountProbe, ...] = ()
     hung_probes: tuple[HungProbe, ...] = ()
+    unanswered: tuple[NoAnswer, ...] = ()
+    """Probes of mounts whose child was stopped, killed or starved: they say nothing about the mount."""
     gpus: tuple[Gpu, ...] = ()
     node_events: tuple[NodeEvent, ...] = ()
     node_events_dropped: int = 0

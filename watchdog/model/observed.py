@@ -148,6 +148,19 @@ class MountProbe(Value, frozen=True, kw_only=True):
     fs_type: str | None = None
     wrote: bool = False
     """Whether it wrote and read back: a frozen filesystem still answers a mere reader."""
+    uid: int | None = None
+    """The user as whom the child ran, whose directory it was: its word counts for that user's processes alone. None: the agent's own."""
+
+
+class NoAnswer(Value, frozen=True, kw_only=True):
+    """A question about a mount of which nothing is known: neither that it answers, nor that it does not."""
+
+    mount: str
+    reason: str
+    """`the child was stopped`: what became of who was to ask."""
+    seconds: float
+    uid: int | None = None
+    """As in MountProbe."""
 
 
 class HungProbe(Value, frozen=True, kw_only=True):

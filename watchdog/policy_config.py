@@ -93,14 +93,18 @@ class Policy(Section):
 
     cooldown: Seconds = Field(900.0, description="Time between two actions on the same job.")
     attempts: Count = Field(3, description="Actions on one job before a person has to look.")
-    budget: Count = Field(4, description="Actions on the whole cluster within `budget_window`.")
+    budget: Count = Field(
+        4,
+        description="Actions on the whole cluster within `budget_window`; half of them at most on jobs of one user, where others run any.",
+    )
     budget_percent: Percent = Field(
         20.0, description="… and never more than this share of the running jobs (at least one)."
     )
     budget_window: Span = Field(3600.0, description="The window of the two budgets.")
     storm_jobs: Count = Field(
         3,
-        description="So many jobs in trouble of the same kind at once: it is the fabric or the storage. No action.",
+        description="Jobs of so many users in trouble of the same kind at once: it is the fabric or the storage. No action. So many jobs of one "
+        "user: none on his.",
     )
     storm_nodes_percent: Percent = Field(20.0, description="More silent nodes than this: no action.")
     storm_cooldown: Seconds = Field(

@@ -60,6 +60,9 @@ _MAX_PARSED = 4096
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 OWN_CHARS = 300
 """Characters of a line that a site's own patterns see: they bound what such a pattern can cost."""
+MAX_DIGITS = 18
+"""Of a whole number: what is longer counts nothing, and has no place in 64 bits (watchdog.wire)."""
+MOST = 2**62
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 RATE_NEEDLES = ("/s", "s/", "per_s", "per s", "per-s")
 """One of them is in each lower-cased line from whose rates the time of a step may be read."""
@@ -153,11 +156,11 @@ def split_prefix(text: str) -> tuple[str, dict[str, Any]]:
             if match is None:
                 continue
             groups = match.groupdict()
-            if groups.get("rank"):
+            if (rank := _int(groups.get("rank"))) is not None:
                 # `12: ` of srun may stand before a rank's own word, which knows better.
-                who["rank"] = int(groups["rank"])
-            if groups.get("local"):
-                who["local_rank"] = int(groups["local"])
+                who["rank"] = rank
+            if (local := _int(groups.get("local"))) is not None:
+                who["local_rank"] = local
             if groups.get("host"):
                 who["host"] = groups["host"]
             text = text[match.end() :]
@@ -225,11 +228,10 @@ def _sign(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | N
 
 
 def _from_sign(row: Sign, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact:
-    step = match.groupdict().get("step")
     return LogFact(
         kind=EventKind.CHECKPOINT if row.complete else EventKind.PHASE,
         pattern=row.name,
-        step=int(step) if step else None,
+        step=_int(match.groupdict().get("step")),
         phase=None if row.complete else row.phase,
         loss=_loss(text) if row.phase == "evaluating" else None,
         **who,
@@ -280,8 +282,10 @@ def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool
     )
 
 
-def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact:
+def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact | None:
     groups = match.groupdict()
+    if any(len(groups.get(name) or "") > MAX_DIGITS for name in WHOLE_GROUPS):
+        return None
     fact = LogFact(
         kind=EventKind.PROGRESS,
         pattern=row.name,
@@ -291,7 +295,7 @@ def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, An
         **who,
     )
     if row.in_epoch and not groups.get("updates"):
-        return _in_epoch(fact, row, groups)
+        return _fits(_in_epoch(fact, row, groups))
     step, count = _counted(groups)
     total = int(groups["total"]) if groups.get("total") and not row.in_epoch else None
     return replace(fact, step=step, count=count, total_steps=total)
@@ -314,6 +318,15 @@ def _in_epoch(fact: LogFact, row: Pattern, groups: dict[str, str | None]) -> Log
         epochs=epochs,
         total_steps=epochs * steps if epochs and epochs > epoch and step <= steps else None,
     )
+
+
+WHOLE_GROUPS = ("step", "total", "epoch", "epochs", "updates", "part", "whole")
+"""Groups of PATTERNS that are whole numbers."""
+
+
+def _fits(fact: LogFact) -> LogFact | None:
+    """The fact, unless a product of its numbers has no place in a report."""
+    return None if max(fact.step or 0, fact.total_steps or 0) >= MOST else fact
 
 
 def _counted(groups: dict[str, str | None]) -> tuple[int | None, float | None]:
@@ -353,7 +366,7 @@ def _from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
                 # Of what is no Python, the compiler complains on standard error.
                 warnings.simplefilter("ignore")
                 data = ast.literal_eval(re.sub(r"\b(nan|inf)\b", r"'\1'", text))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
             return None
     if not isinstance(data, dict):
         return None
@@ -397,19 +410,30 @@ def _count(value: object) -> int | None:
         return None
     if isinstance(value, str):
         value = value.partition("/")[0]  # "5/873"
-        return int(value) if value.isdecimal() and len(value) < 19 else None
+        return _int(value)
     if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < 2**62 else None
-    return value if isinstance(value, int) and 0 <= value < 2**62 else None
+        return int(value) if value.is_integer() and abs(value) < MOST else None
+    return value if isinstance(value, int) and 0 <= value < MOST else None
+
+
+def _int(text: str | None) -> int | None:
+    """The whole number that these digits are, unless they are none, or too many."""
+    return int(text) if text and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def _value(value: object) -> float | None:
     if isinstance(value, str):
         return _number(value)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # Python's whole numbers have no end
+        return None
 
 
 def _number(text: str) -> float | None:
+    """What `float` makes of it: 1e999 is infinite. It raises for no length of text."""
     if "#" in text:  # 1.#QNAN, -1.#IND, 1.#INF of Windows' C library
         return nan
     try:
@@ -464,4 +488,4 @@ def _seconds_of_rate(lower: str) -> float | None:
     if match is None or batch is None:
         return None
     rate = _number((match["value"] or match["named"]).rstrip(","))
-    return int(batch[1]) / rate if rate else None
+    return float(batch[1]) / rate if rate else None

@@ -78,10 +78,6 @@ SITUATION = Situation(
 )
 
 
-GRACEFUL = (Step.KILL_SWITCH, Step.REQUEUE)
-"""Of a kind that has no ladder as shipped, where a site gives it this one."""
-
-
 def done(ago_s: float, job_id: str = "7") -> Decision:
     return Decision(
         id="x",
@@ -97,8 +93,7 @@ def done(ago_s: float, job_id: str = "7") -> Decision:
 
 def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
     rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
-    shipped = SHIPPED.get(incident.kind, GRACEFUL if incident.kind is Kind.SLOW_NODE else ())
-    ladder = (Step.END_PROCESS,) if incident.process is not None else shipped
+    ladder = (Step.END_PROCESS,) if incident.process is not None else SHIPPED.get(incident.kind, ())
     rule = replace(rule, ladder=ladder)
     return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
 
@@ -141,7 +136,6 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "evidence": [{"incident": replace(INCIDENT, actionable=False)}],
     "storage": [{"mounts_stalled": ("/shared",)}],
     "busy": [{"busy": True}],
-    "job_hangs": [{"incident": replace(INCIDENT, kind=Kind.SLOW_NODE), "hang": "i9"}],
     "cooldown": [{"recent": (done(899),)}],
     "budget": [
         {"recent": tuple(done(10, f"{n}") for n in range(20, 24))},

@@ -349,7 +349,13 @@ class Commands:
     def _check_restarts(self, job_id: str, restarts: int) -> None:
         text = self.environ_of(job_id).get("SLURM_RESTART_COUNT", "")
         watch = self.logs.watch.get(job_id)
-        here = int(text) if text.isdecimal() else watch.restarts if watch is not None else None
+        here = (
+            int(text)
+            if text.isdecimal() and len(text) < 10
+            else watch.restarts
+            if watch is not None
+            else None
+        )
         if here is not None and here != restarts:
             raise Refused(
                 f"job {job_id} is in run {here} on {self.node}, the command is about run {restarts}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from watchdog.detect.view import NodeView
-from watchdog.model.actions import Decision
-from watchdog.model.incidents import GpuProcess, Incident, IncidentState
+from watchdog.model.incidents import GpuProcess
 from watchdog.model.slurm import SlurmJob
 from watchdog.model.slurm_states import may_hold_nodes
 
@@ -65,27 +64,3 @@ def same(one: GpuProcess | None, other: GpuProcess | None) -> bool:
 def origin(process: GpuProcess) -> tuple[str, str]:
     """What counts as one: the processes that one job left on one node, a hundred workers perhaps."""
     return process.node, process.job_id
-
-
-def acted_on(decisions: Iterable[Decision], process: GpuProcess, now: float, window_s: float) -> int:
-    """How many other origins' processes were acted on within the window."""
-    found = {
-        origin(each.process)
-        for each in decisions
-        if each.process is not None and now - each.decided_at < window_s
-    }
-    return len(found - {origin(process)})
-
-
-def jobs_at_once(incident: Incident, incidents: Iterable[Incident]) -> int:
-    """Of how many jobs processes became orphans at about the same time as this one, its own included."""
-    return len(
-        {
-            each.process.job_id
-            for each in incidents
-            if each.process is not None
-            and each.kind is incident.kind
-            and each.state is IncidentState.FIRING
-            and abs(each.opened_at - incident.opened_at) <= AT_ONCE_S
-        }
-    )

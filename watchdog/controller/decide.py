@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from watchdog import clock
 from watchdog.actuate import kill_switch
 from watchdog.controller.actions import Actions
+from watchdog.controller.by_user import Trouble, crowd_of, in_trouble
 from watchdog.controller.journal import JournalError
-from watchdog.controller.judge import STANDING, proves_stuck
+from watchdog.controller.judge import STANDING
 from watchdog.controller.policy import (
     Situation,
     broken_under,
@@ -24,6 +25,7 @@ from watchdog.controller.policy import (
     is_final,
     is_news,
     is_storm,
+    is_storm_of_one,
     with_process,
 )
 from watchdog.controller.rules import Rule, permit, rule_for
@@ -63,8 +65,9 @@ class Surroundings:
     nodes_known: int
     nodes_silent: int
     drained_by_us: int
-    in_trouble: dict[Kind, int]
-    """Jobs with an incident of a kind that fires and that nothing explains."""
+    users_running: int
+    in_trouble: Trouble
+    """Jobs with an incident of a kind that fires and that nothing explains, by their users."""
     crash_loops: dict[str, str]
     """Job -> what is said of its crash loop."""
     outages: tuple[Incident, ...]
@@ -84,6 +87,8 @@ class Decider:
         self._book = rule_book_of(config)
         self._storm_at: float | None = None
         """When so much was wrong at once last."""
+        self._storm_of: dict[int, float] = {}
+        """User -> when so much was wrong with his jobs alone."""
         self._earlier: dict[str, list[Decision]] = {}
         """Incident -> its decisions, oldest first, as the journal has them: read once, and written through."""
         self._failed: set[str] = set()
@@ -207,6 +212,8 @@ class Decider:
         situation = self._situation(incident, job, now, surroundings)
         if situation.blind is None and is_storm(situation, self._limits):
             self._storm_at = now
+        if situation.blind is None and job is not None and is_storm_of_one(situation, self._limits):
+            self._storm_of[job.uid] = now
         decision = self._with_switch(
             decide(incident, situation, self._limits, uuid.uuid4().hex[:12]), incident, job, None
         )
@@ -225,18 +232,22 @@ class Decider:
         """Raises JournalError."""
         c = self._c
         nodes = c.state.known_nodes()
+        active = [job for job in c.state.jobs.values() if job.state in RUNNING]
         wall = clock.wall()
+        cooldown_s = self._limits.storm_cooldown_s
+        self._storm_of = {uid: at for uid, at in self._storm_of.items() if now - at <= cooldown_s}
         self._decided_mono = {each: at for each, at in self._decided_mono.items() if now - at < HISTORY_S}
         return Surroundings(
             wall=wall,
             paused=self._paused(),
             blind=c.blind(now),
             recent=[self._undated(each, wall, now) for each in c.journal.decisions_since(wall - HISTORY_S)],
-            running_jobs=sum(1 for j in c.state.jobs.values() if j.state in RUNNING),
+            running_jobs=len(active),
             nodes_known=len(nodes),
             nodes_silent=len(nodes) - len(c.state.reporting_nodes(now)),
             drained_by_us=len(c.journal.node_entries("drained")),
-            in_trouble={kind: len(jobs) for kind, jobs in _in_trouble(c.judge.incidents).items()},
+            users_running=len({job.uid for job in active}),
+            in_trouble=in_trouble(c.judge.incidents, c.state.owner_of),
             crash_loops={
                 job_id: each.summary
                 for each in reversed(c.judge.incidents)
@@ -257,6 +268,15 @@ class Decider:
     ) -> Situation:
         c = self._c
         view = c.state.job_view(job.job_id, now) if job is not None else None
+        crowd = crowd_of(around.in_trouble, incident.kind, None if job is None else job.uid)
+        storm_at = max(
+            (
+                at
+                for at in (self._storm_at, None if job is None else self._storm_of.get(job.uid))
+                if at is not None
+            ),
+            default=None,
+        )
         situation = Situation(
             now_wall=around.wall,
             rule=self._rule(incident.kind, job),
@@ -266,7 +286,9 @@ class Decider:
             recent=tuple(around.recent),
             busy=job is not None and self.actions.is_busy(job.job_id),
             running_jobs=around.running_jobs,
-            jobs_in_trouble=around.in_trouble.get(incident.kind, 0),
+            users_running=around.users_running,
+            jobs_in_trouble=crowd.own,
+            users_in_trouble=crowd.users,
             nodes_known=around.nodes_known,
             nodes_silent=around.nodes_silent,
             mounts_stalled=_stalled(incident, around.outages),
@@ -274,11 +296,8 @@ class Decider:
             step_s=view.progress.step_s if view is not None and view.progress is not None else None,
             loop_turns=self._turns(incident.kind, view),
             nodes=c.state.slurm_nodes,
-            hang=None
-            if job is None or (stuck := proves_stuck(c.judge.incidents, job.job_id)) is None
-            else stuck.id,
             crash_loop=None if job is None else around.crash_loops.get(job.job_id),
-            storm_over_s=None if self._storm_at is None else now - self._storm_at,
+            storm_over_s=None if storm_at is None else now - storm_at,
             drained_by_us=around.drained_by_us,
             broken=() if job is None else self._broken_under(job, around),
         )
@@ -365,10 +384,9 @@ class Decider:
         return fill(own, job) if own else kill_switch.path_for(self._c.config.jobs.kill_switch, job)
 
     def ask_restart(
-        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False
+        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str
     ) -> tuple[Incident, Decision]:
-        """An operator's restart: an incident and a decision like any other. `at_once`: without a kill switch, for a loop that does not
-        turn, or a person who does not want to wait for a checkpoint. Raises JournalError."""
+        """An operator's graceful restart: an incident and a decision like any other. Raises JournalError."""
         c, now, wall = self._c, clock.monotonic(), clock.wall()
         incident = Incident(
             id=uuid.uuid4().hex[:12],
@@ -390,8 +408,6 @@ class Decider:
             exclude_nodes=exclude,
         )
         situation = self._situation(incident, job, now, self._surroundings(now))
-        if at_once:
-            situation = replace(situation, loop_turns=False)
         decision = decide(incident, situation, self._limits, uuid.uuid4().hex[:12])
         decision = replace(self._with_switch(decision, incident, job, asked_by), asked_by=asked_by)
         c.journal.save_incident(incident)
@@ -412,15 +428,6 @@ def _stands_alone(incident: Incident) -> bool:
         and incident.inhibited_by is None
         and incident.kind is not Kind.OPERATOR_RESTART
     )
-
-
-def _in_trouble(incidents: Iterable[Incident]) -> dict[Kind, set[str]]:
-    """The jobs of the incidents of each kind that fire and that no other one explains."""
-    found: dict[Kind, set[str]] = {}
-    for incident in incidents:
-        if incident.state is IncidentState.FIRING and incident.inhibited_by is None:
-            found.setdefault(incident.kind, set()).update(incident.job_ids)
-    return found
 
 
 def _by_node(incidents: Iterable[Incident]) -> dict[str, list[Incident]]:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from watchdog.controller.about_process import acted_on, job_of, jobs_at_once, objection, same
+from watchdog.controller.about_process import job_of, objection, same
+from watchdog.controller.by_user import orphans_at_once, over_budget, spent_on_jobs, spent_on_processes
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.rules import Rule, action_of
 from watchdog.detect.view import NodeView
-from watchdog.knowledge.ladders import ENDINGS, GENTLE, WHY_NONE
+from watchdog.knowledge.ladders import ENDINGS, WHY_NONE
 from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
 from watchdog.model.incidents import Incident, IncidentState, Kind  # fmt: skip
 from watchdog.model.slurm import SlurmJob, SlurmNode  # fmt: skip
@@ -52,7 +53,7 @@ class Situation(Value, frozen=True, kw_only=True):
     """Another action on this job has not ended."""
     running_jobs: int
     jobs_in_trouble: int
-    """Jobs with a firing incident of the same kind, this one included."""
+    """Jobs of the same user with a firing incident of the same kind, this one included."""
     nodes_known: int
     nodes_silent: int
     mounts_stalled: tuple[str, ...]
@@ -72,10 +73,13 @@ class Situation(Value, frozen=True, kw_only=True):
     """Of an incident about a process: why it must not be touched now; see watchdog.controller.about_process."""
     process_job: SlurmJob | None = None
     """The job that it came from, while Slurm remembers it."""
+    users_in_trouble: int = 0
+    """Users of jobs with a firing incident of the same kind, this one's included."""
+    users_running: int = 1
+    """Users who have jobs that run."""
     jobs_with_orphans: int = 0
-    """Jobs of which processes became orphans at about the same time, this one's included."""
-    hang: str | None = None
-    """The open incident that proves that the job's loop does not turn."""
+    """Jobs of the same user of which processes became orphans at about the same time, this one's included."""
+    users_with_orphans: int = 0
     broken: tuple[tuple[str, str], ...] = ()
     """(node, what broke there under this job): see `broken_under`."""
 
@@ -157,13 +161,6 @@ def _busy(_: Incident, s: Situation, __: Limits) -> str | None:
     return "another action on this job has not ended yet" if s.busy else None
 
 
-def _job_hangs(incident: Incident, s: Situation, __: Limits) -> str | None:
-    asks = any(step in GENTLE for step in s.rule.ladder)
-    if s.hang is None or s.hang == incident.id or not asks or incident.kind is Kind.OPERATOR_RESTART:
-        return None
-    return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
-
-
 def _cooldown(incident: Incident, s: Situation, limits: Limits) -> str | None:
     last = max((d.decided_at for d in s.recent if _is_about(d, incident, s)), default=None)
     cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
@@ -174,25 +171,30 @@ def _cooldown(incident: Incident, s: Situation, limits: Limits) -> str | None:
 
 def _budget(incident: Incident, s: Situation, limits: Limits) -> str | None:
     """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way round. A share is of the
-    running jobs or, for processes, which have none, of the nodes; those that one job left on one node count as one."""
-    if incident.process is None:
-        young = [d for d in s.recent if s.now_wall - d.decided_at < limits.budget_window_s]
-        used = sum(1 for d in young if not d.asked_by and d.process is None)
-        whole = s.running_jobs
+    running jobs or, for processes, which have none, of the nodes; those that one job left on one node count as one. One user has half."""
+    process, window_s = incident.process, limits.budget_window_s
+    if process is None:
+        spent, whole = spent_on_jobs(s.recent, s.now_wall, window_s), s.running_jobs
+        uid, others = None if s.job is None else s.job.uid, s.users_running > 1
     else:
-        used = acted_on(s.recent, incident.process, s.now_wall, limits.budget_window_s)
-        whole = s.nodes_known
+        spent, whole = spent_on_processes(s.recent, process, s.now_wall, window_s), s.nodes_known
+        uid, others = process.uid, True
     allowed = min(limits.budget, max(1, int(whole * limits.budget_percent / 100)))
-    if used >= allowed:
-        return f"{used} actions in the last {limits.budget_window_s:.0f} s, and the budget is {allowed}"
-    return None
+    why = over_budget(spent, uid, allowed, limits.budget, others)
+    return f"{spent.total()} actions in the last {window_s:.0f} s, and {why}" if why is not None else None
 
 
 def _storm(_: Incident, s: Situation, limits: Limits) -> str | None:
+    if s.users_in_trouble >= limits.storm_jobs:
+        return f"jobs of {s.users_in_trouble} users have the same trouble at once: it is the fabric or the storage"
     if s.jobs_in_trouble >= limits.storm_jobs:
-        return f"{s.jobs_in_trouble} jobs have the same trouble at once: it is the fabric or the storage"
+        return (
+            f"{s.jobs_in_trouble} jobs have the same trouble at once, all of one user: it is what they share"
+        )
+    if s.users_with_orphans >= limits.storm_jobs:
+        return f"processes of {s.users_with_orphans} users outlived their jobs at once: it is Slurm, or an outage"
     if s.jobs_with_orphans >= limits.storm_jobs:
-        return f"processes of {s.jobs_with_orphans} jobs outlived them at once: it is Slurm, or an outage"
+        return f"processes of {s.jobs_with_orphans} jobs of one user outlived them at once: it is what they share, or Slurm"
     if s.nodes_known and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent:
         return f"{s.nodes_silent} of {s.nodes_known} nodes are silent: it is the network or the controller"
     if s.storm_over_s is not None and s.storm_over_s < limits.storm_cooldown_s:
@@ -202,9 +204,14 @@ def _storm(_: Incident, s: Situation, limits: Limits) -> str | None:
 
 def is_storm(s: Situation, limits: Limits) -> bool:
     """Whether so much is wrong at once that it is nobody's fault, at this moment."""
-    return s.jobs_in_trouble >= limits.storm_jobs or (
+    return s.users_in_trouble >= limits.storm_jobs or (
         s.nodes_known > 0 and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent
     )
+
+
+def is_storm_of_one(s: Situation, limits: Limits) -> bool:
+    """Whether so many jobs of this user have the same trouble: nothing is done about his, and others have nothing to do with it."""
+    return s.jobs_in_trouble >= limits.storm_jobs
 
 
 def _attempts(incident: Incident, s: Situation, limits: Limits) -> str | None:
@@ -241,7 +248,6 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("evidence", _evidence),
     ("storage", _storage),
     ("busy", _busy),
-    ("job_hangs", _job_hangs),
     ("cooldown", _cooldown),
     ("budget", _budget),
     ("storm", _storm),
@@ -319,6 +325,7 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
         step_s=situation.step_s,
         process=incident.process,
         process_since=None if incident.process is None else incident.opened_at,
+        uid=None if job is None else job.uid,
     )
 
 
@@ -412,11 +419,13 @@ def with_process(
     process = incident.process
     if process is None:
         return situation
+    crowd = orphans_at_once(incident, incidents)
     return replace(
         situation,
         process_objection=objection(process, view(process.node), process.node in reporting, jobs),
         process_job=job_of(process, jobs),
-        jobs_with_orphans=jobs_at_once(incident, incidents),
+        jobs_with_orphans=crowd.own,
+        users_with_orphans=crowd.users,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from watchdog.config import Config
+from watchdog.controller.by_user import crowd_of, in_trouble
 from watchdog.controller.judge import STANDING, Judge
 from watchdog.controller.policy import Situation, broken_under, decide, is_final, is_news, with_process
 from watchdog.controller.rules import Rule, permit, rule_for
@@ -61,8 +62,10 @@ class Rehearsal:
     def _situation(self, incident: Incident, job: SlurmJob | None, now: float) -> Situation:
         view = self.state.job_view(job.job_id, now) if job is not None else None
         open_ones = self.judge.incidents
-        firing = [i for i in open_ones if i.kind is incident.kind and i.state is IncidentState.FIRING]
+        trouble = in_trouble(open_ones, self.state.owner_of)
+        crowd = crowd_of(trouble, incident.kind, None if job is None else job.uid)
         nodes = self.state.known_nodes()
+        active = [each for each in self.state.jobs.values() if each.state in RUNNING]
         situation = Situation(
             now_wall=now,
             rule=self._rule(incident.kind, job),
@@ -71,8 +74,10 @@ class Rehearsal:
             blind=self._blind(now),
             recent=tuple(self._allowed),
             busy=False,
-            running_jobs=sum(1 for each in self.state.jobs.values() if each.state in RUNNING),
-            jobs_in_trouble=len({job_id for i in firing if i.inhibited_by is None for job_id in i.job_ids}),
+            running_jobs=len(active),
+            users_running=len({each.uid for each in active}),
+            jobs_in_trouble=crowd.own,
+            users_in_trouble=crowd.users,
             nodes_known=len(nodes),
             nodes_silent=len(nodes) - len(self.state.reporting_nodes(now)),
             mounts_stalled=tuple(

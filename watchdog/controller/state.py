@@ -375,6 +375,11 @@ class ClusterState:
         """Everybody who has ever reported, by name."""
         return self.agents.known()
 
+    def owner_of(self, job_id: str) -> int | None:
+        """The uid of a job's owner, as Slurm says; None for a job that it does not list."""
+        job = self.jobs.get(job_id)
+        return None if job is None else job.uid
+
     def address_of(self, node: str) -> str | None:
         """The address that Slurm has for a node; None for a node that it does not know."""
         return self.node_addresses.get(node)

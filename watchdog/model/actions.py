@@ -110,6 +110,8 @@ class Decision(Value, frozen=True, kw_only=True):
     """The one process that the decision is about, in place of a run of a job: `fence` is None then."""
     process_since: float | None = None
     """Since when it has had no job, a date."""
+    uid: int | None = None
+    """Whose job it is; None in journals of older releases."""
 
 
 class Rung(StrEnum):
@@ -132,8 +134,6 @@ class Rung(StrEnum):
     DRAIN = "drain"
     TERM_PROCESS = "term_process"
     KILL_PROCESS = "kill_process"
-    ABANDON = "abandon"
-    """An operator ended the action before the run was ended: `restart --cancel`."""
 
 
 class RungOutcome(StrEnum):

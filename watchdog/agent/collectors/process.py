@@ -165,7 +165,9 @@ class ProcessCollector:
             is_rank = member.role is Role.RANK
             if member.job_id not in found or (is_rank and not found[member.job_id][0]):
                 restarts = environ.get("SLURM_RESTART_COUNT", "0")
-                run = int(restarts) if restarts.isascii() and restarts.isdecimal() else 0
+                run = (
+                    int(restarts) if restarts.isascii() and restarts.isdecimal() and len(restarts) < 10 else 0
+                )
                 wish = JobWish(job_id=member.job_id, restarts=run, variables=said)
                 found[member.job_id] = (is_rank, wish)
         return tuple(wish for _, wish in found.values())

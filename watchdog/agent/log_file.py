@@ -15,6 +15,7 @@ from watchdog.agent.log_events import Item, condense, event_item
 from watchdog.agent.log_place import ANCHOR, Identity, Lines, Place, again, goes_on
 from watchdog.agent.own_files import check_regular, open_log
 from watchdog.agent.words import describe
+from watchdog.knowledge.frameworks import recognise
 from watchdog.knowledge.progress_patterns import Pattern
 from watchdog.learnt_progress import KNOWN_AFTER, Learner
 from watchdog.log_scan import Scan, Seen, scan
@@ -34,6 +35,8 @@ MAX_MARKS = 64
 MAX_LEFT = 64
 LOOK_AHEAD = 1024
 """Beyond the size that was seen: a file grows while it is read."""
+RECOGNISED_BYTES = 256 * 1024
+"""Of a file so much is searched for the words of a framework: they stand in its beginning."""
 QUIET_S = 15.0
 """A last line without an end is read for its error when nothing has followed for so long."""
 
@@ -59,6 +62,10 @@ class Tail:
     skipped_bytes: int = 0
     left_out: int = 0
     """Events since the last take()."""
+    framework: str | None = None
+    """Which one wrote the file, None while nothing shows it."""
+    _searched: int = 0
+    """Bytes that were searched for the framework's words."""
     _items: list[Item] = field(default_factory=list)
     _seen: Seen = field(default_factory=Seen)
     _learner: Learner | None = field(default_factory=Learner)
@@ -284,6 +291,7 @@ class Tail:
         """The end of a file that is seen for the first time: where the job stands, dated no younger than the file."""
         assert self.place is not None
         self.place.advance(data)
+        self._recognise(data)
         self._gather(scan(self.place.lines.feed(data), own=self.own), age_s)
         items, self._items = self._items, []
         last_step = max(
@@ -298,11 +306,17 @@ class Tail:
 
     def _take(self, whole: bytes, now: float, end: int) -> None:
         if whole:
+            self._recognise(whole)
             age_s, found = self._age_s(now, end), scan(whole, self._seen, self.own)
             if self._learner is not None:
                 self._learn(self._learner, found, whole, now - age_s)
             self._gather(found, age_s)
             self._told = None
+
+    def _recognise(self, text: bytes) -> None:
+        if self._searched < RECOGNISED_BYTES:
+            self._searched += len(text)
+            self.framework = recognise(text, self.framework)
 
     def _learn(self, learner: Learner, found: Scan, whole: bytes, at: float) -> None:
         """Looks for progress of an unknown format, until the file has shown a known one."""

@@ -43,7 +43,8 @@ def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
 
     Given {"files": [[job, path, start or None]…], "globs": [[job, pattern]…], "own": {job: [pattern of progress…]},
     "taken": token}.
-    Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset, lag, skipped}…], "token": …,
+    Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset, lag, skipped,
+    framework}…], "token": …,
     "globs": [[job, pattern, [path…]]…]}; patterns are in it only when they were looked up anew. Files that are no longer
     named are closed.
 
@@ -163,7 +164,7 @@ def _row(key: Key, tail: Tail, reader: Tail, news: tuple[list[Item], int], now: 
     offset = reader.place.position if reader.fd >= 0 and reader.place is not None else None
     return {
         "job": key[0], "path": key[1], "growth_age_s": age_s, "error": tail.error, "events": news[0],
-        "dropped": news[1], "offset": offset, "lag": reader.lag_bytes, "skipped": tail.skipped_bytes,
+        "dropped": news[1], "offset": offset, "lag": reader.lag_bytes, "skipped": tail.skipped_bytes, "framework": reader.framework,
     }  # fmt: skip
 
 

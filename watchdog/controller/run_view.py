@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from watchdog.controller.gpus import GpuPids
 from watchdog.controller.nodes import Nodes
 from watchdog.controller.progress_clock import main_clock, read_progress
@@ -15,6 +17,7 @@ from watchdog.detect.view import (
     RankGpu,
     StackSnapshot,
 )
+from watchdog.knowledge.frameworks import title_of
 from watchdog.model.observed import Role
 
 
@@ -86,7 +89,9 @@ def log_view(run: Run, now: float) -> LogView | None:
         log.error is None and log.growth_age_s is not None and not log.lag_bytes and not log.skipped_bytes
         for log, _ in run.logs.values()
     )
-    return LogView(grew_age_s=min(grew), whole=whole and not run.logs_missed)
+    named = Counter(log.framework for log, _ in run.logs.values() if title_of(log.framework))
+    framework = named.most_common(1)[0][0] if named else None
+    return LogView(grew_age_s=min(grew), whole=whole and not run.logs_missed, framework=framework)
 
 
 def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:

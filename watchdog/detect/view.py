@@ -99,6 +99,8 @@ class LogView(Value, frozen=True, kw_only=True):
     """Since one of them last grew."""
     whole: bool
     """Every one that is known was read, up to its end, and nothing in it was passed over."""
+    framework: str | None = None
+    """Which one wrote them, as far as their words show: for watchdog.knowledge.frameworks.what_to_do."""
 
 
 class Rise(Value, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ from statistics import median, median_low
 
 from watchdog.detect.learnt_limit import Limit, LimitSettings, learnt_limit
 from watchdog.detect.series import BASELINE, CONFIRMED, segments
-from watchdog.diagnose.log_digest import Digest, Fact, shape
+from watchdog.diagnose.log_digest import HEAD_LINES, Digest, Fact, shape
+from watchdog.knowledge.frameworks import recognise
 from watchdog.knowledge.progress_patterns import FRAMEWORKS
 from watchdog.model.observed import EventKind
 from watchdog.model.value import Value
@@ -109,7 +110,10 @@ def read_progress(digest: Digest) -> Progress:
     ]
     if not facts:
         line = ends[-1].line if ends else None
-        return Progress(finished=bool(ends), finished_line=line, trained_line=_trained(ends))
+        head = "\n".join(each.text for each in digest.lines[:HEAD_LINES]).encode(errors="replace")
+        return Progress(
+            framework=recognise(head), finished=bool(ends), finished_line=line, trained_line=_trained(ends)
+        )
     rises, before, seen = [], None, 0
     for fact in facts:
         count = _count(fact)

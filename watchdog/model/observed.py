@@ -91,6 +91,8 @@ class LogFile(Value, frozen=True, kw_only=True):
     """What stands in the file and is not read yet: a flood is read in several looks."""
     skipped_bytes: int = 0
     """What was passed over so far, for reading could not keep up: nobody knows what was in it."""
+    framework: str | None = None
+    """Which one wrote it, as far as its words show (a name of `watchdog.knowledge.frameworks`): what to do where nothing counts."""
 
 
 class EventKind(StrEnum):

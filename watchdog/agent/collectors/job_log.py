@@ -336,6 +336,7 @@ class JobLogs:
                 offset=each["offset"],
                 lag_bytes=each["lag"],
                 skipped_bytes=each["skipped"],
+                framework=each["framework"] or (self._rows[key][0].framework if key in self._rows else None),
             )
             self._rows[key] = (row, asked_at)
             self.dropped += each["dropped"]

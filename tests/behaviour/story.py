@@ -179,19 +179,25 @@ class Story:
         self.passes(seconds=2 * TICK_S)
         return incident
 
-    def operator_restarts(self, job: Job, *, exclude: str = "") -> Decision:
-        """Somebody types `slurm-watchdog restart`."""
+    def operator_restarts(self, job: Job, *, exclude: str = "", now: bool = False) -> Decision:
+        """A person types `slurm-watchdog restart`, with `--now` or without."""
         decisions: list[Decision] = []
 
         async def ask() -> None:
             seen = await self.cluster.read_job(job.id)
             assert isinstance(seen, SlurmJob)
             decisions.append(
-                self.controller.decider.ask_restart(seen, tuple(exclude.split()), "a test", "root")[1]
+                self.controller.decider.ask_restart(
+                    seen, tuple(exclude.split()), "a test", "root", at_once=now
+                )[1]
             )
 
         self._run(ask())
         return decisions[0]
+
+    def operator_cancels(self, job: Job) -> str | None:
+        """`restart --cancel`. Returns why it cannot be."""
+        return self.controller.decider.actions.abandon(job.id, "root")
 
     def passes(self, *, seconds: float = 0.0, minutes: float = 0.0, hours: float = 0.0) -> None:
         """Time goes by. A controller that dies meanwhile is started again ten seconds later."""

@@ -579,7 +579,7 @@ def test_restart_is_followed_rung_by_rung_to_its_end(controller: FakeController)
     )
     assert result.exit_code == 0, result.output
     assert controller.requests[0] == (
-        "POST", "/v1/restart", {"job_id": "4711", "exclude": ["n7", "n8"], "reason": "slow"},
+        "POST", "/v1/restart", {"job_id": "4711", "exclude": ["n7", "n8"], "reason": "slow", "now": False},
     )  # fmt: skip
     lines = [re.sub(r"^[\d-]{10} [\d:]{8}  ", "", line) for line in result.stdout.splitlines()]
     assert lines == [
@@ -590,6 +590,35 @@ def test_restart_is_followed_rung_by_rung_to_its_end(controller: FakeController)
         "confirm: done",
         "graceful_restart succeeded (resumed at step 121, 0 steps lost, 30 s from requeue to first step).",
     ]
+
+
+def test_restart_says_what_it_waits_for_and_until_when_once(controller: FakeController) -> None:
+    waiting = action([rung("write_kill_switch", "done")], None) | {
+        "waiting": {"for": "waiting for a complete checkpoint", "until": 1_700_000_000.0}
+    }
+    restarts(controller, [waiting], [waiting], [action([rung("confirm", "done")], ENDED)])
+    result = run("restart", "4711", socket=controller.path)
+    assert result.exit_code == 0
+    assert result.stdout.count("Now: waiting for a complete checkpoint, until 2023-11-14") == 1
+
+
+def test_restart_of_a_job_that_hangs_needs_now_where_nobody_can_be_asked(controller: FakeController) -> None:
+    sentence = "job 4711 hangs: its loop cannot see a kill switch. It can be requeued now, from checkpoint 90: ask with --now"
+    controller.answers["POST", "/v1/restart"] = (409, {"error": sentence, "code": "hangs"})
+    result = run("restart", "4711", socket=controller.path)
+    assert result.exit_code == 1 and "ask with --now" in result.output
+    restarts(controller, [action([rung("confirm", "done")], ENDED)])
+    assert run("restart", "4711", "--now", socket=controller.path).exit_code == 0
+    assert [body["now"] for _, path, body in controller.requests if path == "/v1/restart"] == [False, True]
+
+
+def test_restart_cancel_ends_a_restart_and_says_so(controller: FakeController) -> None:
+    controller.answers["POST", "/v1/restart/cancel"] = {"cancelled": True, "job_id": "4711"}
+    result = run("restart", "4711", "--cancel", socket=controller.path)
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "The restart of job 4711 is cancelled; the job is left as it is.\n",
+    )
 
 
 def test_a_restart_that_failed_is_something_found(controller: FakeController) -> None:

@@ -78,6 +78,10 @@ SITUATION = Situation(
 )
 
 
+GRACEFUL = (Step.KILL_SWITCH, Step.REQUEUE)
+"""Of a kind that has no ladder as shipped, where a site gives it this one."""
+
+
 def done(ago_s: float, job_id: str = "7") -> Decision:
     return Decision(
         id="x",
@@ -93,7 +97,8 @@ def done(ago_s: float, job_id: str = "7") -> Decision:
 
 def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
     rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
-    ladder = (Step.END_PROCESS,) if incident.process is not None else SHIPPED.get(incident.kind, ())
+    shipped = SHIPPED.get(incident.kind, GRACEFUL if incident.kind is Kind.SLOW_NODE else ())
+    ladder = (Step.END_PROCESS,) if incident.process is not None else shipped
     rule = replace(rule, ladder=ladder)
     return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
 
@@ -136,6 +141,7 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "evidence": [{"incident": replace(INCIDENT, actionable=False)}],
     "storage": [{"mounts_stalled": ("/shared",)}],
     "busy": [{"busy": True}],
+    "job_hangs": [{"incident": replace(INCIDENT, kind=Kind.SLOW_NODE), "hang": "i9"}],
     "cooldown": [{"recent": (done(899),)}],
     "budget": [
         {"recent": tuple(done(10, f"{n}") for n in range(20, 24))},

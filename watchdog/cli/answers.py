@@ -175,6 +175,13 @@ class End(Answer, frozen=True, kw_only=True):
     downtime_s: float | None = None
 
 
+class Waiting(Answer, frozen=True, kw_only=True):
+    """What an action under way waits for, and when it gives that up (wall clock)."""
+
+    what: str = msgspec.field(name="for", default="")
+    until: float | None = None
+
+
 class ActionRun(Answer, frozen=True, kw_only=True):
     decision_id: str
     action: str = ""
@@ -185,6 +192,7 @@ class ActionRun(Answer, frozen=True, kw_only=True):
     """The part of the configuration, or the wish, that gave the ladder."""
     ladder: tuple[str, ...] = ()
     rungs: tuple[Rung, ...] = ()
+    waiting: Waiting | None = None
     end: End | None = None
 
 

@@ -27,12 +27,14 @@ _SEE_ITS_LOG = "See its log: journalctl -u slurm-watchdog-controller -n 50"
 class ClientError(Exception):
     """A request that got no good answer: `what` failed, and what `todo` next, each a sentence."""
 
-    def __init__(self, what: str, todo: str = "", http_status: int | None = None):
+    def __init__(self, what: str, todo: str = "", http_status: int | None = None, code: str = ""):
         super().__init__(what)
         self.what = what
         self.todo = todo
         self.http_status = http_status
         """Set when the controller itself answered with an error."""
+        self.code = code
+        """The controller's word for programs, such as `hangs`."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -107,18 +109,25 @@ class Client:
         """Actions are allowed again."""
         return self._ask("POST", "/v1/resume", Paused, {})
 
-    def restart(self, job_id: str, exclude: list[str], reason: str) -> tuple[Accepted, Any]:
-        """Asks for a graceful restart; the answer says whether policy allows it."""
-        body = {"job_id": job_id, "exclude": exclude, "reason": reason}
+    def restart(
+        self, job_id: str, exclude: list[str], reason: str, now: bool = False
+    ) -> tuple[Accepted, Any]:
+        """Asks for a restart, graceful unless `now`; the answer says whether policy allows it."""
+        body = {"job_id": job_id, "exclude": exclude, "reason": reason, "now": now}
         return self._ask("POST", "/v1/restart", Accepted, body)
+
+    def cancel_restart(self, job_id: str) -> Any:
+        """Ends a restart that still waits for the job to save."""
+        return self._ask("POST", "/v1/restart/cancel", dict[str, Any], {"job_id": job_id})[1]
 
     def _ask(self, method: str, target: str, kind: type[T], body: object = None) -> tuple[T, Any]:
         status, reason, data = self._exchange(method, target, body)
         if status >= 400:
             raise ClientError(
-                _error_sentence(data) or f"The controller answered {status} {reason} to {method} {target}.",
+                _error(data, "error") or f"The controller answered {status} {reason} to {method} {target}.",
                 "" if status < 500 else _SEE_ITS_LOG,
                 status,
+                _error(data, "code"),
             )
         try:
             return msgspec.json.decode(data, type=kind), json.loads(data)
@@ -172,9 +181,10 @@ class Client:
         return ClientError(f"Talking to the controller on {self.path} failed: {reason}.", _IS_IT_RUNNING)
 
 
-def _error_sentence(data: bytes) -> str:
+def _error(data: bytes, key: str) -> str:
+    """One text of an error's document: its sentence, or its word for programs."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
         return ""
-    return str(document.get("error") or "") if isinstance(document, dict) else ""
+    return str(document.get(key) or "") if isinstance(document, dict) else ""

@@ -63,12 +63,25 @@ def _expand_nodes(context: click.Context, parameter: click.Parameter, value: tup
     help="Restart without this node; repeatable.",
 )
 @click.option("--reason", default="", metavar="TEXT", help="Kept in the journal and shown by `explain`.")
+@click.option(
+    "--now",
+    "how",
+    flag_value="now",
+    help="Without waiting for a checkpoint: requeue at once, from the last complete one. For a job that hangs.",
+)
+@click.option(
+    "--cancel",
+    "how",
+    flag_value="cancel",
+    help="End a restart that still waits for the job to save; nothing is done to the job.",
+)
 @click.option("--no-wait", is_flag=True, help="Ask and leave; otherwise it is followed to its end.")
 @operator_options
 def restart(
     job_id: str,
     exclude: list[str],
     reason: str,
+    how: str | None,
     no_wait: bool,
     socket_path: str | None,
     config_file: str | None,
@@ -76,18 +89,24 @@ def restart(
 ) -> None:
     """Moves a job gracefully: kill switch, complete checkpoint, requeue without the excluded nodes, first new step.
 
-    The guards that protect the job hold here, too (paused, Slurm not answering, storage away, job not requeueable);
+    A job that is known to hang cannot see a kill switch: it is requeued at once, if you confirm it or give --now.
+
+    The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not requeueable);
     cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when it was allowed),
     1 when it was refused or failed.
 
     \b
     Examples:
       slurm-watchdog restart 4711 --exclude n7 --reason "slow GPU"
+      slurm-watchdog restart 4711 --now
+      slurm-watchdog restart 4711 --cancel
       slurm-watchdog restart 4711 --exclude 'n[7-8]' --no-wait --json
     """
     client = open_client(socket_path, config_file)
     try:
-        accepted, document = client.restart(job_id, exclude, reason)
+        if how == "cancel":
+            sys.exit(_cancel(client, job_id, as_json))
+        accepted, document = _ask(client, job_id, exclude, reason, how == "now", as_json)
     except ClientError as error:
         refused = error.http_status is not None and error.http_status < 500
         fail(error, as_json, EXIT_FOUND if refused else EXIT_UNKNOWN)
@@ -101,6 +120,30 @@ def restart(
     sys.exit(_follow(client, accepted, document, as_json))
 
 
+def _ask(
+    client: Client, job_id: str, exclude: list[str], reason: str, now: bool, as_json: bool
+) -> tuple[Accepted, Any]:
+    """Asks for the restart; of a job that hangs a person at a terminal is asked whether it may be requeued at once."""
+    try:
+        return client.restart(job_id, exclude, reason, now)
+    except ClientError as error:
+        if error.code != "hangs" or as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        sentence(f"{clean(error.what[:1].upper() + error.what[1:].removesuffix(': ask with --now'))}.")
+        if not click.confirm("Requeue it now?", err=True):
+            raise
+    return client.restart(job_id, exclude, reason, True)
+
+
+def _cancel(client: Client, job_id: str, as_json: bool) -> int:
+    document = client.cancel_restart(job_id)
+    if as_json:
+        print_json(document)
+    else:
+        sentence(f"The restart of job {job_id} is cancelled; the job is left as it is.")
+    return EXIT_FINE
+
+
 def _print_verdict(job_id: str, accepted: Accepted) -> None:
     if accepted.verdict == "allowed":
         sentence(f"Restart of job {job_id} is under way (incident {accepted.incident_id}).")
@@ -112,6 +155,7 @@ def _print_verdict(job_id: str, accepted: Accepted) -> None:
 def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) -> int:
     """Shows every rung as it happens, until the action has an end. Returns the exit code."""
     shown: set[tuple[str, int, str | None]] = set()
+    waits = ""
     answered_at = clock.monotonic()
     try:
         while True:
@@ -125,6 +169,7 @@ def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) ->
                 action = next((a for a in found.actions if a.decision_id == accepted.decision_id), None)
                 if action is not None and not as_json:
                     _print_news(action, shown)
+                    waits = _print_waiting(action, waits)
                 if action is not None and action.end is not None:
                     if as_json:
                         actions = [
@@ -139,7 +184,7 @@ def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) ->
             wait_readable((), FOLLOW_INTERVAL_S)
     except KeyboardInterrupt:
         click.echo(
-            f"No longer following; the restart goes on: slurm-watchdog explain {clean(accepted.incident_id)}",
+            f"No longer following; the restart continues: slurm-watchdog explain {clean(accepted.incident_id)}",
             err=True,
         )
         return EXIT_UNKNOWN
@@ -152,6 +197,19 @@ def _print_news(action: ActionRun, shown: set[tuple[str, int, str | None]]) -> N
             shown.add(news)
             sentence(_rung_line(rung))
             sys.stdout.flush()
+
+
+def _print_waiting(action: ActionRun, before: str) -> str:
+    """What the restart waits for now and until when, where that is another thing than `before`. Returns it."""
+    waiting = action.waiting
+    if waiting is None or action.end is not None or waiting.what == before:
+        return before if waiting is None else waiting.what
+    until = f", until {moment(waiting.until)} at the latest" if waiting.until is not None else ""
+    sentence(
+        f"Now: {waiting.what}{until}. Ctrl-C leaves it running; --cancel ends it while the job is asked to save."
+    )
+    sys.stdout.flush()
+    return waiting.what
 
 
 def _rung_line(rung: Rung) -> str:

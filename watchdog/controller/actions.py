@@ -11,6 +11,7 @@ from watchdog import clock
 from watchdog.controller import janitor
 from watchdog.controller.drive import Driver, Tools
 from watchdog.controller.journal import JournalError
+from watchdog.controller.judge import proves_stuck
 from watchdog.controller.settings import ladder_limits_of
 from watchdog.model.actions import Action, ActionRun, Decision, RungRecord
 from watchdog.model.incidents import Incident, IncidentState, Kind
@@ -44,6 +45,7 @@ class Actions:
             poll_s=min(2.0, config.slurm.poll_interval),
             paused=lambda: controller.journal.paused() is not None,
             on_record=self._on_record,
+            loop_stuck=lambda job_id: proves_stuck(controller.judge.incidents, job_id) is not None,
             collect=controller.collector.rung,
             drain_reason=config.policy.drain_reason,
             listing_is_new_after_s=config.slurm.deadline,
@@ -75,6 +77,24 @@ class Actions:
             driver.run.decision.fence is not None and driver.run.decision.fence.job_id == job_id
             for driver in self._drivers.values()
         )
+
+    def waiting(self, decision_id: str) -> tuple[str, float | None] | None:
+        """What an action under way waits for, in words, and when it gives that up (wall clock); None if it waits for nothing."""
+        driver = self._drivers.get(decision_id)
+        return (
+            (driver.waiting_for, driver.waiting_until) if driver is not None and driver.waiting_for else None
+        )
+
+    def abandon(self, job_id: str, by: str) -> str | None:
+        """Ends the restart of a job that a person asked for. Returns why it cannot be, a sentence; None if it is being ended."""
+        for driver in self._drivers.values():
+            fence = driver.run.decision.fence
+            if fence is None or fence.job_id != job_id or driver.run.decision.asked_by is None:
+                continue
+            if driver.abandon(by):
+                return None
+            return f"job {job_id} is being ended or was requeued already: the restart cannot be cancelled any more"
+        return f"no restart of job {job_id} that somebody asked for is under way"
 
     def acting(self) -> frozenset[str]:
         """Ids of the incidents that are being acted on."""

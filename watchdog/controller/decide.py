@@ -17,7 +17,7 @@ from watchdog.actuate import kill_switch
 from watchdog.controller.actions import Actions
 from watchdog.controller.by_user import Trouble, crowd_of, in_trouble
 from watchdog.controller.journal import JournalError
-from watchdog.controller.judge import STANDING
+from watchdog.controller.judge import STANDING, proves_stuck
 from watchdog.controller.policy import (
     Situation,
     broken_under,
@@ -296,6 +296,9 @@ class Decider:
             step_s=view.progress.step_s if view is not None and view.progress is not None else None,
             loop_turns=self._turns(incident.kind, view),
             nodes=c.state.slurm_nodes,
+            hang=None
+            if job is None or (stuck := proves_stuck(c.judge.incidents, job.job_id)) is None
+            else stuck.id,
             crash_loop=None if job is None else around.crash_loops.get(job.job_id),
             storm_over_s=None if storm_at is None else now - storm_at,
             drained_by_us=around.drained_by_us,
@@ -384,9 +387,10 @@ class Decider:
         return fill(own, job) if own else kill_switch.path_for(self._c.config.jobs.kill_switch, job)
 
     def ask_restart(
-        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str
+        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False
     ) -> tuple[Incident, Decision]:
-        """An operator's graceful restart: an incident and a decision like any other. Raises JournalError."""
+        """An operator's restart: an incident and a decision like any other. `at_once`: without a kill switch, for a loop that does not
+        turn, or a person who does not want to wait for a checkpoint. Raises JournalError."""
         c, now, wall = self._c, clock.monotonic(), clock.wall()
         incident = Incident(
             id=uuid.uuid4().hex[:12],
@@ -408,6 +412,8 @@ class Decider:
             exclude_nodes=exclude,
         )
         situation = self._situation(incident, job, now, self._surroundings(now))
+        if at_once:
+            situation = replace(situation, loop_turns=False)
         decision = decide(incident, situation, self._limits, uuid.uuid4().hex[:12])
         decision = replace(self._with_switch(decision, incident, job, asked_by), asked_by=asked_by)
         c.journal.save_incident(incident)

@@ -16,7 +16,7 @@ from watchdog.controller.chain import jobs_behind
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.journal import Journal
 from watchdog.controller.ladder import Do, End, LadderLimits, Move, Settle, Wait, World, next_move
-from watchdog.controller.ladder_state import asks
+from watchdog.controller.ladder_state import asks, can_be_abandoned
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView
@@ -49,6 +49,8 @@ class Tools:
     poll_s: float
     paused: Callable[[], bool]
     on_record: Callable[[ActionRun, RungRecord], None]
+    loop_stuck: Callable[[str], bool] = lambda job_id: False
+    """Whether an open incident proves that the job's loop does not turn."""
     collect: Callable[[Decision], Awaitable[Outcome]] | None = None
     """Waits for the evidence of the decision's job, for a bounded time."""
     drain_reason: str = "slurm-watchdog:"
@@ -77,11 +79,34 @@ class Driver:
         """Why Slurm does not say how the job is: it refuses to, or its answer is of no use."""
         self._unread_since: float | None = None
         self.waiting_for = ""
+        self.waiting_until: float | None = None
+        """Wall clock; what `waiting_for` is given up at."""
+        self._abandoned_by: str | None = None
+
+    def abandon(self, by: str) -> bool:
+        """Ends the action before anything is done to the job but asking it to save, for the operator `by`. False: it is too late."""
+        if self.run.end is not None or not can_be_abandoned(self.run):
+            return False
+        self._abandoned_by = by
+        return True
+
+    def _write_abandoned(self) -> None:
+        """The operator's word goes into the journal as a rung: a controller that dies now comes back to it."""
+        by, self._abandoned_by = self._abandoned_by, None
+        if by is None or not can_be_abandoned(self.run):
+            return
+        at = clock.wall()
+        self._tools.journal.rung_intent(self.run.decision.id, Rung.ABANDON, 1, at)
+        self._put(RungRecord(rung=Rung.ABANDON, attempt=1, intent_at=at))
+        self._close(
+            Rung.ABANDON, 1, RungOutcome.DONE, f"{by} cancelled the restart; the job was left as it is"
+        )
 
     async def drive(self) -> ActionEnd:
         """Until the action has ended in writing. Errors of the journal end the task, never the intent."""
         while True:
             world = await self._look()
+            self._write_abandoned()
             move = next_move(self.run, world, self._tools.limits)
             if isinstance(move, End):
                 if self.run.end is None:
@@ -95,6 +120,7 @@ class Driver:
             if move.reason != self.waiting_for:
                 log.info("%s: %s", self._subject, move.reason)
                 self.waiting_for = move.reason
+            self.waiting_until = move.until
             await asyncio.sleep(self._tools.poll_s)
         elif isinstance(move, Settle):
             self._close(move.rung, move.attempt, move.outcome, move.detail)
@@ -250,6 +276,7 @@ class Driver:
             submission_looked_for=self._has_looked_for_submission(now),
             behind=() if job is None else jobs_behind(job, self._tools.state.jobs.values()),
             exclude_objection=self._exclude_objection(job),
+            loop_stuck=self._tools.loop_stuck(self._job_id),
             expired_exclusions=self._expired_exclusions(job),
         )
 

@@ -43,6 +43,21 @@ JOB_BY_JOB: frozenset[Kind] = frozenset(
 asked about every job in every tick: see watchdog.controller.turns."""
 
 
+def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
+    """The open incident that proves that a job's loop does not turn, with evidence good enough to act on now; None if there is none."""
+    return next(
+        (
+            each
+            for each in incidents
+            if each.kind in STANDING
+            and each.state is IncidentState.FIRING
+            and each.actionable
+            and job_id in each.jobs_now
+        ),
+        None,
+    )
+
+
 class Change(Value, frozen=True, kw_only=True):
     """One incident before and after a judgement; `before` None: it was opened."""
 

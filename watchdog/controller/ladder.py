@@ -21,12 +21,14 @@ from watchdog.controller.ladder_state import (
     Wait,
     World,
     attempts,
+    can_be_abandoned,
     ladder_of,
     leave,
     limits_for,
     refused,
     stage_of,
     tried,
+    tries,
 )  # fmt: skip
 from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord, Step
 from watchdog.model.slurm_states import WAITING
@@ -47,6 +49,8 @@ def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     lost = next((r for r in run.records if r.outcome is None), None)
     if lost is not None:
         return _settle(lost, stage, run, world)
+    if tried(run, Rung.ABANDON) and can_be_abandoned(run):
+        return leave(run, world, tries(run, Rung.ABANDON)[-1].detail or "an operator ended the action")
     if Step.HOLD in ladder_of(run.decision):
         return _hold(run, world, limits)
     if tried(run, Rung.RESUBMIT) and refused(run, Rung.RESUBMIT) is None:
@@ -96,7 +100,9 @@ def _settle(lost: RungRecord, stage: Stage, run: ActionRun, world: World) -> Mov
     }.get(lost.rung)
     detail = "the answer was lost; it is done again, which is harmless"
     outcome = RungOutcome.UNKNOWN
-    if lost.rung in (Rung.SIGNAL_USR1, Rung.SIGNAL_TERM):
+    if lost.rung is Rung.ABANDON:
+        outcome, detail = RungOutcome.DONE, "an operator cancelled the restart; the job was left as it is"
+    elif lost.rung in (Rung.SIGNAL_USR1, Rung.SIGNAL_TERM):
         detail = "the answer was lost; a signal is not sent twice, its effect is waited for"
     elif shown:
         outcome, detail = RungOutcome.DONE, "the answer was lost; the world shows that it was done"

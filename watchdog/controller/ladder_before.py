@@ -66,7 +66,10 @@ def _asked(run: ActionRun, world: World, limits: LadderLimits) -> Move:
         saved_at = next(r.intent_at for r in run.records if r.rung is Rung.WAIT_CHECKPOINT)
         asked_at = max(record.intent_at for record in asks(run))
         if world.now - max(saved_at, asked_at) < limits.exit_s:
-            return Wait(reason="the job has saved; it has a moment to end by itself")
+            return Wait(
+                reason="the job has saved; it has a moment to end by itself",
+                until=max(saved_at, asked_at) + limits.exit_s,
+            )
     elif _goes_on(run, world):
         return leave(run, world, "the job makes steps again: it is left alone")
     return _climb(run, world, limits)
@@ -86,8 +89,9 @@ def _climb(run: ActionRun, world: World, limits: LadderLimits) -> Move:
         if move is not None:
             return move
     asked = any(step in GENTLE for step in ladder_of(run.decision))
-    if asked and not saved and run.decision.loop_turns is not False and not run.decision.lose_work:
-        return leave(run, world, _why_not_saved(run))
+    hangs = world.loop_stuck and run.decision.asked_by is not None
+    if asked and not (saved or hangs) and run.decision.loop_turns is not False and not run.decision.lose_work:
+        return leave(run, world, _why_not_saved(run, world))
     if world.paused:
         return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
     return end_run(run, Stage.SAME_RUN, world, limits)
@@ -97,9 +101,11 @@ def _kill_switch(run: ActionRun, world: World, limits: LadderLimits) -> Move | N
     if not done(run, Rung.WRITE_KILL_SWITCH):
         return attempt(run, world, limits, Do(rung=Rung.WRITE_KILL_SWITCH, attempt=0))
     switched_at = tries(run, Rung.WRITE_KILL_SWITCH)[0].intent_at
-    if world.now - switched_at > limits.checkpoint_s and _has_waited(run, world, limits):
+    if world.loop_stuck or (
+        world.now - switched_at > limits.checkpoint_s and _has_waited(run, world, limits)
+    ):
         return None
-    return Wait(reason="waiting for a complete checkpoint")
+    return Wait(reason="waiting for a complete checkpoint", until=switched_at + limits.checkpoint_s)
 
 
 def _signal(run: ActionRun, world: World, limits: LadderLimits, rung: Rung) -> Move | None:
@@ -109,7 +115,10 @@ def _signal(run: ActionRun, world: World, limits: LadderLimits, rung: Rung) -> M
         last = before[-1]
         if last.outcome is RungOutcome.FAILED or world.now - last.intent_at > limits.signal_s:
             return None
-        return Wait(reason=f"{rung} was sent; waiting for a complete checkpoint or the end of the job")
+        return Wait(
+            reason=f"{rung} was sent; waiting for a complete checkpoint or the end of the job",
+            until=last.intent_at + limits.signal_s,
+        )
     if len(before) >= MIN_TRIES and world.now - before[0].intent_at > limits.step_s:
         return None
     if world.paused:
@@ -119,8 +128,10 @@ def _signal(run: ActionRun, world: World, limits: LadderLimits, rung: Rung) -> M
     return Do(rung=rung, attempt=len(before) + 1)
 
 
-def _why_not_saved(run: ActionRun) -> str:
-    """Why a job that turns is not ended: nothing made it save."""
+def _why_not_saved(run: ActionRun, world: World) -> str:
+    """Why a job is not ended: nothing made it save."""
+    if world.loop_stuck:
+        return "the job hangs now: its loop cannot see the kill switch. What is done about the hang is decided with its own incident"
     said = []
     for step in ladder_of(run.decision):
         rung = ASKING.get(step)

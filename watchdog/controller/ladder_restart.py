@@ -147,7 +147,10 @@ def described_end(run: ActionRun, job: SlurmJob, world: World, limits: LadderLim
             if queued
             else f"no new step within {limits.confirm_s:.0f} s of the restart",
         )
-    return Wait(reason=f"the job is {queued}" if queued else "waiting for the first new step")
+    return Wait(
+        reason=f"the job is {queued}" if queued else "waiting for the first new step",
+        until=last_at + limits.confirm_s,
+    )
 
 
 def _why_queued(job: SlurmJob) -> str:

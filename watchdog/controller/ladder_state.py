@@ -116,6 +116,8 @@ class World(Value, frozen=True, kw_only=True):
     """Of a decision about a process: what its node says of it, once anything was tried; None while it has not answered."""
     process_objection: str | None = None
     """Why that process must not be touched, by what Slurm and its node say now."""
+    loop_stuck: bool = False
+    """An open incident with evidence good enough to act on says that the job's loop does not turn: it sees no kill switch."""
     expired_exclusions: tuple[str, ...] = ()
     """Nodes that earlier actions of ours excluded from this job, longer ago than such an exclusion lasts."""
 
@@ -146,6 +148,8 @@ class Settle(Value, frozen=True, kw_only=True):
 
 class Wait(Value, frozen=True, kw_only=True):
     reason: str
+    until: float | None = None
+    """Wall clock: when the ladder gives this up; None: not bounded by a time of its own."""
 
 
 class End(Value, frozen=True, kw_only=True):
@@ -298,9 +302,21 @@ def finish(run: ActionRun, world: World, end: ActionEnd) -> Move:
     return End(end=msgspec.structs.replace(end, detail=why))
 
 
+IRREVERSIBLE = (Rung.REQUEUE_HOLD, Rung.CANCEL, Rung.RESUBMIT, Rung.SIGNAL_TERM)
+"""Rungs after which a run may have ended, and an action can only be brought to its end."""
+
+
+def can_be_abandoned(run: ActionRun) -> bool:
+    """Whether nothing was done to the job yet but to ask it to save."""
+    return not any(tried(run, rung) for rung in IRREVERSIBLE)
+
+
 def wait_for_mounts(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     if world.now - run.decision.decided_at > limits.mount_s:
         return leave(
             run, world, f"{', '.join(world.stalled_mounts)} did not answer for {limits.mount_s:.0f} s"
         )
-    return Wait(reason=f"{', '.join(world.stalled_mounts)} does not answer: the restart waits for it")
+    return Wait(
+        reason=f"{', '.join(world.stalled_mounts)} does not answer: the restart waits for it",
+        until=run.decision.decided_at + limits.mount_s,
+    )

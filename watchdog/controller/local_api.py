@@ -18,6 +18,7 @@ from watchdog import __version__, clock
 from watchdog.controller.access import Person, may_see, may_see_incident, resolve
 from watchdog.controller.collected import Collected, diagnosis_json, nodes_json
 from watchdog.controller.journal import JournalError
+from watchdog.controller.judge import proves_stuck
 from watchdog.controller.present import (
     DETAILS_FOR,
     Sees,
@@ -53,10 +54,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Refused(Exception):
-    """A request that cannot be served: status and a sentence."""
+    """A request that cannot be served: status and a sentence, and a word for programs where there is more to do than to read it."""
 
-    def __init__(self, status: int, sentence: str):
-        self.status = status
+    def __init__(self, status: int, sentence: str, code: str = ""):
+        self.status, self.code = status, code
         super().__init__(sentence)
 
 
@@ -125,7 +126,8 @@ async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.St
     try:
         return await handler(request)
     except Refused as error:
-        return web.json_response({"error": str(error)}, status=error.status)
+        more = {"code": error.code} if error.code else {}
+        return web.json_response({"error": str(error), **more}, status=error.status)
     except JournalError as error:
         return web.json_response({"error": f"the journal does not work: {error}"}, status=503)
     except SlurmRefused as error:
@@ -151,6 +153,7 @@ def make_app(
     app.router.add_post("/v1/pause", api.pause)
     app.router.add_post("/v1/resume", api.resume)
     app.router.add_post("/v1/restart", api.restart)
+    app.router.add_post("/v1/restart/cancel", api.cancel_restart)
     return app
 
 
@@ -223,7 +226,10 @@ class LocalApi:
                 "incident": shown,
                 "timeline": [{"at": at, "text": text} for at, text in journal.timeline(incident_id)],
                 "evidence": [self._evidence(incident_id, *row) for row in journal.evidence_list(incident_id)],
-                "actions": [action_json(run) for run in journal.actions(incident_id)],
+                "actions": [
+                    action_json(run, self._c.decider.actions.waiting(run.decision.id))
+                    for run in journal.actions(incident_id)
+                ],
             }
         )
 
@@ -328,8 +334,12 @@ class LocalApi:
                 403, f"job {job_id} belongs to {job.user}: only its owner and administrators may restart it"
             )
         self._c.state.apply_job(job, clock.monotonic(), clock.wall())
+        reason, at_once = reason_of(body), body.get("now") is True
+        hang = proves_stuck(self._c.judge.incidents, job.job_id)
+        if hang is not None and not at_once:
+            raise Refused(409, self._needs_now(hang, job.job_id), code="hangs")
         incident, decision = self._c.decider.ask_restart(
-            job, tuple(dict.fromkeys(exclude)), reason_of(body), name
+            job, tuple(dict.fromkeys(exclude)), reason, name, at_once=at_once
         )
         return web.json_response(
             {
@@ -340,6 +350,34 @@ class LocalApi:
                 "reason": decision.reason,
             }
         )
+
+    def _needs_now(self, hang: Incident, job_id: str) -> str:
+        """Why a graceful restart is not begun: the loop that would have to see the kill switch is stuck."""
+        view = self._c.state.job_view(job_id, clock.monotonic())
+        saved = view.checkpoint if view is not None else None
+        step = view.progress.known_step if view is not None and view.progress is not None else None
+        from_where = "its last complete checkpoint" if saved is None else f"checkpoint {saved.step}"
+        lost = "" if saved is None or step is None else f", {max(0, step - saved.step)} steps lost"
+        return (
+            f"job {job_id} hangs ({hang.kind}, incident {hang.id}): its loop cannot see a kill switch. "
+            f"It can be requeued now, from {from_where}{lost}: ask with --now"
+        )
+
+    async def cancel_restart(self, request: web.Request) -> web.Response:
+        """Ends an operator's restart that still waits for the job to save; its kill switch is removed."""
+        job_id = str((await self._body(request)).get("job_id", ""))
+        if not _JOB.fullmatch(job_id):
+            raise Refused(400, f"{job_id[:40]!r} is no job id")
+        job = self._c.state.jobs.get(job_id)
+        uid, name = peer_of(request)
+        if uid not in (0, os.geteuid(), job.uid if job is not None else 0):
+            raise Refused(
+                403, f"job {job_id} belongs to somebody else: only its owner and administrators may"
+            )
+        problem = self._c.decider.actions.abandon(job_id, name)
+        if problem is not None:
+            raise Refused(409, problem)
+        return web.json_response({"cancelled": True, "job_id": job_id})
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         raw = await request.read()

@@ -11,7 +11,7 @@ from watchdog.controller.by_user import orphans_at_once, over_budget, spent_on_j
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.rules import Rule, action_of
 from watchdog.detect.view import NodeView
-from watchdog.knowledge.ladders import ENDINGS, WHY_NONE
+from watchdog.knowledge.ladders import ENDINGS, GENTLE, WHY_NONE
 from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
 from watchdog.model.incidents import Incident, IncidentState, Kind  # fmt: skip
 from watchdog.model.slurm import SlurmJob, SlurmNode  # fmt: skip
@@ -80,6 +80,8 @@ class Situation(Value, frozen=True, kw_only=True):
     jobs_with_orphans: int = 0
     """Jobs of the same user of which processes became orphans at about the same time, this one's included."""
     users_with_orphans: int = 0
+    hang: str | None = None
+    """The open incident that proves that the job's loop does not turn."""
     broken: tuple[tuple[str, str], ...] = ()
     """(node, what broke there under this job): see `broken_under`."""
 
@@ -159,6 +161,13 @@ def _storage(_: Incident, s: Situation, __: Limits) -> str | None:
 
 def _busy(_: Incident, s: Situation, __: Limits) -> str | None:
     return "another action on this job has not ended yet" if s.busy else None
+
+
+def _job_hangs(incident: Incident, s: Situation, __: Limits) -> str | None:
+    asks = any(step in GENTLE for step in s.rule.ladder)
+    if s.hang is None or s.hang == incident.id or not asks or incident.kind is Kind.OPERATOR_RESTART:
+        return None
+    return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
 
 
 def _cooldown(incident: Incident, s: Situation, limits: Limits) -> str | None:
@@ -248,6 +257,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("evidence", _evidence),
     ("storage", _storage),
     ("busy", _busy),
+    ("job_hangs", _job_hangs),
     ("cooldown", _cooldown),
     ("budget", _budget),
     ("storm", _storm),

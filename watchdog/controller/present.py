@@ -107,8 +107,8 @@ def _outcome(decision: Decision, ends: dict[str, Any]) -> str | None:
     return None if end is None else end.detail
 
 
-def action_json(run: ActionRun) -> dict[str, Any]:
-    """One action with every rung that was climbed."""
+def action_json(run: ActionRun, waiting: tuple[str, float | None] | None = None) -> dict[str, Any]:
+    """One action with every rung that was climbed, and what it waits for and until when (wall clock), where it waits."""
     decision = run.decision
     return {
         "decision_id": decision.id,
@@ -129,6 +129,7 @@ def action_json(run: ActionRun) -> dict[str, Any]:
             }
             for r in run.records
         ],
+        "waiting": None if waiting is None else {"for": waiting[0], "until": waiting[1]},
         "end": None if run.end is None else msgspec.to_builtins(run.end),
     }
 

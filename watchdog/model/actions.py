@@ -134,6 +134,8 @@ class Rung(StrEnum):
     DRAIN = "drain"
     TERM_PROCESS = "term_process"
     KILL_PROCESS = "kill_process"
+    ABANDON = "abandon"
+    """An operator ended the action before the run was ended: `restart --cancel`."""
 
 
 class RungOutcome(StrEnum):

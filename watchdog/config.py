@@ -38,7 +38,9 @@ class Agent(Section):
     """The daemon on every compute node."""
 
     controller_url: str = Field(
-        "http://127.0.0.1:9765", description="Where reports go: the controller's `listen` address."
+        "",
+        description="Where reports go: the controller's `listen` address, such as http://mgmt1:9765, https:// with certificates. Required "
+        "on nodes: an agent without it does not start.",
     )
     node_name: str = Field(
         "auto",
@@ -54,6 +56,11 @@ class Agent(Section):
     )
     spool_age: Span = Field(
         600.0, description="Reports older than this are dropped from the spool, and counted."
+    )
+    give_up_after: Seconds = Field(
+        0.0,
+        description="An agent whose controller has not answered for so long ends; 0s = never, as a service should. Agents of "
+        "`slurm-watchdog attach` have 10min.",
     )
     probe_deadline: Span = Field(
         10.0,
@@ -102,7 +109,7 @@ class Agent(Section):
     @model_validator(mode="after")
     def _checks(self) -> Agent:
         problems: list[str] = []
-        if urlsplit(self.controller_url).scheme not in ("http", "https"):
+        if self.controller_url and urlsplit(self.controller_url).scheme not in ("http", "https"):
             problems.append(
                 f"agent.controller_url: must begin with http:// or https://, got {self.controller_url!r}"
             )
@@ -335,9 +342,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _checks_across_fields(self) -> Config:
         problems: list[str] = []
-        host, _ = split_address(self.controller.listen, [], "controller.listen")
-        url = self.agent.controller_url if "controller_url" in self.agent.model_fields_set else None
-        problems += problems_of(self.security, host, self.controller.listen, url)
+        problems += problems_of(self.security, self.agent.controller_url)
         page_host = (
             split_address(self.controller.page_listen, [], "controller.page_listen")[0]
             if self.controller.page_listen

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from watchdog.config_types import Section
+from watchdog.config_types import Section, refuse
 from watchdog.identity.files import CREDENTIALS
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-Identity = Literal["tls", "munge", "token", "none"]
+Identity = Literal["tls", "munge"]
+"""What services can be set to; `slurm-watchdog run` has a socket of its own: see watchdog.identity.transport."""
+REMOVED_MODES: Final = ("none", "token")
+INSTEAD: Final = "set security.mode: munge (by the MUNGE that Slurm has, nothing to set up), or security.tls_directory (slurm-watchdog ca --help)"
 
 
 class Security(Section):
-    """Who may speak to the controller."""
+    """Who may speak to the controller, and whom agents obey."""
 
-    mode: Literal["auto", "tls", "munge", "token", "none"] = Field(
+    mode: Literal["auto", "tls", "munge"] = Field(
         "auto",
-        description="How nodes prove who they are; the same on all machines. tls: each node has a certificate (slurm-watchdog ca). "
-        "munge: by the MUNGE that Slurm has, with nothing to set up. token: a secret that all share. none: not at all. auto = tls where "
-        "tls_directory is set, else token where token_file is, else none, and that on the loopback address only.",
-    )
-    token_file: str = Field(
-        "",
-        description="A file, readable by root and the watchdog only, with a secret that agents and controller share. "
-        "Required, by mode auto, unless the controller listens on the loopback address or tls_directory is set.",
+        description="How nodes and controller prove to each other who they are; the same on all machines. tls: certificates on both ends "
+        "(slurm-watchdog ca). munge: by the MUNGE that Slurm has, with nothing to set up. auto = tls where tls_directory is set, else "
+        "munge.",
     )
     tls_directory: str = Field(
         "",
@@ -66,44 +64,46 @@ class Security(Section):
         True, description="Accept a node's report only from the address that Slurm has for that node."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, given: Any) -> Any:
+        """A file of an earlier release hears what to set instead."""
+        found = []
+        if isinstance(given, dict) and given.get("mode") in REMOVED_MODES:
+            found.append(
+                f"security.mode: {given['mode']} was removed, it proved nothing to agents; {INSTEAD}"
+            )
+        if isinstance(given, dict) and "token_file" in given:
+            found.append(
+                f"security.token_file: the shared token was removed; delete this line, and {INSTEAD}"
+            )
+        refuse(found)
+        return given
+
     def identity(self) -> Identity:
         """How nodes prove who they are, `auto` resolved."""
         if self.mode != "auto":
             return self.mode
-        return "tls" if self.tls_directory else "token" if self.token_file else "none"
+        return "tls" if self.tls_directory else "munge"
 
 
-def problems_of(security: Security, listen_host: str, listen: str, url: str | None) -> list[str]:
-    """What can't be, a key and a sentence each. `url` is agent.controller_url where the file names one."""
+def problems_of(security: Security, url: str) -> list[str]:
+    """What can't be, a key and a sentence each. `url` is agent.controller_url, empty where it is not set."""
     problems = []
-    mode, away = security.identity(), bool(listen_host) and listen_host not in LOOPBACK
-    if away and security.mode == "auto" and mode == "none":
-        problems.append(
-            f"security.token_file: required because controller.listen is not the loopback address ({listen}); make one with: "
-            "openssl rand -hex 32 > FILE; better, set security.mode: munge, or security.tls_directory"
-        )
+    mode = security.identity()
     if security.tls_directory and not security.tls_directory.startswith(("/", CREDENTIALS)):
         problems.append(f"security.tls_directory: must be an absolute path, got {security.tls_directory!r}")
     if mode == "tls" and not security.tls_directory:
         problems.append(
             "security.tls_directory: required by security.mode: tls; see slurm-watchdog ca --help"
         )
-    if mode == "tls" and url is not None and not url.startswith("https://"):
+    scheme = "https://" if mode == "tls" else "http://"
+    if url and not url.startswith(scheme):
         problems.append(
-            f"agent.controller_url: must begin with https:// because of security.mode: tls, got {url!r}"
-        )
-    if mode == "token" and not security.token_file:
-        problems.append("security.token_file: required by security.mode: token; openssl rand -hex 32 > FILE")
-    if mode == "munge" and url is not None and not url.startswith("http://"):
-        problems.append(
-            f"agent.controller_url: must begin with http:// because of security.mode: munge, got {url!r}"
+            f"agent.controller_url: must begin with {scheme} because nodes prove themselves by {mode} (security), got {url!r}"
         )
     if mode == "munge" and not security.check_node_address:
         problems.append(
             "security.check_node_address: must be true with security.mode: munge, which proves the user; the address proves the node"
-        )
-    if mode in ("none", "munge") and security.token_file:
-        problems.append(
-            f"security.token_file: nobody asks for it with security.mode: {mode}; remove one of them"
         )
     return problems

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.bench.figures import Figures, say
 from watchdog import clock
-from watchdog.controller.ingest import Door
+from watchdog.controller.ingest import Door, OwnUser
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.munge_decoder import Credential
 from watchdog.controller.sessions import Sessions
@@ -171,12 +171,14 @@ async def _serve(mode: str, place: Path) -> None:
         else None
     )
     door = Door(
-        token="", address_of=None, accept=lambda report, size: Reply(controller_id="c"), metrics=ControllerMetrics(),
-        healthy=lambda: (True, ""), identity=(sessions, NoDecoder()) if mode == "session" else tls, interval_s=0.001,
+        address_of=None, accept=lambda report, size: Reply(controller_id="c"), metrics=ControllerMetrics(),
+        healthy=lambda: (True, ""), identity=tls or ((sessions, NoDecoder()) if mode == "session" else OwnUser(0, "")), interval_s=0.001,
     )  # fmt: skip
     door._by_node.bytes.burst = float("inf")  # one node's certificate for all of them
     door._by_node.reports.burst = float("inf")
-    port = await door.server().start("127.0.0.1", 0, 1000)
+    server = door.server()
+    server.only_uid = None  # "plain": what the others cost beside nothing
+    port = await server.start("127.0.0.1", 0, 1000)
     print(port, flush=True)
     await asyncio.Event().wait()
 

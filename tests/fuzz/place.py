@@ -15,7 +15,7 @@ from tests.fuzz.bodies import Bodies
 from watchdog import clock
 from watchdog.config import Config
 from watchdog.controller.http_server import Answer, Request
-from watchdog.controller.ingest import Door
+from watchdog.controller.ingest import Door, OwnUser
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
@@ -68,7 +68,7 @@ class Place:
             self.cluster.live()
         await self.controller.look_at_slurm()
         self.door = Door(
-            token="",
+            identity=OwnUser(0, ""),
             address_of=None,
             accept=self.controller.accept,
             metrics=self.metrics,

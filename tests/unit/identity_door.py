@@ -1,4 +1,7 @@
-"""A controller's port in a thread, for tests that come to it as an agent or as somebody else does."""
+"""A controller's port in a thread, for tests that come to it as an agent or as somebody else does.
+
+Without `identity` it takes each client for the only user's agent: for tests of what comes after the proof.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from watchdog.controller.http_server import Server
-from watchdog.controller.ingest import Door
+from watchdog.controller.ingest import Door, OwnUser
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.model.messages import Reply, Report
 from watchdog.wire import encode_report
@@ -22,9 +25,10 @@ class Port:
     def __init__(self, **options: Any) -> None:
         self.metrics = ControllerMetrics()
         self.reports: list[Report] = []
-        options = {"token": "", "address_of": None, **options}
+        options = {"identity": OwnUser(0, ""), "address_of": None, **options}
         self.door = Door(accept=self.accept, metrics=self.metrics, healthy=lambda: (True, "well"), **options)
         self.server: Server = self.door.server()
+        self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_identity_unix.py
         self.number = 0
         self.loop = asyncio.new_event_loop()
 

@@ -25,7 +25,7 @@ from watchdog.agent.probe_child import frame
 from watchdog.agent.process_table import Stat
 from watchdog.agent.reload import COMMANDS_S, Reload
 from watchdog.agent.reread import look, why_not
-from watchdog.agent.settings import Settings, settings_of
+from watchdog.agent.settings import NO_CONTROLLER, Settings, settings_of
 from watchdog.agent.spool import Spool, Waiting
 from watchdog.config import parse_config
 from watchdog.model.messages import JobWatch
@@ -134,14 +134,16 @@ def test_what_would_keep_an_agent_from_working_is_found_before(tmp_path: Path) -
     def of(text: str) -> Settings:
         return settings_of(parse_config(text))
 
-    assert "token_file" in why_not(of(f"security: {{token_file: {tmp_path}/none}}"), MODEST)[0]
+    assert why_not(of("agent: {metrics_listen: '', state_directory: ''}"), MODEST) == [NO_CONTROLLER]
     tls = f"security: {{tls_directory: {tmp_path}}}\nagent: {{controller_url: 'https://m:1', metrics_listen: ''}}"
     assert why_not(of(tls), MODEST)[0].startswith("security.tls_directory: ")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        there = of(f"agent: {{metrics_listen: '127.0.0.1:{port}', state_directory: ''}}")
+        there = of(
+            f"agent: {{controller_url: 'http://m:1', metrics_listen: '127.0.0.1:{port}', state_directory: ''}}"
+        )
         assert "in use" in why_not(there, MODEST)[0]
         assert why_not(there, there) == []  # its own port is its own
 
@@ -152,7 +154,9 @@ def test_a_look_gives_settings_or_every_error(tmp_path: Path) -> None:
     found = look(str(file), MODEST)
     assert len(found.problems) == 2
     assert found.settings == ""
-    file.write_text("agent: {interval: 9s, metrics_listen: '', state_directory: ''}\n")
+    file.write_text(
+        "agent: {controller_url: 'http://m:1', interval: 9s, metrics_listen: '', state_directory: ''}\n"
+    )
     assert '"interval":9.0' in look(str(file), MODEST).settings
 
 

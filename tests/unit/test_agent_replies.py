@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from watchdog.agent import replies
+from watchdog.agent.channel import Proven
 from watchdog.agent.replies import parse_reply
 from watchdog.model.messages import DumpStacks, JobWatch, Reply
 from watchdog.wire import WireError, encode_reply
@@ -22,23 +23,23 @@ def changed(**fields: Any) -> bytes:
 
 
 def test_an_ordinary_reply_is_taken_as_it_is() -> None:
-    assert parse_reply(encode_reply(REPLY)) == REPLY
+    assert parse_reply(Proven(encode_reply(REPLY))) == REPLY
 
 
 def test_a_command_of_a_newer_release_is_left_out_and_the_rest_is_taken() -> None:
     known = json.loads(encode_reply(REPLY))["commands"]
     newer = {"type": "reset_gpu", "id": "c2"}
-    assert parse_reply(changed(commands=[newer, *known, newer])) == REPLY
+    assert parse_reply(Proven(changed(commands=[newer, *known, newer]))) == REPLY
 
 
 def test_fields_of_a_newer_release_are_passed_over() -> None:
-    assert parse_reply(changed(weather={"sun": [1]})) == REPLY
+    assert parse_reply(Proven(changed(weather={"sun": [1]}))) == REPLY
 
 
 def test_an_older_controller_that_does_not_say_what_runs_is_understood() -> None:
     older = json.loads(encode_reply(REPLY))
     del older["running"]
-    assert parse_reply(json.dumps(older).encode()).running is None
+    assert parse_reply(Proven(json.dumps(older).encode())).running is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_an_older_controller_that_does_not_say_what_runs_is_understood() -> None
 )  # fmt: skip
 def test_what_is_no_reply_is_refused(garbage: bytes) -> None:
     with pytest.raises(WireError):
-        parse_reply(garbage)
+        parse_reply(Proven(garbage))
 
 
 def test_more_than_a_node_can_have_is_cut_off() -> None:

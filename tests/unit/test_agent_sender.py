@@ -10,12 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from tests.trusting import trusting
 from tests.unit.builders import process
+from watchdog.agent.channel import DirectChannel
 from watchdog.agent.post import BadAnswer, Connection, parse_head, parse_size
 from watchdog.agent.sender import Sender, Spool, backoff_s, encode
 from watchdog.model.messages import DumpStacks, Reply, Report
@@ -78,7 +79,6 @@ class Controller:
         self.status = [200]
         self.reply = Reply(commands=(DumpStacks(id="c1", job_id="4", restarts=0),))
         self.reports: list[Report] = []
-        self.tokens: list[str] = []
         controller = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -86,7 +86,6 @@ class Controller:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                controller.tokens.append(self.headers.get("Authorization", ""))
                 status = controller.status.pop(0) if len(controller.status) > 1 else controller.status[0]
                 if status == 200:
                     controller.reports.append(decode_report(body))
@@ -122,14 +121,12 @@ def wait_for_reports(controller: Controller, count: int) -> list[int]:
     return [report.sequence for report in controller.reports]
 
 
-def test_a_report_is_sent_and_its_reply_handed_over(controller: Controller, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\n")
-    sender = Sender(controller.url, Spool(10**6, 60), str(tmp_path / "token"))
+def test_a_report_is_sent_and_its_reply_handed_over(controller: Controller) -> None:
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     sender.start()
     sender.put(report(1))
     assert wait_readable([sender.fileno()], 5)
     assert sender.replies() == [controller.reply]
-    assert controller.tokens == ["Bearer secret"]
     assert sender.replies() == []
     sender.stop()
 
@@ -137,7 +134,12 @@ def test_a_report_is_sent_and_its_reply_handed_over(controller: Controller, tmp_
 def test_what_is_refused_is_dropped_and_what_fails_is_sent_again(controller: Controller) -> None:
     counts: Counter[str] = Counter()
     controller.status = [400, 503, 200]
-    sender = Sender(controller.url, Spool(10**6, 60), count=lambda outcome: counts.update([outcome]))
+    sender = Sender(
+        controller.url,
+        Spool(10**6, 60),
+        trusting(controller.url),
+        count=lambda outcome: counts.update([outcome]),
+    )
     sender.start()
     for sequence in (1, 2, 3):
         sender.put(report(sequence))
@@ -150,7 +152,8 @@ def test_what_is_refused_is_dropped_and_what_fails_is_sent_again(controller: Con
 def test_reports_wait_for_a_controller_that_comes_later(controller: Controller) -> None:
     port = controller.server.server_port
     controller.close()
-    sender = Sender(f"http://127.0.0.1:{port}", Spool(10**6, 60))
+    url = f"http://127.0.0.1:{port}"
+    sender = Sender(url, Spool(10**6, 60), trusting(url))
     sender.start()
     for sequence in (1, 2, 3):
         sender.put(report(sequence))
@@ -300,7 +303,11 @@ def test_a_server_that_misbehaves_holds_up_nobody_and_the_report_comes_again_as_
     server = Server(behave, FINE)
     counts: Counter[str] = Counter()
     sender = Sender(
-        server.url, Spool(10**6, 60), count=lambda outcome: counts.update([outcome]), answer_s=PATIENCE_S
+        server.url,
+        Spool(10**6, 60),
+        trusting(server.url),
+        count=lambda outcome: counts.update([outcome]),
+        answer_s=PATIENCE_S,
     )
     sender.start()
     try:
@@ -326,7 +333,9 @@ def test_a_server_that_misbehaves_holds_up_nobody_and_the_report_comes_again_as_
 def test_a_report_that_is_refused_for_good_is_dropped_and_the_next_one_sent(status: str) -> None:
     server = Server(says(http(status, b"no", "Connection: close")), FINE)
     counts: Counter[str] = Counter()
-    sender = Sender(server.url, Spool(10**6, 60), count=lambda outcome: counts.update([outcome]))
+    sender = Sender(
+        server.url, Spool(10**6, 60), trusting(server.url), count=lambda outcome: counts.update([outcome])
+    )
     sender.start()
     sender.put(report(1))
     sender.put(report(2))
@@ -338,7 +347,7 @@ def test_a_report_that_is_refused_for_good_is_dropped_and_the_next_one_sent(stat
 
 def test_a_controller_that_asks_for_patience_gets_it() -> None:
     server = Server(says(http("503 Service Unavailable", b"", "Retry-After: 2")), FINE)
-    sender = Sender(server.url, Spool(10**6, 60))
+    sender = Sender(server.url, Spool(10**6, 60), trusting(server.url))
     sender.start()
     sender.put(report(1))
     began = time.monotonic()
@@ -353,7 +362,9 @@ def test_a_connection_is_kept_and_one_that_the_server_has_closed_costs_no_failur
 ) -> None:
     counts: Counter[str] = Counter()
     server = Server(says(http("200 OK", b"{}"), then_close=True))  # closes without saying that it will
-    sender = Sender(server.url, Spool(10**6, 60), count=lambda outcome: counts.update([outcome]))
+    sender = Sender(
+        server.url, Spool(10**6, 60), trusting(server.url), count=lambda outcome: counts.update([outcome])
+    )
     sender.start()
     for sequence in (1, 2, 3):
         sender.put(report(sequence))
@@ -367,7 +378,9 @@ def test_an_answer_in_chunks_and_one_without_length_are_understood() -> None:
     chunked = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;x=y\r\n{\r\n1\r\n}\r\n0\r\nA: b\r\n\r\n"
     server = Server(says(chunked), says(b"HTTP/1.0 200 OK\r\n\r\n{}"), FINE)
     counts: Counter[str] = Counter()
-    sender = Sender(server.url, Spool(10**6, 60), count=lambda outcome: counts.update([outcome]))
+    sender = Sender(
+        server.url, Spool(10**6, 60), trusting(server.url), count=lambda outcome: counts.update([outcome])
+    )
     sender.start()
     for sequence in (1, 2):
         sender.put(report(sequence))
@@ -378,7 +391,7 @@ def test_an_answer_in_chunks_and_one_without_length_are_understood() -> None:
 
 def test_a_reply_that_says_nothing_new_wakes_nobody_and_is_there_all_the_same(controller: Controller) -> None:
     controller.reply = Reply(controller_id="c", running=("4",))
-    sender = Sender(controller.url, Spool(10**6, 60))
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     sender.start()
     sender.put(report(1))
     assert wait_readable([sender.fileno()], 5)
@@ -394,7 +407,7 @@ def test_a_reply_that_says_nothing_new_wakes_nobody_and_is_there_all_the_same(co
 
 
 def test_a_command_that_comes_twice_wakes_twice(controller: Controller) -> None:
-    sender = Sender(controller.url, Spool(10**6, 60))
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     sender.start()
     for sequence in (1, 2):
         sender.put(report(sequence))
@@ -411,7 +424,9 @@ def test_a_name_look_up_that_hangs_holds_up_neither_the_loop_nor_the_end() -> No
         raise OSError("never")
 
     sender = Sender(
-        "http://controller:9765", Spool(1000, 60), connection=Connection("http://controller:9765", 100, hang)
+        "http://controller:9765",
+        Spool(1000, 60),
+        DirectChannel(Connection("http://controller:9765", 100, hang)),
     )
     sender.start()
     began = time.monotonic()
@@ -427,7 +442,7 @@ def test_nobody_listens_and_the_spool_stays_within_its_bytes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     counts: Counter[str] = Counter()
-    sender = Sender(url, Spool(5000, 60), count=lambda outcome: counts.update([outcome]))
+    sender = Sender(url, Spool(5000, 60), trusting(url), count=lambda outcome: counts.update([outcome]))
     sender.start()
     for sequence in range(1000):
         sender.put(report(sequence))
@@ -440,16 +455,6 @@ def test_a_file_name_that_is_no_utf8_keeps_no_report_from_being_sent() -> None:
     name = os.fsdecode(b"/shared/caf\xe9.log")
     odd = replace(report(1), logs=(LogFile(job_id="4", path=name),), problems=("caf\udce9",))
     assert decode_report(encode(odd)).logs[0].path == "/shared/caf?.log"
-
-
-def test_a_token_of_several_lines_is_no_header(controller: Controller, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\r\nX-Evil: yes")
-    sender = Sender(controller.url, Spool(10**6, 60), str(tmp_path / "token"))
-    sender.start()
-    sender.put(report(1))
-    assert wait_readable([sender.fileno()], 5)
-    assert controller.tokens == [""]
-    sender.stop()
 
 
 @pytest.mark.parametrize(
@@ -497,7 +502,7 @@ def test_a_controller_that_understands_changes_gets_them_once_it_has_a_full_repo
     controller: Controller,
 ) -> None:
     controller.reply = Reply(takes_changes=True)
-    sender = Sender(controller.url, Spool(10**6, 60))
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     sender.start()
     one_by_one(sender, controller, range(1, 4))
     sender.stop()
@@ -507,7 +512,7 @@ def test_a_controller_that_understands_changes_gets_them_once_it_has_a_full_repo
 
 def test_an_older_controller_gets_full_reports_for_ever(controller: Controller) -> None:
     controller.reply = Reply()
-    sender = Sender(controller.url, Spool(10**6, 60))
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     sender.start()
     one_by_one(sender, controller, range(1, 4))
     sender.stop()
@@ -518,7 +523,7 @@ def test_a_controller_that_lacks_the_report_before_is_told_the_same_in_full_at_o
     controller: Controller,
 ) -> None:
     controller.reply = Reply(takes_changes=True)
-    sender = Sender(controller.url, Spool(10**6, 60))
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     sender.start()
     one_by_one(sender, controller, range(1, 3))
     controller.reply = Reply(takes_changes=True, want_full=True)
@@ -534,7 +539,7 @@ def test_a_controller_that_lacks_the_report_before_is_told_the_same_in_full_at_o
 
 def test_after_an_error_the_next_attempt_and_the_next_report_are_full(controller: Controller) -> None:
     controller.reply = Reply(takes_changes=True)
-    sender = Sender(controller.url, Spool(10**6, 60))
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     sender.start()
     one_by_one(sender, controller, range(1, 2))
     controller.status = [503, 200]
@@ -545,7 +550,7 @@ def test_after_an_error_the_next_attempt_and_the_next_report_are_full(controller
 
 def test_reports_that_wait_are_full_whoever_takes_them(controller: Controller) -> None:
     controller.reply = Reply(takes_changes=True)
-    sender = Sender(controller.url, Spool(10**6, 60))
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     for sequence in (1, 2, 3):
         sender.put(moved(sequence))
     sender.start()
@@ -559,7 +564,7 @@ def test_every_so_often_a_report_is_full_for_no_reason(
 ) -> None:
     monkeypatch.setattr("watchdog.agent.sender.FULL_EVERY", 2)
     controller.reply = Reply(takes_changes=True)
-    sender = Sender(controller.url, Spool(10**6, 60))
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     sender.start()
     one_by_one(sender, controller, range(1, 6))
     sender.stop()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.trusting import trusting
 from watchdog.agent.app import Agent, Service
 from watchdog.agent.metrics import AgentMetrics
 from watchdog.agent.sender import Sender, Spool
@@ -43,7 +44,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
     )
     agent = Agent(settings)
     spool = Spool(10**7, 60)
-    yield Service(agent, Sender("http://127.0.0.1:1", spool), AgentMetrics(), Signals())
+    yield Service(
+        agent, Sender("http://127.0.0.1:1", spool, trusting("http://127.0.0.1:1")), AgentMetrics(), Signals()
+    )
     agent.close()
 
 

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from watchdog.agent.app import run_agent
 from watchdog.agent.settings import (
     AgentSettings,
     SecuritySettings,
@@ -15,11 +18,12 @@ from watchdog.agent.settings import (
     split_listen,
     write_settings,
 )
+from watchdog.cli.main import main
 from watchdog.config import Agent, parse_config
 
 TEXT = """
 agent: {interval: 250ms, spool_bytes: 1MiB, log_patterns: ['{workdir}/a.log'], metrics_listen: '[::1]:9766', mount_probe_write: [/x]}
-security: {token_file: /etc/token}
+security: {tls_directory: /etc/tls}
 """
 
 
@@ -34,7 +38,7 @@ def test_settings_are_the_values_of_the_checked_configuration() -> None:
         value, expected = getattr(settings.agent, name), getattr(config.agent, name)
         assert value == (tuple(expected) if isinstance(expected, list) else expected)
     assert (settings.agent.interval, settings.agent.spool_bytes) == (0.25, 1024**2)
-    assert settings.security == SecuritySettings(token_file="/etc/token", mode="token")
+    assert settings.security == SecuritySettings(mode="tls", tls_directory="/etc/tls")
 
 
 def test_settings_survive_being_handed_over() -> None:
@@ -52,7 +56,8 @@ def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:
         "pydantic", "yaml", "click", "rich", "asyncio", "prometheus_client", "http.client", "email", "ssl", "pynvml", "json",
         "typing_extensions", "statistics", "random",
     }  # fmt: skip
-    program = "import sys, watchdog.agent.__main__, watchdog.agent.sender, watchdog.agent.metrics; print(*sys.modules)"
+    modules = ("__main__", "sender", "connect", "munge_session", "metrics")
+    program = f"import sys, {', '.join('watchdog.agent.' + each for each in modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert not heavy & set(done.stdout.split())
@@ -60,7 +65,10 @@ def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:
 
 def test_the_command_becomes_the_agent_and_keeps_its_pid(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("agent: {node_name: n7, interval: 200ms, metrics_listen: '', state_directory: ''}\n")
+    url = "controller_url: 'http://127.0.0.1:1'"
+    file.write_text(
+        f"agent: {{{url}, node_name: n7, interval: 200ms, metrics_listen: '', state_directory: ''}}\n"
+    )
     command = [
         sys.executable,
         "-c",
@@ -79,3 +87,12 @@ def test_the_command_becomes_the_agent_and_keeps_its_pid(tmp_path: Path) -> None
         finally:
             agent.terminate()
         assert agent.wait(10) == 0
+
+
+def test_an_agent_without_a_controller_ends_with_2_and_says_what_to_set(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("mode: observe\n")  # as packages install it
+    done = CliRunner().invoke(main, ["agent", "--config", str(file)])
+    assert done.exit_code == 2
+    assert "agent.controller_url is not set: " in done.output and "http://mgmt1:9765" in done.output
+    assert run_agent(settings_of(parse_config(file.read_text()))) == 2, "nor by itself"

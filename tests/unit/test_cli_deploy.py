@@ -164,10 +164,10 @@ def test_no_unit_of_a_compute_node_makes_systemd_walk_into_mounts_that_may_hang(
 
 
 def test_a_path_among_the_credentials_is_where_systemd_puts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = 'security: {token_file: "${CREDENTIALS_DIRECTORY}/token", mode: token}'
+    text = 'security: {page_token_file: "${CREDENTIALS_DIRECTORY}/token"}'
     assert (
-        parse_config(text).security.token_file == "/run/credentials/token"
+        parse_config(text).security.page_token_file == "/run/credentials/token"
     )  # by hand: nothing can be read there
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/slurm-watchdog-agent.service")
-    token = parse_config(text).security.token_file
+    token = parse_config(text).security.page_token_file
     assert token == "/run/credentials/slurm-watchdog-agent.service/token"

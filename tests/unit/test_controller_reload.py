@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.identity_files import controller_files, make_authority
 from watchdog.config import Config, parse_config
 from watchdog.controller.reload import read_anew, why_not, why_not_address
 
@@ -43,8 +44,8 @@ def test_what_would_keep_it_from_starting_is_found_before(tmp_path: Path) -> Non
     token = tmp_path / "token"
     token.write_text("short")
     token.chmod(0o600)
-    text = f"security: {{token_file: {token}, page_token_file: {tmp_path}/none}}\n"
-    assert len(why_not(parse_config(text), Config())) == 2
+    for file in (token, tmp_path / "none"):
+        assert len(why_not(parse_config(f"security: {{page_token_file: {file}}}\n"), Config())) == 1
     tls = parse_config(f"security: {{tls_directory: {tmp_path}}}\nagent: {{controller_url: 'https://m:1'}}\n")
     assert why_not(tls, Config())[0].startswith("security.tls_directory: ")
     with socket.socket() as taken:
@@ -63,10 +64,12 @@ def test_a_controller_goes_on_with_the_old_file_and_starts_anew_with_the_new_one
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     file, log = tmp_path / "config.yaml", tmp_path / "log"
+    tls = controller_files(make_authority(tmp_path / "ca", time.time())).directory
 
     def text(mode: str) -> str:
         controller = f"{{listen: '127.0.0.1:{port}', page_listen: '', socket: {tmp_path}/s, state_directory: {tmp_path}/state}}"
-        return f"mode: {mode}\ncontroller: {controller}\nslurm: {{client: command_line, bin_directory: {tmp_path}}}\n"
+        security = f"{{tls_directory: {tls}}}"
+        return f"mode: {mode}\ncontroller: {controller}\nsecurity: {security}\nslurm: {{client: command_line, bin_directory: {tmp_path}}}\n"
 
     file.write_text(text("observe"))
     program = "from watchdog.cli.main import main; main()"

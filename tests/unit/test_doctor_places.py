@@ -22,7 +22,7 @@ from watchdog.doctor.node_rules import NODE_RULES, NodeFacts
 NODE = NodeFacts(
     node="n1", unit_state="active", py_spy="0.4.1", ptrace_scope=1, gpu_devices=8, nvml_gpus=8, munge=(0, 5, 18), munge_works=True,
     clock_synchronised=True, state_directory="/var/lib/slurm-watchdog", state_filesystem="ext4", state_free_bytes=10 << 30,
-    token_file="/etc/slurm-watchdog/token", node_known=True, controller_url="http://mgmt1:9765", port="127.0.0.1:9766",
+    node_known=True, controller_url="https://mgmt1:9765", identity="tls", port="127.0.0.1:9766",
 )  # fmt: skip
 SLURM = {
     "JobRequeue": "1", "KillOnBadExit": "0", "JobFileAppend": "0", "TaskProlog": "/etc/slurm/slurm-watchdog-task-prolog.sh",
@@ -76,7 +76,7 @@ def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
         ("controller", Level.CRITICAL, {"controller_problem": "Connection refused"}),
         ("nvml", Level.CRITICAL, {"nvml": "Driver/library version mismatch", "nvml_gpus": None}),
         ("nvml", Level.CRITICAL, {"nvml_gpus": 7}),
-        ("token", Level.CRITICAL, {"token_problem": "others may read it (mode 644)"}),
+        ("controller", Level.CRITICAL, {"controller_url": ""}),
         ("state_directory", Level.WARNING, {"state_problem": "not writable for you"}),
         ("state_local", Level.WARNING, {"state_filesystem": "lustre"}),
         ("state_local", Level.CRITICAL, {"state_filesystem": "nfs4", "service": "controller"}),
@@ -186,19 +186,6 @@ def test_a_directory_is_known_with_its_filesystem_and_whether_it_can_be_written(
     assert (free or 0) > 0
     assert read.read_directory(str(tmp_path / "none"))[1] == "it is not there"
     assert read.read_directory("") == (None, None, None)
-
-
-def test_a_token_is_good_only_if_nobody_else_may_read_it(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("x" * 64)
-    token.chmod(0o644)
-    assert read.read_token_problem(str(token)) == "others may read it (mode 644)"
-    token.chmod(0o600)
-    assert read.read_token_problem(str(token)) is None
-    token.write_text("short")
-    assert "16 characters" in str(read.read_token_problem(str(token)))
-    assert read.read_token_problem(str(tmp_path / "none")) == "No such file or directory"
-    assert read.read_token_problem("") is None
 
 
 def test_a_controller_that_is_not_there_is_said_with_the_reason() -> None:

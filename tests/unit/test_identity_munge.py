@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.munged import THERE, Munged, munged
 from tests.unit.identity_door import Port, body_of, listening, until
 from watchdog import clock
+from watchdog.agent.channel import Proven
 from watchdog.agent.munge_session import Munge, ProvenConnection
 from watchdog.agent.post import Connection, Response, Unproven
 from watchdog.agent.sender import Sender, Spool
@@ -34,51 +33,17 @@ from watchdog.identity.session import (
 )
 from watchdog.model.messages import Report
 
-MUNGED = shutil.which("munged") or "/usr/sbin/munged"
 needs_munge = pytest.mark.skipif(
-    os.geteuid() != 0 or not os.path.exists(MUNGED),
+    os.geteuid() != 0 or not THERE,
     reason="a munged of our own needs root and the package munge",
 )
 NOBODY = 65534
 
 
-@dataclass
-class Munged:
-    """A running munged, and where to ask it."""
-
-    socket: str
-    pid: int
-
-    def hang(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-
-def start_munged(place: Path) -> subprocess.Popen[bytes]:
-    place.mkdir(mode=0o755)
-    (place / "key").write_bytes(os.urandom(128))
-    (place / "key").chmod(0o600)
-    names = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-    options = [f"--{option}={place / name}" for option, name in names.items()]
-    return subprocess.Popen(
-        [MUNGED, "--foreground", "--force", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-
-@pytest.fixture(scope="module")
-def munged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Munged]:
-    # A socket's path has 107 characters at most, and everybody has to be able to reach it.
-    place = Path(f"/tmp/munged-{os.getpid()}")
-    shutil.rmtree(place, ignore_errors=True)
-    process = start_munged(place)
-    until((place / "socket").exists)
-    yield Munged(str(place / "socket"), process.pid)
-    process.send_signal(signal.SIGCONT)
-    process.terminate()
-    process.wait(10)
-    shutil.rmtree(place)
+@pytest.fixture(scope="module", name="munged")
+def munged_of_this_module() -> Iterator[Munged]:
+    with munged() as found:
+        yield found
 
 
 def opened(munged: Munged, own_uid: int = 0, agents: frozenset[int] = frozenset({0})) -> dict[str, Any]:
@@ -98,7 +63,7 @@ def agent(port: Port, munged: Munged, node: str = "n1", user: str = "0", **optio
 
 def report(
     connection: ProvenConnection | Connection, node: str, sequence: int = 1, **headers: str
-) -> Response:
+) -> Proven | Response:
     return connection.post("/v1/report", body_of(node, sequence), headers, 10.0, 20.0)
 
 
@@ -424,7 +389,7 @@ def test_a_program_munge_that_is_missing_or_fails_is_a_sentence(tmp_path: Path) 
 def test_the_sender_keeps_its_reports_until_munge_answers_again(port: Port, munged: Munged) -> None:
     connection = agent(port, munged)
     connection._encode = Munge("0", munged.socket, deadline_s=0.3).encode
-    sender = Sender(f"http://127.0.0.1:{port.number}", Spool(10**6, 60), connection=connection)
+    sender = Sender(f"http://127.0.0.1:{port.number}", Spool(10**6, 60), connection)
     munged.hang()
     try:
         sender.start()

@@ -28,8 +28,6 @@ from watchdog.identity.files import TlsFiles
 from watchdog.identity.session import Session, authorization, encode_beginning, new_session
 from watchdog.identity.tls import Context
 
-TOKEN = "0123456789abcdef" * 2
-BEARER = f"Authorization: Bearer {TOKEN}"
 SLOW_S = 25.0
 """Later than any deadline of a request or a handshake."""
 ELSEWHERE = "10.9.9.9"
@@ -89,11 +87,11 @@ class Stage:
 
 
 @contextmanager
-def token_port(**options: Any) -> Iterator[Stage]:
-    """Nodes show a secret; n1 is at the loopback address, as far as the port looks at that."""
-    with listening(token=TOKEN, **options) as port:
+def own_port(**options: Any) -> Iterator[Stage]:
+    """For who has proven himself; n1 is at the loopback address, as far as the port looks at that."""
+    with listening(**options) as port:
         number = iter(range(1, 10**6))
-        yield Stage(port, lambda: exchange(port, post(body_of("n1", next(number)), BEARER)))
+        yield Stage(port, lambda: exchange(port, post(body_of("n1", next(number)))))
 
 
 class Decoder:
@@ -184,28 +182,23 @@ def spoilt(text: str) -> str:
     return text[:-1] + ("0" if text[-1] != "0" else "1")
 
 
-TOKEN_ROWS: list[Row] = [
-    ("shows no token", "unauthorized", 401, lambda s: exchange(s.port, post(body_of("n1")))),
-    ("shows a wrong token", "unauthorized", 401,
-     lambda s: exchange(s.port, post(body_of("n1"), "Authorization: Bearer " + "x" * 32))),
-    ("shows the token's beginning", "unauthorized", 401,
-     lambda s: exchange(s.port, post(body_of("n1"), BEARER[:-1]))),
+HTTP_ROWS: list[Row] = [
     ("speaks no HTTP", "garbage", 400, lambda s: exchange(s.port, b"hello\r\n\r\n")),
-    ("sends no report", "garbage", 400, lambda s: exchange(s.port, post(b"[1,2", BEARER))),
+    ("sends no report", "garbage", 400, lambda s: exchange(s.port, post(b"[1,2"))),
     ("sends two lengths", "garbage", 400,
-     lambda s: exchange(s.port, post(body_of("n1"), "Content-Length: 3", BEARER))),
-    ("sends chunks", "garbage", 411, lambda s: exchange(s.port, post(b"", "Transfer-Encoding: chunked", BEARER))),
-    ("sends it packed", "garbage", 415, lambda s: exchange(s.port, post(b"x", "Content-Encoding: gzip", BEARER))),
+     lambda s: exchange(s.port, post(body_of("n1"), "Content-Length: 3"))),
+    ("sends chunks", "garbage", 411, lambda s: exchange(s.port, post(b"", "Transfer-Encoding: chunked"))),
+    ("sends it packed", "garbage", 415, lambda s: exchange(s.port, post(b"x", "Content-Encoding: gzip"))),
     ("sends a head without end", "garbage", 431, lambda s: exchange(s.port, b"POST /v1/report HTTP/1.1\r\nA: " + b"b" * 20_000)),
-    ("announces too much", "too_large", 413, lambda s: exchange(s.port, post(b"", BEARER, size=10**9))),
+    ("announces too much", "too_large", 413, lambda s: exchange(s.port, post(b"", size=10**9))),
     ("gives a question a body", "too_large", 413,
      lambda s: exchange(s.port, b"GET /healthz HTTP/1.1\r\nContent-Length: 9999\r\n\r\n")),
     ("sends a head that does not end in time", "too_slow", 408,
      lambda s: exchange(s.port, b"POST /v1/rep", then="slow")),
     ("sends a body that does not end in time", "too_slow", 408,
-     lambda s: exchange(s.port, post(b'{"node"', BEARER, size=500), then="slow")),
+     lambda s: exchange(s.port, post(b'{"node"', size=500), then="slow")),
     ("hangs up in the middle", "cut_off", 0,
-     lambda s: exchange(s.port, post(b'{"node"', BEARER, size=500), then="hang_up")),
+     lambda s: exchange(s.port, post(b'{"node"', size=500), then="hang_up")),
 ]  # fmt: skip
 
 
@@ -263,12 +256,12 @@ def refused(stage: Stage, outcome: str, status: int, act: Callable[[Stage], byte
 
 
 @pytest.mark.parametrize(
-    ("outcome", "status", "act"), [row[1:] for row in TOKEN_ROWS], ids=[row[0] for row in TOKEN_ROWS]
+    ("outcome", "status", "act"), [row[1:] for row in HTTP_ROWS], ids=[row[0] for row in HTTP_ROWS]
 )
-def test_with_a_token_who_does_this_is_refused_and_counted_once(
+def test_who_does_this_is_refused_and_counted_once(
     outcome: str, status: int, act: Callable[[Stage], bytes]
 ) -> None:
-    with token_port() as stage:
+    with own_port() as stage:
         refused(stage, outcome, status, act)
 
 
@@ -307,27 +300,27 @@ def from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_says_he_is_another_node_is_refused_and_spends_nothing_of_that_node(from_elsewhere: None) -> None:
     addresses = {"n1": "127.0.0.1", "n2": ELSEWHERE}
-    with token_port(address_of=addresses.get) as stage:
+    with own_port(address_of=addresses.get) as stage:
         port = stage.port
-        refused(stage, "wrong_node", 403, lambda s: exchange(s.port, post(body_of("n2"), BEARER)))
+        refused(stage, "wrong_node", 403, lambda s: exchange(s.port, post(body_of("n2"))))
         for sequence in range(20):
-            exchange(port, post(body_of("n2", sequence), BEARER))
+            exchange(port, post(body_of("n2", sequence)))
         assert set(port.do(lambda: list(port.door._by_node.reports._known))) == {"n1"}
-        refused_as_nobody = exchange(port, post(body_of("n9"), BEARER))
+        refused_as_nobody = exchange(port, post(body_of("n9")))
         assert b"Slurm knows no node" in refused_as_nobody
 
 
 def test_who_reports_too_often_is_refused_before_his_body_comes_and_whoever_comes_before_slurm_has_answered_is_to_come_again(
     from_elsewhere: None,
 ) -> None:
-    with token_port(address_of={"n1": "127.0.0.1"}.get) as stage:
+    with own_port(address_of={"n1": "127.0.0.1"}.get) as stage:
         port = stage.port
         port.do(lambda: setattr(port.door._by_address.reports, "burst", 1.0))
         port.do(lambda: setattr(port.door._by_address.reports, "per_s", 0.0))
         assert stage.well().startswith(b"HTTP/1.1 200 ")
-        assert exchange(port, post(b'{"node"', BEARER, size=500)).startswith(b"HTTP/1.1 429 ")
+        assert exchange(port, post(b'{"node"', size=500)).startswith(b"HTTP/1.1 429 ")
         assert port.outcome("too_often") == 1
-    with token_port(address_of={"n1": "127.0.0.1"}.get, knows_nodes=lambda: False) as stage:
+    with own_port(address_of={"n1": "127.0.0.1"}.get, knows_nodes=lambda: False) as stage:
         assert stage.well().startswith(b"HTTP/1.1 503 ")
         assert stage.port.outcome("busy") == 1
 
@@ -405,7 +398,7 @@ def test_a_handshake_that_does_not_go_on_is_ended_and_counted_once(ca: Path) -> 
 
 @pytest.mark.parametrize("reason", ["too_many", "too_many_of_one_address", "too_many_failures"])
 def test_a_connection_too_many_is_refused_and_counted_once(reason: str, from_elsewhere: None) -> None:
-    with token_port(address_of={"n1": "127.0.0.1"}.get) as stage:
+    with own_port(address_of={"n1": "127.0.0.1"}.get) as stage:
         port, limits = stage.port, stage.port.server.limits
         name, few = {"too_many": ("most", 0), "too_many_of_one_address": ("most_of_one", 0)}.get(
             reason, ("", 0)
@@ -415,7 +408,7 @@ def test_a_connection_too_many_is_refused_and_counted_once(reason: str, from_els
             port.do(lambda: setattr(limits, name, few))
         else:
             port.do(lambda: [limits.failed("127.0.0.1", clock.monotonic()) for _ in range(20)])
-        assert exchange(port, post(body_of("n1"), BEARER)) == b""
+        assert exchange(port, post(body_of("n1"))) == b""
         until(lambda: port.refused(reason) == 1)
         assert port.all_refused() == {reason: 1.0}
         port.do(lambda: setattr(limits, name, before) if name else limits._failures._known.clear())
@@ -429,12 +422,13 @@ ELSEWHERE_TESTED = {
     "revocation_list_expired": "the list lives as long as its authority: nothing of ours makes such a one",
     "no_revocation_list": "then nobody whose authority has none is let in: test_identity_tls.py",
     "bad_certificate": "what OpenSSL finds bad and has no word of ours",
+    "another_user": "on a unix socket alone: test_identity_unix.py",
     "refused_us": "a client's own alert: its log says why",
 }
 
 
 def test_every_counter_of_a_refusal_has_a_row() -> None:
-    requests = {row[1] for row in (*TOKEN_ROWS, *MUNGE_ROWS)}
+    requests = {row[1] for row in (*HTTP_ROWS, *MUNGE_ROWS)}
     connections = {row[1] for row in CONNECTION_ROWS} | {
         "slow_handshake",
         "too_many",

@@ -386,9 +386,7 @@ def test_an_agent_without_its_files_says_what_is_missing_and_goes_on(
     sender = Sender(
         url,
         Spool(10**6, 60),
-        connection=connect(
-            url, SecuritySettings(token_file="", mode="tls", tls_directory=str(tmp_path)), "n1"
-        ),
+        connect(url, SecuritySettings(mode="tls", tls_directory=str(tmp_path)), "n1"),
     )
     sender.start()
     sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))

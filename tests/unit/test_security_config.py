@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from watchdog.config import ConfigError, parse_config
+from watchdog.identity.transport import Transport
+from watchdog.security_config import Identity, Security
 
 AWAY = "controller: {listen: '0.0.0.0:9765'}\n"
 
@@ -12,29 +16,27 @@ AWAY = "controller: {listen: '0.0.0.0:9765'}\n"
 @pytest.mark.parametrize(
     ("text", "identity"),
     [
-        ("", "none"),
-        ("security: {token_file: /t}", "token"),
+        ("", "munge"),
+        (AWAY, "munge"),
         ("security: {tls_directory: /t}", "tls"),
-        ("security: {tls_directory: /t, token_file: /t}", "tls"),
         ("security: {mode: munge}", "munge"),
         (AWAY + "security: {mode: munge}", "munge"),
         (AWAY + "security: {tls_directory: /t}", "tls"),
-        (AWAY + "security: {mode: none}", "none"),
     ],
 )
-def test_auto_takes_what_is_set_and_away_from_this_machine_it_has_to_be_something(
-    text: str, identity: str
-) -> None:
+def test_auto_is_certificates_where_their_directory_is_set_and_else_munge(text: str, identity: str) -> None:
     assert parse_config(text).security.identity() == identity
 
 
 @pytest.mark.parametrize(
     ("text", "path", "words"),
     [
-        (AWAY, "security.token_file", "security.mode: munge, or security.tls_directory"),
+        ("security: {mode: none}", "security.mode", "set security.mode: munge"),
+        ("security: {mode: token}", "security.mode", "set security.mode: munge"),
+        ("security: {token_file: /t}", "security.token_file", "delete this line"),
+        ("security: {mode: unix}", "security.mode", "'auto', 'tls' or 'munge'"),
         ("security: {mode: tls}", "security.tls_directory", "slurm-watchdog ca --help"),
         ("security: {tls_directory: tls}", "security.tls_directory", "absolute path"),
-        ("security: {mode: token}", "security.token_file", "openssl rand -hex 32"),
         (
             "security: {tls_directory: /t}\nagent: {controller_url: 'http://m:9765'}",
             "agent.controller_url",
@@ -50,8 +52,12 @@ def test_auto_takes_what_is_set_and_away_from_this_machine_it_has_to_be_somethin
             "security.check_node_address",
             "the address proves the node",
         ),
-        ("security: {mode: none, token_file: /t}", "security.token_file", "nobody asks for it"),
-        ("security: {mode: munge, token_file: /t}", "security.token_file", "nobody asks for it"),
+        ("agent: {controller_url: 'https://m:9765'}", "agent.controller_url", "http://"),
+        (
+            "security: {check_node_address: false}",
+            "security.check_node_address",
+            "the address proves the node",
+        ),
         ("security: {mode: kerberos}", "security.mode", ""),
         ("security: {mode: munge, agent_user: ''}", "security.agent_user", ""),
     ],
@@ -64,6 +70,18 @@ def test_what_cannot_be_is_refused_with_its_key_and_what_to_do(text: str, path: 
 
 
 def test_a_controller_alone_with_certificates_needs_no_address_of_itself() -> None:
-    assert parse_config(AWAY + "security: {mode: tls, tls_directory: /t}").agent.controller_url.startswith(
-        "http://"
-    )
+    assert parse_config(AWAY + "security: {mode: tls, tls_directory: /t}").agent.controller_url == ""
+
+
+def test_a_file_of_an_earlier_release_hears_all_that_was_removed_at_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_config("security:\n  mode: token\n  token_file: /t\n")
+    assert [(each.path, each.line) for each in raised.value.problems] == [
+        ("security.mode", 2),
+        ("security.token_file", 3),
+    ]
+
+
+def test_the_transports_are_the_modes_of_services_and_the_socket_of_one_user() -> None:
+    assert set(get_args(Transport)) == {*get_args(Identity), "unix"}
+    assert {*get_args(Identity), "auto"} == set(get_args(Security.model_fields["mode"].annotation))

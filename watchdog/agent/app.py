@@ -37,7 +37,7 @@ from watchdog.agent.probe_child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from watchdog.agent.process_table import Files
 from watchdog.agent.reload import Reload
 from watchdog.agent.report_rows import choose, reduced
-from watchdog.agent.settings import Settings, become_agent, split_listen
+from watchdog.agent.settings import NO_CONTROLLER, Settings, become_agent, split_listen
 from watchdog.agent.tasks import TASKS
 from watchdog.masking_values import masked
 from watchdog.model.messages import CollectEvidence, DumpStacks, EndProcess, Report
@@ -70,6 +70,8 @@ ONCE_PAUSE_S = 1.0
 ONCE_GPU_S = 5.0
 """`--once` waits so long for NVML: without a client that stays, the driver takes seconds to begin."""
 
+EXIT_USAGE = 2
+"""It can't start like this: systemd does not try again (RestartPreventExitStatus=)."""
 _NO_PROCESSES: tuple[Process, ...] = ()
 _NO_LOGS: tuple[tuple[LogFile, ...], tuple[Event, ...], int] = ((), (), 0)
 _NO_MOUNTS: tuple[MountProbe, ...] = ()
@@ -370,11 +372,12 @@ class Service:
         self.echo = echo
         self.exits = Exits()
         self.controller_id = ""
-        self.reload = Reload(file, agent.config, agent.probes, sender.read_secrets)
+        self.reload = Reload(file, agent.config, agent.probes, sender.look_at_files)
 
     def tick(self, now: float) -> bool:
         """Makes a report and hands it to the sender; False if this tick could not see."""
         whole = self._tick(now)
+        self._follow_controller(now)
         if whole:  # before the first whole tick nobody is told that all is well, by a reload neither
             self._follow_reload(now)
         return whole
@@ -419,6 +422,13 @@ class Service:
         elif self.agent.sequence:
             self._follow_reload(now)
 
+    def _follow_controller(self, now: float) -> None:
+        """An agent that belongs to one controller only (attach) ends after it: nobody else would end it."""
+        limit_s = self.agent.config.agent.give_up_after
+        if limit_s and now - self.sender.heard_at > limit_s and not self.signals.stop:
+            log.error("the controller has not answered for %.0f s (agent.give_up_after): ending", limit_s)
+            self.signals.stop = True
+
     def _follow_reload(self, now: float) -> None:
         if self.signals.reload:
             self.signals.reload = False
@@ -456,6 +466,9 @@ def run_agent(
 
     At SIGHUP `file` is read again, and this process starts anew with it; then it is given `handover`.
     """
+    if not once and not config.agent.controller_url:
+        log.critical("%s", NO_CONTROLLER)
+        return EXIT_USAGE
     agent = Agent(config, once, handover)
     try:
         if once:
@@ -481,8 +494,8 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
         spool.take_back(before.reports, clock.monotonic())
     count: Callable[[str], None] = metrics.count_report
     security = config.security
-    connection = connect(config.agent.controller_url, security, agent.node)
-    sender = Sender(config.agent.controller_url, spool, security.token_file, count, connection=connection)
+    channel = connect(config.agent.controller_url, security, agent.node)
+    sender = Sender(config.agent.controller_url, spool, channel, count)
     metrics.read_expiry = sender.certificates
     signals = runner.Signals()
     signals.install()

@@ -1,24 +1,31 @@
-"""The agent's connection to the controller, by the way in which nodes prove who they are."""
+"""The agent's channel to the controller, by the way in which both prove who they are."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import assert_never
 
+from watchdog.agent.channel import Channel, tls_channel, unix_channel
 from watchdog.agent.post import Connection
 from watchdog.agent.replies import MAX_REPLY_BYTES
 from watchdog.agent.settings import SecuritySettings
 from watchdog.identity.files import TlsFiles
 
-if TYPE_CHECKING:
-    from watchdog.agent.munge_session import ProvenConnection
+UNIX = "unix:"
+"""What `controller_url` begins with where it names a socket; `slurm-watchdog run` sets it, no file can."""
 
 
-def connect(url: str, security: SecuritySettings, node: str) -> Connection | ProvenConnection:
-    """A connection of `node` to the controller at `url`; no traffic yet."""
-    files = TlsFiles(security.tls_directory, "agent") if security.mode == "tls" else None
-    connection = Connection(url, MAX_REPLY_BYTES, files=files)
-    if security.mode != "munge":
-        return connection
-    from watchdog.agent.munge_session import Munge, ProvenConnection
+def connect(url: str, security: SecuritySettings, node: str) -> Channel:
+    """A channel of `node` to the controller at `url`; no traffic yet."""
+    match security.mode:
+        case "tls":
+            return tls_channel(url, MAX_REPLY_BYTES, TlsFiles(security.tls_directory, "agent"))
+        case "munge":
+            # Only here: the other agents do without its memory.
+            from watchdog.agent.munge_session import Munge, ProvenConnection
 
-    return ProvenConnection(connection, node, Munge(security.controller_user, security.munge_socket).encode)
+            encode = Munge(security.controller_user, security.munge_socket).encode
+            return ProvenConnection(Connection(url, MAX_REPLY_BYTES), node, encode)
+        case "unix":
+            return unix_channel(url.removeprefix(UNIX), MAX_REPLY_BYTES)
+        case _:
+            assert_never(security.mode)

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from watchdog import clock
+from watchdog.agent.channel import Proven
 from watchdog.agent.post import Connection, Response, Unproven
 from watchdog.identity.session import (
     EPOCH,
@@ -97,7 +98,7 @@ def _first_line(said: bytes) -> str:
 
 
 class ProvenConnection:
-    """A Connection whose requests are proven. Not for two threads."""
+    """A channel (watchdog.agent.channel) on which each request and each answer is proven. Not for two threads."""
 
     def __init__(
         self, inner: Connection, node: str, encode: Encode, now: Callable[[], float] = clock.monotonic
@@ -107,8 +108,8 @@ class ProvenConnection:
 
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
-    ) -> Response:
-        """As Connection.post. Raises Unproven, too: if we can't prove ourselves, or the answer does not come from the controller."""
+    ) -> Proven | Response:
+        """See Channel.post. Only who could decode our credential can prove an answer: the user of the controller."""
         began = False
         while True:
             if self._session is None or self._now() - self._session.began_at > SESSION_S:
@@ -122,7 +123,7 @@ class ProvenConnection:
                 raise
             if answer.status == 200:
                 self._believe(session, answer)
-                return answer
+                return Proven(answer.body)
             if answer.status not in RENEW:
                 return answer
             self._session = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from watchdog import clock
@@ -30,7 +30,7 @@ LOOK_AT_FILES_S: Final = 60.0
 
 
 class Unproven(OSError):
-    """We can't show who we are. The text says why, and what to do."""
+    """We can't show who we are, or the peer has not shown to be the controller. The text says why, and what to do."""
 
 
 class BadAnswer(OSError):
@@ -46,21 +46,32 @@ class Response:
     body: bytes
 
 
+def connect_tcp(address: tuple[bytes, int], timeout: float) -> socket.socket:
+    """Raises OSError."""
+    # As bytes: see _open. The library takes them, its annotations do not say so.
+    sock = socket.create_connection(address, timeout=timeout)  # type: ignore[arg-type]
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
 class Connection:
-    """A connection that is kept as long as the server keeps it. Not for two threads."""
+    """A connection that is kept as long as the server keeps it. Not for two threads.
+
+    Without `files` it knows nothing about who is at the other end: see watchdog.agent.channel.
+    """
 
     def __init__(
         self,
         url: str,
         max_body: int,
-        connect: Callable[..., socket.socket] = socket.create_connection,
+        connect: Callable[..., socket.socket] = connect_tcp,
         now: Callable[[], float] = clock.monotonic,
         files: TlsFiles | None = None,
     ):
         """To the server of `url`; answers are cut off after `max_body` + 1 bytes. No traffic yet.
 
-        With `files` it shows its certificate, and trusts nobody but the authority in them; else an https server is any of those that
-        the system trusts.
+        With `files` it shows its certificate, and sends nothing to anybody whom the authority in them does not vouch for. Without them
+        it speaks no TLS.
         """
         address = urlsplit(url)
         self._https = address.scheme == "https"
@@ -73,7 +84,6 @@ class Connection:
         self._sock: socket.socket | None = None
         self._files = files
         self._ours: Context | None = None
-        self._systems: Any = None
         self._looked_at = now()
 
     def post(
@@ -131,7 +141,6 @@ class Connection:
     def _open(self, connect_s: float) -> socket.socket:
         # As bytes: a str would be put through IDNA, whose tables take a megabyte.
         sock = self._connect((self._host.encode("ascii"), self._port), timeout=connect_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self._https and self._files is None:
             return sock
         try:
@@ -144,10 +153,7 @@ class Connection:
     def _tls(self) -> ssl.SSLContext:
         """Raises Unproven if our own files can't be used."""
         if self._files is None:
-            import ssl
-
-            self._systems = self._systems or ssl.create_default_context()
-            return self._systems  # type: ignore[no-any-return]
+            raise Unproven("agent.controller_url begins with https://, and security.mode is not tls")
         if not self._https:
             raise Unproven(
                 "agent.controller_url has to begin with https:// where nodes prove themselves by certificates"

@@ -2,7 +2,7 @@
 
 It is checked in a child, by the very program that would start with it (watchdog.agent.reread): the loop goes on meanwhile. What is
 taken, is taken by a fresh start of the same process (its number stays), which begins with what the one before knew (see
-watchdog.agent.handover). Token and certificates alone take no new start.
+watchdog.agent.handover). Certificates alone take no new start.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ COMMANDS_S: Final = 60.0
 class Reload:
     """What became of SIGHUP. `settings` are those that are to be taken, once there are some."""
 
-    def __init__(self, file: str, running: Settings, probes: Probes, read_secrets: Callable[[], None]):
-        """`file` is absolute; empty: the settings came from elsewhere, and only secrets are read again."""
+    def __init__(self, file: str, running: Settings, probes: Probes, look_at_files: Callable[[], None]):
+        """`file` is absolute; empty: the settings came from elsewhere, and only certificates are looked at again."""
         self.file, self.running = file, running
         self.settings: Settings | None = None
         self.since = 0.0
         """When `settings` were found good."""
-        self._probes, self._read_secrets = probes, read_secrets
+        self._probes, self._look_at_files = probes, look_at_files
         self._asking = self._again = False
 
     def ask(self, now: float) -> None:
         """Has the file checked; `settings`, or the log, say later what came of it."""
         if not self.file:
-            self._read_secrets()
+            self._look_at_files()
             return
         if self._asking or self.settings is not None:
             self._again = True  # it may have been written after it was read
@@ -80,8 +80,8 @@ class Reload:
             return
         settings = msgspec.json.decode(answer.value["settings"], type=Settings)
         if settings == self.running:
-            self._read_secrets()
-            log.warning("%s changes nothing for the agent; token and certificates were read again", self.file)
+            self._look_at_files()
+            log.warning("%s changes nothing for the agent; certificates were looked at again", self.file)
             sd_notify("READY=1\nSTATUS=")
             return
         log.warning("%s is taken: the agent starts anew with it", self.file)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from watchdog.agent.channel import Proven
 from watchdog.model.messages import Command, JobWatch, Reply
 from watchdog.wire import WireError, decode_reply
 
@@ -29,11 +30,12 @@ MAX_COMMANDS: Final = 256
 """In one reply, and waiting to be carried out."""
 
 
-def parse_reply(data: bytes) -> Reply:
-    """The reply in `data`, of which nothing exceeds the bounds above. Raises WireError.
+def parse_reply(answer: Proven) -> Reply:
+    """The reply in an answer of the controller, of which nothing exceeds the bounds above. Raises WireError.
 
     Commands of a kind that this release does not know are left out: the rest of the reply is still good.
     """
+    data = answer.body
     if len(data) > MAX_REPLY_BYTES:
         raise WireError(f"reply of {len(data)} bytes: the limit is {MAX_REPLY_BYTES}")
     try:

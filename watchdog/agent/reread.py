@@ -13,8 +13,7 @@ import sys
 import msgspec
 
 import watchdog.agent.app  # noqa: F401 -- what is installed now has to be loadable
-from watchdog.agent.sender import read_token
-from watchdog.agent.settings import Settings, settings_of, split_listen
+from watchdog.agent.settings import NO_CONTROLLER, Settings, settings_of, split_listen
 from watchdog.config import ConfigError, load_config
 from watchdog.identity.files import IdentityError, TlsFiles
 
@@ -42,11 +41,8 @@ def look(file: str, running: Settings) -> Outcome:
 def why_not(settings: Settings, running: Settings) -> list[str]:
     """Why an agent could not work with settings that are right by themselves, a line each."""
     agent, security, found = settings.agent, settings.security, []
-    if security.token_file:
-        try:
-            read_token(security.token_file)
-        except ValueError as error:
-            found.append(f"security.token_file: {error}")
+    if not agent.controller_url:
+        found.append(NO_CONTROLLER)
     if security.mode == "tls":
         found += _why_no_tls(settings)
     if security.mode == "munge" and running.security.mode != "munge" and shutil.which("munge") is None:

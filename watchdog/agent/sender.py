@@ -14,23 +14,18 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from watchdog import clock
-from watchdog.agent.post import Connection, Response
-from watchdog.agent.replies import MAX_REPLY_BYTES, parse_reply
+from watchdog.agent.channel import Channel, Proven
+from watchdog.agent.post import Response
+from watchdog.agent.replies import parse_reply
 from watchdog.agent.spool import Spool, Waiting
-from watchdog.identity.files import real_path
 from watchdog.model.messages import Reply, Report
 from watchdog.report_changes import changes_between, without_news
 from watchdog.wire import WireError, encode_report
-
-if TYPE_CHECKING:
-    from watchdog.agent.munge_session import ProvenConnection
 
 log = logging.getLogger(__name__)
 
@@ -93,17 +88,16 @@ class Sender:
         self,
         url: str,
         spool: Spool,
-        token_file: str = "",
+        channel: Channel,
         count: Callable[[str], None] = lambda outcome: None,
         now: Callable[[], float] = clock.monotonic,
-        connection: Connection | ProvenConnection | None = None,
         answer_s: float = ANSWER_S,
     ):
+        """`url` is where `channel` leads to: its path, of http, is put before ours; the rest is for messages."""
         address = urlsplit(url)
-        self._controller = address.netloc
-        self._path = f"{address.path.rstrip('/')}/v1/report"
+        self._controller = address.netloc or url
+        self._path = f"{address.path.rstrip('/') if address.netloc else ''}/v1/report"
         self._spool = spool
-        self._token_file = token_file
         self._headers = {"Content-Type": "application/json"}
         self._count = count
         self._now = now
@@ -119,13 +113,13 @@ class Sender:
         self._agreed = -1
         """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it understands no changes."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._connection = connection or Connection(url, MAX_REPLY_BYTES)
+        self._channel = channel
+        self._heard_at = now()
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
     def start(self) -> None:
-        """Reads the token and begins to send."""
-        self.read_token()
+        """Begins to send."""
         self._thread.start()
 
     def left(self) -> tuple[Waiting, ...]:
@@ -188,28 +182,21 @@ class Sender:
 
     def certificates(self) -> dict[str, float]:
         """See Connection.certificates. For any thread."""
-        return self._connection.certificates()
+        return self._channel.certificates()
 
     @property
     def problem(self) -> str:
         """Why the last attempt failed; empty while it works."""
         return self._problem
 
-    def read_secrets(self) -> None:
-        """Reads the shared secret again now, and looks at the certificates before the next report."""
-        self.read_token()
-        self._connection.look_at_files()
+    @property
+    def heard_at(self) -> float:
+        """When the controller last answered, proven and with 200, on the monotonic clock; before that, when this sender was made."""
+        return self._heard_at
 
-    def read_token(self) -> None:
-        """Reads the shared secret (again). A missing file is a problem that is said, not an end."""
-        if not self._token_file:
-            return
-        try:
-            token = read_token(self._token_file)
-        except ValueError as error:
-            log.error("%s: the controller will refuse us", error)
-            return
-        self._headers = {**self._headers, "Authorization": f"Bearer {token}"}
+    def look_at_files(self) -> None:
+        """The certificates are looked at before the next report."""
+        self._channel.look_at_files()
 
     # -- in the thread -----------------------------------------------------------------------------------------
 
@@ -237,7 +224,7 @@ class Sender:
                 self._agree(-1)
                 self._count("failed")
                 self._say(f"the controller at {self._controller} can't be reached: {in_words(error)}")
-                self._connection.close()
+                self._channel.close()
                 failures += 1
                 pause_s = backoff_s(failures, _chance())
                 if isinstance(error, Later):
@@ -278,31 +265,19 @@ class Sender:
     def _send(self, waiting: Waiting, *, small: bool) -> tuple[Reply, bool]:
         """One request: the reply, and whether it says anything new. Raises Rejected for good, anything else to be tried again."""
         body = waiting.aged(self._now(), small=small)
-        response = self._connection.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
-        if response.status == 200:
+        response = self._channel.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
+        if isinstance(response, Proven):
+            self._heard_at = self._now()
             if response.body == self._last[0] and not self._last[1].commands:
                 return self._last[1], False
-            reply = parse_reply(response.body)
+            reply = parse_reply(response)
             self._last = (response.body, reply)
             return reply, True
         text = response.body[:300].decode(errors="replace").strip()
         message = f"{self._controller} answered {response.status} {response.reason}: {text}"
         if 400 <= response.status < 500 and response.status not in TRY_AGAIN_LATER:
-            if response.status in (401, 403):
-                self.read_token()
             raise Rejected(message)
         raise Later(message, parse_retry_after(response))
-
-
-def read_token(file: str) -> str:
-    """The shared secret in `file`. Raises ValueError, with a sentence, if there is none."""
-    try:
-        token = Path(real_path(file)).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the token file {file} can't be read ({error})") from error
-    if not token.isascii() or not token.isprintable() or not token:
-        raise ValueError(f"the token file {file} holds no token of one line of ASCII")
-    return token
 
 
 def in_words(error: Exception) -> str:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 
+from watchdog.identity.transport import Transport
+
 if TYPE_CHECKING:
     from watchdog.config import Config
+
+
+NO_CONTROLLER: Final = "agent.controller_url is not set: name the controller's address there, such as http://mgmt1:9765, or https:// with security.mode: tls"
+"""An agent has no default: an address that nobody of ours holds is anybody's."""
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,14 +41,14 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_patterns: tuple[str, ...]
     helper_socket: str = ""
     core_debugger: bool = False
+    give_up_after: float = 0.0
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What of the section `security` concerns the agent."""
 
-    token_file: str
-    mode: str = "none"
-    """How this node proves itself: tls, munge, token or none; see watchdog.security_config."""
+    mode: Transport
+    """How this node and the controller prove who they are."""
     tls_directory: str = ""
     controller_user: str = "slurm-watchdog"
     munge_socket: str = ""
@@ -61,8 +67,7 @@ def settings_of(config: Config) -> Settings:
     """The agent's part of a configuration that was checked."""
     agent = {name: getattr(config.agent, name) for name in type(config.agent).model_fields}
     security = {
-        name: getattr(config.security, name)
-        for name in ("token_file", "tls_directory", "controller_user", "munge_socket")
+        name: getattr(config.security, name) for name in ("tls_directory", "controller_user", "munge_socket")
     }
     return msgspec.convert(
         {

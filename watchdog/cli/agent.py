@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from watchdog.cli.options import load_or_exit, service_options
+from watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
 
 
 @click.command(short_help="The service on a compute node.")
@@ -30,9 +30,12 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
       slurm-watchdog agent --once --json      the report that would be sent
     """
     config = load_or_exit(config_file)
-    from watchdog.agent.settings import become_agent, settings_of
+    from watchdog.agent.settings import NO_CONTROLLER, become_agent, settings_of
 
     settings = settings_of(config)
+    if not once and not settings.agent.controller_url:
+        click.echo(f"{config_file}: {NO_CONTROLLER}", err=True)
+        sys.exit(EXIT_USAGE)
     try:
         become_agent(settings, once=once, as_json=as_json, file=config_file)
     except OSError as error:

@@ -17,7 +17,7 @@ from watchdog.config import Config
 from watchdog.config_types import split_address
 from watchdog.controller import local_api
 from watchdog.controller.http_server import Server
-from watchdog.controller.ingest import Door, read_token
+from watchdog.controller.ingest import Door, Identity, OwnUser, read_page_token
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.munge_door import open_munge
@@ -52,8 +52,7 @@ def run_controller(
     tries again then, and only then); START_ANEW when it is to start with a new configuration.
     """
     try:
-        token = read_token(config.security.token_file, "security.token_file")
-        page_token = read_token(config.security.page_token_file, "security.page_token_file")
+        page_token = read_page_token(config.security.page_token_file)
     except (ValueError, OSError) as error:
         log.error("the controller cannot start: %s", error)
         return 2
@@ -66,7 +65,7 @@ def run_controller(
         recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
         try:
             return uvloop.run(
-                _serve(config, journal, (token, page_token), recorder, once=once, config_file=config_file)
+                _serve(config, journal, page_token, recorder, once=once, config_file=config_file)
             )
         finally:
             if recorder is not None:
@@ -87,7 +86,7 @@ def journal_url(config: Config) -> str:
 async def _serve(
     config: Config,
     journal: Journal,
-    tokens: tuple[str, str],
+    page_token: str,
     recorder: Recorder | None,
     *,
     once: bool,
@@ -134,7 +133,7 @@ async def _serve(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)  # a controller that has started anew still holds them
     runners: list[Server | web.AppRunner] = []
     try:
-        runners = await open_doors(controller, *tokens)
+        runners = await open_doors(controller, page_token, await open_identity(config))
     except (OSError, IdentityError) as error:
         log.error("the controller cannot start: %s", error)
         return 1
@@ -179,22 +178,35 @@ def tls_context(config: Config) -> Context | None:
     return Context(files, server=True, domain=security.certificate_domain)
 
 
-async def open_doors(controller: Controller, token: str, page_token: str) -> list[Server | web.AppRunner]:
-    """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError, IdentityError."""
+async def open_identity(config: Config) -> Identity:
+    """What agents prove themselves by, as a service. Raises IdentityError."""
+    return tls_context(config) or await open_munge(config)
+
+
+async def open_doors(
+    controller: Controller, page_token: str, identity: Identity
+) -> list[Server | web.AppRunner]:
+    """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError, IdentityError.
+
+    With an OwnUser as `identity` agents come by his socket, and there is no port for them.
+    """
     config = controller.config
+    own = isinstance(identity, OwnUser)
     door = Door(
-        token=token,
-        address_of=controller.state.address_of if config.security.check_node_address else None,
+        identity=identity,
+        address_of=controller.state.address_of if config.security.check_node_address and not own else None,
         accept=controller.accept,
         metrics=controller.metrics,
         healthy=controller.healthy,
-        identity=tls_context(config) or await open_munge(config),
         interval_s=config.agent.interval,
         knows_nodes=lambda: controller.state.slurm_at is not None,
     )
     agents = door.server()
-    host, port = split_address(config.controller.listen, [], "controller.listen")
-    await agents.start(host, port, BACKLOG)
+    if isinstance(identity, OwnUser):
+        await agents.start_unix(identity.socket, BACKLOG)
+    else:
+        host, port = split_address(config.controller.listen, [], "controller.listen")
+        await agents.start(host, port, BACKLOG)
     local = web.AppRunner(local_api.make_app(controller), access_log=None)
     await local.setup()
     await local_api.open_socket(local, config.controller.socket)

@@ -8,7 +8,9 @@ answers that somebody does not fetch. What is not understood is refused, and the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from watchdog import clock
 from watchdog.controller.limits import CONNECTION_REASONS, Limits
 from watchdog.controller.tls_connection import TlsConnection
 from watchdog.identity.tls import Context, names_of
+from watchdog.identity.transport import check_directory, check_peer
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +88,7 @@ class Refused(Exception):
 class Server:
     """All connections of one port. One event loop owns it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one port, and all that it is made of
         self,
         handle: Handler,
         admit: Admission,
@@ -96,8 +99,13 @@ class Server:
         tls: Context | None = None,
         count: Callable[[str], None] = lambda reason: None,
         limits: Limits | None = None,
+        only_uid: int | None = None,
     ):
-        """With `tls` clients have to show a certificate. `count` hears why connections were refused."""
+        """With `tls` clients have to show a certificate. `count` hears why connections were refused.
+
+        With `only_uid` it listens on a unix socket, and no process of another user gets a connection.
+        """
+        self.only_uid = only_uid
         self.handle = handle
         self.admit = admit
         self.refuse = refuse
@@ -121,10 +129,23 @@ class Server:
 
     async def start(self, host: str, port: int, backlog: int) -> int:
         """Listens; returns the port. Raises OSError."""
+        if self.only_uid is not None:
+            raise ValueError("what is one user's is not served on a port")
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._protocol, host, port, backlog=backlog)
         self._sweeper = asyncio.create_task(self._sweep())
         return int(self._server.sockets[0].getsockname()[1])
+
+    async def start_unix(self, path: str, backlog: int) -> None:
+        """Listens at the socket `path`, for `only_uid` alone. Raises OSError: AnotherUser if others may enter its directory."""
+        if self.only_uid is None:
+            raise ValueError("whose socket it is has to be said")
+        check_directory(os.path.dirname(path), self.only_uid)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._protocol, path, backlog=backlog)
+        self._sweeper = asyncio.create_task(self._sweep())
 
     def _protocol(self) -> asyncio.Protocol:
         if self.tls is None:
@@ -150,6 +171,18 @@ class Server:
         if reason:
             self.turned_away(reason, address)
         return not reason
+
+    def is_own(self, transport: asyncio.Transport) -> bool:
+        """Whether the client may be here by its user: always, but on one user's own socket."""
+        if self.only_uid is None:
+            return True
+        try:
+            check_peer(transport.get_extra_info("socket"), self.only_uid)
+        except OSError as error:
+            log.warning("%s", error)
+            self.turned_away("another_user", "")
+            return False
+        return True
 
     def closed(self, address: str) -> None:
         self.limits.closed(address)
@@ -251,7 +284,7 @@ class Connection(asyncio.Protocol):
         certificate = transport.get_extra_info("peercert")
         if certificate is not None and self._server.tls is not None:
             self._names = names_of(certificate, self._server.tls.domain)
-        elif not self._server.opened(self._remote):
+        elif not self._server.opened(self._remote) or not self._server.is_own(transport):
             transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:

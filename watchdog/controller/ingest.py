@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,29 +33,42 @@ MAX_SMALL = 4096
 """Bytes of a body that nobody looks at."""
 
 
+@dataclass(frozen=True)
+class OwnUser:
+    """Agents are those of one ordinary user: nobody else gets a connection to his socket."""
+
+    uid: int
+    socket: str
+    """In a directory that only he may enter."""
+
+
+Identity = Context | tuple[Sessions, Decoder] | OwnUser
+"""Certificates, sessions by MUNGE, or one user: a door that asks for nothing can't be made."""
+
+
 class Door:
     """Checks a report at the edge and hands it on. Refusals are counted and change nothing else."""
 
     def __init__(
         self,
         *,
-        token: str,
+        identity: Identity,
         address_of: Callable[[str], str | None] | None,
         accept: Callable[[Report, int], Reply],
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
-        identity: Context | tuple[Sessions, Decoder] | None = None,
         interval_s: float = 5.0,
         knows_nodes: Callable[[], bool] = lambda: True,
     ):
-        """`identity`: certificates, or sessions by MUNGE, where nodes prove themselves so; `knows_nodes`: whether Slurm has said by now which nodes there are: until then nobody is told that he is none."""
-        self._token = token.encode()
+        """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which nodes there are: until then
+        nobody is told that he is none."""
         self._address_of = address_of
         self._accept = accept
         self._metrics = metrics
         self._healthy = healthy
-        tls, munge = (identity, None) if isinstance(identity, Context) else (None, identity)
-        self._tls = tls
+        self._tls = tls = identity if isinstance(identity, Context) else None
+        self._own_user = identity if isinstance(identity, OwnUser) else None
+        munge = None if isinstance(identity, Context | OwnUser) else identity
         self._knows_nodes = knows_nodes
         self._sessions: Sessions | None = munge[0] if munge else None
         self._decoder: Decoder | None = munge[1] if munge else None
@@ -81,6 +93,7 @@ class Door:
             tls=self._tls,
             count=count,
             limits=self._limits,
+            only_uid=None if self._own_user is None else self._own_user.uid,
         )
         server.ends = None if self._decoder is None else self._decoder.close
         return server
@@ -98,9 +111,6 @@ class Door:
                 self._sessions.claim(head.authorization, remote)
             except Doubt as doubt:
                 return self._doubted(doubt, remote)
-        elif self._token and not self._token_fits(head.authorization):
-            self._limits.failed(remote, clock.monotonic())
-            return self._refuse("unauthorized", 401, "the token is missing or wrong; see security.token_file")
         one_node = self._address_of is not None and not is_loopback(remote)
         if one_node and not self._by_address.take(remote, head.size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports from {remote}")
@@ -223,10 +233,6 @@ class Door:
             return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
         return Answer(encode_reply(self._accept(report, size)))
 
-    def _token_fits(self, header: str) -> bool:
-        scheme, _, given = header.partition(" ")
-        return scheme == "Bearer" and hmac.compare_digest(given.strip().encode(), self._token)
-
     def _too_early(self, remote: str) -> bool:
         return self._address_of is not None and not is_loopback(remote) and not self._knows_nodes()
 
@@ -282,10 +288,11 @@ def is_address(text: str) -> bool:
     return True
 
 
-def read_token(file: str, option: str = "security.token_file") -> str:
-    """The secret in `file`, empty without a file. Raises ValueError if the file holds none, or others may read it."""
+def read_page_token(file: str) -> str:
+    """The page's password in `file`, empty without a file. Raises ValueError if the file holds none, or others may read it."""
     if not file:
         return ""
+    option = "security.page_token_file"
     path = Path(real_path(file))
     try:
         if path.stat().st_mode & 0o037:  # its group may: the agent's user, or a unit's credential

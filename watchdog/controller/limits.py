@@ -25,6 +25,7 @@ MAX_ADDRESSES: Final = 65_536
 
 CONNECTION_REASONS: Final = {
     **HANDSHAKE_REASONS,
+    "another_user": "the process at its end belongs to another user",
     "too_many": "there are too many connections already",
     "too_many_of_one_address": "it has too many connections already",
     "too_many_failures": "it has failed too often",

@@ -28,11 +28,9 @@ def uid_of(user: str) -> int | None:
         return None
 
 
-async def open_munge(config: Config) -> tuple[Sessions, Decoder] | None:
-    """The sessions, and who decodes credentials; None where nodes prove themselves otherwise. Raises IdentityError."""
+async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
+    """The sessions, and who decodes credentials. Raises IdentityError."""
     security = config.security
-    if security.identity() != "munge":
-        return None
     own = os.geteuid()
     if uid_of(security.controller_user) != own:
         raise IdentityError(
@@ -53,6 +51,8 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder] | None:
     except MungeAway as error:
         if "libmunge" in str(error):
             await process.close()
-            raise IdentityError(f"security.mode is munge, and {error}: install munge") from error
+            raise IdentityError(
+                f"nodes prove themselves by MUNGE, and {error}: install munge, or set security.tls_directory"
+            ) from error
         log.error("MUNGE does not answer (%s): no agent can prove itself until it does", error)
     return Sessions(own, frozenset({0} if agents is None else {0, agents}), clock.monotonic), process

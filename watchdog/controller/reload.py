@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 from watchdog.config import Config, ConfigError, load_config
 from watchdog.config_types import split_address
-from watchdog.controller.ingest import read_token
+from watchdog.controller.ingest import read_page_token
 from watchdog.identity.files import IdentityError, TlsFiles
 from watchdog.identity.tls import make_context
 from watchdog.runner import HELD
@@ -49,11 +49,10 @@ def read_anew(file: str, running: Config) -> bool:
 def why_not(config: Config, running: Config) -> list[str]:
     """Why a controller could not start with a configuration that is right by itself, a line each."""
     found = []
-    for name in ("token_file", "page_token_file"):
-        try:
-            read_token(getattr(config.security, name), f"security.{name}")
-        except (ValueError, OSError) as error:
-            found.append(str(error))
+    try:
+        read_page_token(config.security.page_token_file)
+    except (ValueError, OSError) as error:
+        found.append(str(error))
     if config.security.identity() == "tls":
         try:
             make_context(TlsFiles(config.security.tls_directory, "controller"), server=True)

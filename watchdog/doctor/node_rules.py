@@ -55,18 +55,17 @@ class NodeFacts(Value, frozen=True, kw_only=True):
     state_problem: str | None = None
     """Why it can't be written."""
     state_free_bytes: int | None = None
-    token_file: str = ""
-    token_problem: str | None = None
     slurm_commands: bool = True
     node_known: bool | None = None
     """Whether Slurm has a node of this name."""
-    controller_url: str = ""
+    controller_url: str | None = None
+    """As it is set; empty: it is not; None: nobody looked."""
     controller_problem: str | None = None
     """Why the controller does not answer; None: it does, or it was not asked."""
     helper_problem: str | None = None
     """Why the agent's helper can't be reached; None: it can, or is not wanted."""
-    identity: str = "none"
-    """How nodes prove who they are: `tls`, `munge`, `token`, `none`."""
+    identity: str = "munge"
+    """How nodes and controller prove who they are: `tls` or `munge`."""
     certificate: str = ""
     """Path of the service's own certificate, where there should be one."""
     certificate_problem: str | None = None
@@ -137,7 +136,7 @@ def _munge(facts: NodeFacts) -> Iterator[Advice]:
                       f"munge {version}; mended in {safe}, and in distributions' updates of older ones", "upgrade munge, then make a new key")  # fmt: skip
     if facts.munge is None and facts.identity == "munge":
         yield _advice(facts, "munge", Level.CRITICAL, "There is no MUNGE here, and the configuration wants it: agents and controller refuse each other.",
-                      "security.mode is munge; no munge on PATH", "install munge, with the cluster's key; or security: {mode: tls}")  # fmt: skip
+                      "security.mode is munge, or auto without tls_directory; no munge on PATH", "install munge, with the cluster's key; or security: {tls_directory: …}")  # fmt: skip
     # A command of Slurm's that was answered had a credential: then munged listens elsewhere than we asked (AuthInfo=socket=).
     if facts.munge_works is False and (facts.node_known is None or facts.identity == "munge"):
         yield _advice(facts, "munge", Level.CRITICAL, "MUNGE makes no credential: Slurm's commands will be refused here.",
@@ -192,12 +191,6 @@ def _clock_offset(facts: NodeFacts) -> Iterator[Advice]:
                       f"{abs(offset):.0f} s {way} the controller's", "systemctl enable --now chronyd  # or systemd-timesyncd, on both")  # fmt: skip
 
 
-def _token(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.token_problem is not None:
-        yield _advice(facts, "token", Level.CRITICAL, "The shared token can't be used: agents and controller refuse each other.",
-                      f"{facts.token_file}: {facts.token_problem}", f"chmod 600 {facts.token_file}  # one line of 16 characters or more, the same everywhere")  # fmt: skip
-
-
 def _slurm(facts: NodeFacts) -> Iterator[Advice]:
     if not facts.slurm_commands:
         level = Level.CRITICAL if facts.service == "controller" else Level.HINT
@@ -209,6 +202,9 @@ def _slurm(facts: NodeFacts) -> Iterator[Advice]:
 
 
 def _controller(facts: NodeFacts) -> Iterator[Advice]:
+    if facts.service == "agent" and facts.controller_url == "":
+        yield _advice(facts, "controller", Level.CRITICAL, "The agent is not told where its controller is, and does not start: this node is not watched.",
+                      "agent.controller_url is not set", "agent: {controller_url: http://MANAGEMENT_NODE:9765}  # https:// with certificates")  # fmt: skip
     if facts.controller_problem is not None:
         yield _advice(facts, "controller", Level.CRITICAL, "The controller can't be reached from here: this node is not watched.",
                       f"{facts.controller_url}: {facts.controller_problem}", "agent: {controller_url: …}; is its port open, and controller.listen not the loopback address?")  # fmt: skip
@@ -222,5 +218,5 @@ def _port(facts: NodeFacts) -> Iterator[Advice]:
 
 
 NODE_RULES: tuple[Rule[NodeFacts], ...] = (
-    _unit, _helper, _controller, _certificates, _clock_offset, _nvml, _token, _state, _slurm, _munge, _py_spy, _ptrace, _hidepid, _kernel_log, _clock, _port,
+    _unit, _helper, _controller, _certificates, _clock_offset, _nvml, _state, _slurm, _munge, _py_spy, _ptrace, _hidepid, _kernel_log, _clock, _port,
 )  # fmt: skip

@@ -48,7 +48,9 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
     files = TlsFiles(tls, service)
     certificate_problem, certificate_days = read_certificates(files) if tls else (None, None)
     controller_problem, offset_s = (
-        read_controller(config.agent.controller_url, files if tls else None) if agent else (None, None)
+        read_controller(config.agent.controller_url, files if tls else None)
+        if agent and config.agent.controller_url
+        else (None, None)
     )
     return NodeFacts(
         node=node,
@@ -70,8 +72,6 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
         state_filesystem=filesystem,
         state_problem=problem,
         state_free_bytes=free,
-        token_file=config.security.token_file,
-        token_problem=read_token_problem(config.security.token_file),
         slurm_commands=there,
         node_known=read_node_known(scontrol, node) if agent and there else None,
         controller_url=config.agent.controller_url,
@@ -175,20 +175,6 @@ def read_lines(path: str) -> list[str]:
         return Path(path).read_text(errors="replace").splitlines()
     except OSError:
         return []
-
-
-def read_token_problem(file: str) -> str | None:
-    """Why the token can't be used; None: it can, or none is wanted."""
-    if not file:
-        return None
-    try:
-        mode = os.stat(file).st_mode & 0o777
-        text = Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        return error.strerror if isinstance(error, OSError) and error.strerror else "not text"
-    if mode & 0o037:  # its group may read it
-        return f"others may read it (mode {mode:o})"
-    return None if len(text) >= 16 else "shorter than 16 characters"
 
 
 def read_node_known(scontrol: str, node: str) -> bool | None:

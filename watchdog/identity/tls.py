@@ -44,7 +44,7 @@ def make_context(files: TlsFiles, *, server: bool) -> ssl.SSLContext:
         context.load_verify_locations(files.ca)
     except (OSError, ssl.SSLError) as error:
         raise IdentityError(f"{files.ca} cannot be read, or holds no certificate: {_text(error)}") from error
-    if server and os.path.exists(files.revoked):
+    if os.path.exists(files.revoked):
         try:
             context.load_verify_locations(files.revoked)
         except (OSError, ssl.SSLError) as error:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -25,12 +24,12 @@ import yaml
 
 from watchdog.agent.jobs import LOCAL_RANK_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES
 from watchdog.config import Config, load_config
-from watchdog.controller.app import live, open_doors
+from watchdog.controller.app import live, open_doors, open_identity
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
 from watchdog.kill_switch_file import problem_of_prefix
-from watchdog.local.service import QUIET, free_port
+from watchdog.local.service import QUIET, die_with_parent, free_port
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.model.slurm_states import ALIVE, RUNNING
 from watchdog.notify.make import make_notifier
@@ -44,6 +43,8 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
 AGAIN_S: Final = 10.0
 """Between two tries to start agents in a job: a step that is refused is refused for some time."""
+GIVE_UP_AFTER: Final = "10min"
+"""For agents without their controller: it may have been killed, and srun with it, without a word to them."""
 LAST_LOOK_S: Final = 10.0
 """After the end of the job: its last lines are read, an action that waited for its end goes on."""
 
@@ -93,13 +94,10 @@ class Wanted:
 def run(wanted: Wanted) -> int:
     """Watches until the job is over. Returns 0, or 1 if it is not there (any more). Raises OSError, ConfigError, JournalError."""
     wanted.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    token = wanted.directory / "token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
-    return asyncio.run(_run(wanted, token.read_text()))
+    return asyncio.run(_run(wanted))
 
 
-async def _run(wanted: Wanted, token: str) -> int:
+async def _run(wanted: Wanted) -> int:
     slurm = CommandLineSlurm(listings=OneJob(CommandLineListings(Commands("", os.environ)), wanted.job_id))
     view = await slurm.read_view()
     job = view.jobs[0] if view.jobs else None
@@ -117,7 +115,7 @@ async def _run(wanted: Wanted, token: str) -> int:
         controller = Controller(
             config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics()
         )
-        doors = await open_doors(controller, token, "")
+        doors = await open_doors(controller, "", await open_identity(config))
         stop, asked = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, asked.set)
@@ -141,13 +139,14 @@ def _configuration(wanted: Wanted, listen: str) -> Config:
     given: dict[str, Any] = (
         yaml.safe_load(Path(wanted.config_file).read_text()) or {} if wanted.config_file else {}
     )
-    directory = wanted.directory
+    directory, own_uid = wanted.directory, str(os.geteuid())
     own: dict[str, Any] = {
         "mode": "act" if wanted.act else "observe",
         "agent": {
             "controller_url": f"http://{listen}",
             "metrics_listen": "",
             "state_directory": "",
+            "give_up_after": GIVE_UP_AFTER,
         },
         "controller": {
             "listen": listen,
@@ -155,7 +154,7 @@ def _configuration(wanted: Wanted, listen: str) -> Config:
             "socket": str(directory / "controller.sock"),
             "state_directory": str(directory),
         },
-        "security": {"token_file": str(directory / "token")},
+        "security": {"mode": "munge", "controller_user": own_uid, "agent_user": own_uid},
         "jobs": {
             "kill_switch": str(directory / "kill-{job_id}.{restarts}"),
             "kill_switch_prefixes": [str(directory)],
@@ -243,7 +242,7 @@ class Agents:
         with (self._wanted.directory / "agents.log").open("ab") as lines:
             self._step = await asyncio.create_subprocess_exec(
                 *command(job, self._wanted.directory), stdin=asyncio.subprocess.DEVNULL, stdout=lines, stderr=lines,
-                start_new_session=True, cwd="/",
+                start_new_session=True, cwd="/", preexec_fn=die_with_parent,
             )  # fmt: skip
 
     async def stop(self) -> None:

@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from watchdog import clock
-from watchdog.agent.settings import settings_of, write_settings
+from watchdog.agent.connect import UNIX
+from watchdog.agent.settings import Settings, settings_of, write_settings
 from watchdog.config import Config
 from watchdog.config_types import Section
 from watchdog.controller.app import live, open_doors
+from watchdog.controller.ingest import OwnUser
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
@@ -37,8 +41,16 @@ LAST_LOOK_S: Final = 2.0
 TAIL_S: Final = 0.2
 TAIL_BYTES: Final = 1 << 20
 PAGE: Final = "127.0.0.1:9767"
+PASSWORD_FILE: Final = "page-password"  # noqa: S105 -- a file's name
+AGENTS_SOCKET: Final = "agents.sock"
 QUIET: Final = ("orphan_gpu_process", "chain_broken", "node_down", "partition_or_outage")
 """They compare with what Slurm knows of other jobs and nodes; here nobody knows."""
+
+
+NOT_FOR_ROOT: Final = (
+    "slurm-watchdog run is for an ordinary user, and this is root. Call it as the user whose job it is; in a container of root alone: "
+    "unshare --user --map-user=1000 slurm-watchdog run …"
+)
 
 
 @dataclass(frozen=True)
@@ -60,25 +72,21 @@ def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
     """The site's or the person's configuration, with everything that has a place put into the directory of this run."""
     directory = wanted.directory
     node = socket.gethostname().partition(".")[0]
-    port = free_port()
     own: dict[str, Any] = {
         "cluster_name": node,
         "mode": wanted.mode,
         "agent": {
-            "controller_url": f"http://127.0.0.1:{port}",
             "node_name": node,
             "metrics_listen": "",
             "state_directory": str(directory / "agent"),
         },
         "controller": {
-            "listen": f"127.0.0.1:{port}",
             "page_listen": page_listen,
             "socket": str(directory / "controller.sock"),
             "state_directory": str(directory),
             "warm_up": min(10.0, base.controller.warm_up),
         },
         "slurm": {"poll_interval": 1.0},
-        "security": {"token_file": str(directory / "token"), "page_token_file": ""},
         "jobs": {
             "kill_switch": str(directory / "kill-{job_id}.{restarts}" / "kill"),
             "kill_switch_prefixes": [str(directory)],
@@ -109,24 +117,25 @@ def free_port(preferred: int = 0) -> int:
 
 
 def run(base: Config, wanted: Wanted) -> int:
-    """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises OSError, JournalError."""
+    """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises OSError, JournalError, and
+    ValueError for root: agent and controller trust each other for being one ordinary user's."""
+    if os.geteuid() == 0:
+        raise ValueError(NOT_FOR_ROOT)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     directory = wanted.directory
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     (directory / "agent").mkdir(exist_ok=True, mode=0o700)
-    token = directory / "token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
+    directory.chmod(0o700)
     page_listen = f"127.0.0.1:{free_port(int(PAGE.rpartition(':')[2]))}" if wanted.page else ""
     config = config_for(base, wanted, page_listen)
     journal = Journal(f"sqlite:///{directory / 'journal.sqlite'}")
     try:
-        return asyncio.run(_run(config, wanted, journal, token.read_text()))
+        return asyncio.run(_run(config, wanted, journal))
     finally:
         journal.close()
 
 
-async def _run(config: Config, wanted: Wanted, journal: Journal, token: str) -> int:
+async def _run(config: Config, wanted: Wanted, journal: Journal) -> int:
     job = LocalJob(
         wanted.command,
         job_id=own_job_id(os.environ),
@@ -140,7 +149,14 @@ async def _run(config: Config, wanted: Wanted, journal: Journal, token: str) -> 
     controller = Controller(
         config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics()
     )
-    doors = await open_doors(controller, token, "")
+    if wanted.page:
+        log.warning(
+            "page: http://%s, any user name, its password is in %s",
+            config.controller.page_listen,
+            wanted.directory / PASSWORD_FILE,
+        )
+    agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))
+    doors = await open_doors(controller, _page_password(wanted), agents)
     stop, asked = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -164,6 +180,27 @@ async def _run(config: Config, wanted: Wanted, journal: Journal, token: str) -> 
             await asyncio.sleep(2 * TAIL_S)
             tail.cancel()
     return 128 + signal.SIGTERM if asked.is_set() and job.exit_code is None else job.exit_code or 0
+
+
+def _page_password(wanted: Wanted) -> str:
+    """The page is on a port of the loopback address, which every user of the machine reaches: so it asks for what only this one can read."""
+    if not wanted.page:
+        return ""
+    file = wanted.directory / PASSWORD_FILE
+    file.unlink(missing_ok=True)
+    file.touch(mode=0o600)
+    file.write_text(secrets.token_urlsafe(24) + "\n")
+    return file.read_text().strip()
+
+
+def agent_settings(config: Config) -> Settings:
+    """Of the agent beside this controller: its channel is the socket in our own directory, whatever the file says about nodes."""
+    settings = settings_of(config)
+    agent = msgspec.structs.replace(
+        settings.agent, controller_url=f"{UNIX}{Path(config.controller.state_directory) / AGENTS_SOCKET}"
+    )
+    security = msgspec.structs.replace(settings.security, mode="unix")
+    return msgspec.structs.replace(settings, agent=agent, security=security)
 
 
 def own_job_id(environ: Mapping[str, str]) -> str:
@@ -192,14 +229,14 @@ async def _until_over(job: LocalJob, controller: Controller, config: Config, ask
 
 async def _keep_agent(config: Config, job: LocalJob) -> None:
     """An agent of our own user, started again if it ends; it dies with us."""
-    settings = settings_of(config)
+    settings = agent_settings(config)
     with (Path(config.controller.state_directory) / "agent.log").open("ab") as lines:
         while True:
             fd = write_settings(settings)
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-P", "-m", "watchdog.agent", str(fd), pass_fds=(fd,), stdin=asyncio.subprocess.DEVNULL,
-                    stdout=lines, stderr=lines, start_new_session=True, preexec_fn=_die_with_parent,
+                    stdout=lines, stderr=lines, start_new_session=True, preexec_fn=die_with_parent,
                 )  # fmt: skip
             finally:
                 os.close(fd)
@@ -217,7 +254,8 @@ async def _keep_agent(config: Config, job: LocalJob) -> None:
             await asyncio.sleep(AGENT_PAUSE_S)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For a child, before exec: SIGTERM when we end, however that comes about (prctl(2))."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -1,0 +1,292 @@
+"""Somebody else holds the controller's address. Whatever he answers, no agent obeys him, and he learns no secret and no report.
+
+The rows are made of the transports that there are and of the commands that the protocol has: a new one of either is attacked, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import socketserver
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from tests.as_user import as_user
+from tests.munged import THERE, Munged, munged
+from tests.trusting import trusting
+from tests.unit.identity_door import until
+from tests.unit.identity_files import make_authority, node_files
+from tests.unit.wire_fill import filled
+from watchdog.agent.channel import Channel, unix_channel
+from watchdog.agent.connect import connect
+from watchdog.agent.munge_session import ProvenConnection
+from watchdog.agent.replies import MAX_REPLY_BYTES
+from watchdog.agent.sender import Sender, Spool
+from watchdog.agent.settings import SecuritySettings
+from watchdog.identity import authority
+from watchdog.identity.session import decode_beginning
+from watchdog.identity.transport import Transport
+from watchdog.model.messages import Command, Reply, Report
+
+COMMANDS: tuple[Any, ...] = get_args(Command)
+CONTROLLER, ORDINARY, MALLORY = 0, 1500, 65534
+"""Users: of the controller, of one who calls `slurm-watchdog run`, and of the impostor."""
+REPORT = Report(node="n1", boot_id="what-only-the-controller-may-read", agent_id="a", sequence=1)
+pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not THERE, reason="needs root, and the package munge")
+
+
+def command_of(kind: Any) -> Command:
+    """A command of this kind, every field filled."""
+    found: Command = msgspec.convert(filled(inspect.type_info(kind)), kind)
+    return found
+
+
+@dataclass
+class Impostor:
+    """A server at the controller's address. `answers`: (path, Authorization) -> further headers and the body of its 200."""
+
+    command: Command
+    answers: Callable[[Impostor, str, str], tuple[dict[str, str], bytes]]
+    heard: bytearray = field(default_factory=bytearray)
+    address: Any = ("127.0.0.1", 0)
+
+    @property
+    def reply(self) -> bytes:
+        return msgspec.json.encode(Reply(controller_id="c", commands=(self.command,)))
+
+    @contextmanager
+    def listening(self, uid: int = MALLORY, tls: ssl.SSLContext | None = None) -> Iterator[None]:
+        """As a process of `uid` does."""
+        impostor = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                impostor.heard += f"{self.requestline}\r\n{self.headers}".encode() + body
+                headers, answer = impostor.answers(impostor, self.path, self.headers.get("Authorization", ""))
+                self.send_response(200)
+                for name, value in {**headers, "Content-Length": str(len(answer))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                return
+
+            def address_string(self) -> str:
+                return "somebody"
+
+        class Listening(socketserver.ThreadingMixIn, socketserver.TCPServer):
+            daemon_threads = True
+            address_family = socket.AF_UNIX if isinstance(self.address, str) else socket.AF_INET
+            allow_reuse_address = address_family == socket.AF_INET
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                impostor.heard += b"(hung up)"
+
+        server = as_user(uid, lambda: Listening(self.address, Handler))
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        self.address = server.server_address
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(10)
+
+
+def says_yes(impostor: Impostor, path: str, authorization: str) -> tuple[dict[str, str], bytes]:
+    return {}, impostor.reply
+
+
+def plays_the_session(impostor: Impostor, path: str, authorization: str) -> tuple[dict[str, str], bytes]:
+    """Offers an epoch, takes the credential, and proves what it says with a key of its own."""
+    if path == "/v1/session" and not authorization:
+        return {}, b'{"epoch":"%s"}' % (b"0" * 32)
+    return {"Authentication-Info": "0" * 64}, b'{"session":true}' if path == "/v1/session" else impostor.reply
+
+
+@dataclass
+class Stage:
+    """What an attack needs."""
+
+    place: Path
+    ca: Path
+    munge: Munged
+    keys: list[bytes] = field(default_factory=list)
+    """Of the sessions that the agent wanted to begin."""
+
+    def channel(self, transport: Transport, address: Any) -> Channel:
+        """As an agent makes it that is set to this transport."""
+        if transport == "unix":
+            return unix_channel(address, MAX_REPLY_BYTES, ORDINARY)
+        url = f"{'https' if transport == 'tls' else 'http'}://localhost:{address[1]}"
+        security = SecuritySettings(
+            mode=transport, tls_directory=str(self.ca / "nodes" / "n1"), controller_user=str(CONTROLLER), munge_socket=self.munge.socket
+        )  # fmt: skip
+        found = connect(url, security, "n1")
+        if isinstance(found, ProvenConnection):
+            encode = found._encode
+
+            def noted(payload: bytes) -> str:
+                self.keys.append(bytes.fromhex(decode_beginning(payload).key))
+                return encode(payload)
+
+            found._encode = noted
+        return found
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    place = Path(f"/tmp/impostors-{os.getpid()}")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    place.chmod(0o777)
+    ca = make_authority(tmp_path_factory.mktemp("impostors") / "ca", time.time())
+    node_files(ca, "n1", time.time())
+    with munged() as munge:
+        yield Stage(place, ca, munge)
+    shutil.rmtree(place)
+
+
+def server_tls(certificate: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def of_another_authority(stage: Stage) -> ssl.SSLContext:
+    other = stage.place / "other"
+    if not other.exists():
+        make_authority(other, time.time())
+    files = other / "controllers" / "localhost"
+    return server_tls(str(files / "controller.crt"), str(files / "controller.key"))
+
+
+def of_a_node_called_localhost(stage: Stage) -> ssl.SSLContext:
+    """A node's certificate is of the same authority, and Mallory has taken that node over."""
+    files = node_files(stage.ca, "localhost", time.time())
+    return server_tls(files.certificate, files.key)
+
+
+def stolen_and_revoked(stage: Stage) -> ssl.SSLContext:
+    """The controller's own of last year, which was taken back since."""
+    files = stage.ca / "controllers" / "stolen"
+    if not files.exists():
+        authority.issue(stage.ca, "controller", "stolen", ("localhost",), 30, time.time())
+        context = server_tls(str(files / "controller.crt"), str(files / "controller.key"))
+        authority.revoke(
+            stage.ca, [each for each in authority.list_issued(stage.ca) if each.name == "stolen"], time.time()
+        )
+        shutil.copy(stage.ca / "ca.crl", stage.ca / "nodes" / "n1" / "ca.crl")
+        STOLEN.append(context)
+        files.mkdir()
+    return STOLEN[0]
+
+
+STOLEN: list[ssl.SSLContext] = []
+Tls = Callable[[Stage], ssl.SSLContext] | None
+IMPOSTORS: dict[Transport, dict[str, tuple[Any, Tls]]] = {
+    "tls": {
+        "without TLS": (says_yes, None),
+        "with a certificate of another authority": (says_yes, of_another_authority),
+        "with a certificate of a node": (says_yes, of_a_node_called_localhost),
+        "with a certificate that was revoked": (says_yes, stolen_and_revoked),
+    },
+    "munge": {"who says yes to all": (says_yes, None), "who plays the session": (plays_the_session, None)},
+    "unix": {"of another user": (says_yes, None)},
+}
+ROWS = [
+    pytest.param(transport, name, kind, id=f"{transport}, {name}, {kind.__name__}")
+    for transport in get_args(Transport)
+    for name in IMPOSTORS[transport]
+    for kind in COMMANDS
+]
+
+
+def attack(stage: Stage, impostor: Impostor, channel: Callable[[Any], Channel], uid: int, tls: ssl.SSLContext | None = None) -> tuple[list[Reply], str]:  # fmt: skip
+    """What the agent's loop was given, and what its sender says is wrong, after it tried to report to the impostor."""
+    with impostor.listening(uid, tls):
+        address = impostor.address
+        sender = Sender(address if isinstance(address, str) else f"http://localhost:{address[1]}", Spool(10**6, 60), channel(address))  # fmt: skip
+        sender.start()
+        sender.put(REPORT)
+        found: list[Reply] = []
+        until(lambda: bool(found.extend(sender.replies()) or found or sender.problem))
+        sender.stop()
+        return found, sender.problem
+
+
+@pytest.mark.parametrize(("transport", "name", "kind"), ROWS)
+def test_an_impostor_at_the_controller_s_address_is_not_obeyed_and_learns_nothing(
+    stage: Stage, transport: Transport, name: str, kind: Any
+) -> None:
+    answers, tls = IMPOSTORS[transport][name]
+    impostor = Impostor(command_of(kind), answers)
+    if transport == "unix":
+        impostor.address = str(stage.place / f"s{len(os.listdir(stage.place))}")
+    context = None if tls is None else tls(stage)
+    found, problem = attack(
+        stage, impostor, lambda address: stage.channel(transport, address), MALLORY, context
+    )
+    assert found == [] and problem
+    assert b"what-only-the-controller-may-read" not in impostor.heard
+    for key in stage.keys:
+        assert key not in impostor.heard and key.hex().encode() not in impostor.heard
+    for credential in [word for word in bytes(impostor.heard).split() if word.startswith(b"MUNGE:")]:
+        done = subprocess.run(
+            ["unmunge", "--socket", stage.munge.socket], input=credential, capture_output=True, user=MALLORY
+        )
+        assert done.returncode != 0 and not any(key.hex().encode() in done.stdout for key in stage.keys)
+    stage.keys.clear()
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_the_same_impostor_is_obeyed_by_an_agent_that_asks_for_no_proof(stage: Stage, kind: Any) -> None:
+    """The attack works: it is the proof that stops it."""
+    impostor = Impostor(command_of(kind), says_yes)
+    found, _ = attack(stage, impostor, lambda address: trusting(f"http://localhost:{address[1]}"), MALLORY)
+    assert [each.commands for each in found] == [(impostor.command,)]
+    assert b"what-only-the-controller-may-read" in impostor.heard
+
+
+def test_a_stolen_key_of_the_controller_is_obeyed_until_the_list_of_revoked_ones_is_there(
+    stage: Stage,
+) -> None:
+    """So what refuses it above is that list."""
+    context, listed = stolen_and_revoked(stage), stage.ca / "nodes" / "n1" / "ca.crl"
+    listed.unlink()
+    impostor = Impostor(command_of(COMMANDS[0]), says_yes)
+    found, _ = attack(stage, impostor, lambda address: stage.channel("tls", address), MALLORY, context)
+    shutil.copy(stage.ca / "ca.crl", listed)
+    assert [each.commands for each in found] == [(impostor.command,)]
+
+
+def test_at_a_socket_of_the_same_user_the_same_answer_is_the_controller_s(stage: Stage) -> None:
+    impostor = Impostor(command_of(COMMANDS[0]), says_yes, address=str(stage.place / "own"))
+    found, _ = attack(stage, impostor, lambda address: stage.channel("unix", address), ORDINARY)
+    assert [each.commands for each in found] == [(impostor.command,)]
+
+
+def test_an_agent_of_root_believes_nobody_at_a_socket(stage: Stage) -> None:
+    impostor = Impostor(command_of(COMMANDS[0]), says_yes, address=str(stage.place / "root"))
+    found, problem = attack(stage, impostor, lambda address: unix_channel(address, 10**6, 0), 0)
+    assert found == [] and "ordinary user" in problem

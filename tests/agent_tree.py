@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,12 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.munged import munged
+from tests.proven_server import Proof, handler
 from watchdog.model.messages import Reply, Report
 from watchdog.wire import decode_report, encode_reply
 
@@ -46,24 +50,10 @@ class Receiver:
     def __init__(self) -> None:
         self.reports: list[tuple[float, Report]] = []
         self.reply = Reply(controller_id="test")
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.reports.append((time.monotonic(), decode_report(body)))
-                answer = encode_reply(receiver.reply)
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._open = ExitStack()
+        self.munged = self._open.enter_context(munged())
+        receive = handler(Proof(self.munged), self._take)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), receive)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -71,6 +61,11 @@ class Receiver:
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+        self._open.close()
+
+    def _take(self, body: bytes) -> bytes:
+        self.reports.append((time.monotonic(), decode_report(body)))
+        return encode_reply(self.reply)
 
     def last(self) -> Report:
         return self.reports[-1][1]
@@ -87,7 +82,7 @@ class AgentProcess:
     def __init__(
         self,
         directory: Path,
-        url: str,
+        receiver: Receiver,
         *,
         interval_s: float = 1.0,
         deadline_s: float = 2.0,
@@ -99,8 +94,9 @@ class AgentProcess:
         """`wrapper` is put before the command, `more` into the section `agent`."""
         config = directory / "agent.yaml"
         config.write_text(
-            f"agent: {{node_name: n1, controller_url: '{url}', interval: {interval_s * 1000:.0f}ms, metrics_listen: '', "
+            f"agent: {{node_name: n1, controller_url: '{receiver.url}', interval: {interval_s * 1000:.0f}ms, metrics_listen: '', "
             f"probe_deadline: {deadline_s * 1000:.0f}ms, state_directory: '{state_directory or directory}'{more}}}\n"
+            f"security: {json.dumps(receiver.munged.security())}\n"
         )
         self.errors = directory / "agent.err"
         command = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shlex
 import subprocess
@@ -70,6 +71,7 @@ def scene(interval_s: float, cpus: set[int] | None = None, with_helper: bool = F
             f"agent:\n  node_name: node1\n  interval: {round(interval_s * 1000)}ms\n"
             f"  controller_url: http://127.0.0.1:{taker.port}\n  metrics_listen: 127.0.0.1:{port}\n"
             f"  state_directory: {job.directory}/state\n"
+            f"security: {json.dumps(taker.munged.security())}\n"
         )
         (job.directory / "state").mkdir()
         start = "import sys; from watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
@@ -109,7 +111,8 @@ def _powerless(job: load.Load, config: Path) -> Iterator[tuple[list[str], dict[s
         directory = place.directory / "helper"
         directory.mkdir()
         os.chown(directory, helper_process.HELPER_UID, helper_process.HELPER_UID)
-        config.write_text(config.read_text() + f"  helper_socket: {directory}/socket\n")
+        text = config.read_text().replace("agent:\n", f"agent:\n  helper_socket: {directory}/socket\n", 1)
+        config.write_text(text)
         for path, mode in ((job.directory, 0o755), (config, 0o644)):
             path.chmod(mode)
         os.chown(job.directory / "state", helper_process.AGENT_UID, -1)

@@ -7,8 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
+from tests.helper_process import AGENT_UID
+from tests.munged import Munged, munged
+from tests.proven_server import Proof, handler
 from watchdog.model.messages import JobWatch, Reply, Report
 from watchdog.wire import decode_report, encode_reply
 
@@ -19,6 +22,8 @@ class Controller:
 
     watch: tuple[JobWatch, ...]
     port: int = 0
+    munged: Munged = field(default_factory=lambda: Munged("", 0))
+    """By which the agent and this controller prove themselves: it costs the agent what it costs on a cluster."""
     arrived: list[float] = field(default_factory=list)
     """Monotonic clock at each report."""
     sizes: list[int] = field(default_factory=list)
@@ -47,19 +52,12 @@ def listening(watch: tuple[JobWatch, ...]) -> Iterator[Controller]:
     """The controller while the block runs."""
     controller = Controller(watch)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # the connection stays, as with the real one
-        disable_nagle_algorithm = True
-
-        def do_POST(self) -> None:
-            body = controller.accept(self.rfile.read(int(self.headers["Content-Length"])))
-            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            self.wfile.write(head.encode() + body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with (
+        munged() as controller.munged,
+        ThreadingHTTPServer(
+            ("127.0.0.1", 0), handler(Proof(controller.munged, frozenset({AGENT_UID})), controller.accept)
+        ) as server,
+    ):
         server.daemon_threads = True
         controller.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, daemon=True)

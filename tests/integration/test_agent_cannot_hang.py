@@ -130,7 +130,7 @@ def test_what_hangs_at_once_is_told_as_what_it_is_and_the_agent_reports_on(
         try:
             holder.take()
             more = f", log_patterns: ['{net}/{{job_id}}.log'], mount_probe_interval: 2s"
-            agent = AgentProcess(tmp_path, receiver.url, environment=scenario.environment, more=more)
+            agent = AgentProcess(tmp_path, receiver, environment=scenario.environment, more=more)
             until(lambda: receiver.reports, 20, "a first report")
             identity = f"identify:{holder.pid}"
             until(lambda: identity in hung(receiver.last()), 30, f"{identity} hangs")
@@ -239,7 +239,7 @@ def agent(
     tmp_path: Path, receiver: Receiver, scenario: Scenario, rank: subprocess.Popen[bytes]
 ) -> Iterator[AgentProcess]:
     """An agent that watches `rank`, has followed its log and read the GPUs."""
-    agent = AgentProcess(tmp_path, receiver.url, interval_s=0.5, environment=scenario.environment)
+    agent = AgentProcess(tmp_path, receiver, interval_s=0.5, environment=scenario.environment)
     until(lambda: receiver.reports, 20, "a first report")
     until(lambda: sees_everything(receiver, rank.pid), 20, "the rank, a step of its log, and the GPUs")
     yield agent

@@ -88,6 +88,7 @@ class Endurance:
     """The agent in this process, as its service runs it, with a clock of its own."""
 
     def __init__(self, place: Path, port: int) -> None:
+        from tests.trusting import trusting
         from watchdog import clock, runner
         from watchdog.agent.app import Agent, Service
         from watchdog.agent.metrics import AgentMetrics
@@ -104,12 +105,14 @@ class Endurance:
                 spool_age=600.0, probe_deadline=3600.0, state_directory=str(place), kernel_log="", mount_probe_interval=30.0,
                 mount_probe_write=(), checkpoint_interval=30.0, orphan_grace=60.0, log_patterns=(),
             ),
-            security=SecuritySettings(token_file=""),
+            security=SecuritySettings(mode="unix"),  # not asked for: see trusting
         )  # fmt: skip
         self.agent = Agent(settings)
         self.agent.probes.read_clock = self.now
         self.metrics = AgentMetrics(self.agent.probes.counts)
-        self.sender = Sender(url, Spool(8 << 20, 600.0), count=self.metrics.count_report, now=self.now)
+        self.sender = Sender(
+            url, Spool(8 << 20, 600.0), trusting(url), count=self.metrics.count_report, now=self.now
+        )
         self.service = Service(self.agent, self.sender, self.metrics, runner.Signals())
         self.sender.start()
         self.problems: set[str] = set()

@@ -587,7 +587,7 @@ def test_whatever_a_job_calls_itself_and_its_logs_the_agent_sees_it_and_goes_on(
         )
         for number, name in enumerate(NAMES)
     ]
-    agent = AgentProcess(tmp_path, receiver.url, interval_s=0.5)
+    agent = AgentProcess(tmp_path, receiver, interval_s=0.5)
     try:
         pids = {process.pid for process in processes}
         until(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from deploy.demo.cluster import Cluster
-from deploy.demo.stack import COMMAND, QUICK, train_script
+from deploy.demo.stack import COMMAND, QUICK, munge_of, train_script
 
 PATIENCE_S = 150.0
 
@@ -127,14 +127,32 @@ def test_a_hang_is_named_the_job_requeued_and_followed_into_its_next_run(
     assert cluster.job(job)["JobState"] == "RUNNING", "the job is left alone"
 
 
-def test_it_ends_with_its_job_and_says_so(cluster: Cluster, attach: Callable[..., Attached]) -> None:
+def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
+    cluster: Cluster, attach: Callable[..., Attached]
+) -> None:
     job, _ = submit(cluster)
+    killed = attach(job)
+    killed.until(lambda: killed.step() >= 3, "steps")
+    own = str(os.geteuid())
+    security = json.loads((killed.directory / "config.yaml").read_text())["security"]
+    assert security == {"mode": "munge", "controller_user": own, "agent_user": own, "munge_socket": munge_of(cluster)["munge_socket"]}  # fmt: skip
+    assert not (killed.directory / "token").exists()
+
+    def agents() -> str:
+        words = f"agent .*--config={killed.directory}/config.yaml|watchdog.agent .*{killed.directory}"
+        return subprocess.run(["pgrep", "-f", words], capture_output=True, text=True, check=False).stdout
+
+    assert len(agents().split()) >= 2, "there is something to end"
+    killed.process.kill()
+    killed.until(lambda: not agents(), "the end of its agents")
+    assert cluster.job(job)["JobState"] == "RUNNING"
+
     watched = attach(job)
     watched.until(lambda: watched.step() >= 3, "steps")
     cluster.slurm("scancel", job)
     watched.until(lambda: watched.process.poll() is not None, "its end")
     assert f"job {job} is CANCELLED: it is not watched any more" in watched.errors.read_text()
     later = attach(job)
-    watched.until(lambda: later.process.poll() is not None, "the end of the second")
+    watched.until(lambda: later.process.poll() is not None, "the end of the third")
     assert later.process.returncode == 1
     assert "there is nothing to watch" in later.errors.read_text()

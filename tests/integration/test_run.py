@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,17 +16,18 @@ from typing import Any
 import pytest
 
 from deploy.demo.stack import COMMAND, QUICK, TRAINER
+from tests.agent_tree import tree_of
 
 PATIENCE_S = 120.0
 
 
-POWERLESS = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
-"""Root by number only: no capability is left, which is all that root can do more. For machines where the interpreter is root's alone."""
+ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "setpriv", "--no-new-privs")
+"""User 1000 of a user namespace: no capability is left, and nothing sees root in it. For machines where the interpreter is root's alone."""
 
 
 def prefix() -> tuple[str, ...]:
-    """What the command line begins with, so that nobody runs with rights."""
-    return POWERLESS if os.geteuid() == 0 else ()
+    """What the command line begins with, so that it is called by an ordinary user."""
+    return ORDINARY if os.geteuid() == 0 else ()
 
 
 class Started:
@@ -200,3 +202,37 @@ def test_what_cannot_be_started_is_said_at_once(start: Callable[..., Started]) -
     run = start("no-such-program-here")
     assert run.ends() == 2
     assert "There is no program 'no-such-program-here'" in run.errors.read_text()
+
+
+def listening_ports(pids: set[int]) -> set[str]:
+    """Local addresses of TCP at which these processes listen."""
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(fd).removeprefix("socket:[").rstrip("]"))
+    rows = [
+        line.split()
+        for kind in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
+    ]
+    return {row[1] for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+def test_agent_and_controller_meet_at_a_socket_of_their_user_s_own_directory_and_at_no_port(
+    start: Callable[..., Started],
+) -> None:
+    run = start("sh", "-c", "sleep 90")
+    run.until((run.directory / "controller.sock").exists, "the controller")
+    run.until(lambda: run.ask("status").get("nodes", {}).get("reporting"), "a report")
+    assert (run.directory.stat().st_mode & 0o777, run.directory.stat().st_uid) == (0o700, os.geteuid())
+    assert (run.directory / "agents.sock").is_socket()
+    assert not (run.directory / "token").exists()
+    assert listening_ports(set(tree_of(run.process.pid))) == set()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it is root who is refused")
+def test_root_is_told_that_it_is_for_an_ordinary_user() -> None:
+    done = subprocess.run([str(COMMAND), "run", "--", "true"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "for an ordinary user, and this is root" in done.stderr

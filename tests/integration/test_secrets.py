@@ -168,7 +168,6 @@ def test_a_secret_is_in_no_argument_environment_log_metric_journal_trace_bundle_
     planted: Planted,
 ) -> None:
     place, echo, now = planted.place, Echo(), time.time()
-    token = planted.plant("token", secrets.token_hex(32) + "\n", "token")
     page = planted.plant("page token", secrets.token_hex(32) + "\n", "page_token")
     slack = planted.plant("Slack token", f"xoxb-{secrets.token_hex(24)}\n", "slack_token")
     hook_secret = secrets.token_hex(20)
@@ -189,7 +188,7 @@ def test_a_secret_is_in_no_argument_environment_log_metric_journal_trace_bundle_
     config.write_text(f"""
 agent: {{controller_url: 'https://localhost:{ports[0]}', node_name: n1, interval: 1s, metrics_listen: '127.0.0.1:{ports[1]}', state_directory: {place}/agent}}
 controller: {{listen: '127.0.0.1:{ports[0]}', page_listen: '127.0.0.1:{ports[2]}', socket: {place}/socket, state_directory: {place}/state}}
-security: {{tls_directory: {tls}, token_file: {token}, page_token_file: {page}}}
+security: {{tls_directory: {tls}, page_token_file: {page}}}
 notify:
   slack: {{token_file: {slack}, channel: C1, api_url: '{echo.url}/api/'}}
   webhook: {{url_file: {hook}, token_file: {hook_token}}}
@@ -213,7 +212,7 @@ notify:
 
     # What goes wrong: no secret, a wrong one, files that others may read, a certificate that is damaged.
     fetch(f"http://127.0.0.1:{ports[0]}/metrics")
-    for wrong in (token.read_text().strip()[:-1], page.read_text().strip() + "x", ""):
+    for wrong in (page.read_text().strip()[:-1], page.read_text().strip() + "x", ""):
         fetch(
             f"http://127.0.0.1:{ports[2]}/",
             {"Authorization": "Basic " + base64.b64encode(f"x:{wrong}".encode()).decode()},
@@ -229,7 +228,6 @@ notify:
     (tls / "agent.crt").write_bytes(good)
     hook.write_text(f"not an address {hook_secret}\n")
     slack.chmod(0o644)
-    token.write_text(token.read_text() * 2)
     os.kill(agent.pid, signal.SIGHUP)
     time.sleep(3)
     planted.look_at_processes("later")

@@ -133,6 +133,19 @@ def test_with_a_token_nobody_comes_in_without_it(auth: str | None) -> None:
     talk_to(page, token=TOKEN)
 
 
+def test_after_twenty_wrong_passwords_nothing_is_looked_at_for_a_while() -> None:
+    async def page(session: aiohttp.ClientSession, url: str) -> None:
+        async def status(auth: str | None) -> int:
+            async with session.get(f"{url}/", headers={"Authorization": auth} if auth else {}) as answer:
+                return answer.status
+
+        assert {await status(None) for _ in range(30)} == {401}, "a browser that asks first is no guess"
+        assert {await status(basic("me", f"guess {number}")) for number in range(20)} == {401}
+        assert [await status(basic("me", TOKEN)), await status(basic("me", "guess"))] == [429, 429]
+
+    talk_to(page, token=TOKEN)
+
+
 def test_with_its_token_evidence_is_given_out_as_a_file() -> None:
     async def page(session: aiohttp.ClientSession, url: str) -> None:
         headers = {"Authorization": basic("anybody", TOKEN)}

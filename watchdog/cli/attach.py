@@ -72,6 +72,7 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
         click.echo(f"This needs the Python package {error.name}, which is not installed here.", err=True)
         click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
         sys.exit(EXIT_USAGE)
+    from watchdog.identity.files import IdentityError
     from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
     place = Path(directory) if directory else Path.home() / ".slurm-watchdog" / job_id
@@ -92,7 +93,7 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
         for line in error.lines():
             click.echo(line, err=True)
         sys.exit(EXIT_USAGE)
-    except (OSError, JournalError, SlurmUnavailable, SlurmRefused) as error:
+    except (OSError, JournalError, IdentityError, SlurmUnavailable, SlurmRefused) as error:
         click.echo(f"Job {job_id} is not watched: {error}", err=True)
         sys.exit(EXIT_USAGE)
     sys.exit(code)

@@ -206,7 +206,8 @@ def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_jso
 def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
     """Makes certificates good no more, such as of a node whose key was stolen: adds them to the list ca.crl.
 
-    Copy the list into the controller's security.tls_directory: it takes it over within seconds, and sends away who is on it.
+    Copy the list into the controller's security.tls_directory: it takes it over within seconds, and sends away who is on it. If the
+    controller's own key was stolen, copy it to every node as well: agents take it over within a minute.
 
     \b
     Examples:
@@ -226,7 +227,8 @@ def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
         file = authority.revoke(place, due, now)
     tell(due, now, as_json, "revoked")
     if not as_json:
-        sentence(f"Copy {file} to the controller's security.tls_directory.")
+        where = " and every node's" * any(each.role == "controller" for each in due)
+        sentence(f"Copy {file} to the controller's{where} security.tls_directory.")
 
 
 @ca.command("list")

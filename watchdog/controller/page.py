@@ -21,6 +21,7 @@ from aiohttp import web
 from watchdog import clock
 from watchdog.config_types import split_address
 from watchdog.controller.access import Person
+from watchdog.controller.limits import Buckets
 from watchdog.controller.local_api import LocalApi, Refused
 from watchdog.controller.overview import job_page_json, overview_json
 from watchdog.model.incidents import IncidentState
@@ -45,6 +46,9 @@ HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 SHOWN_INCIDENTS: Final = 200
+TRIES: Final = 20.0
+"""Wrong passwords that one address may send at once; afterwards nothing is looked at, the right one neither, until it has waited."""
+TRIES_PER_S: Final = 0.1
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -70,6 +74,7 @@ def _guarded(listen: str, token: str) -> Any:
     """Who may come in, and what every answer says to the browser."""
     host, _ = split_address(listen, [], "controller.page_listen")
     only_here = host in ("127.0.0.1", "::1", "localhost")
+    wrong = Buckets(TRIES, TRIES_PER_S)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -80,7 +85,12 @@ def _guarded(listen: str, token: str) -> Any:
         ):
             # A page of somebody else's that calls itself by our address (DNS rebinding) reads nothing here.
             answer: web.StreamResponse = web.json_response({"error": "ask for localhost"}, status=421)
-        elif token and not _knows(request.headers.get("Authorization", ""), token):
+        elif token and wrong.left(peer := request.remote or "", clock.monotonic()) < 1.0:
+            answer = web.json_response({"error": "too many wrong passwords: wait a minute"}, status=429)
+            answer.headers["Retry-After"] = "60"
+        elif token and not _knows(given := request.headers.get("Authorization", ""), token):
+            if given:  # a browser asks without one first
+                wrong.take(peer, clock.monotonic())
             answer = web.json_response(
                 {"error": "the page's token is needed (as password, any user name)"}, status=401
             )

@@ -28,8 +28,9 @@ from watchdog.controller.app import live, open_doors, open_identity
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
+from watchdog.doctor.read import read_slurm_config
 from watchdog.kill_switch_file import problem_of_prefix
-from watchdog.local.service import QUIET, die_with_parent, free_port
+from watchdog.local.service import QUIET, die_with_parent, free_port, page_password
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.model.slurm_states import ALIVE, RUNNING
 from watchdog.notify.make import make_notifier
@@ -92,7 +93,10 @@ class Wanted:
 
 
 def run(wanted: Wanted) -> int:
-    """Watches until the job is over. Returns 0, or 1 if it is not there (any more). Raises OSError, ConfigError, JournalError."""
+    """Watches until the job is over. Returns 0, or 1 if it is not there (any more).
+
+    Raises OSError, ConfigError, JournalError; IdentityError without MUNGE.
+    """
     wanted.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     return asyncio.run(_run(wanted))
 
@@ -115,7 +119,8 @@ async def _run(wanted: Wanted) -> int:
         controller = Controller(
             config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics()
         )
-        doors = await open_doors(controller, "", await open_identity(config))
+        identity = await open_identity(config)
+        doors = await open_doors(controller, page_password(config, wanted.directory), identity)
         stop, asked = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, asked.set)
@@ -154,7 +159,12 @@ def _configuration(wanted: Wanted, listen: str) -> Config:
             "socket": str(directory / "controller.sock"),
             "state_directory": str(directory),
         },
-        "security": {"mode": "munge", "controller_user": own_uid, "agent_user": own_uid},
+        "security": {
+            "mode": "munge",
+            "controller_user": own_uid,
+            "agent_user": own_uid,
+            "munge_socket": (given.get("security") or {}).get("munge_socket") or _munge_socket(),
+        },
         "jobs": {
             "kill_switch": str(directory / "kill-{job_id}.{restarts}"),
             "kill_switch_prefixes": [str(directory)],
@@ -174,6 +184,13 @@ def _configuration(wanted: Wanted, listen: str) -> Config:
     file = directory / "config.yaml"
     file.write_text(json.dumps(given, indent=2))
     return load_config(str(file))
+
+
+def _munge_socket() -> str:
+    """Where Slurm's munged listens (AuthInfo=socket= of slurm.conf); empty: the usual place."""
+    settings, _ = read_slurm_config("")
+    words = (settings or {}).get("AuthInfo", "").split(",")
+    return next((word.removeprefix("socket=") for word in words if word.startswith("socket=")), "")
 
 
 def _merge(into: dict[str, Any], own: Mapping[str, Any]) -> None:

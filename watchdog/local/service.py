@@ -149,14 +149,8 @@ async def _run(config: Config, wanted: Wanted, journal: Journal) -> int:
     controller = Controller(
         config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics()
     )
-    if wanted.page:
-        log.warning(
-            "page: http://%s, any user name, its password is in %s",
-            config.controller.page_listen,
-            wanted.directory / PASSWORD_FILE,
-        )
     agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))
-    doors = await open_doors(controller, _page_password(wanted), agents)
+    doors = await open_doors(controller, page_password(config, wanted.directory), agents)
     stop, asked = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -182,15 +176,20 @@ async def _run(config: Config, wanted: Wanted, journal: Journal) -> int:
     return 128 + signal.SIGTERM if asked.is_set() and job.exit_code is None else job.exit_code or 0
 
 
-def _page_password(wanted: Wanted) -> str:
-    """The page is on a port of the loopback address, which every user of the machine reaches: so it asks for what only this one can read."""
-    if not wanted.page:
+def page_password(config: Config, directory: Path) -> str:
+    """A new password of the page, if there is one, in a file of `directory`; says where on the way.
+
+    The page is on a port, which every user of the machine reaches: so it asks for what only this one can read.
+    """
+    if not config.controller.page_listen:
         return ""
-    file = wanted.directory / PASSWORD_FILE
+    file = directory / PASSWORD_FILE
     file.unlink(missing_ok=True)
     file.touch(mode=0o600)
-    file.write_text(secrets.token_urlsafe(24) + "\n")
-    return file.read_text().strip()
+    password = secrets.token_urlsafe(24)
+    file.write_text(f"{password}\n")
+    log.warning("page: http://%s, any user name, its password is in %s", config.controller.page_listen, file)
+    return password
 
 
 def agent_settings(config: Config) -> Settings:

@@ -60,6 +60,9 @@ class Attached:
         jobs = self.ask("status").get("jobs", [])
         return int(jobs[0]["step"] or -1) if jobs else -1
 
+    def reporting(self) -> set[str]:
+        return set(self.ask("status").get("nodes", {}).get("reporting", ()))
+
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         deadline = time.monotonic() + PATIENCE_S
         while not (found := condition()):
@@ -132,7 +135,7 @@ def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
 ) -> None:
     job, _ = submit(cluster)
     killed = attach(job)
-    killed.until(lambda: killed.step() >= 3, "steps")
+    killed.until(lambda: killed.reporting() >= {"n1", "n2"}, "proven reports of both nodes")
     own = str(os.geteuid())
     security = json.loads((killed.directory / "config.yaml").read_text())["security"]
     assert security == {"mode": "munge", "controller_user": own, "agent_user": own, "munge_socket": munge_of(cluster)["munge_socket"]}  # fmt: skip
@@ -148,7 +151,7 @@ def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
     assert cluster.job(job)["JobState"] == "RUNNING"
 
     watched = attach(job)
-    watched.until(lambda: watched.step() >= 3, "steps")
+    watched.until(lambda: watched.reporting() >= {"n1", "n2"}, "proven reports of both nodes")
     cluster.slurm("scancel", job)
     watched.until(lambda: watched.process.poll() is not None, "its end")
     assert f"job {job} is CANCELLED: it is not watched any more" in watched.errors.read_text()

@@ -100,7 +100,12 @@ class Controller:
         )
         self.slurm = SimpleNamespace(read_job=self._job)
         decision = SimpleNamespace(id="d9", verdict="allowed", by="rule", reason=f"{MARK} restart")
-        self.decider = SimpleNamespace(ask_restart=lambda *_: (incident(), decision))
+        self.decider = SimpleNamespace(
+            ask_restart=lambda *_, **__: (incident(), decision),
+            actions=SimpleNamespace(
+                waiting=lambda _: (f"{MARK} is waited for", None), abandon=lambda *_: f"{MARK} is not there"
+            ),
+        )
         self.started_at, self.last_tick, self.warm_from = 0.0, clock.monotonic(), 0.0
         self.journal_error = self.slurm_error = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.builders import (
@@ -134,6 +136,27 @@ def test_nobody_is_named_where_there_is_no_clear_majority() -> None:
     assert outside(still(BACKWARD, BACKWARD, LOADER, LOADER)) == []
     assert outside(still(COMPUTE, COMPUTE, LOADER, SAVE)) == []
     assert outside(still(RECV, LOADER, LOADER, LOADER)) == []
+
+
+@pytest.mark.parametrize("own", [LOADER, SAVE], ids=["loader", "save"])
+def test_of_two_ranks_the_idle_one_in_its_backward_pass_waits_for_the_one_in_something_of_its_own(
+    own: Any,
+) -> None:
+    assert outside(still(BACKWARD, own)) == [1]
+    assert outside(still(own, BACKWARD)) == [0]
+    assert outside(still(BACKWARD, COMPUTE)) == []  # unknown code may be work
+    busy = [snapshot(age, [stack(0, BACKWARD, cpu_s=100 - age), stack(1, own)]) for age in (30, 10)]
+    assert outside(busy) == []  # it computes
+    moves = [
+        snapshot(30, [stack(0, BACKWARD), stack(1, COMPUTE)]),
+        snapshot(10, [stack(0, BACKWARD), stack(1, own)]),
+    ]
+    assert outside(moves) == []
+
+
+def test_a_rank_that_computes_moves_also_where_nobody_is_known_to_wait() -> None:
+    spins = [snapshot(age, [stack(0, BACKWARD), stack(1, COMPUTE, cpu_s=100 - age)]) for age in (30, 10)]
+    assert vote(spins).moving is True
 
 
 def test_unknown_code_counts_as_waiting_only_if_a_large_majority_stands_idle_in_the_same_frames() -> None:

@@ -231,7 +231,7 @@ def nodes(*states: str, partition: str = "gpu") -> tuple[SlurmNode, ...]:
         (("IDLE", "IDLE", "IDLE+DRAIN"), False),
         (("IDLE", "IDLE", "MIXED*"), False),
         (("IDLE", "IDLE", "ALLOCATED"), True),
-        (("IDLE", "IDLE", "IDLE+POWERED_DOWN"), False),
+        (("IDLE", "IDLE", "IDLE+POWERED_DOWN"), True),
         ((), True),
     ],
 )

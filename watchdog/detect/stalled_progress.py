@@ -86,7 +86,8 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
     patient = age_s < _patient_s(job, now, limit, hang, settings) or has_just_grown(job, limit.seconds)
     if patient and (not evidence.stands or waits_for_stacks):
         return replace(finding, summary=f"no step for {age_s:.0f} s; {evidence.why}")
-    return _accuse(job, finding, limit, evidence)
+    still = evidence.stands is True and _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
+    return replace(_accuse(job, finding, limit, evidence), actionable=still)
 
 
 def _patient_s(

@@ -57,13 +57,25 @@ def sides(
         # One rank that alone is in the backward pass is behind; several may well wait there for each other.
         if len(dumped) > len(waiting) + len(maybe) or len(maybe) > 1 or 3 * len(maybe) > len(waiting):
             waiting = waiting + maybe
-    elif 2 * len(maybe) > len(dumped):
+    elif 2 * len(maybe) > len(dumped) or _wait_for_the_others(maybe, dumped, still):
         waiting = maybe
     else:
         waiting = _together(dumped, still)
     those = {p.key for p in waiting}
     outside = [p for p in dumped if p.key not in those] if waiting else []
     return waiting, outside, len(outside) > len(waiting)
+
+
+def _wait_for_the_others(
+    maybe: Sequence[RankPlace], dumped: Sequence[RankPlace], still: frozenset[ProcessKey]
+) -> bool:
+    """Whether one of two ranks stands idle in the backward pass, or before its GPU, and the other stands just as still in something of
+    its own, such as a data loader. Were the one at fault, the other would soon be beside it: it fetches its data and comes there, too.
+    (Of more ranks a majority is asked for.)"""
+    if len(dumped) != 2 or len(maybe) != 1:
+        return False
+    (other,) = (place for place in dumped if place.key != maybe[0].key)
+    return other.place in OF_THEIR_OWN and other.key in still
 
 
 def _together(dumped: Sequence[RankPlace], still: frozenset[ProcessKey]) -> list[RankPlace]:

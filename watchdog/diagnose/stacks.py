@@ -192,7 +192,9 @@ def _moving(places: Sequence[RankPlace], waiting: set[ProcessKey], history: Hist
         apart_s = first_age_s - last_age_s
         starved = _is_starved([stack for _, stack in alike])
         computed = starved or _cpu_used_s(first, last) > BUSY_CPU_SHARE * apart_s
-        if apart_s >= MIN_APART_S and place.key not in waiting and waiting and computed:
+        # Who waits for a GPU may spin; without anybody who is known to wait, that says nothing.
+        may_spin = not waiting and place.place is Place.DEVICE
+        if apart_s >= MIN_APART_S and place.key not in waiting and computed and not may_spin:
             return True
         if apart_s >= MIN_APART_S:
             compared += 1

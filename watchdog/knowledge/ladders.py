@@ -24,7 +24,15 @@ SHIPPED: dict[Kind, tuple[Step, ...]] = {
 complete checkpoint. Whatever is not here is told, and nothing is done about it, unless a site gives it a ladder."""
 
 MAY_HAVE_LADDER: frozenset[Kind] = frozenset(
-    {*SHIPPED, Kind.WEDGED_TEARDOWN, Kind.SLOW_NODE, Kind.CRASH_LOOP, Kind.GPU_FAULT, Kind.ORPHAN_GPU_PROCESS}
+    {
+        *SHIPPED,
+        Kind.STALLED_PROGRESS,
+        Kind.WEDGED_TEARDOWN,
+        Kind.SLOW_NODE,
+        Kind.CRASH_LOOP,
+        Kind.GPU_FAULT,
+        Kind.ORPHAN_GPU_PROCESS,
+    }
 )
 """Kinds whose evidence can be good enough to act on. Of all others something is known, and never who or whether."""
 

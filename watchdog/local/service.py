@@ -29,7 +29,9 @@ from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
 from watchdog.local.job import LocalJob
+from watchdog.model.actions import Step
 from watchdog.notify.make import make_notifier
+from watchdog.policy_config import Treatment
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
@@ -95,7 +97,10 @@ def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
         },
         "detectors": {kind: {"mode": "off"} for kind in QUIET},
     }
-    return _with(base, own)
+    # One node, and nobody to accuse: what is known to stand still beyond its limit is started again.
+    still = {"stalled_progress": Treatment(ladder=[Step.EVIDENCE, Step.REQUEUE])}
+    policy = base.policy.model_copy(update={"kinds": {**still, **base.policy.kinds}})
+    return _with(base, own).model_copy(update={"policy": policy})
 
 
 def _with(section: S, own: Mapping[str, Any]) -> S:

@@ -90,8 +90,13 @@ demo: packages  ## a real Slurm on this machine, a job that hangs, and what the 
 
 # Three parts: what needs nothing but the processor; live tests, which mostly wait, in workers that are a machine of their own
 # each; and those live tests that need the whole machine. CONTRIBUTING.md says which is which.
+# SLURM: a prefix or a root directory with another release; the head of tests/other_slurm.sh says how to make one.
 .PHONY: test
-test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed (ARGS='-k ladder -x' for a part)
+ifneq ($(strip $(SLURM)),)
+test: $(STAMP)
+	bash tests/other_slurm.sh "$(SLURM)" $(ARGS)
+else
+test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed (ARGS='-k ladder -x' for a part, SLURM=DIR for another release)
 ifeq ($(strip $(ARGS)),)
 	@code=0; mkdir -p build; rm -f $(RETRIED_TESTS); export RETRIED_TESTS=$(RETRIED_TESTS); \
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIVE:%=--ignore=%) || code=$$?; \
@@ -100,6 +105,7 @@ ifeq ($(strip $(ARGS)),)
 	exit $$code
 else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 endif
 LIVE := $(wildcard tests/integration tests/attacks tests/frameworks)
 LIVE_WORKERS ?= 3

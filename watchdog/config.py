@@ -312,6 +312,11 @@ class Ladder(Section):
         86400.0, description="A restart waits so long for a stalled filesystem to answer."
     )
     confirm_limit: Span = Field(7200.0, description="For the first new step after the restart.")
+    set_down_after: Seconds = Field(
+        0.0,
+        description="A requeued job that cannot start because processes of its old run cannot be killed (Slurm 25.11 and later): the node is set DOWN "
+        "after so long, if Slurm has drained it with `Kill task failed`, no other job runs there and the drain budget allows; 0s = never.",
+    )
     term_limit: Span = Field(
         30.0,
         description="For a process that outlived its job on a GPU to end after SIGTERM, where it may be ended at all; then SIGKILL.",

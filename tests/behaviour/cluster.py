@@ -232,6 +232,9 @@ class Scripted:
             dependency=job.dependency, array_job_id=job.array, raw_id=job.id.replace("_", "0") if job.array else "",
         )  # fmt: skip
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     async def read_view(self) -> SlurmView:
         self._answer_or_not()
         jobs = tuple(self._as_slurm_has_it(job) for job in self.jobs.values())

@@ -92,6 +92,9 @@ class QuietSlurm:
 
     view: SlurmView
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     async def read_view(self) -> SlurmView:
         return self.view
 

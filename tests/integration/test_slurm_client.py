@@ -571,7 +571,7 @@ def test_bytes_that_are_no_text_arrays_and_heterogeneous_jobs_are_all_in_the_lis
     assert (jobs[f"{array}_4"].array_job_id, jobs[f"{array}_4"].array_tasks) == (array, "4")
     (rest,) = [job for job in jobs.values() if job.array_job_id == array and "[" in job.job_id]
     assert rest.array_tasks.startswith("0-1,16,25,")
-    assert (jobs[het].het_job_id, jobs[het].het_offset, jobs[f"{het}+1"].het_offset) == (het, 0, 1)
+    assert (jobs[het].het_job_id, len(jobs[het].component_ids), f"{het}+1" in jobs) == (het, 1, False)
     assert jobs[waits].dependency.startswith(f"afterok:{odd}")
     do(client.cancel(f"{array}_4"))
     job_when(do, client, f"{array}_4", lambda job: job.state == "CANCELLED")

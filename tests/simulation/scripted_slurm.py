@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from watchdog.model.messages import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
-from watchdog.model.slurm import SlurmJob, SlurmView
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm.client import SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 NODES = ("n1", "n2")
@@ -32,7 +32,7 @@ class Submitted:
 class World:
     """One cluster with one job. Implements watchdog.slurm.client.SlurmClient."""
 
-    def __init__(self, seed: int, *, graceful: bool, run_in_path: bool):
+    def __init__(self, seed: int, *, graceful: bool, run_in_path: bool, sticks: bool = False):
         self.random = random.Random(seed)
         self.graceful = graceful
         self.run_in_path = run_in_path
@@ -67,6 +67,12 @@ class World:
         self.life = self.random.choice(["hangs", "hangs", "finishes", "node_fails", "cancelled", "recovers"])
         self.life_at = self.now + self.random.uniform(0, 300)
         self.people = self.random.random() < 0.3
+        self.sticks = sticks
+        """Whether processes of the first run cannot be killed on n1, so that Slurm 25.11 keeps the requeued job COMPLETING there."""
+        self.neighbour = sticks and self.random.random() < 0.3
+        self.gives_up_at = float("inf")
+        self.node_reason = ""
+        self.set_down = 0
 
     # ------------------------------------------------------------------------------------ the job's own life
 
@@ -144,6 +150,8 @@ class World:
         self.state, self.next_state = "COMPLETING", "PENDING"
         self.completing_until = self.now + self.random.uniform(0, 20)
         self.queued_until = self.completing_until + self.random.uniform(0, 60)
+        if self.sticks and by == "us":
+            self.completing_until, self.gives_up_at = float("inf"), self.now + 20
         self.say(f"requeued by {by}")
 
     # ------------------------------------------------------------------------------------ requests
@@ -160,7 +168,39 @@ class World:
             raise SlurmUnavailable("time-out")
 
     async def read_view(self) -> SlurmView:
-        raise AssertionError("an action reads one job")
+        job = await self.read_job("7")
+        assert job is not None
+        return SlurmView(jobs=(job, *self.others()), nodes=(await self.read_node("n1"),))
+
+    def others(self) -> tuple[SlurmJob, ...]:
+        """Jobs that run on n1 too, until they end by themselves."""
+        there = self.neighbour and self.now < 1600.0
+        return (SlurmJob(job_id="8", state="RUNNING", nodes=("n1",)),) if there else ()
+
+    async def read_node(self, node: str) -> SlurmNode:
+        if self.faults and self.random.random() < 0.1:
+            raise SlurmUnavailable("time-out")
+        if self.now >= self.gives_up_at and not self.node_reason:
+            self.node_reason = "Kill task failed (JobId=7 StepId=0)"
+        state = "DOWN+DRAIN" if self.set_down else "MIXED+DRAIN" if self.node_reason else "MIXED"
+        return SlurmNode(name=node, address="", state=state, reason=self.node_reason)
+
+    async def set_node_down(self, node: str, reason: str) -> None:
+        paused = self.paused
+        fate = self._fate_of_request(f"set {node} DOWN")
+        if fate == "refused":
+            raise SlurmRefused("access denied")
+        if fate != "lost":
+            assert self.sticks and node == "n1", "another node than the one that holds the job up"
+            assert not self.others(), "a node was set DOWN on which another job runs"
+            assert not paused, "set DOWN while paused"
+            assert self.node_reason.startswith("Kill task failed"), (
+                "Slurm had not given up, or it was done before"
+            )
+            self.set_down, self.node_reason = self.set_down + 1, reason
+            assert self.set_down == 1
+            self.completing_until = self.now + 4
+        self._answer(fate)
 
     async def read_job(self, job_id: str) -> SlurmJob | None:
         if self.faults and self.random.random() < 0.1:
@@ -173,7 +213,7 @@ class World:
             state=self.state,
             restarts=self.restarts,
             start_at=self.start_at,
-            nodes=NODES,
+            nodes=("n1",) if self.sticks and self.state == "COMPLETING" and self.restarts else NODES,
             held=self.held_by is not None,
             excluded_nodes=self.excluded,
         )

@@ -107,6 +107,9 @@ class SimSlurm:
 
     # ------------------------------------------------------------------------------------ the protocol
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     async def read_view(self) -> SlurmView:
         view = await self._request("read_view", self._cluster.listing, changes=False)
         assert isinstance(view, SlurmView)
@@ -251,6 +254,9 @@ class SimSlurm:
             del self._cluster.drained[node.name]
 
         await self._request(f"undrain {node.name}", undrain, changes=True)
+
+    async def set_node_down(self, node: str, reason: str) -> None:
+        raise AssertionError("no site of the simulation permits it")
 
     async def resume_node(self, node: str) -> None:
         raise AssertionError("no action resumes a node")

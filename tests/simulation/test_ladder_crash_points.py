@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, World
-from watchdog.actuate import end, kill_switch, restart, signal
+from watchdog.actuate import end, kill_switch, restart, set_down, signal
 from watchdog.controller.ladder import Do, End, LadderLimits, Settle, Wait, next_move
 from watchdog.controller.ladder import World as Known
+from watchdog.controller.stuck import StuckNode, stuck_nodes
 from watchdog.model.actions import (
     Action,
     ActionEnd,
@@ -27,6 +28,7 @@ from watchdog.model.slurm import SlurmJob
 from watchdog.slurm.client import SlurmUnavailable
 
 LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)
+STUCK_LIMITS = replace(LIMITS, set_down_after_s=30.0, max_drained_nodes=9, drained_percent=100.0)
 CALM_AFTER_S = 900.0
 BOUND_S = 5000.0
 """Once nothing goes wrong any more an action ends within this: the sum of its limits and some retries."""
@@ -122,9 +124,21 @@ async def look(world: World, decision: Decision) -> Known:
         else None,
         submitted=submitted(world, decision) if known else None,
         submission_looked_for=known,
+        stuck=await stuck(world, job) if known else (),
         stalled_mounts=("/shared",) if world.stalled else (),
         paused=world.paused,
     )
+
+
+async def stuck(world: World, job: SlurmJob | None) -> tuple[StuckNode, ...]:
+    """As the driver finds it in the newest listing; without one nothing is known, and nothing done."""
+    if job is None or not world.sticks or job.restarts != 1:
+        return ()
+    try:
+        node = await world.read_node("n1")
+    except SlurmUnavailable:
+        return (StuckNode(name="n1", objection="not listed"),)
+    return stuck_nodes(job, {"n1": node}, (job, *world.others()), "", 9, lambda _: ())
 
 
 def submitted(world: World, decision: Decision) -> SlurmJob | None:
@@ -149,6 +163,10 @@ async def pull(world: World, decision: Decision, do: Do) -> tuple[RungOutcome, s
         case Rung.RELEASE:
             new = submitted(world, decision) if do.instead else None
             return await restart.release(world, "7" if new is None else new.job_id)
+        case Rung.SET_DOWN:
+            return await set_down.set_down(
+                world, decision.fence, do.nodes, "slurm-watchdog: unkillable", lambda _: None
+            )
         case Rung.SIGNAL_USR1 | Rung.SIGNAL_TERM:
             name = "USR1" if do.rung is Rung.SIGNAL_USR1 else "TERM"
             return await signal.send(world, decision.fence, name, "steps")
@@ -167,7 +185,8 @@ async def live(world: World, journal: Journal) -> None:
         if world.now > 1000.0 + CALM_AFTER_S:
             world.calm()
         assert world.now < 1000.0 + CALM_AFTER_S + BOUND_S, "it does not come to an end"
-        move = next_move(run, await look(world, journal.decision), LIMITS)
+        limits = STUCK_LIMITS if world.sticks else LIMITS
+        move = next_move(run, await look(world, journal.decision), limits)
         if isinstance(move, End):
             journal.end, world.ended = move.end, True
             return
@@ -181,9 +200,9 @@ async def live(world: World, journal: Journal) -> None:
         run = journal.run()
 
 
-async def history(seed: int, ladder: tuple[Step, ...] = ()) -> tuple[World, Journal]:
+async def history(seed: int, ladder: tuple[Step, ...] = (), *, sticks: bool = False) -> tuple[World, Journal]:
     graceful = Step.KILL_SWITCH in ladder if ladder else bool(seed % 2)
-    world = World(seed, graceful=graceful, run_in_path=bool(seed // 2 % 2))
+    world = World(seed, graceful=graceful, run_in_path=bool(seed // 2 % 2), sticks=sticks)
     decision = decision_for(world, ladder)
     world.hung = decision.loop_turns is False
     journal = Journal(world, decision)
@@ -251,3 +270,20 @@ def test_the_same_holds_for_signals_and_for_every_way_to_end_a_run(ladder: tuple
     good, bad = asyncio.run(histories())
     assert good > 40, "the script hardly ever lets an action succeed"
     assert bad > 10, "the script hardly ever makes an action fail"
+
+
+def test_a_node_that_cannot_end_the_old_run_is_set_down_once_and_never_under_another_job() -> None:
+    async def histories() -> tuple[int, int]:
+        freed = good = 0
+        for seed in range(500):
+            try:
+                world, journal = await history(seed, sticks=True)
+                check_end(world, journal)
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+            freed, good = freed + world.set_down, good + (journal.end.ok and world.set_down)
+        return freed, good
+
+    freed, good = asyncio.run(histories())
+    assert freed > 50, "the script hardly ever needs it"
+    assert good > 50, "and hardly ever is the job saved by it"

@@ -301,12 +301,35 @@ def test_an_attribute_that_is_missing_is_unknown_and_no_empty_answer(
         run(world(jobs=[values], nodes=[]).view)
 
 
-def test_a_controller_that_is_away_is_unavailable_and_no_reason_to_ask_the_commands(
-    world: Callable[..., PyslurmListings],
-) -> None:
+def test_a_controller_that_is_away_is_unavailable(world: Callable[..., PyslurmListings]) -> None:
     first = world(away=True, jobs=[], nodes=[])
     with pytest.raises(SlurmUnavailable, match="Unable to contact"):
-        run(FirstOf(first, Never()).view)
+        run(FirstOf(first, Away()).view)
+
+
+def test_a_client_that_never_once_answered_is_not_believed_where_the_commands_answer(
+    world: Callable[..., PyslurmListings],
+) -> None:
+    """pyslurm of another release than slurmctld: `Zero Bytes were transmitted or received`, whatever is asked."""
+    listings = FirstOf(world(away=True, jobs=[], nodes=[]), Fixed())
+    assert run(listings.view) == "the commands' answer"
+    (note,) = listings.notes()
+    assert "is pyslurm built for the release of slurmctld?" in note
+
+
+def test_one_that_has_answered_is_at_fault_only_after_some_failures() -> None:
+    first = Failing()
+    listings = FirstOf(first, Fixed())
+    assert run(listings.view) == "pyslurm's answer"
+    first.fails = True
+    for _ in range(2):
+        with pytest.raises(SlurmUnavailable, match="Zero Bytes"):
+            run(listings.view)
+    assert run(listings.view) == "the commands' answer"
+    assert listings.notes()
+    first.fails = False
+    assert run(listings.view) == "pyslurm's answer"
+    assert listings.notes() == ()
 
 
 def test_an_array_as_a_whole_is_not_one_job(world: Callable[..., PyslurmListings]) -> None:
@@ -332,6 +355,24 @@ class Never:
         raise AssertionError
 
     job = node = view
+
+
+class Away(Never):
+    """Listings of a Slurm that does not answer."""
+
+    async def view(self) -> Any:
+        raise SlurmUnavailable("squeue: Unable to contact slurm controller")
+
+
+class Failing(Never):
+    """Listings that answer or not."""
+
+    fails = False
+
+    async def view(self) -> Any:
+        if self.fails:
+            raise SlurmUnavailable("pyslurm: Zero Bytes were transmitted or received")
+        return "pyslurm's answer"
 
 
 class Fixed(Never):

@@ -29,6 +29,9 @@ MANY = 200
 class NoSlurm:
     """Gives no answer; nothing here asks it for any but a view."""
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     async def read_view(self) -> SlurmView:
         raise SlurmUnavailable("not asked")
 

@@ -35,6 +35,7 @@ class SlurmState(Answer, frozen=True, kw_only=True):
     age_s: float | None = None
     """Since Slurm last answered; None if it never did."""
     error: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Nodes(Answer, frozen=True, kw_only=True):
@@ -103,6 +104,8 @@ class Status(Answer, frozen=True, kw_only=True):
     open: tuple[OpenIncident, ...] = ()
     paused: Pause | None = None
     left_out: tuple[LeftOut, ...] = ()
+    waiting: dict[str, str] = {}
+    """Job -> why its restart does not come about."""
 
 
 class Culprit(Answer, frozen=True, kw_only=True):

@@ -188,6 +188,8 @@ def judge(status: Status) -> tuple[int, list[str]]:
         who = f" by {status.paused.by}" if status.paused.by else ""
         why = f": {status.paused.reason}" if status.paused.reason else ""
         warning.append(f"actions are paused{who}{why}")
+    warning += status.slurm.notes
+    warning += [f"job {job_id}: {why}" for job_id, why in sorted(status.waiting.items())]
     if status.incidents.pending:
         warning.append(f"{count(status.incidents.pending, 'incident')} pending")
     if status.controller.warming_up:

@@ -110,6 +110,14 @@ class Actions:
             if driver.run.decision.fence is not None
         }
 
+    def stuck(self) -> dict[str, str]:
+        """Job -> why its restart does not come about, where its old run does not end on a node."""
+        return {
+            driver.run.decision.fence.job_id: driver.waiting_for
+            for driver in self._drivers.values()
+            if driver.run.decision.fence is not None and driver.holds_up
+        }
+
     async def _drive(self, driver: Driver) -> None:
         """Drives to the end; a journal that fails stops nothing for good: the action is taken up again."""
         decision_id = driver.run.decision.id

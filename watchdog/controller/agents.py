@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from watchdog.controller.capped import LeftOut
 from watchdog.model.messages import Report
+from watchdog.model.observed import Process
 from watchdog.report_changes import make_whole, without_news
 from watchdog.wire import MAX_BYTES
 
@@ -57,6 +58,11 @@ class Agents:
             return True
         self._left_out.note("nodes", "nodes that Slurm does not list")
         return False
+
+    def processes(self, node: str) -> tuple[Process, ...]:
+        """The processes of the node's newest report; none where it is not kept."""
+        agent = self._agents.get(node)
+        return () if agent is None or agent.whole is None else agent.whole.processes
 
     def complete(self, report: Report, size: int = 0) -> Report | None:
         """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here, or

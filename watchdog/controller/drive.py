@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from watchdog import clock
-from watchdog.actuate import drain, end, kill_switch, restart, signal
+from watchdog.actuate import drain, end, kill_switch, restart, set_down, signal
 from watchdog.controller import drive_process
 from watchdog.controller.chain import jobs_behind
 from watchdog.controller.commands import CommandDesk
@@ -19,6 +19,7 @@ from watchdog.controller.ladder import Do, End, LadderLimits, Move, Settle, Wait
 from watchdog.controller.ladder_state import asks, can_be_abandoned
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.state import ClusterState
+from watchdog.controller.stuck import StuckNode, stuck_nodes
 from watchdog.detect.view import JobView
 from watchdog.diagnose.filesystem import CONVICTS_FOR_S
 from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOutcome, RungRecord
@@ -78,6 +79,8 @@ class Driver:
         self._refused = self._unread = ""
         """Why Slurm does not say how the job is: it refuses to, or its answer is of no use."""
         self._unread_since: float | None = None
+        self.holds_up = False
+        """Whether the old run of the requeued job does not end."""
         self.waiting_for = ""
         self.waiting_until: float | None = None
         """Wall clock; what `waiting_for` is given up at."""
@@ -122,7 +125,9 @@ class Driver:
                 self.waiting_for = move.reason
             self.waiting_until = move.until
             await asyncio.sleep(self._tools.poll_s)
-        elif isinstance(move, Settle):
+            return
+        self.waiting_for = ""
+        if isinstance(move, Settle):
             self._close(move.rung, move.attempt, move.outcome, move.detail)
         elif isinstance(move, Do):
             at = clock.wall()
@@ -178,11 +183,8 @@ class Driver:
                 return await end.resubmit(self._tools.slurm, decision, move.nodes)
             case Rung.HOLD:
                 return await end.hold(self._tools.slurm, self._job_id)
-            case Rung.DRAIN:
-                reason = f"{decision.by}, job {self._job_id}, incident {decision.incident_id}"
-                return await self._drain(move.nodes, f"{self._tools.drain_reason} {reason}")
-            case Rung.EXCLUDE:
-                return await self._exclude(move.nodes)
+            case Rung.DRAIN | Rung.SET_DOWN | Rung.EXCLUDE:
+                return await self._pull_on_nodes(move)
             case Rung.REMOVE_KILL_SWITCH:
                 # An agent that is late after our own start is no dead one: it is passed over at the third try only, and by one who
                 # has listened for a while, however often others have tried before.
@@ -198,6 +200,15 @@ class Driver:
                 return await restart.release(self._tools.slurm, self._job_id if new is None else new.job_id)
             case _:
                 raise AssertionError(f"the ladder has no lever for {move.rung}")
+
+    async def _pull_on_nodes(self, move: Do) -> Outcome:
+        if move.rung is Rung.SET_DOWN:
+            return await self._set_down(move.nodes)
+        if move.rung is Rung.EXCLUDE:
+            return await self._exclude(move.nodes)
+        decision = self.run.decision
+        reason = f"{decision.by}, job {self._job_id}, incident {decision.incident_id}"
+        return await self._drain(move.nodes, f"{self._tools.drain_reason} {reason}")
 
     async def _exclude(self, nodes: tuple[str, ...]) -> Outcome:
         """The ledger first: what stands in Slurm's list and in no ledger is never dropped again."""
@@ -230,6 +241,35 @@ class Driver:
 
         return await drain.drain(tools.slurm, nodes, reason, note)
 
+    async def _set_down(self, nodes: tuple[str, ...]) -> Outcome:
+        tools, decision = self._tools, self.run.decision
+        assert decision.fence is not None
+
+        def note(node: SlurmNode) -> None:
+            tools.journal.node_entry(node.name, "down", decision, clock.wall(), node.reason, node.reason_at)
+
+        reason = f"{tools.drain_reason} processes of job {self._job_id} cannot be killed, incident {decision.incident_id}"
+        return await set_down.set_down(tools.slurm, decision.fence, nodes, reason, note)
+
+    def _stuck(self, job: SlurmJob | None) -> tuple[StuckNode, ...]:
+        """Where the old run of the requeued job has not ended, as far as Slurm's newest listing and the agents say."""
+        fence, state, limits = self.run.decision.fence, self._tools.state, self._tools.limits
+        if job is None or fence is None or job.restarts != fence.restarts + 1:
+            return ()
+        listed = {node.name: node for node in state.slurm_nodes}
+        allowed = min(limits.max_drained_nodes, int(len(listed) * limits.drained_percent / 100))
+        partial = state.slurm_partial or (
+            "" if state.slurm_at is not None else "Slurm has not listed its jobs yet"
+        )
+        return stuck_nodes(
+            job,
+            listed,
+            tuple(state.jobs.values()),
+            partial,
+            allowed,
+            lambda node: state.processes_on(node, job),
+        )
+
     async def _ask(self, node: str, command: Command, deadline_s: float) -> CommandResult:
         return await self._tools.desk.ask(node, command, deadline_s)
 
@@ -243,6 +283,8 @@ class Driver:
             return world
         known, job = await self._read_job()
         now = clock.monotonic()
+        stuck = self._stuck(job)
+        self.holds_up = bool(stuck)
         unread_s = 0.0 if self._unread_since is None else now - self._unread_since
         if job is not None:
             self._tools.state.apply_job(job, now, clock.wall())
@@ -278,6 +320,7 @@ class Driver:
             exclude_objection=self._exclude_objection(job),
             loop_stuck=self._tools.loop_stuck(self._job_id),
             expired_exclusions=self._expired_exclusions(job),
+            stuck=stuck,
         )
 
     def _submitted(self) -> SlurmJob | None:

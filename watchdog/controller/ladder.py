@@ -97,6 +97,7 @@ def _settle(lost: RungRecord, stage: Stage, run: ActionRun, world: World) -> Mov
         Rung.CANCEL: stage in (Stage.ENDING, Stage.FINISHED, Stage.GONE),
         Rung.RESUBMIT: new is not None,
         Rung.HOLD: world.job is not None and world.job.held,
+        Rung.SET_DOWN: stage is Stage.NEXT_RUN or (stage is Stage.QUEUED and not world.stuck),
     }.get(lost.rung)
     detail = "the answer was lost; it is done again, which is harmless"
     outcome = RungOutcome.UNKNOWN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from watchdog.controller.ladder_state import (
     Do,
     End,
@@ -11,6 +13,7 @@ from watchdog.controller.ladder_state import (
     Wait,
     World,
     again,
+    attempt,
     done,
     in_vain,
     leave,
@@ -20,6 +23,7 @@ from watchdog.controller.ladder_state import (
     tries,
     wait_for_mounts,
 )  # fmt: skip
+from watchdog.controller.stuck import StuckNode, why_it_waits
 from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome
 from watchdog.model.slurm import SlurmJob
 from watchdog.model.slurm_states import REQUEUED, STARTED
@@ -115,6 +119,10 @@ def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -
         return End(end=end_of_restart(run, world, f"the job runs again{without}", requeued_at))
     if stage is Stage.NEXT_RUN and world.job.state not in STARTED | REQUEUED:
         return leave(run, world, f"the job was restarted and is {world.job.state} without a new step")
+    if world.stuck and stage is Stage.QUEUED:
+        freed = _free_stuck(run, world, limits)
+        if freed is not None:
+            return freed
     if stage is Stage.QUEUED:
         unblocked = _take_back(run, world, limits)
         if unblocked is not None:
@@ -133,10 +141,23 @@ def _take_back(run: ActionRun, world: World, limits: LadderLimits) -> Move | Non
     return Do(rung=Rung.EXCLUDE, attempt=len(tries(run, Rung.EXCLUDE)) + 1, nodes=kept)
 
 
+def _free_stuck(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
+    """Sets the nodes DOWN that keep the job from starting, where a site permits that, and once: None where nothing is to be done."""
+    released_at = max((r.intent_at for r in tries(run, Rung.RELEASE)), default=world.now)
+    if limits.set_down_after_s <= 0 or world.now - released_at < limits.set_down_after_s:
+        return None
+    if done(run, Rung.SET_DOWN) or any(node.objection for node in world.stuck):
+        return None
+    if world.paused:
+        return Wait(reason="paused: no node is set DOWN until `slurm-watchdog resume`")
+    nodes = tuple(node.name for node in world.stuck)
+    return attempt(run, world, limits, Do(rung=Rung.SET_DOWN, attempt=0, nodes=nodes))
+
+
 def described_end(run: ActionRun, job: SlurmJob, world: World, limits: LadderLimits) -> Move:
     """Waits for the first new step of `job`, and says for what; gives up at the limit."""
     last_at = max(r.outcome_at or r.intent_at for r in run.records)
-    queued = _why_queued(job) if job.state in REQUEUED else None
+    queued = _why_queued(job, world.stuck) if job.state in REQUEUED else None
     if job.state not in STARTED | REQUEUED:
         return leave(run, world, f"job {job.job_id} is {job.state} without a new step")
     if world.now - last_at > limits.confirm_s:
@@ -153,8 +174,15 @@ def described_end(run: ActionRun, job: SlurmJob, world: World, limits: LadderLim
     )
 
 
-def _why_queued(job: SlurmJob) -> str:
+def _why_queued(job: SlurmJob, stuck: Sequence[StuckNode]) -> str:
     """`waiting in the queue (…)`, with Slurm's reason. Slurm may append node names to it: `ReqNodeNotAvail, …`."""
+    if stuck:
+        objections = "; ".join(
+            f"{node.name} is not set DOWN: {node.objection}" for node in stuck if node.objection
+        )
+        return why_it_waits(stuck) + (f". {objections}" if objections else "")
+    if job.state == "COMPLETING":
+        return "waiting until its old run has ended"
     name = job.reason.strip("()").partition(",")[0]
     if not name or name == "None":
         return "waiting in the queue"

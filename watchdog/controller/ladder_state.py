@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from watchdog.controller.stuck import StuckNode
 from watchdog.knowledge.ladders import GENTLE
 from watchdog.model.actions import (  # fmt: skip
     Action,
@@ -72,6 +73,11 @@ class LadderLimits(Value, frozen=True, kw_only=True):
     """For Slurm to end a job that was cancelled."""
     exclusion_s: float = 604800.0
     """An exclusion of ours is dropped after this time."""
+    set_down_after_s: float = 0.0
+    """A node that holds a requeued job up is set DOWN after this time; 0: never."""
+    max_drained_nodes: int = 0
+    drained_percent: float = 0.0
+    """No node is set DOWN where more than so many, or this share, are out of service."""
     term_s: float = 30.0
     """For a process that outlived its job to end after SIGTERM."""
     kill_s: float = 60.0
@@ -118,6 +124,8 @@ class World(Value, frozen=True, kw_only=True):
     """Why that process must not be touched, by what Slurm and its node say now."""
     loop_stuck: bool = False
     """An open incident with evidence good enough to act on says that the job's loop does not turn: it sees no kill switch."""
+    stuck: tuple[StuckNode, ...] = ()
+    """Where the old run of the requeued job has not ended."""
     expired_exclusions: tuple[str, ...] = ()
     """Nodes that earlier actions of ours excluded from this job, longer ago than such an exclusion lasts."""
 
@@ -128,7 +136,7 @@ class Do(Value, frozen=True, kw_only=True):
     rung: Rung
     attempt: int
     nodes: tuple[str, ...] = ()
-    """For EXCLUDE: the whole new list, the existing exclusions included. For DRAIN: those to drain."""
+    """For EXCLUDE: the whole new list, the existing exclusions included. For DRAIN, SET_DOWN: those to drain, or to set DOWN."""
     only_unfinished: bool = True
     """For REQUEUE_HOLD: leave a job alone that has ended by itself."""
     instead: bool = False

@@ -190,7 +190,10 @@ class LocalApi:
             "journal_error": c.journal_error,
         }
         answer["left_out"] = left_out_json(c.state.left_out.lately(now))
-        answer["slurm"] = {"age_s": c.judge.view.slurm_age_s, "error": c.slurm_error}
+        answer["slurm"] = {
+            "age_s": c.judge.view.slurm_age_s, "error": c.slurm_error, "notes": c.slurm_notes(),
+        }  # fmt: skip
+        answer["waiting"] = c.actions.stuck()
         return web.json_response(answer)
 
     def _paused(self) -> dict[str, Any] | None:

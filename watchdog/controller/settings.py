@@ -53,6 +53,9 @@ def ladder_limits_of(config: Config) -> LadderLimits:
         kill_s=ladder.kill_limit,
         evidence_s=ladder.evidence_limit,
         exclusion_s=config.policy.exclusion_lifetime,
+        set_down_after_s=ladder.set_down_after,
+        max_drained_nodes=config.policy.max_drained_nodes,
+        drained_percent=config.policy.drained_percent,
     )
 
 

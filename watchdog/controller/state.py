@@ -42,7 +42,7 @@ from watchdog.detect.view import (
 from watchdog.model.actions import Fence
 from watchdog.model.evidence import ProcessStack
 from watchdog.model.messages import JobWish, Report
-from watchdog.model.observed import MountProbe
+from watchdog.model.observed import MountProbe, Process
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_away, is_known, may_hold_nodes
 
@@ -366,6 +366,11 @@ class ClusterState:
         """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here.
         `size` is that on the wire."""
         return self.agents.complete(report, size)
+
+    def processes_on(self, node: str, job: SlurmJob) -> tuple[Process, ...]:
+        """What a node's newest report says of the processes of a job, of whichever run."""
+        names = process_ids(job)
+        return tuple(each for each in self.agents.processes(node) if each.job_id in names)
 
     def reporting_nodes(self, now: float) -> tuple[str, ...]:
         """Who has reported lately, by name."""

@@ -194,6 +194,10 @@ class Controller:
                 log.warning("Slurm's listing: not known: %s", what[:300])
         self._odd = frozenset(odd)
 
+    def slurm_notes(self) -> list[str]:
+        """What people should know of how Slurm is seen: less than everything, in another way than wanted, or not for long."""
+        return [note for note in (self.state.slurm_partial, *self.slurm.notes()) if note]
+
     def blind(self, now: float) -> str | None:
         """Why this controller must not act now; None if it sees well."""
         if self.journal_error is not None:

@@ -75,6 +75,10 @@ class OneJob:
         """Ends whatever the listings keep."""
         await self._listings.close()
 
+    def notes(self) -> tuple[str, ...]:
+        """What the listings say of themselves."""
+        return self._listings.notes()
+
 
 @dataclass(frozen=True)
 class Wanted:

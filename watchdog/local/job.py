@@ -197,6 +197,10 @@ class LocalJob:
             node_count=1,
         )
 
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: there is no Slurm."""
+        return ()
+
     async def read_view(self) -> SlurmView:
         node = SlurmNode(name=self.node, address="127.0.0.1", state="ALLOCATED", partitions=("local",))
         return SlurmView(jobs=(self._job(),), nodes=(node,))
@@ -284,6 +288,9 @@ class LocalJob:
 
     async def undrain_node(self, node: SlurmNode) -> None:
         raise SlurmRefused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
+
+    async def set_node_down(self, node: str, reason: str) -> None:
+        raise SlurmRefused("there is no Slurm to tell that this machine is down", Refusal.NO_PERMISSION)
 
     async def resume_node(self, node: str) -> None:
         raise SlurmRefused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)

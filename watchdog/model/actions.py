@@ -125,6 +125,8 @@ class Rung(StrEnum):
     EXCLUDE = "exclude"
     REMOVE_KILL_SWITCH = "remove_kill_switch"
     RELEASE = "release"
+    SET_DOWN = "set_down"
+    """Tells Slurm that a node is down on which it cannot end the old run, so that the job starts elsewhere."""
     CONFIRM = "confirm"
     SIGNAL_USR1 = "signal_usr1"
     SIGNAL_TERM = "signal_term"

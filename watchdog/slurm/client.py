@@ -101,6 +101,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 class SlurmReads(Protocol):
     """Questions. None of them changes anything."""
 
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it should be in how Slurm is asked, a sentence each: another client than wanted, a token that ends."""
+        ...
+
     async def read_view(self) -> SlurmView:
         """All jobs, finished ones included while Slurm remembers them, and all nodes, in one listing of each.
 
@@ -191,6 +195,10 @@ class SlurmNodeLevers(Protocol):
         Only the drain goes: a node that is down stays down, and in some releases (24.11) the reason's words stay, too.
         Refused (CHANGED) if somebody has touched it since.
         """
+        ...
+
+    async def set_node_down(self, node: str, reason: str) -> None:
+        """The node counts as lost, with this reason: every job there ends at once, also one whose processes cannot be killed."""
         ...
 
     async def resume_node(self, node: str) -> None:

@@ -62,6 +62,10 @@ class CommandLineSlurm:
 
     # -- questions
 
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it should be in how Slurm is asked."""
+        return self._listings.notes()
+
     async def read_view(self) -> SlurmView:
         """All jobs, without their excluded nodes, and all nodes."""
         return await self._requests.carry_out_again_and_again("read_view", self._listings.view)
@@ -151,6 +155,13 @@ class CommandLineSlurm:
             await self._update_node(node.name, "State=UNDRAIN")
 
         await self._requests.carry_out("undrain_node", undrain)
+
+    async def set_node_down(self, node: str, reason: str) -> None:
+        """Mark as down, with a reason."""
+        await self._requests.carry_out(
+            "set_node_down",
+            lambda: self._update_node(*checked_nodes([node]), "State=DOWN", f"Reason={one_line(reason)}"),
+        )
 
     async def resume_node(self, node: str) -> None:
         """Return to service."""

@@ -44,6 +44,10 @@ class Listings(Protocol):
         """Ends what was started for it."""
         ...
 
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it should be in how Slurm is asked, a sentence each."""
+        ...
+
 
 class CommandLineListings:
     """By squeue and sinfo."""
@@ -86,6 +90,10 @@ class CommandLineListings:
 
     async def close(self) -> None:
         """Nothing is left of a command that has ended."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: this is what is asked wherever nothing else can be."""
+        return ()
 
     def _jobs(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
         return self._commands.run(

@@ -12,8 +12,8 @@ import asyncio
 import importlib.util
 import logging
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm import pyslurm_child, pyslurm_rows
@@ -25,6 +25,7 @@ from watchdog.slurm.parse import says_unknown_job
 from watchdog.slurm.worker import Worker, WorkerGone
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class PyslurmListings:
@@ -66,6 +67,10 @@ class PyslurmListings:
         """Ends the process."""
         await self._worker.close()
 
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: it answers, or it raises."""
+        return ()
+
     async def _rows(self, request: dict[str, Any]) -> Any:
         """What is asked for; None if Slurm says that there is no such job. Raises SlurmUnavailable."""
         answer = await self._worker.ask(request)
@@ -77,46 +82,67 @@ class PyslurmListings:
         raise SlurmUnavailable(f"pyslurm: {said}")
 
 
+FIRST_ANSWER_S = 8.0
+"""The first answer of a client that has never given one may take so long, well within the deadline of a request (slurm.deadline): one
+that was built for another release of Slurm may hang."""
+FAILURES = 3
+"""So many in a row, and the other one is asked too: slurmctld may have been upgraded under it."""
+
+
 class FirstOf:
-    """`first` as long as it can be had at all, otherwise `second`. That Slurm does not answer is no reason to change."""
+    """`first` as long as it answers at all, otherwise `second`.
+
+    That Slurm does not answer is no reason to change: but as long as `first` has never once answered, or not the last few times, nobody
+    knows whether it is Slurm or `first` that is at fault (pyslurm of another release than slurmctld), and so `second` is asked as well.
+    """
 
     def __init__(self, first: Listings, second: Listings) -> None:
         self._first, self._second = first, second
-        self._told = False
+        self._answered = False
+        self._failures = 0
+        self._note = ""
 
     async def view(self) -> SlurmView:
         """All jobs and all nodes."""
-        try:
-            return await self._first.view()
-        except WorkerGone as error:
-            self._tell(error)
-            return await self._second.view()
+        return await self._ask(lambda listings: listings.view())
 
     async def job(self, job_id: str) -> SlurmJob | None:
         """One job."""
-        try:
-            return await self._first.job(job_id)
-        except WorkerGone as error:
-            self._tell(error)
-            return await self._second.job(job_id)
+        return await self._ask(lambda listings: listings.job(job_id))
 
     async def node(self, name: str) -> SlurmNode | None:
         """One node."""
+        return await self._ask(lambda listings: listings.node(name))
+
+    async def _ask(self, question: Callable[[Listings], Awaitable[T]]) -> T:
         try:
-            return await self._first.node(name)
-        except WorkerGone as error:
-            self._tell(error)
-            return await self._second.node(name)
+            async with asyncio.timeout(None if self._answered else FIRST_ANSWER_S):
+                answer = await question(self._first)
+        except (SlurmUnavailable, TimeoutError) as error:
+            self._failures += 1
+            gone = isinstance(error, WorkerGone)
+            if self._answered and not gone and self._failures < FAILURES:
+                raise
+            answer = await question(self._second)  # raises what is wrong with Slurm itself, if anything is
+            self._tell(str(error) or f"no answer within {FIRST_ANSWER_S:g} s", gone)
+            return answer
+        self._answered, self._failures, self._note = True, 0, ""
+        return answer
 
     async def close(self) -> None:
         """Ends what was started for either."""
         await self._first.close()
         await self._second.close()
 
-    def _tell(self, error: WorkerGone) -> None:
-        if not self._told:
-            LOG.warning("Slurm is asked by its commands: %s", error)
-        self._told = True
+    def notes(self) -> tuple[str, ...]:
+        """That `second` is asked, and why."""
+        return (self._note,) if self._note else ()
+
+    def _tell(self, why: str, gone: bool) -> None:
+        hint = "" if gone else "; its commands do answer: is pyslurm built for the release of slurmctld?"
+        if not self._note:
+            LOG.warning("Slurm is asked by its commands: %s%s", why, hint)
+        self._note = f"Slurm is asked by its commands, not by pyslurm: {why}{hint}"
 
 
 def is_importable() -> bool:

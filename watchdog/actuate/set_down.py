@@ -1,0 +1,82 @@
+"""Tells Slurm that a node is down whose processes it cannot end, so that the requeued job that waits for them starts elsewhere.
+
+Slurm 25.11 and later keep a requeued job COMPLETING as long as a process of its old run is alive, also one in state D that nothing can
+end (22.05 and 24.11 let go after UnkillableStepTimeout). With the node DOWN the job starts within seconds. State=DOWN ends every job on
+the node: so nothing is sent unless Slurm itself has given the node up, and shows no other job there, at this very moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from watchdog.model.actions import Fence, RungOutcome
+from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.slurm_states import is_drained, is_lost, may_hold_nodes
+from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+
+Outcome = tuple[RungOutcome, str]
+GAVE_UP = "Kill task failed"
+"""How slurmd's reason for the drain begins when a step's processes outlived UnkillableStepTimeout (slurmd, stepmgr: 22.05 to 26.05)."""
+
+
+async def set_down(
+    client: SlurmClient, fence: Fence, nodes: Sequence[str], reason: str, note: Callable[[SlurmNode], None]
+) -> Outcome:
+    """Sets those of `nodes` DOWN that hold up the run after `fence`; `note` is told of each as Slurm has it afterwards.
+
+    Everything is read again just before; `skipped`: nothing was sent, and nothing is to be sent.
+    """
+    done: list[str] = []
+    try:
+        for name in nodes:
+            view = await client.read_view()
+            node = await client.read_node(name)
+            why = objection(
+                next((job for job in view.jobs if job.job_id == fence.job_id), None), node, view, fence
+            )
+            if why or node is None:
+                outcome = RungOutcome.DONE if done else RungOutcome.SKIPPED
+                return outcome, f"{name} is left as it is: {why}" + (
+                    f"; DOWN: {', '.join(done)}" if done else ""
+                )
+            await client.set_node_down(name, reason)
+            after = await client.read_node(name)
+            if after is None or not after.reason.startswith(reason[:40]):
+                return RungOutcome.UNKNOWN, f"Slurm does not show {name} with our reason"
+            note(after)
+            done.append(name)
+    except SlurmRefused as error:
+        return (RungOutcome.FAILED if error.terminal else RungOutcome.UNKNOWN), str(error)
+    except SlurmUnavailable as error:
+        return RungOutcome.UNKNOWN, str(error)
+    return RungOutcome.DONE, f"set DOWN: {', '.join(done)}"
+
+
+def objection(job: SlurmJob | None, node: SlurmNode | None, view: SlurmView, fence: Fence) -> str:
+    """Why the node must not be set DOWN for this job, a sentence; empty if it may."""
+    if job is None or job.unsure or node is None:
+        return "Slurm does not show the job, or the node, as it has to be known"
+    if job.restarts != fence.restarts + 1 or job.state != "COMPLETING" or node.name not in job.nodes:
+        return f"it does not hold up the job any more ({job.state})"
+    return why_not(job, node, view.jobs, view.partial)
+
+
+def why_not(job: SlurmJob, node: SlurmNode, jobs: Sequence[SlurmJob], partial: str) -> str:
+    """Why a node on which the old run of `job` does not end must not be set DOWN, as far as Slurm's listing goes; empty if it may."""
+    if is_lost(node.state):
+        return f"Slurm has it as {node.state} already"
+    if not is_drained(node.state) or not node.reason.startswith(GAVE_UP):
+        return "Slurm has not given up on it yet: it drains the node with `Kill task failed` after UnkillableStepTimeout"
+    named = {job.process_id, *job.component_ids}
+    if "JobId=" in node.reason and not any(
+        f"JobId={name} " in f"{node.reason} ".replace(")", " ") for name in named
+    ):
+        return f"Slurm drained it for another job ({node.reason})"
+    if partial:
+        return f"whether other jobs run there is not known: {partial}"
+    for other in jobs:
+        if other.job_id == job.job_id or not may_hold_nodes(other.state):
+            continue
+        if node.name in other.nodes or "nodes" in other.unreadable:
+            return f"job {other.job_id} runs there, too, or may"
+    return ""

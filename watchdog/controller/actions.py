@@ -111,11 +111,12 @@ class Actions:
         }
 
     def stuck(self) -> dict[str, str]:
-        """Job -> why its restart does not come about, where its old run does not end on a node."""
+        """Job -> why its restart does not come about, where its old run does not end on a node. No user's words: everybody reads it."""
         return {
-            driver.run.decision.fence.job_id: driver.waiting_for
+            driver.run.decision.fence.job_id: "its restart waits until its old run has ended on "
+            f"{', '.join(driver.held_up_on)} (explain has the processes, and what helps)"
             for driver in self._drivers.values()
-            if driver.run.decision.fence is not None and driver.holds_up
+            if driver.run.decision.fence is not None and driver.held_up_on
         }
 
     async def _drive(self, driver: Driver) -> None:

@@ -79,8 +79,8 @@ class Driver:
         self._refused = self._unread = ""
         """Why Slurm does not say how the job is: it refuses to, or its answer is of no use."""
         self._unread_since: float | None = None
-        self.holds_up = False
-        """Whether the old run of the requeued job does not end."""
+        self.held_up_on: tuple[str, ...] = ()
+        """Where the old run of the requeued job does not end."""
         self.waiting_for = ""
         self.waiting_until: float | None = None
         """Wall clock; what `waiting_for` is given up at."""
@@ -284,7 +284,7 @@ class Driver:
         known, job = await self._read_job()
         now = clock.monotonic()
         stuck = self._stuck(job)
-        self.holds_up = bool(stuck)
+        self.held_up_on = tuple(node.name for node in stuck)
         unread_s = 0.0 if self._unread_since is None else now - self._unread_since
         if job is not None:
             self._tools.state.apply_job(job, now, clock.wall())

@@ -181,7 +181,8 @@ def _print_action(each: ActionRun) -> None:
     if each.end is not None:
         sentence(describe_end(each), "green" if each.end.ok else "bold red")
     elif each.verdict == "allowed":
-        sentence("It is under way.")
+        waiting = f", and waits: {each.waiting.what}" if each.waiting is not None else ""
+        sentence(f"It is under way{waiting}.")
 
 
 def _time(rung: Rung) -> str:

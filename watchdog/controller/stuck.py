@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from watchdog.actuate.set_down import why_not
 from watchdog.model.observed import Process
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.model.slurm_states import is_out
+from watchdog.model.stuck_node import why_not
 from watchdog.model.value import Value
 
 SHOWN = 3

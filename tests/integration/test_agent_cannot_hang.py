@@ -255,7 +255,7 @@ def sees_everything(receiver: Receiver, pid: int) -> bool:
 
 
 @alone
-def test_children_that_are_killed_are_replaced_and_one_that_is_stopped_is_told(
+def test_children_that_are_killed_or_stopped_are_replaced_and_accuse_nothing(
     agent: AgentProcess, receiver: Receiver, rank: subprocess.Popen[bytes]
 ) -> None:
     began = time.monotonic()
@@ -267,16 +267,13 @@ def test_children_that_are_killed_are_replaced_and_one_that_is_stopped_is_told(
     stopped = workers_of(agent)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    until(lambda: "nvml" in hung(receiver.last()), 20, "the stopped children hang")
-    time.sleep(5)
-    assert {gpu.uuid for gpu in receiver.last().gpus} == {"GPU-aaaa", "GPU-bbbb"}
-    assert all("has not answered" in (gpu.error or "") for gpu in receiver.last().gpus)
-    assert rank.pid in ranks(receiver.last())
-    assert len(workers_of(agent)) <= len(stopped) + 1  # who serves a process, not a resource, may be replaced
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
-    until(lambda: hung(receiver.last()) == set(), 10, "nothing hangs any more")
-    until(lambda: sees_everything(receiver, rank.pid), 10, "all is seen again")
+    until(lambda: "somebody stopped its child" in agent.log(), 30, "it is said")
+    until(
+        lambda: hung(receiver.last()) == set() and sees_everything(receiver, rank.pid),
+        30,
+        "all is seen again",
+    )
+    assert [row for _, report in receiver.reports for row in report.mounts if not row.responding] == []
     assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
     assert agent.end() == 0
 

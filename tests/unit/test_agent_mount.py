@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from watchdog.agent.child_state import STOPPED
 from watchdog.agent.collectors.mount import MAX_MOUNTS, MountCollector, Wanted, first_due, wanted_mounts
-from watchdog.agent.mounts import NOT_PROBED, Mount
+from watchdog.agent.mounts import MAX_OF_USERS, NOT_PROBED, Mount, parse_mountinfo
 from watchdog.agent.probe import Answer, Probes
 from watchdog.model.messages import CommandResult, ProbeMount
 from watchdog.model.observed import MountProbe
@@ -31,6 +32,8 @@ class Children:
     alive: set[str] = field(default_factory=set)
     busy: dict[str, tuple[float, Callable[[Answer], None]]] = field(default_factory=dict)
     hung: set[str] = field(default_factory=set)
+    somewhere: set[str] = field(default_factory=set)
+    """Hung, and not seen to stand in a call."""
 
     def ask(
         self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None],
@@ -43,25 +46,31 @@ class Children:
         self.asked.append({"key": key, "function": function, "uid": uid, "at": now, **args})
         return len(self.asked)
 
-    def answer(self, value: Any = FINE, error: str | None = None, key: str = KEY) -> None:
+    def answer(self, value: Any = FINE, error: str | None = None, key: str = "") -> None:
+        key = key or list(self.busy)[-1]
         _, then = self.busy.pop(key)
         if key in self.hung:
             self.hung.discard(key)  # too late: nobody is told
         else:
             then(Answer(1, key, value, error))
 
-    def time_out(self, now: float, key: str = KEY) -> None:
+    def time_out(self, now: float, key: str = "") -> None:
+        key = key or list(self.busy)[-1]
         since, then = self.busy[key]
         self.hung.add(key)
         then(Answer(1, key, None, "no answer", True, now - since))
 
-    def die(self, key: str = KEY) -> None:
+    def die(self, key: str = "") -> None:
+        key = key or list(self.busy)[-1]
         self.alive.discard(key)
         self.hung.discard(key)
         self.busy.pop(key, None)
 
     def hung_since(self, key: str, now: float) -> float | None:
         return now - self.busy[key][0] if key in self.hung else None
+
+    def is_stuck(self, key: str) -> bool:
+        return key in self.hung and key not in self.somewhere
 
     def retire(self, key: str) -> None:
         if key not in self.busy:
@@ -108,8 +117,8 @@ def test_a_mount_is_looked_at_on_its_grid_and_its_child_is_gone_as_soon_as_it_ha
     assert len(watch.children.asked) == 1
     watch.look()
     assert [(each["at"], each["uid"], each["directory"]) for each in watch.children.asked] == [
-        (1005.0, 1000, "/scratch/job"),
-        (1035.0, 1000, "/scratch/job"),
+        (1005.0, -1, MOUNT),
+        (1035.0, -1, MOUNT),
     ]
 
 
@@ -132,8 +141,71 @@ def test_a_mount_point_may_be_configured_with_a_slash_at_its_end() -> None:
 def test_an_error_is_an_answer() -> None:
     watch = make()
     watch.look()
+    watch.children.answer({**FINE, "error": "EIO: Input/output error"})
+    assert [(row.responding, row.error) for row in watch.look()] == [(True, "EIO: Input/output error")]
+
+
+def test_where_our_own_user_may_not_look_the_owner_of_a_job_is_asked_and_his_word_is_his_own() -> None:
+    watch = make()
+    watch.look()
     watch.children.answer({**FINE, "error": "EACCES: Permission denied"})
-    assert [(row.responding, row.error) for row in watch.look()] == [(True, "EACCES: Permission denied")]
+    assert watch.look(30.0) == ()
+    assert (watch.children.asked[1]["uid"], watch.children.asked[1]["directory"]) == (1000, "/scratch/job")
+    watch.children.answer()
+    assert [(row.responding, row.uid) for row in watch.look()] == [(True, 1000)]
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_child_that_hangs_in_no_call_says_nothing_about_its_mount(write: bool) -> None:
+    watch = make(frozenset({MOUNT} if write else ()))
+    watch.look()
+    key = next(iter(watch.children.busy))
+    watch.children.somewhere.add(key)
+    watch.children.time_out(watch.now + 10)
+    assert watch.look() == ()
+    (unknown,) = watch.collector.take_unanswered()
+    assert (unknown.mount, unknown.uid) == (MOUNT, 1000 if write else None)
+    assert "nothing is known" in unknown.reason
+    watch.children.somewhere.clear()
+    assert [row.responding for row in watch.look()] == [False]
+
+
+def test_a_child_that_was_stopped_is_told_as_no_answer_and_is_asked_again() -> None:
+    watch = make()
+    watch.look()
+    watch.children.answer(None, STOPPED)
+    assert watch.look() == ()
+    assert [each.reason for each in watch.collector.take_unanswered()] == [STOPPED]
+    assert watch.collector.take_unanswered() == ()
+    watch.look(30.0)
+    assert len(watch.children.asked) == 2
+
+
+def test_a_command_whose_child_was_stopped_or_hangs_in_no_call_fails_with_the_reason() -> None:
+    watch = make()
+    results = watch.command()
+    watch.children.answer(None, STOPPED)
+    assert [(result.ok, result.error) for result in results] == [(False, STOPPED)]
+    results = watch.command()
+    watch.children.somewhere.add(next(iter(watch.children.busy)))
+    watch.children.time_out(watch.now + 10)
+    assert [(result.ok, result.probe) for result in results] == [(False, None)]
+    assert [result.ok for result in watch.command()] == [False]
+
+
+def test_a_filesystem_that_a_user_serves_is_never_looked_at() -> None:
+    line = "36 35 0:44 / /home/m/mnt rw,nosuid - fuse.evil evil rw,user_id=1500,group_id=1500"
+    system = "37 35 0:45 / /shared rw - fuse.sshfs srv:/ rw,user_id=0,group_id=0,allow_other"
+    table = parse_mountinfo(f"{line}\n{system}\n")
+    assert [(mount.owner, mount.number) for mount in table] == [(1500, 36), (None, 37)]
+    places = [("/home/m/mnt/x", 1500), ("/shared/x", 1500)]
+    assert list(wanted_mounts(places, table, {"/home/m/mnt"})) == ["/shared"]
+
+
+def test_of_a_users_thousands_of_mounts_a_bounded_number_is_kept_and_of_others_all() -> None:
+    lines = [f"{n} 35 0:44 / /m{n} rw - fuse.x x rw,user_id=1500" for n in range(5000)]
+    table = parse_mountinfo("\n".join([*lines, "9999 35 0:45 / /shared rw - nfs4 srv:/ rw"]))
+    assert (len(table), table[-1].point) == (MAX_OF_USERS + 1, "/shared")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +225,7 @@ def test_a_mount_that_stays_stuck_has_one_child_and_a_growing_time_and_its_retur
     rows = [watch.look(10.0)[0] for _ in range(10)]
     assert [row.seconds for row in rows] == [10.0 * (n + 1) for n in range(10)]
     assert {row.responding for row in rows} == {False}
-    assert rows[0].error == "no answer to a look in /scratch/job"
+    assert rows[0].error == "no answer to a look in /scratch"
     assert len(watch.children.asked) == 1
     watch.children.answer()  # its words come too late and are dropped
     (row,) = watch.look()
@@ -233,10 +305,11 @@ def test_a_command_about_a_mount_that_is_stuck_is_answered_at_once_and_starts_no
     assert len(watch.children.asked) == 1
 
 
-def test_a_command_waits_for_the_collectors_own_look() -> None:
+def test_a_command_waits_for_the_child_of_its_user() -> None:
     watch = make()
     watch.look()
     command = ProbeMount(id="c", mount=MOUNT, directory=f"{MOUNT}/d", uid=7)
+    assert watch.collector.command(command, watch.now, 10.0, 7, None, lambda result: None)
     assert not watch.collector.command(command, watch.now, 10.0, 7, None, lambda result: None)
     watch.children.answer()
     assert watch.collector.command(command, watch.now, 10.0, 7, None, lambda result: None)
@@ -245,7 +318,7 @@ def test_a_command_waits_for_the_collectors_own_look() -> None:
 def test_a_command_about_a_mount_that_is_not_here_fails_with_the_reason() -> None:
     watch = make()
     results = watch.command("/nowhere")
-    watch.children.answer({"mounted": False, "error": "it lies on / here"}, key="probe:/nowhere")
+    watch.children.answer({"mounted": False, "error": "it lies on / here"}, key="probe:/nowhere:7")
     assert [(result.ok, result.error) for result in results] == [(False, "it lies on / here")]
     assert watch.look(5.0, {}) == ()
 

@@ -8,13 +8,15 @@ import resource
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from watchdog import clock
-from watchdog.agent.probe import MAX_HUNG_OF_GROUP, Answer, Probes, ProbesLost
+from watchdog.agent.child_state import STARVED, STOPPED, Look, stands
+from watchdog.agent.probe import MAX_HUNG_OF_GROUP, MAX_HUNG_OF_USER, Answer, Probes, ProbesLost
 from watchdog.agent.probe_child import _work_for_ever, child_main, frame
 from watchdog.runner import wait_readable
 
@@ -47,6 +49,11 @@ def tell(args: Any, state: dict[str, Any]) -> str:
     return "all"
 
 
+def spin(args: Any, state: dict[str, Any]) -> None:
+    while True:
+        pass
+
+
 def babble(args: Any, state: dict[str, Any]) -> None:
     while True:
         state["tell"]("x" * 60_000)
@@ -60,6 +67,7 @@ FUNCTIONS = {
     "large": large,
     "tell": tell,
     "babble": babble,
+    "spin": spin,
 }
 
 
@@ -323,7 +331,7 @@ def test_a_child_that_never_stops_talking_does_not_hold_up_the_loop(asker: Asker
     end = clock.monotonic() + 5
     while not asker.answers and clock.monotonic() < end:
         asker.probes.poll(clock.monotonic())
-    assert asker.answers[-1].timed_out
+    assert asker.answers[-1].error is not None
 
 
 def test_without_descriptors_nothing_is_asked_and_the_reason_is_a_problem(asker: Asker) -> None:
@@ -384,18 +392,124 @@ def test_a_spawner_that_is_stopped_holds_nobody_up(asker: Asker) -> None:
     assert asker.answer("a", "echo").error is None
 
 
-def test_a_child_that_is_stopped_for_long_is_hung_and_then_free_again(asker: Asker) -> None:
+def test_a_child_that_is_stopped_is_no_answer_and_the_next_question_goes_to_a_fresh_one(asker: Asker) -> None:
     pid = asker.answer("a", "echo").value[2]
     os.kill(pid, signal.SIGSTOP)
     request = asker.ask("a", "echo", deadline_s=0.1)
     assert request is not None
     asker.probes.settle(5, [request])
-    assert [each.probe for each in asker.probes.hung(clock.monotonic())] == ["a"]
-    os.kill(pid, signal.SIGCONT)
-    assert wait_until(
-        lambda: asker.probes.poll(clock.monotonic()) or not asker.probes.hung(clock.monotonic())
-    )
-    assert asker.answer("a", "echo").value[2] == pid
+    assert (asker.answers[-1].timed_out, asker.answers[-1].error) == (False, STOPPED)
+    assert asker.probes.hung(clock.monotonic()) == ()
+    assert asker.answer("a", "echo").value[2] != pid
+    assert wait_until(lambda: not alive(pid)), "SIGKILL ends who is stopped"
+
+
+def test_a_child_that_is_stopped_while_it_hangs_is_replaced_too(asker: Asker) -> None:
+    asker.hang("a")
+    pid = next(worker.pid for worker in asker.probes._workers.values())
+    os.kill(pid, signal.SIGSTOP)
+    later = clock.monotonic() + 5
+    assert wait_until(lambda: asker.probes.poll(later) or asker.probes.is_free("a"))
+    assert not asker.probes.is_stuck("a")
+    assert wait_until(lambda: not alive(pid))
+
+
+def test_a_child_that_computes_beyond_its_deadline_is_no_answer(asker: Asker) -> None:
+    asker.answer("a", "echo")
+    request = asker.ask("a", "spin", deadline_s=0.3)
+    assert request is not None
+    asker.probes.settle(5, [request])
+    assert (asker.answers[-1].timed_out, asker.answers[-1].error) == (False, STARVED)
+
+
+def test_a_child_that_sleeps_in_no_call_about_files_hangs_and_convicts_nothing(asker: Asker) -> None:
+    asker.hang("a")
+    for later in (2.0, 4.0, 6.0):
+        asker.probes.poll(clock.monotonic() + later)
+    assert asker.probes.hung_since("a", clock.monotonic()) is not None
+    assert not asker.probes.is_stuck("a")
+
+
+WRITING = "1 0x1 0x7f 0x10 0x0 0x0 0x0 0x7ffd 0x7f11"
+FAULT = "-1 0x7ffd 0x7f11"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (Look(0.0, "D", 5, WRITING), Look(1.0, "D", 5, WRITING), True),
+        (Look(0.0, "S", 5, WRITING), Look(1.0, "S", 6, WRITING), True),
+        (Look(0.0, "D", 5, WRITING), Look(0.5, "D", 5, WRITING), False),
+        (Look(0.0, "T", 5, WRITING), Look(1.0, "S", 5, WRITING), False),
+        (Look(0.0, "S", 5, WRITING), Look(1.0, "T", 5, WRITING), False),
+        (Look(0.0, "D", 5, WRITING), Look(1.0, "D", 90, WRITING), False),
+        (Look(0.0, "D", 5, WRITING), Look(1.0, "D", 5, WRITING.replace("0x10", "0x20")), False),
+        (Look(0.0, "D", 5, FAULT), Look(1.0, "D", 5, FAULT), False),
+        (Look(0.0, "D", 5, ""), Look(1.0, "D", 5, ""), False),
+        (Look(0.0, "S", 5, "running"), Look(1.0, "S", 5, "running"), False),
+        (Look(0.0, "", 0, ""), Look(1.0, "", 0, ""), False),
+    ],
+)
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64's calls")
+def test_a_look_only_a_call_about_files_that_does_not_return_convicts(
+    first: Look, second: Look, expected: bool
+) -> None:
+    assert stands(first, second) is expected
+
+
+def everything_of(uid: int) -> list[tuple[str, int]]:
+    """A child of every kind that works for a user, on more mounts than there are places."""
+    return [
+        (f"{kind}:/m{n}:{uid}", uid)
+        for n in range(40)
+        for kind in ("files", "probe", "checkpoints", "evidence")
+    ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="children become users")
+def test_a_user_whose_every_resource_hangs_leaves_all_others_working() -> None:
+    asker = Asker(48)
+    try:
+        for _ in range(3):
+            for uid in (64001, 64002, 64003):
+                for key, user in everything_of(uid):
+                    asker.ask(key, "hang", 600.0, deadline_s=0.05, uid=user)
+            time.sleep(0.3)
+            asker.probes.poll(clock.monotonic() + 1)
+        hung = Counter(worker.uid for worker in asker.probes._workers.values() if worker.hung)
+        assert set(hung) == {64001, 64002, 64003}
+        assert max(hung.values()) <= MAX_HUNG_OF_USER
+        for key in (
+            "identify",
+            "identify:in D",
+            "look",
+            "nvml",
+            "stacks",
+            "evidence:processes",
+            "end_process",
+        ):
+            assert asker.answer(key, "echo").error is None
+        for number in range(5):
+            assert asker.answer(f"files:/m{number}:64004", "echo", uid=64004).value[3] == 64004
+        assert any("uid 64001" in problem for problem in asker.probes.problems())
+        assert not any("uid 64004" in problem for problem in asker.probes.problems())
+    finally:
+        asker.probes.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="children become users")
+def test_a_pool_full_of_hanging_users_keeps_places_for_what_is_everybodys() -> None:
+    asker = Asker(16)
+    try:
+        for uid in range(64001, 64009):
+            for key, user in everything_of(uid)[:6]:
+                asker.ask(key, "hang", 600.0, deadline_s=0.05, uid=user)
+        time.sleep(0.3)
+        asker.probes.poll(clock.monotonic() + 1)
+        for key in ("identify", "look", "nvml", "stacks"):
+            assert asker.answer(key, "echo").error is None
+    finally:
+        asker.probes.close()
 
 
 @pytest.mark.parametrize("function", ["echo", "hang"])
@@ -422,6 +536,7 @@ def test_after_a_pause_of_its_own_the_agent_accuses_no_child(asker: Asker) -> No
     asker.probes.poll(now + 66)
     assert [answer.timed_out for answer in asker.answers] == [False]
     asker.probes.ask("a", "hang", 60, 10.0, now + 70, asker.answers.append)
+    time.sleep(0.4)
     asker.probes.poll(now + 130)
     asker.probes.poll(now + 135)
     assert [answer.timed_out for answer in asker.answers] == [False, True]

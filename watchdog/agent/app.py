@@ -220,6 +220,7 @@ class Agent:
             events=(*events, *saved),
             events_dropped=dropped,
             mounts=mounts,
+            unanswered=self.mounts.take_unanswered(),
             hung_probes=self.probes.hung(now),
             gpus=gpus,
             node_events=node_events,

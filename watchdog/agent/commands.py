@@ -238,6 +238,8 @@ class Commands:
         _check_place(command.directory)
         uid = self._uid(command.uid)
         mount = self._mount(command.mount)
+        if (untouched := self.logs.why_untouched(command.directory)) is not None:
+            raise Refused(untouched)
         device, fs_type = (mount.device, mount.fs_type) if mount is not None else (None, None)
         return self.mount_collector.command(command, now, self.deadline_s, uid, device, self._answer, fs_type)
 

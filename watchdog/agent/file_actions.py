@@ -19,6 +19,10 @@ BLOCK = b"slurm-watchdog probe\n".ljust(4096, b"\0")
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 DEAD = frozenset({errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH})
 """Errors with which a client says that its server does not answer. All others are an answer, ESTALE and EIO too."""
+OUR_OWN = frozenset({
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN, errno.EFBIG,
+})  # fmt: skip
+"""Errors that this process makes itself: its user may set limits for it (prlimit(2)). They say nothing about the filesystem."""
 AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x2000, 0x7FF  # linux/fcntl.h, linux/stat.h
 STATX_BYTES = 256
 MAX_CONTENT = 64 * 1024
@@ -42,11 +46,15 @@ def probe_mount(args: Any, state: dict[str, Any]) -> dict[str, Any]:
         return {"mounted": False, "error": f"nothing is mounted on {mount.point} now (autofs)"}
     error, responding, wrote = None, True, False
     try:
+        if not _lies_on(directory, mount.point):
+            return {"mounted": False, "error": f"{directory} leads to another filesystem than {mount.point}"}
         _look(directory)
         if args["write"]:
             _write_block(directory, args["node"])
             wrote = True
     except OSError as problem:
+        if problem.errno in OUR_OWN:
+            raise
         error, responding = describe(problem), problem.errno not in DEAD
     return {
         "mounted": True,
@@ -57,6 +65,19 @@ def probe_mount(args: Any, state: dict[str, Any]) -> dict[str, Any]:
         "fs_type": mount.fs_type,
         "wrote": wrote,
     }
+
+
+def _lies_on(directory: str, point: str) -> bool:
+    """Whether what this name leads to lies on the mount at `point`: a part of it may be a link to somewhere else. True where the
+    kernel does not say."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+            number = next((line.split()[1] for line in file if line.startswith("mnt_id:")), None)
+    finally:
+        os.close(fd)
+    found = [mount.point for mount in read_mounts() if str(mount.number) == number]
+    return not found or found == [point]
 
 
 def _look(directory: str) -> None:

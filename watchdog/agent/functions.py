@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from watchdog.agent import config_check, identify, nvml
+from watchdog.agent import config_check, file_actions, identify, nvml
 from watchdog.agent.collectors import kernel_log
 from watchdog.agent.evidence import node_settings
 from watchdog.agent.helper_functions import HELPER_FUNCTIONS
@@ -13,6 +13,7 @@ from watchdog.agent.probe_child import Function
 FUNCTIONS: Final[dict[str, Function]] = {
     **HELPER_FUNCTIONS,
     "read_node_settings": node_settings.read_node_settings,
+    "look_at_mount": file_actions.probe_mount,
     "name_users": identify.name_users,
     "read_gpus": nvml.read_gpus,
     "read_state": kernel_log.read_state,

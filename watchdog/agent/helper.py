@@ -1,7 +1,7 @@
 """The helper: the same spawner of children as the agent's own, in a service with the rights that the agent lacks.
 
-It listens on a local socket, takes connections of one user alone, and two messages: [KEY, UID] with one end of a socket, for which
-it forks a worker that serves that socket; and ["kernel log"], for which it passes an open /dev/kmsg. What a worker may be asked is
+It listens on a local socket, takes connections of one user alone, and three messages: [KEY, UID] with one end of a socket, for which
+it forks a worker that serves that socket; ["end child", PID] for one that gives no answer; and ["kernel log"], for which it passes an open /dev/kmsg. What a worker may be asked is
 in watchdog.agent.tasks, and is checked in the worker. The helper itself only accepts, forks and counts: nothing here can hang.
 """
 
@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import pwd
+import signal
 import socket
 import struct
 from collections import OrderedDict
@@ -31,6 +32,8 @@ MAX_CONNECTIONS: Final = 4
 """The agent's, one of its `--once`, and one for a device that is passed."""
 MAX_CHILDREN: Final = 64
 """The agent keeps 48 at most (probe.MAX_WORKERS); those that hang outlive an agent that was started anew."""
+MAX_OF_USER: Final = 12
+"""That are one user: his hanging files must not take the places of all others."""
 MAX_KEY: Final = 8192
 MAX_MESSAGE: Final = 16 * 1024
 STARTS_PER_S: Final = 50
@@ -95,6 +98,8 @@ class Helper:
     connections: dict[int, Connection] = field(default_factory=dict)
     children: dict[int, str] = field(default_factory=dict)
     """By pid: key."""
+    user_of: dict[int, int] = field(default_factory=dict)
+    """By pid: the user that it has become, -1 for none."""
     seen_here: OrderedDict[int, float] = field(default_factory=OrderedDict)
     """User -> when a process of his was seen last."""
 
@@ -181,8 +186,11 @@ class Helper:
         if words == ["kernel log"] and not fds:
             self._pass_kernel_log(connection)
             return
+        if isinstance(words, list) and words[:1] == ["end child"] and len(words) == 2 and not fds:
+            self._end(words[1])
+            return
         if not isinstance(words, list) or len(words) != 2 or len(fds) != 1:
-            raise RefusedError("a message that is none of the two that there are")
+            raise RefusedError("a message that is none of the three that there are")
         key, uid = words
         if (
             not isinstance(key, str)
@@ -193,10 +201,10 @@ class Helper:
             raise RefusedError("a child is asked for by its key and a user")
         if uid >= 0:
             check_user(uid)
-        self._limit(connection, now)
+        self._limit(connection, uid, now)
         self._start(key, max(uid, -1), fds[0], now)
 
-    def _limit(self, connection: Connection, now: float) -> None:
+    def _limit(self, connection: Connection, uid: int, now: float) -> None:
         earned = (now - connection.asked_at) * STARTS_PER_S
         connection.starts = min(float(STARTS_PER_S), connection.starts + earned)
         connection.asked_at = now
@@ -205,6 +213,8 @@ class Helper:
         connection.starts -= 1.0
         if len(self.children) >= MAX_CHILDREN:
             raise RefusedError(f"{MAX_CHILDREN} children are there already")
+        if uid >= 0 and sum(each == uid for each in self.user_of.values()) >= MAX_OF_USER:
+            raise RefusedError(f"{MAX_OF_USER} children that are uid {uid} are there already")
 
     # -- what is done ------------------------------------------------------------------------------------------
 
@@ -220,6 +230,14 @@ class Helper:
         pid = fork_worker(ours, fd, key, uid, functions, MAX_REQUEST)
         if pid > 0:
             self.children[pid] = key
+            self.user_of[pid] = uid
+
+    def _end(self, pid: object) -> None:
+        """One of our own children, as long as it has not been waited for, and nobody else."""
+        if isinstance(pid, bool) or not isinstance(pid, int) or pid not in self.children:
+            raise RefusedError("a process that is no child of the helper's is not ended")
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
     def _is_here(self, uid: int, now: float) -> bool:
         """Whether a user has a process on this node, one of ours that became him aside, or had within HERE_S."""
@@ -254,6 +272,7 @@ class Helper:
         with suppress(ChildProcessError):
             while (gone := os.waitpid(-1, os.WNOHANG))[0] > 0:
                 self.children.pop(gone[0], None)
+                self.user_of.pop(gone[0], None)
 
 
 def listen(path: str, group: int) -> socket.socket:

@@ -63,6 +63,11 @@ class HelperLink:
             raise OSError(errno.ENOTCONN, "there is no helper")
         socket.send_fds(self.sock, [encode([key, uid])], [fd])
 
+    def end(self, pid: int) -> None:
+        """Asks for the end of a child that gives no answer. Raises OSError."""
+        if self.sock is not None:
+            self.sock.send(encode(["end child", pid]))
+
     def lose(self, why: str) -> None:
         """Lets go of a connection that is of no use any more; to be called before anybody waits for it again."""
         if self.sock is not None:

@@ -176,9 +176,9 @@ def _read_path(pid: int, pointer: int) -> str:
     return data.split(b"\0")[0].decode(errors="replace")
 
 
-def list_mounts(args: Any, state: dict[str, Any]) -> list[list[str]]:
-    """The agent's own mounts: point, type, device."""
-    return [[mount.point, mount.fs_type, mount.device] for mount in read_mounts()]
+def list_mounts(args: Any, state: dict[str, Any]) -> list[list[Any]]:
+    """The agent's own mounts: point, type, device, the user who serves it, number."""
+    return [[mount.point, mount.fs_type, mount.device, mount.owner, mount.number] for mount in read_mounts()]
 
 
 def list_open_logs(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
+_USER_ID = re.compile(r"(?:^|,)user_id=(\d{1,10})(?:,|$)")
 DELETED = " (deleted)"
 """What the kernel appends to the name of a file that was unlinked."""
 
@@ -24,11 +25,19 @@ mount (the root of a node without a disk, of a container). An autofs that is sti
 touching it would mount something that no job asked for. Names from /proc/filesystems and filesystems(5)."""
 
 
+MAX_OF_USERS = 512
+"""Filesystems served by users that are kept: each may mount 1,000 (mount_max of fuse.conf), and each path is compared with each of them."""
+
+
 @dataclass(frozen=True)
 class Mount:
     point: str
     fs_type: str
     device: str
+    owner: int | None = None
+    """The ordinary user whose own program serves it (FUSE, `user_id=`): it answers as he likes, and nothing of ours touches it."""
+    number: int = 0
+    """The kernel's, the `mnt_id` of what lies on it."""
 
 
 def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:
@@ -59,8 +68,10 @@ class MountNews:
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    """The mounts in the text of /proc/PID/mountinfo (see proc(5)), in its order; lines it does not understand are left out."""
-    mounts = []
+    """The mounts in the text of /proc/PID/mountinfo (see proc(5)), in its order; lines it does not understand are left out, and what
+    is served by users beyond MAX_OF_USERS."""
+    mounts: list[Mount] = []
+    of_users = 0
     for line in text.split(
         "\n"
     ):  # names may hold what else ends a line to Python; of blanks the kernel escapes all
@@ -68,11 +79,26 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
         try:
             separator = fields.index("-", 6)
             mounts.append(
-                Mount(_unescape(fields[4]), fields[separator + 1], _unescape(fields[separator + 2]))
+                Mount(
+                    _unescape(fields[4]),
+                    fields[separator + 1],
+                    _unescape(fields[separator + 2]),
+                    _server_of(fields[separator + 1], fields[separator + 3]),
+                    int(fields[0]),
+                )
             )
         except (ValueError, IndexError):
             continue
+        of_users += mounts[-1].owner is not None
+        if of_users > MAX_OF_USERS and mounts[-1].owner is not None:
+            mounts.pop()
     return tuple(mounts)
+
+
+def _server_of(fs_type: str, options: str) -> int | None:
+    """The user, root aside, as whom a FUSE filesystem is served; its type may be called anything behind `fuse.`."""
+    match = _USER_ID.search(options) if fs_type.startswith("fuse") else None
+    return int(match[1]) if match is not None and int(match[1]) else None
 
 
 def _unescape(text: str) -> str:

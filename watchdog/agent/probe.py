@@ -18,10 +18,13 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from watchdog import clock
 from watchdog.agent.become import refusal_as
+from watchdog.agent.child_state import APART_S, STARVED, Look, look_at, start_of, why_no_answer
 from watchdog.agent.helper_link import HelperLink
 from watchdog.agent.probe_child import Function, child_main, describe, encode, frame, spawn_for_ever, unframe
 from watchdog.agent.probe_worker import (
@@ -36,7 +39,9 @@ from watchdog.agent.probe_worker import (
     group_of,
     hand_over,
     idle_s_of,
+    is_stuck,
     left_of,
+    note_look,
     read_into,
 )
 from watchdog.model.observed import HungProbe
@@ -48,13 +53,21 @@ log = logging.getLogger(__name__)
 
 MAX_WORKERS = 48
 """A node has a handful of mounts and users; more children than this would be an attack on the node by the watchdog."""
-MAX_HUNG = 24
-"""Of these so many may hang: the others are needed to see what still answers."""
 MAX_HUNG_OF_GROUP = 8
 """And so many about one mount, or of one kind: the ninth process whose memory is locked would teach nothing new."""
+MAX_HUNG_OF_USER = 4
+"""Children that are one user and hang, or have not answered anything yet: whatever he mounts or locks, the others are served."""
+MAX_OF_USER = 12
+"""Children that are one user: one for each mount with his files."""
+KEPT_FREE = 12
+"""Places that no child of a user takes: for who identifies processes, reads stacks, GPUs and the kernel's log."""
+LIMITED_S = 60.0
+"""So long it is said that a user was limited."""
 PAUSE_S = 5.0
 """Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children with it perhaps."""
 GRACE_S = 1.0
+LOOK_AT_CHILDREN, LOOK_S = "look:children", 5.0
+"""Who sees for an agent without rights in which call a child of the helper stands; deadline of one look."""
 
 
 class ProbesLost(Exception):
@@ -86,6 +99,8 @@ class Probes:
         self._by_fd: dict[int, Worker] = {}
         self._next_request = 1
         self._no_start = ""
+        self._limited: dict[int, float] = {}
+        """User -> when he was refused a child last."""
         self._lost = False
         self._buffer = memoryview(bytearray(READ_SIZE))
         self._looked_at = float("-inf")
@@ -128,12 +143,17 @@ class Probes:
             self.retire(key)
             worker = None
         if worker is None:
-            worker = self._start(key, uid, now, function in self._helped) if self._may_start(key) else None
+            worker = (
+                self._start(key, uid, now, function in self._helped)
+                if self._may_start(key, uid, now)
+                else None
+            )
         if worker is None:
             return None
         request, self._next_request = self._next_request, self._next_request + 1
         worker.request, worker.asked_at, worker.deadline = request, now, now + deadline_s
         worker.used_at, worker.then, worker.on_part = now, then, on_part
+        worker.first_look = worker.last_look = None
         if idle_s is not None:
             worker.idle_s = idle_s
         worker.outbox += frame([request, function, args])
@@ -156,8 +176,11 @@ class Probes:
                 self._lose_helper("it has ended the connection")  # it says nothing else
         for worker in list(self._workers.values()):
             if worker.request is not None:
+                self._look_at(worker, now)
                 if now >= worker.deadline and not worker.hung:
                     self._judge(worker, now, done)
+                elif worker.hung:
+                    self._give_up_idle(worker, now)
             elif now - worker.used_at >= worker.idle_s:
                 self._drop(worker)
         self._looked_at = now
@@ -188,6 +211,11 @@ class Probes:
         worker = self._workers.get(key)
         return now - worker.asked_at if worker is not None and worker.hung and worker.born else None
 
+    def is_stuck(self, key: str) -> bool:
+        """Whether the worker of `key` was seen to stand in a call that does not return: only then it says anything about its resource."""
+        worker = self._workers.get(key)
+        return worker is not None and worker.born and is_stuck(worker)
+
     def hung(self, now: float) -> tuple[HungProbe, ...]:
         """Every child that did not come back, the longest first; `start:KEY` is one that could not even be started."""
         found = [
@@ -213,9 +241,11 @@ class Probes:
         for group, count in groups.items():
             if count >= MAX_HUNG_OF_GROUP:
                 found.append(f"probes: {count} children of {group} hang: no more of them are started")
-        if sum(groups.values()) >= MAX_HUNG:
-            found.append(f"probes: {sum(groups.values())} children hang: no more are started")
-        elif len(self._workers) >= self._max_workers and all(
+        found += [
+            f"probes: {count} children of uid {uid} hang or do not answer: no more are started for this user"
+            for uid, count in self.limited_users().items()
+        ]
+        if len(self._workers) >= self._max_workers and all(
             worker.request is not None for worker in self._workers.values()
         ):
             found.append(f"probes: all {len(self._workers)} children are busy or hang: nothing more is asked")
@@ -224,6 +254,15 @@ class Probes:
         if self.helper is not None and self.helper.problem:
             found.append(f"helper: {self.helper.problem}")
         return tuple(found)
+
+    def limited_users(self) -> dict[int, int]:
+        """Users who were refused a child in the last minute, with how many of theirs hang. May be called from any thread."""
+        waiting = Counter(worker.uid for worker in list(self._workers.values()) if worker.hung)
+        return {
+            uid: waiting[uid]
+            for uid, at in list(self._limited.items())
+            if self._looked_at - at < LIMITED_S and waiting[uid]
+        }
 
     def filenos(self) -> list[int]:
         """Descriptors that become readable when an answer comes, or a child or the spawner dies."""
@@ -294,14 +333,32 @@ class Probes:
         """Whether a child under `key` could hang without there being too many that do."""
         hung = [worker.key for worker in self._workers.values() if worker.hung and worker.key != instead_of]
         group = group_of(key)
-        return len(hung) < MAX_HUNG and sum(group_of(each) == group for each in hung) < MAX_HUNG_OF_GROUP
+        return sum(group_of(each) == group for each in hung) < MAX_HUNG_OF_GROUP
 
-    def _may_start(self, key: str) -> bool:
+    def _may_start(self, key: str, uid: int, now: float) -> bool:
         if not self._may_hang(key):
             return False
+        if uid >= 0 and not self._may_have(uid):
+            self._limited[uid] = now
+            self._limited = {each: at for each, at in self._limited.items() if now - at < LIMITED_S}
+            return False
+        users = [worker for worker in self._workers.values() if worker.uid >= 0]
+        kept_free = min(KEPT_FREE, self._max_workers // 4)
+        if uid >= 0 and len(users) >= self._max_workers - kept_free:
+            return self._make_room(users)
         if len(self._workers) < self._max_workers:
             return True
-        idle = [worker for worker in self._workers.values() if worker.request is None]
+        return self._make_room(self._workers.values())
+
+    def _may_have(self, uid: int) -> bool:
+        """Whether this user may have one more child. Who has none may always: places run out for those who hang."""
+        mine = [worker for worker in self._workers.values() if worker.uid == uid]
+        if sum(worker.hung or not worker.proven for worker in mine) >= MAX_HUNG_OF_USER:
+            return False
+        return len(mine) < MAX_OF_USER or self._make_room(mine)
+
+    def _make_room(self, among: Iterable[Worker]) -> bool:
+        idle = [worker for worker in among if worker.request is None]
         if idle:
             self._drop(min(idle, key=lambda worker: worker.used_at))
         return bool(idle)
@@ -338,7 +395,7 @@ class Probes:
                     raise ProbesLost(f"no child can be started: {error}") from error
                 self._no_start = f"no child can be started: {describe(error)}"
                 return None
-        worker = self._workers[key] = Worker(key, uid, ours, now, idle_s_of(key))
+        worker = self._workers[key] = Worker(key, uid, ours, now, idle_s_of(key), helped=helped)
         self._by_fd[ours.fileno()] = worker
         self._waiter.watch(ours.fileno())
         return worker
@@ -401,6 +458,8 @@ class Probes:
             return False
         if reply[0] == 0 and len(reply) == 2:
             worker.born = True
+            if isinstance(reply[1], int):
+                worker.pid, worker.start_ticks = reply[1], start_of(reply[1])
             return True
         if worker.request is None or reply[0] not in (0, worker.request):
             return True
@@ -425,6 +484,12 @@ class Probes:
         if now - max(self._looked_at, worker.asked_at) > worker.deadline - worker.asked_at + PAUSE_S:
             worker.deadline = now + GRACE_S
             return
+        why = self._why_no_answer(worker, now)
+        if why is not None:
+            log.warning("%s: %s", worker.key, why)
+            self._end(worker)
+            finish(worker, None, why, now, done)
+            return
         request, then, waited = worker.request, worker.then, now - worker.asked_at
         assert request is not None
         worker.hung, worker.then, worker.on_part = True, None, None
@@ -436,3 +501,54 @@ class Probes:
             log.warning("%s was not started within %.1f s: it is left alone until it is", worker.key, waited)
             answer = Answer(request, worker.key, None, f"its child was not started within {waited:.0f} s")
         hand_over(worker.key, then, answer)
+
+    # -- what a child does that does not answer ----------------------------------------------------------------
+
+    def _look_at(self, worker: Worker, now: float) -> None:
+        """One look at a child that has been at work for a while; what only the helper may see of it is asked for."""
+        last = worker.last_look
+        if not worker.born or worker.pid <= 0 or now - (last.at if last else worker.asked_at) < APART_S:
+            return
+        look = look_at(worker.pid, worker.start_ticks, now)
+        note_look(worker, look)
+        if (
+            not look.call
+            and look.state in ("D", "S")
+            and worker.key != LOOK_AT_CHILDREN
+            and self.helper is not None
+        ):
+            asked = [("call", worker.pid, worker.pid)]
+            then = partial(self._take_call, worker, worker.request, look)
+            self.ask(LOOK_AT_CHILDREN, "look_at_calls", asked, LOOK_S, now, then)
+
+    def _take_call(self, worker: Worker, request: int | None, look: Look, answer: Answer) -> None:
+        found = (answer.value or [None])[0]
+        if found is not None and worker.request == request:
+            note_look(worker, replace(look, call=str(found[0])))
+
+    def _why_no_answer(self, worker: Worker, now: float) -> str | None:
+        """Why a child that has passed its deadline says nothing about its resource; None where it may hang on it."""
+        if not worker.born or worker.pid <= 0:
+            return None
+        return why_no_answer(look_at(worker.pid, worker.start_ticks, now))
+
+    def _give_up_idle(self, worker: Worker, now: float) -> None:
+        """A hung child that was stopped meanwhile, or computes again, is ended: the next question goes to a fresh one."""
+        look = worker.last_look
+        if worker.born and look is not None and look.at == now and (why := why_no_answer(look)) is not None:
+            if why == STARVED and now - worker.deadline < PAUSE_S:
+                return  # it may be about to answer
+            log.warning("%s: %s", worker.key, why)
+            self._end(worker)
+
+    def _end(self, worker: Worker) -> None:
+        """Kills the child and lets go of it. One that can't be killed is left, and finds its socket closed."""
+        try:
+            if worker.helped and self.helper is not None:
+                self.helper.end(worker.pid)
+            elif not worker.helped and start_of(worker.pid) == worker.start_ticks:
+                os.kill(worker.pid, signal.SIGKILL)
+        except OSError as error:
+            log.warning("%s: its child can't be ended: %s", worker.key, describe(error))
+        if self._workers.get(worker.key) is worker:
+            self._drop(worker)

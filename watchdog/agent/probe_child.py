@@ -1,8 +1,8 @@
 """What runs in the agent's children: the spawner, which only forks, and the workers, which do what may hang.
 
 Frames: four bytes of length, then JSON. A request is [number, function, arguments]; a part of its answer is [number, value],
-the answer itself [number, value, error]. Number 0 is about whatever was asked: a part of it says that the child has begun, an
-error that there is none. Nothing here evaluates what a worker says.
+the answer itself [number, value, error]. Number 0 is about whatever was asked: a part of it says that the child has begun, and
+its pid; an error that there is none. Nothing here evaluates what a worker says.
 
 The spawner is the agent's own child, or that of a helper with rights which the agent lacks (see watchdog.agent.helper).
 """
@@ -187,7 +187,7 @@ def _work_for_ever(
     # An agent that lets go without waiting for the answer is no failure of ours.
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         inbox, answered = bytearray(), 0
-        sock.sendall(frame([0, None]))
+        sock.sendall(frame([0, os.getpid()]))
         while data := sock.recv(1 << 14):
             inbox += data
             for request, function, args in unframe(inbox, max_frame):

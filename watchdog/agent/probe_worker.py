@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from watchdog.agent.child_state import Look, stands
+
 log = logging.getLogger(__name__)
 
 IDLE_S = 600.0
@@ -46,6 +48,9 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     born: bool
     inbox: bytes = b""
     outbox: bytes = b""
+    pid: int = 0
+    start_ticks: int = -1
+    helped: bool = False
 
 
 Then = Callable[[Answer], None]
@@ -70,10 +75,32 @@ class Worker:
     hung: bool = False
     born: bool = False
     """It has said that it has begun: what does not come back from now on is its resource's fault, not its spawner's."""
+    pid: int = 0
+    start_ticks: int = -1
+    """Its own, as it has said when it began; 0 and -1: not known."""
+    helped: bool = False
+    """It is a child of the helper."""
+    first_look: Look | None = None
+    last_look: Look | None = None
+    """At what it does instead of answering: the first in its present call, and the newest."""
     proven: bool = False
     """It has answered, so children can be started."""
     then: Then | None = None
     on_part: OnPart | None = None
+
+
+def note_look(worker: Worker, look: Look) -> None:
+    """Takes over one look; a call that is another than before begins anew."""
+    first = worker.first_look
+    if first is None or first.call != look.call or first.state not in ("D", "S"):
+        worker.first_look = look
+    worker.last_look = look
+
+
+def is_stuck(worker: Worker) -> bool:
+    """Whether it was seen to stand in a call that does not return."""
+    first, last = worker.first_look, worker.last_look
+    return worker.request is not None and first is not None and last is not None and stands(first, last)
 
 
 def left_of(worker: Worker) -> Left:
@@ -82,6 +109,7 @@ def left_of(worker: Worker) -> Left:
     return Left(
         key=worker.key, uid=worker.uid, fd=worker.sock.fileno(), request=worker.request, asked_at=worker.asked_at,
         deadline=worker.deadline, hung=worker.hung, born=worker.born, inbox=bytes(worker.inbox), outbox=bytes(worker.outbox),
+        pid=worker.pid, start_ticks=worker.start_ticks, helped=worker.helped,
     )  # fmt: skip
 
 
@@ -93,6 +121,7 @@ def adopt(left: Left, now: float) -> Worker:
     return Worker(
         left.key, left.uid, sock, now, idle_s_of(left.key), bytearray(left.inbox),
         bytearray(left.outbox), request=left.request, asked_at=left.asked_at, deadline=left.deadline, hung=left.hung, born=left.born,
+        pid=left.pid, start_ticks=left.start_ticks, helped=left.helped,
     )  # fmt: skip
 
 

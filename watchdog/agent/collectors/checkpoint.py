@@ -131,6 +131,9 @@ class CheckpointCollector:
     def _ask(self, now: float, deadline_s: float) -> None:
         plan: dict[tuple[str, int, str], list[Key]] = {}
         for key, place in self._places.items():
+            if (untouched := self.logs.why_untouched(place.path)) is not None:
+                place.row = replace(place.row, error=untouched)
+                continue
             if now >= place.due and (key[0] in self.logs.jobs or not self.logs.become_owner):
                 where = mount_of(place.path, self.logs.mounts)
                 point = where.point if where is not None else "/"

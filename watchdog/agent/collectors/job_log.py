@@ -159,6 +159,13 @@ class JobLogs:
             self._keys[path, uid] = key
         return key
 
+    def why_untouched(self, path: str) -> str | None:
+        """Why nothing of ours touches this path: its filesystem is served by an ordinary user's program. None elsewhere."""
+        mount = mount_of(path, self.mounts)
+        if mount is None or mount.owner is None:
+            return None
+        return f"not read: {mount.point} is served by a program of uid {mount.owner} ({mount.fs_type})"
+
     def followed_of(self, job_id: str) -> list[str]:
         """The files of a job that are followed, those that were opened longest ago first."""
         return [path for job, path in self._rows if job == job_id]
@@ -282,6 +289,10 @@ class JobLogs:
             watch = self.watch.get(job_id)
             starts = dict(watch.log_offsets) if watch is not None else {}
             for path in self._paths(job_id, environs.get(job_id, {})):
+                if (untouched := self.why_untouched(path)) is not None:
+                    followed.append((job_id, path))
+                    hung[job_id, path] = untouched
+                    continue
                 key = self.key_of(path, uid)
                 start = self._read_so_far((job_id, path), starts.get(mask_words(path)))
                 planned = plan.setdefault((key, uid), _Plan())
@@ -293,6 +304,8 @@ class JobLogs:
                 if since_s is not None:
                     hung[job_id, path] = f"its filesystem has not answered for {since_s:.0f} s"
             for pattern in job.found:
+                if self.why_untouched(pattern) is not None:
+                    continue
                 plan.setdefault((self.key_of(pattern, uid), uid), _Plan()).globs.append([job_id, pattern])
         requests = [
             self.probes.ask(

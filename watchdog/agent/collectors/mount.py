@@ -1,8 +1,9 @@
 """The filesystems that jobs use: each is asked every so often, by one disposable child of its own, whether it answers.
 
-The child of a mount is `probe:MOUNT`, whoever wants to know: the collector on its grid, or the controller by a command.
-So there is never more than one stuck child a mount. It ends as soon as it has answered; one that does not come back is
-left, and every report says for how long. Mounts are the node's own: a path that exists only in the mount namespace of a
+The look on the grid is the agent's own user's, at the mount point itself, in the child `probe:MOUNT`: no user has a hand in it. What has to be
+a user (a write, or a look where nobody else may go) is done by `probe:MOUNT:UID`, and its word is that user's alone (MountProbe.uid). A
+child ends as soon as it has answered; one that does not come back is left. Only one that was seen to stand in a call that
+does not return says that the mount does not answer; one that was stopped, killed or starved says nothing (NoAnswer). Mounts are the node's own: a path that exists only in the mount namespace of a
 container (`Blocked.mount` may be such a one) is not known here, and the answer then says where it lies instead.
 
 Probing says nothing about what it did not touch: a frozen filesystem answers a look, only a write (`wrote`) shows it.
@@ -22,9 +23,10 @@ from watchdog.agent.mounts import NOT_PROBED, Mount, mount_of
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.probe_worker import IDLE_S
 from watchdog.model.messages import CommandResult, ProbeMount
-from watchdog.model.observed import MountProbe
+from watchdog.model.observed import MountProbe, NoAnswer
 from watchdog.runner import next_due
 
+DENIED = "EACCES"
 MAX_MOUNTS = 16
 """Of a node that are probed; jobs have been seen to use five (home, scratch, projects, software, local disk)."""
 
@@ -47,13 +49,13 @@ def wanted_mounts(
 
     Left out is what has no server that could fail (NOT_PROBED), and `/`: the agent itself lies there, and would not be
     there to tell; unless the mount point is in `always`, as those are that are to be written to. An autofs that has nothing
-    mounted is left out in any case. At most MAX_MOUNTS.
+    mounted is left out in any case, and what an ordinary user serves (FUSE). At most MAX_MOUNTS.
     """
     table = tuple(mounts)
     wanted: dict[str, Wanted] = {}
     for path, uid in places:
         mount = mount_of(path, table) if path.startswith("/") else None
-        if mount is None or mount.point in wanted or mount.fs_type == "autofs":
+        if mount is None or mount.point in wanted or mount.fs_type == "autofs" or mount.owner is not None:
             continue
         if mount.point not in always and (mount.point == "/" or mount.fs_type in NOT_PROBED):
             continue
@@ -70,9 +72,10 @@ def first_due(node: str, mount: str, interval_s: float, now: float) -> float:
 
 @dataclass
 class _State:
-    """One mount. `out` is what was asked of the child that has not answered within its deadline."""
+    """One child of one mount. `out` is what was asked of the child that has not answered within its deadline."""
 
     due: float
+    mount: str
     wanted: Wanted
     out: MountProbe | None = None
     writing: Wanted | None = None
@@ -90,6 +93,9 @@ class MountCollector:
     stagger: bool = True
     _states: dict[str, _State] = field(default_factory=dict)
     _rows: list[MountProbe] = field(default_factory=list)
+    _unanswered: list[NoAnswer] = field(default_factory=list)
+    _denied: set[str] = field(default_factory=set)
+    """Where the agent's own user may not look."""
 
     def __post_init__(self) -> None:
         self.write_on = frozenset(map(os.path.normpath, self.write_on))  # as the kernel names mount points
@@ -99,26 +105,40 @@ class MountCollector:
 
         Never waits: what is asked in this call is answered in a later one. `wanted` is by mount point.
         """
-        for mount, place in wanted.items():
+        planned = {mount: self._as_whom(mount, place) for mount, place in wanted.items()}
+        for mount, place in planned.items():
             due = first_due(self.node, mount, self.interval_s, now) if self.stagger else now
-            state = self._states.setdefault(mount, _State(due, place))
+            state = self._states.setdefault(_key(mount, place.uid), _State(due, mount, place))
             state.wanted = place
             if now >= state.due and state.out is None and state.writing is None:
                 self._ask(mount, place, mount in self.write_on, now, deadline_s, self._take_periodic)
-        for mount, state in self._states.items():
+        for state in list(self._states.values()):
             if state.writing is not None and state.out is None:
                 place = state.writing
-                if self._ask(mount, place, True, now, deadline_s, self._take_periodic):
+                if self._ask(state.mount, place, True, now, deadline_s, self._take_periodic):
                     state.writing = None
-        overdue = [row for mount in list(self._states) if (row := self._overdue(mount, now)) is not None]
-        for mount in [
-            mount
-            for mount, state in self._states.items()
-            if mount not in wanted and state.out is None and state.writing is None
+        overdue = [row for key in list(self._states) if (row := self._overdue(key, now)) is not None]
+        keys = {_key(mount, place.uid) for mount, place in planned.items()}
+        for key in [
+            key
+            for key, state in self._states.items()
+            if key not in keys and state.out is None and state.writing is None
         ]:
-            del self._states[mount]
+            del self._states[key]
+        self._denied &= wanted.keys()
         rows, self._rows = self._rows, []
         return (*rows, *overdue)
+
+    def take_unanswered(self) -> tuple[NoAnswer, ...]:
+        """Of what was asked since the last call, that of which nothing is known."""
+        found, self._unanswered = tuple(self._unanswered), []
+        return found
+
+    def _as_whom(self, mount: str, place: Wanted) -> Wanted:
+        """A look is our own, at the mount point, where we may; a write is the owner's, in a directory of his."""
+        if mount in self.write_on or mount in self._denied:
+            return place
+        return Wanted(mount, -1, place.device, place.fs_type)
 
     def command(
         self, command: ProbeMount, now: float, deadline_s: float, uid: int, device: str | None,
@@ -129,11 +149,19 @@ class MountCollector:
         `then` gets the result, which is ok if the mount's state is known, and that includes: it does not answer. A mount
         that is stuck already is not asked anew.
         """
-        state = self._states.get(command.mount)
-        since_s = self.probes.hung_since(_key(command.mount), now)
+        own, key = _key(command.mount, -1), _key(command.mount, uid)
+        if self.probes.hung_since(own, now) is not None and self.probes.is_stuck(own):
+            key, uid = own, -1  # it is known already, and by nobody's child
+        state = self._states.get(key)
+        since_s = self.probes.hung_since(key, now)
+        if since_s is not None and not self.probes.is_stuck(key):
+            then(CommandResult(command_id=command.id, ok=False, error=_not_known(since_s)))
+            return True
         if since_s is not None:
             out = state.out if state is not None else None
-            row = out or MountProbe(mount=command.mount, responding=False, seconds=since_s, device=device)
+            row = out or MountProbe(
+                mount=command.mount, responding=False, seconds=since_s, device=device, uid=_of(uid)
+            )
             row = msgspec.structs.replace(row, seconds=since_s)
             then(CommandResult(command_id=command.id, ok=True, probe=row))
             return True
@@ -151,19 +179,21 @@ class MountCollector:
         then = partial(take, mount, place, write)
         # It is retired as soon as it has answered. One that comes back late has to stay until that was seen: thereby it is
         # told from one that has died.
-        asked = self.probes.ask(
-            _key(mount), "probe_mount", args, deadline_s, now, then, place.uid, idle_s=IDLE_S
-        )
+        key = _key(mount, place.uid)
+        function = "probe_mount" if write or place.uid >= 0 else "look_at_mount"
+        asked = self.probes.ask(key, function, args, deadline_s, now, then, place.uid, idle_s=IDLE_S)
         if asked is None:
             return False
-        state = self._states.setdefault(mount, _State(now, place))
+        state = self._states.setdefault(key, _State(now, mount, place))
         if state.due <= now:
             state.due = next_due(state.due, now, self.interval_s)
         return True
 
     def _take_periodic(self, mount: str, place: Wanted, write: bool, answer: Answer) -> None:
         row = self._row(mount, place, write, answer)
-        if row is not None and not answer.timed_out:
+        if row is not None and place.uid < 0 and (row.error or "").startswith(DENIED):
+            self._denied.add(mount)  # it says nothing that the server would not say about any user
+        elif row is not None and not answer.timed_out:
             self._rows.append(row)  # one that is out is told by collect, with its growing time
 
     def _take_command(
@@ -173,6 +203,9 @@ class MountCollector:
         if row is None:
             error = answer.error or (answer.value or {}).get("error")
             then(CommandResult(command_id=command_id, ok=False, error=error))
+            return
+        if answer.timed_out and not self.probes.is_stuck(answer.key):
+            then(CommandResult(command_id=command_id, ok=False, error=_not_known(answer.seconds)))
             return
         if not answer.timed_out:
             self._rows.append(row)
@@ -189,12 +222,17 @@ class MountCollector:
                 error=f"no answer to a {what} in {place.directory}",
                 device=place.device,
                 fs_type=place.fs_type,
+                uid=_of(place.uid),
             )
-            state = self._states.setdefault(mount, _State(0.0, place))
+            state = self._states.setdefault(answer.key, _State(0.0, mount, place))
             state.out, state.writing = row, place if write else None
             return row
         self.probes.retire(answer.key)  # a child costs memory, and the next question comes in half a minute
         value = answer.value or {}
+        if answer.error is not None:
+            self._unanswered.append(
+                NoAnswer(mount=mount, reason=answer.error, seconds=answer.seconds, uid=_of(place.uid))
+            )
         if not value.get("mounted"):
             return None
         return MountProbe(
@@ -205,27 +243,42 @@ class MountCollector:
             device=value["device"],
             fs_type=value["fs_type"],
             wrote=value["wrote"],
+            uid=_of(place.uid),
         )
 
-    def _overdue(self, mount: str, now: float) -> MountProbe | None:
+    def _overdue(self, key: str, now: float) -> MountProbe | None:
         """The row of a child that has not come back, or, once, that it has; None if there is none to tell of.
 
         What it says when it comes back late is not known. If it was to write, the next call has it written once more, so
         that the end of an outage is told by a write that was seen to succeed.
         """
-        state = self._states[mount]
+        state = self._states[key]
         if state.out is None:
             return None
-        since_s = self.probes.hung_since(_key(mount), now)
+        since_s = self.probes.hung_since(key, now)
+        if since_s is not None and not self.probes.is_stuck(key):
+            reason = _not_known(since_s)
+            self._unanswered.append(
+                NoAnswer(mount=state.mount, reason=reason, seconds=since_s, uid=state.out.uid)
+            )
+            return None
         if since_s is not None:
             return msgspec.structs.replace(state.out, seconds=since_s)
         out, state.out, state.due = state.out, None, now  # and is asked properly at the next look
-        if _key(mount) not in self.probes.names():
+        if key not in self.probes.names():
             state.writing = None
             return None  # the child has ended without an answer: nobody knows
-        self.probes.retire(_key(mount))
+        self.probes.retire(key)
         return msgspec.structs.replace(out, responding=True, seconds=0.0, error=None)
 
 
-def _key(mount: str) -> str:
-    return f"probe:{mount}"
+def _key(mount: str, uid: int) -> str:
+    return f"probe:{mount}" if uid < 0 else f"probe:{mount}:{uid}"
+
+
+def _of(uid: int) -> int | None:
+    return uid if uid >= 0 else None
+
+
+def _not_known(seconds: float) -> str:
+    return f"no answer for {seconds:.0f} s, and its child was not seen to stand in a call: nothing is known"

@@ -216,7 +216,8 @@ class Collection:
     def _logs(self) -> dict[str, list[str]]:
         """The job's logs that this node follows, by the child that follows them."""
         found: dict[str, list[str]] = {}
-        for path in self.sources.logs.followed_of(self.command.job_id)[:LOG_FILES]:
+        followed = self.sources.logs.followed_of(self.command.job_id)
+        for path in [each for each in followed if self._may_touch(each)][:LOG_FILES]:
             found.setdefault(self.sources.logs.key_of(path, self.uid), []).append(path)
         return found
 
@@ -266,7 +267,7 @@ class Collection:
 
     def _may_touch(self, path: str) -> bool:
         mount = mount_of(path, self.sources.logs.mounts)
-        return mount is None or mount.point not in self.silent_mounts
+        return mount is None or (mount.point not in self.silent_mounts and mount.owner is None)
 
     def _take_files(self, answer: Answer) -> None:
         self._done("files", answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
+from watchdog.diagnose.log_time import stamp_of
 from watchdog.model.observed import EventKind
 from watchdog.progress import LogFact, kept_line
 
@@ -22,7 +23,13 @@ def event_item(line: str, fact: LogFact, age_s: float) -> Item:
         "kind": fact.kind.value, "age_s": age_s, "line": kept_line(line), "step": fact.step, "count": fact.count,
         "total_steps": fact.total_steps, "step_s": fact.step_s, "loss": loss, "loss_is_no_number": loss is not fact.loss, "phase": fact.phase,
         "pattern": fact.pattern, "rank": fact.rank, "initial": fact.initial,
+        "written_s": _written_s(line) if fact.kind is EventKind.PROGRESS and fact.step_s is None else None,
     }  # fmt: skip
+
+
+def _written_s(line: str) -> float | None:
+    stamp = stamp_of(line.lstrip())
+    return None if stamp is None else stamp.seconds
 
 
 def condense(items: list[Item], limit: int = MAX_EVENTS) -> tuple[list[Item], int]:

@@ -18,6 +18,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from watchdog.controller.step_history import DatedLines, StepHistory
 from watchdog.detect.view import LossPoint, Progress, StepTime
 from watchdog.knowledge.progress_patterns import PATTERNS
 from watchdog.model.observed import Event
@@ -93,6 +94,8 @@ class Clock:
     """(when, step): the last of those that were read at once."""
     times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
     losses: deque[LossPoint] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
+    history: StepHistory = field(default_factory=StepHistory)
+    lines: DatedLines = field(default_factory=DatedLines)
     consumed: float | None = None
     """Samples that the newest line says were consumed so far."""
     _handed_out: tuple[tuple[StepTime, ...], tuple[LossPoint, ...]] | None = None
@@ -246,16 +249,41 @@ def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None
     """The duration of the steps since the last line, and the loss, before the clock is set."""
     assert event.step is not None
     _note_loss(clock, event, at)
-    seconds = event.step_s
-    if seconds is None and at > clock.rose_at and clock.seen > 1 and event.step > clock.step:
-        seconds = (at - clock.rose_at) / (event.step - clock.step)
+    batch = _batch(clock, event)
+    seconds, logged = event.step_s, True
+    if seconds is None and event.written_s is not None:
+        seconds = clock.lines.take(event.step, event.written_s, phase is not None)
+    elif seconds is None and clock.rises:
+        _note_look(clock, event, at, phase, batch)
+        return
     if seconds is not None:
-        logged = event.step_s is not None
-        batch = _batch(clock, event)
-        clock.times.append(
-            StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase, batch=batch)
-        )
+        time = StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase, batch=batch)
+        clock.times.append(time)
+        clock.history.take(time)
         clock.grew()
+
+
+def _note_look(clock: Clock, event: Event, at: float, phase: str | None, batch: float | None) -> None:
+    """Where neither the line nor its date says how long a step takes: all steps of one look of the agent share the time since the
+    look before. A line that came in the same look corrects it."""
+    assert event.step is not None
+    same = clock.rises[-1][0] == at
+    if same and len(clock.rises) < 2:
+        return
+    from_at, from_step = clock.rises[-2] if same else clock.rises[-1]
+    if event.step <= from_step or at <= from_at:
+        return
+    last = clock.times[-1] if clock.times and not clock.times[-1].logged else None
+    if same and last is not None and last.at == at:
+        phase = last.phase
+        clock.times.pop()
+    elif last is not None:
+        clock.history.take(last)
+    seconds = (at - from_at) / (event.step - from_step)
+    clock.times.append(
+        StepTime(step=event.step, seconds=seconds, at=at, logged=False, phase=phase, batch=batch)
+    )
+    clock.grew()
 
 
 def _batch(clock: Clock, event: Event) -> float | None:

@@ -43,6 +43,7 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         silent_nodes=silent_nodes,
         gpus=_rank_gpus(run, nodes, gpus),
         step_times=step_times,
+        step_history=() if clock is None else clock.history.blocks(),
         losses=losses,
         checkpoints_on_disk=nodes.checkpoints_of(run.job.process_id, run.job.nodes),
         growing_age_s=None if run.growing_at is None else now - run.growing_at,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import sqrt
 from statistics import median
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from watchdog.detect.remember import by_identity
-from watchdog.detect.series import BASELINE, NEARLY, Segment, segments
+from watchdog.detect.series import BASELINE, MAD_TO_SIGMA, NEARLY, Segment, segments
 from watchdog.detect.view import ClusterView, JobView, StepTime
 from watchdog.model.incidents import Finding, Kind, Severity, Truth
+from watchdog.model.value import Value
 
 LEAST_UNLOGGED_S = 30.0
 """Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be compared so."""
@@ -19,7 +22,13 @@ SKIPPED = 3
 AS_EVER = 0.9
 """Of the smallest change that is told: so much the newest steps may be slower than the fastest BASELINE, of which chance has chosen the fastest."""
 CONFIRMED = 12
-"""Slower steps before it is told: a burst of slow ones is over by then."""
+"""Slower times that the log has to give before the statistics are believed: a burst of slow ones is over by then."""
+LEAST_STEPS, LEAST_S = 30, 60.0
+"""Steps that were slow, and how long they took together, before it is reported: a dozen on a busy machine are not worth a message."""
+LASTING = 3
+"""Blocks of the history that have one level, before the present one is compared with it (watchdog.controller.step_history)."""
+SURE_BLOCKS = 5.0
+"""Standard deviations of a block by which the present has to differ from the fastest of all: chance has chosen that one."""
 
 
 class Settings(Protocol):
@@ -57,6 +66,9 @@ def judge(job: JobView, now: float, shift: float) -> Finding:
         return finding
     now_slow = _slowdown(found, shift)
     if now_slow is None:
+        lasting = find_lasting(job.step_history, times, shift)
+        if lasting is not None:
+            return _told(finding, job, now, lasting)
         return replace(
             finding,
             truth=Truth.OK,
@@ -64,18 +76,69 @@ def judge(job: JobView, now: float, shift: float) -> Finding:
         )
     before, after = now_slow
     first = times[after.begin]
-    percent = 100 * (after.level / before.level - 1)
+    steps = max(after.end - after.begin, times[-1].step - first.step + 1)
+    if steps < LEAST_STEPS or steps * after.level < LEAST_S:
+        return replace(
+            finding, summary=f"job {job_id} has made {steps} slower steps: too few to judge its speed"
+        )
+    compared = max(before.end - before.begin, times[before.end - 1].step - times[before.begin].step + 1)
+    return _told(finding, job, now, Slowdown(first, before.level, after.level, steps, compared))
+
+
+class Slowdown(Value, frozen=True):
+    """A change to slower steps that lasts: measured, in seconds a step."""
+
+    first: StepTime
+    before_s: float
+    after_s: float
+    steps: int
+    """Since `first`."""
+    compared: int
+    """Steps of the level before."""
+
+
+def _told(finding: Finding, job: JobView, now: float, slow: Slowdown) -> Finding:
+    percent = 100 * (slow.after_s / slow.before_s - 1)
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job_id} is {percent:.1f} % slower since step {first.step}: {before.level:.4g} s a step before, "
-        f"{after.level:.4g} s now.",
+        summary=f"Job {job.job.job_id} is {percent:.1f} % slower since step {slow.first.step}: {slow.before_s:.4g} s a step before, "
+        f"{slow.after_s:.4g} s now.",
         facts=(
-            f"{after.end - after.begin} steps since, {before.end - before.begin} before to compare with",
+            f"{slow.steps} steps since, {slow.compared} before to compare with",
             *_bisection(job.job.nodes),
         ),
-        lasted_s=max(0.0, now - first.at),
+        lasted_s=max(0.0, now - slow.first.at),
     )
+
+
+@by_identity
+def find_lasting(history: tuple[StepTime, ...], times: tuple[StepTime, ...], shift: float) -> Slowdown | None:
+    """A slow-down that began before the recent `times`, or crept in over hours; `history` has the median of each block of steps of
+    the whole run, oldest first. None: the present is about as fast as the fastest stretch, or nobody can tell."""
+    if not times:
+        return None
+    same = [b for b in history if b.batch == times[-1].batch and b.logged == times[-1].logged]
+    if len(same) < 3 * LASTING:
+        return None
+    values = [block.seconds for block in same]
+    scatter = MAD_TO_SIGMA * median(abs(b - a) for a, b in pairwise(values)) / sqrt(2)
+    levels = [median(values[at : at + LASTING]) for at in range(len(values) - LASTING + 1)]
+    present, best = levels[-1], min(levels[:-LASTING])
+    limit = max(best * (1 + AS_EVER * shift), best + SURE_BLOCKS * scatter)
+    if present < limit:
+        return None
+    fast = max(
+        at for at, level in enumerate(levels) if level < limit
+    )  # from the block after it on all are slow
+    first = next((block for block in same[fast:] if block.seconds >= limit), same[-1])
+    begin = same.index(first)
+    if begin == 0 or len(same) - begin < LASTING:
+        return None
+    steps = times[-1].step - first.step + 1
+    if steps < LEAST_STEPS or steps * present < LEAST_S:
+        return None
+    return Slowdown(first, best, present, steps, max(1, first.step - same[0].step))
 
 
 @by_identity

@@ -199,7 +199,7 @@ class StepTime(Value, frozen=True, kw_only=True):
     seconds: float
     at: float
     logged: bool
-    """The log said so itself; otherwise it is the time between two lines, as exact as the agent's interval."""
+    """The log said so itself, or its lines have dates that did; otherwise it is as exact as the agent's interval."""
     phase: str | None = None
     """What the log was in since the line before, if not training: an interval with an evaluation in it says nothing of steps."""
     batch: float | None = None
@@ -347,6 +347,9 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
     gpus: tuple[RankGpu, ...] = ()
     """In the order of ranks; a rank that no list of processes names is not in it."""
     step_times: tuple[StepTime, ...] = ()
+    """The recent ones."""
+    step_history: tuple[StepTime, ...] = ()
+    """Of the whole run, the median of each block of comparable steps; `step` and `at` are those of its first."""
     """Of this run, the recent ones, oldest first."""
     losses: tuple[LossPoint, ...] = ()
     checkpoints_on_disk: tuple[CheckpointOnDisk, ...] = ()

@@ -35,6 +35,10 @@ MAX_FACTS = 120_000
 MAX_STEP = 1 << 53
 SETUP_BYTES = 64 * 1024**2
 """So far from the beginning a log is searched for the size of the job."""
+TRIES_OF_BLOCK, MAX_TRIES = 200, 5000
+"""Lines that are searched for a time behind the last line of progress, if that has none."""
+SEEN_BYTES = 400
+"""A line's time stands within its first characters."""
 HOST_SHARE = 0.1
 HOST_LINES = 3
 LABEL_SHARE = 0.5
@@ -60,6 +64,8 @@ class Fact:
     text: str = ""
     at: float | None = None
     """On the clock of the log; set when all is read."""
+    until: Stamp | None = None
+    """Of the last line of progress, if it has no time: that of the next line with one, before which it was written."""
 
 
 @dataclass
@@ -103,6 +109,8 @@ class Collector:
         self._markdown = markdown
         self._lone_losses = (0, 0)
         self._owed = 0
+        self._undated: Fact | None = None
+        self._tries = 0
         self._context = Context()
 
     def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
@@ -119,6 +127,10 @@ class Collector:
                 errors.append(place)
             else:
                 self._note(number(place), text, self._context.take(fact))
+        steps = [
+            p for p, (_, f) in zip(found.places, found.facts, strict=True) if f.kind is EventKind.PROGRESS
+        ]
+        self._date_the_last(data, steps[-1] if steps else -1)
         if any(needle in data for needle in LONE_LOSS_NEEDLES):
             self._note_lone_losses(data, number)
         count = found.lines + (not data.endswith(b"\n"))
@@ -141,6 +153,22 @@ class Collector:
         batch = _BATCH.search(text) if "batch" in text else None
         size = int(next(value for value in batch.groups() if value)) if batch else None
         self._facts.append(Fact(number, stamp_of(text.lstrip()), fact, size, text[:300]))
+
+    def _date_the_last(self, data: bytes, last_place: int) -> None:
+        """Of the last line of progress, if it has no time, looks for the next line that has one; `last_place` is that line's in this
+        block, -1 if it stood in an earlier one."""
+        if last_place >= 0:
+            newest = next((f for f in self._facts[:-64:-1] if f.fact.kind is EventKind.PROGRESS), None)
+            self._undated = newest if newest is not None and newest.stamp is None else None
+            self._tries = 0
+        if self._undated is None or self._tries >= MAX_TRIES:
+            return
+        for line in data.split(b"\n")[last_place + 1 : last_place + 1 + TRIES_OF_BLOCK]:
+            self._tries += 1
+            stamp = stamp_of(line[:SEEN_BYTES].decode("utf-8", "replace").lstrip())
+            if stamp is not None:
+                self._undated.until, self._undated = stamp, None
+                return
 
     def _note_lone_losses(self, data: bytes, number: Callable[[int], int]) -> None:
         place, before = 0, 0
@@ -294,6 +322,7 @@ def _put_on_clock(digest: Digest) -> None:
     ]
     ended = next((line.number for line in digest.lines if _TOLD_TO_END.search(line.raw)), None)
     stamps += [(line.number, line.stamp, None) for line in digest.lines if line.stamp is not None]
+    stamps += [(fact.line, fact.until, fact) for fact in digest.facts if fact.until is not None]
     for number, stamp, fact in sorted(stamps, key=lambda each: each[0]):
         at = clock.place(stamp)
         if fact is not None:

@@ -12,6 +12,7 @@ from statistics import median, median_low
 from watchdog.detect.learnt_limit import Limit, LimitSettings, learnt_limit
 from watchdog.detect.series import BASELINE, CONFIRMED, segments
 from watchdog.diagnose.log_digest import HEAD_LINES, Digest, Fact, shape
+from watchdog.diagnose.log_time import on_scale_of
 from watchdog.knowledge.frameworks import recognise
 from watchdog.knowledge.progress_patterns import FRAMEWORKS
 from watchdog.model.observed import EventKind
@@ -333,6 +334,7 @@ def read_silence(
         since = written_at
     if since is None or end is None:
         return None
+    end = max(end if seen_at is None else on_scale_of(end, digest.clock, digest.ends), digest.ends or since)
     line = last.line if last is not None else 1
     if _says_much_new(digest, line):
         return None

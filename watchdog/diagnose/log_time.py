@@ -140,17 +140,14 @@ class Clock:
         return at
 
     def _on_scale(self, stamp: Stamp) -> float | None:
+        if stamp.sort == "dated" == self.sort and self._last is not None:
+            return _nearest_year(stamp.seconds, self._last)
         if stamp.sort == self.sort and stamp.sort != "clock":
             return stamp.seconds
         if stamp.sort == "clock" and self.sort in ("clock", "local", "dated"):
             return self._of_day(stamp.seconds)
         if stamp.sort == "dated" and self.sort == "local" and self._last is not None:
-            year = datetime.fromtimestamp(self._last, UTC).year
-            moved = datetime.fromtimestamp(stamp.seconds, UTC)
-            try:
-                return moved.replace(year=year).timestamp()
-            except ValueError:
-                return None
+            return _nearest_year(stamp.seconds, self._last)
         return None  # another zone, perhaps: not to be compared
 
     def _of_day(self, seconds: float) -> float:
@@ -161,6 +158,34 @@ class Clock:
         if at < self._last - DAY_S / 2:
             return at + DAY_S
         return at - DAY_S if at > self._last + DAY_S / 2 else at
+
+
+def _nearest_year(seconds: float, last: float) -> float | None:
+    """A date without a year, in the year in which it is nearest to `last`: a log goes on behind New Year's Eve."""
+    moved, year = datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(last, UTC).year
+    near = [at for each in (year - 1, year, year + 1) if (at := _in_year(moved, each)) is not None]
+    return min(near, key=lambda at: abs(at - last), default=None)
+
+
+def _in_year(moment: datetime, year: int) -> float | None:
+    try:
+        return moment.replace(year=year).timestamp()
+    except ValueError:  # the 29th of February
+        return None
+
+
+def on_scale_of(seen: float, sort: str | None, ends: float | None) -> float:
+    """When a log was seen (seconds since 1970), on the scale of its own times, whose last one is `ends`: where these have no year, or
+    no date at all, the first moment that fits, for nobody may claim more years or days of silence than are known."""
+    if ends is None or sort not in ("clock", "dated"):
+        return seen
+    if sort == "clock":
+        return ends + (seen - ends) % DAY_S
+    moment, year = datetime.fromtimestamp(seen, UTC), datetime.fromtimestamp(ends, UTC).year
+    fitting = [
+        at for each in (year, year + 1, year + 2) if (at := _in_year(moment, each)) and at >= ends - DAY_S
+    ]
+    return min(fitting, default=seen)
 
 
 def parse_time(text: str, sort: str | None) -> float | None:

@@ -157,12 +157,14 @@ SIGNATURES: tuple[Signature, ...] = (
 # Harmless although a row matches: what says that it goes on by itself, or only talks about an error.
 HARMLESS = re.compile(
     r"\bwill (?:be )?(?:retr|reconnect)|(?<!non-)(?<!not )\bretr[iy]able (?:error|exception|failure)|\bretrying\b|\bretry \d|\bignor(?:ed|ing)\b|\bnon-?fatal\b|(?<!un)\bhandled\b|\brecover(?:ed|ing)\b|(?<!\] )\bno error|\b0 errors\b"
-    r"|\bfall(?:s|ing)? ?back\b|\bskipp(?:ed|ing)\b|\b(?!Non)[A-Z]\w*Warning\b|\bcontinuing\b|\bthis is (?:expected|harmless|normal)\b|\bsuppress|\bharmless\b|\bNCCL INFO\b",
+    r"|\bfall(?:s|ing)? ?back\b|\bskipp(?:ed|ing)\b|\b(?!Non)[A-Z]\w*Warning\b|\bcontinuing\b|\bthis is (?:expected|harmless|normal)\b|\bsuppress|\bharmless\b|\bNCCL INFO\b"
+    # What a tracker of experiments says in its own log: it tries again by itself, and the training goes on without it.
+    r"|(?:^|[\s\]])(?:wandb|swanlab): |\bCOMET (?:ERROR|WARNING|INFO|DEBUG):|\[neptune\]|(?:^|\b(?:ERROR|WARNING|INFO) )mlflow\.(?!exceptions)[\w.]+: |\bclearml\.\w+ - ",
     re.IGNORECASE,
 )
 HARMLESS_NEEDLES = (
     "retr", "reconnect", "ignor", "non-fatal", "nonfatal", "handled", "recover", "no error", "0 errors", "fall", "skipp", "warning", "continuing",
-    "this is ", "suppress", "harmless", "nccl info",
+    "this is ", "suppress", "harmless", "nccl info", "wandb: ", "swanlab: ", "comet ", "[neptune]", "mlflow.", "clearml.",
 )  # fmt: skip
 """One of them is in each lower-cased line that HARMLESS matches: to search for these is much quicker."""
 

@@ -131,6 +131,8 @@ class Event(Value, frozen=True, kw_only=True):
     """Which entry of the knowledge matched."""
     rank: int | None = None
     """The rank that the line's prefix names."""
+    written_s: float | None = None
+    """When the line says that it was written, in seconds on its own clock: to be compared with other lines of the file alone."""
     initial: bool = False
     """It is where a bar of progress begins, a position and no step that was made."""
     backlog: bool = False

@@ -75,7 +75,7 @@ def is_kernel_log(lines: Iterable[str]) -> bool:
 _REPEATED = re.compile(r"message repeated \d+ times: \[ ?(?P<text>.*)\]$")
 """What rsyslog writes instead of the same line again."""
 _NODE_ALONE = re.compile(
-    r"(?P<node>(?!nvme|ata\d|sd\w|md\d|mlx|eth|ib\d|dm-|loop|cpu)[A-Za-z][\w.-]*\d[\w.-]*): +(?P<rest>\S.*)",
+    r"(?P<node>(?!nvme|ata\d|sd\w|md\d|mlx|eth|ib\d|dm-|loop|cpu)(?=[\w.-]*\d)[A-Za-z][\w.-]*): +(?P<rest>\S.*)",
     re.IGNORECASE,
 )
 """`node17: NVRM: Xid …`, what pdsh writes before a line without a time; the name of a device is no node."""

@@ -80,7 +80,7 @@ HINTS: tuple[HintRow, ...] = (
     _row("memory_lock_limit", "infiniband nccl_error",
          "The adapter could not register memory: the limit of locked memory is too small inside the job.",
          "ulimit -l unlimited for slurmd's jobs (PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, LimitMEMLOCK=infinity in slurmd's unit).",
-         "slurm.conf, PropagateResourceLimitsExcept", words=r"ibv_(?:reg_mr|create_qp|create_cq)\w*.*(?:failed|cannot allocate)|Cannot allocate memory.*ibv"),
+         "slurm.conf, PropagateResourceLimitsExcept", words=r"ibv_(?:reg_mr|create_qp|create_cq).*(?:failed|cannot allocate)|Cannot allocate memory.*ibv"),
     _row("socket_interface", "nccl_interface rendezvous nccl_error peer_lost",
          "NCCL or gloo took a network interface that does not reach the other nodes (docker0, a virtual bridge, a management port), or none has the name that was given.",
          "NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) = the interface between the nodes; ^docker0,lo leaves those out. NCCL_DEBUG=INFO says which one was taken.",

@@ -150,7 +150,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign("nanogpt_evaluation", "step ", r"^step (?P<step>\d+): train loss .*val loss", "evaluating"),
     _sign("validation_bar", "valid", r"\bValid(?:ation|ating)?\b(?: DataLoader \d+)?(?:\s*:)?\s+(?:\d+%\||[━╸╺╴╶─])", "evaluating"),
     _sign("evaluation_bar", "evaluat", r"\bEvaluat(?:ing|ion)\b(?:\s*:)?\s+\d+%\|", "evaluating"),
-    _sign("eval_bar", "%|", r"^\s*(?:eval|val|test|testing)\b[^|]*\d+%\||\bTesting DataLoader \d+[^|]*\d+%\||\bClass +Images +Instances .*\d+%\|", "evaluating"),
+    _sign("eval_bar", "%|", r"^\s*(?:eval|val|test|testing)\b[^|]*\d%\||\bTesting DataLoader \d[^|]{0,200}%\||\bClass +Images +Instances .{0,200}\d%\|", "evaluating"),
     # Anybody
     _sign(
         "evaluation_step", ("step", "iter", "batch"),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from watchdog.knowledge.kernel_signatures import HARMLESS, SIGNATURES, Signature
+from watchdog.knowledge.kernel_user_text import USER_TEXT
 from watchdog.knowledge.xids import describe_xid
 from watchdog.masking import mask_cut
 from watchdog.model.observed import FaultSeverity
@@ -228,15 +229,32 @@ def parse_kernel_line(text: str) -> KernelFact | None:
     return parse_message(message) if message else None
 
 
-def parse_message(message: str) -> KernelFact | None:
-    """The fact in a message of the kernel without any prefix."""
+def parse_message(message: str, level: int | None = None) -> KernelFact | None:
+    """The fact in a message of the kernel without any prefix. `level` is its severity (syslog(3)), where the record says it: no line
+    that the kernel holds for mere information takes a node away, but for rows that say so."""
     low = message.lower()
+    about_user: frozenset[str] | None = None
+    looked = False
     for row in _BY_HEAD.get(low[:3], _FREE):
         if row.needle in low and (match := row.regex.match(message)):
+            if not looked:  # hardly any line comes so far
+                looked, about_user = True, _rows_for_user_text(message)
+            if about_user is not None and row.name not in about_user:
+                continue
             if HARMLESS.match(message):
                 return None
-            return _fact(row, match.groupdict(), message)
+            fact = _fact(row, match.groupdict(), message)
+            if level is not None and level > row.highest_level and fact.may_exclude_node:
+                return replace(fact, may_exclude_node=False)
+            return fact
     return None
+
+
+def _rows_for_user_text(message: str) -> frozenset[str] | None:
+    """What a line may give that holds a user's words where a driver's would stand; None for a line that holds none there. One that has
+    two such forms was made to look like the other: it gives what both may."""
+    forms = [form.rows for form in USER_TEXT if form.regex.match(message)]
+    return frozenset.intersection(*forms) if forms else None
 
 
 def _fact(row: Signature, found: dict[str, str | None], message: str) -> KernelFact:
@@ -281,7 +299,9 @@ def _refine_xid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
     number = int((found.get("xid") or "0")[:6])
     row, rest = describe_xid(number), (found.get("rest") or "").lower()
     severity, exclude = row.severity, row.may_exclude_node
-    if number == 74 and "fatal error" in rest:
+    if (
+        number == 74 and "nvlink: fatal error" in rest
+    ):  # longer than a program's name, which stands in `rest`, too
         severity, exclude = FaultSeverity.CRITICAL, True
     elif 144 <= number <= 150 and " fatal " in rest:
         severity = FaultSeverity.ERROR

@@ -19,7 +19,8 @@ from watchdog.kernel_lines import (
     readable,
     strip_prefix,
 )
-from watchdog.knowledge.kernel_signatures import SIGNATURES, Signature
+from watchdog.knowledge.kernel_signatures import PCI, SIGNATURES, Signature
+from watchdog.knowledge.kernel_user_text import USER_TEXT, UserText
 from watchdog.model.observed import FaultSeverity
 
 CAPTURES = Path(__file__).parent / "kernel_captures"
@@ -196,3 +197,82 @@ HOSTILE = ["NVRM: The NVIDIA GPU 0000:18:00.0 " + "NVRM: " * 600 + "fallen off t
 def test_no_line_costs_more_than_a_bounded_number_of_steps(text: str) -> None:
     """Regular expressions that go back and forth over a long line would take minutes here: the test would not end."""
     assert parse_message(text) is None or isinstance(parse_message(text), KernelFact)
+
+
+# ---------------------------------------------------------------------------------------- words of users
+
+
+def forged(sample: str, words: str) -> list[str]:
+    """The line `sample` of a program whose name and whose file's name together are `words`, cut in each way that the kernel's limits allow."""
+    lines = []
+    for cut in {0, 6, 15, words.find(": ") + 2} - {1}:
+        if cut <= 15:
+            filled = sample.replace("{comm}", words[:cut] or "x").replace("{file}", words[cut:][:255])
+            lines.append(filled.replace("{ifname}", "".join(words[:15].split())).replace("{pid}", "4711"))
+    return lines
+
+
+def forgeries() -> list[tuple[str, str, str]]:
+    """(row whose words are used, form, line) of every line that a user may have the kernel write and that a row reads as its own, or as
+    another driver's."""
+    found = []
+    for case in signature_cases():
+        for form in USER_TEXT:
+            for line in (each for sample in form.samples for each in forged(sample, case.line)):
+                fact = parse_message(line, 6)
+                if fact is not None and fact.name not in form.rows:
+                    found.append((case.name, form.name, line))
+    return found
+
+
+def test_no_words_of_a_user_are_taken_for_those_of_a_driver() -> None:
+    assert forgeries() == []
+
+
+def test_without_the_forms_such_words_would_be_taken_for_a_driver_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("watchdog.kernel_lines.USER_TEXT", ())
+    rows = {row for row, _, _ in forgeries()}
+    assert {"gpu_gsp_timeout", "conntrack_full"} <= rows
+
+
+@pytest.mark.parametrize("form", USER_TEXT, ids=lambda form: form.name)
+def test_each_form_of_a_line_with_a_user_s_words_is_the_one_of_its_samples(form: UserText) -> None:
+    for sample in form.samples:
+        line = sample.format(comm="python", file="model.so", pid=12, ifname="veth0")
+        assert form.regex.match(line)
+        fact = parse_message(line)
+        assert fact is None or fact.name in form.rows
+    assert form.rows <= {row.name for row in SIGNATURES}
+
+
+@pytest.mark.parametrize("row", [row for row in SIGNATURES if row.may_exclude_node], ids=lambda row: row.name)
+def test_a_row_that_may_take_a_node_away_has_a_prefix_that_no_program_s_name_can_be(row: Signature) -> None:
+    """Either the device's address stands behind the driver's name, or nothing may stand between the driver's words."""
+    addressed = PCI in row.regex.pattern and f"(?:{PCI}" not in row.regex.pattern
+    loose = ".*" in row.regex.pattern
+    assert addressed or not loose or row.regex.pattern.startswith("Kernel panic - not syncing: ")
+    assert row.highest_level <= 4 or addressed or row.regex.pattern.startswith("pcieport ")
+
+
+def test_what_the_kernel_holds_for_information_takes_no_node_away() -> None:
+    line = "nvme nvme4: Disabling device after reset failure: -19"
+    for level, excludes in ((3, True), (4, True), (6, False), (None, True)):
+        fact = parse_message(line, level)
+        assert fact is not None
+        assert fact.may_exclude_node is excludes
+
+
+def test_a_program_s_name_makes_no_fatal_error_of_an_xid() -> None:
+    fact = parse_message("NVRM: Xid (PCI:0000:0f:00): 74, pid=12, name=x, fatal error, Ch 00000008", 4)
+    assert fact is not None
+    assert not fact.may_exclude_node
+
+
+def test_the_process_of_an_oom_kill_is_the_last_that_is_named_not_one_in_a_group_s_name() -> None:
+    line = (
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=a,task=victim,pid=99,uid=0,mems_allowed=0,"
+        "oom_memcg=/x,task_memcg=/x,task=python,pid=12,uid=1500"
+    )
+    fact = parse_message(line)
+    assert fact is not None
+    assert (fact.process, fact.pid) == ("python", 12)

@@ -7,6 +7,9 @@ line. Its groups are the fields of watchdog.kernel_lines.KernelFact. The words o
 open-gpu-kernel-modules 470 to 590, amdgpu, Lustre 2.10 to 2.15, libceph and ceph, mlx5 and its peers, and for drivers without
 public source (GPFS, WekaFS, BeeGFS) what their users published.
 
+Lines that hold words of users where a driver's stand are in watchdog.knowledge.kernel_user_text. `as_information`: the driver writes it at
+level 6 (dev_info, pci_info); only for rows that demand the device's address, which makes a prefix longer than a program's name.
+
 `may_exclude_node` only for hardware that certainly is broken: never for a filesystem, a program, a user, a remote end,
 something corrected, nor for something that came back.
 """
@@ -35,6 +38,8 @@ class Signature:
     may_exclude_node: bool = False
     consequence: bool = False
     """It follows from something else, which is to be looked for before it."""
+    highest_level: int = 4
+    """Of lines that may take a node away: the kernel's level (4: warning). Programs that crash write theirs as information (6)."""
 
 
 PCI = r"(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
@@ -48,11 +53,19 @@ NETDEV = r"(?:[\w.-]+ )?(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]:? |[\w.-]+
 
 
 def _row(  # a table's row
-    name: str, heads: str, needle: str, regex: str, severity: FaultSeverity, *, exclude: bool = False, consequence: bool = False
+    name: str, heads: str, needle: str, regex: str, severity: FaultSeverity, *, exclude: bool = False, consequence: bool = False,
+    as_information: bool = False,
 ) -> Signature:  # fmt: skip
     compiled = re.compile(regex, re.IGNORECASE)
     return Signature(
-        name, tuple(filter(None, heads.split("|"))), needle, compiled, severity, exclude, consequence
+        name,
+        tuple(filter(None, heads.split("|"))),
+        needle,
+        compiled,
+        severity,
+        exclude,
+        consequence,
+        6 if as_information else 4,
     )
 
 
@@ -63,7 +76,7 @@ NVIDIA: tuple[Signature, ...] = (
     _row("xid", "nvr", "nvrm: xid", rf"NVRM: Xid \((?:PCI:)?{PCI} (?P<gpu>GPU-[0-9a-f-]{{36}})\): (?P<xid>\d+)\b(?:, pid='?(?P<pid>\d+)?[^,]*)?(?:, name=(?P<process>[^,]*))?(?P<rest>.*)", ERROR),
     _row("sxid", "nvi", "sxid (pci", rf"nvidia-(?P<device>nvswitch\d+): SXid \(PCI:{PCI}\): (?P<sxid>\d+), (?P<rest>.*)", ERROR),
     _row("gpu_identity", "nvr", "nvrm: gpu at", rf"NVRM: GPU at (?:PCI:)?{PCI}: (?P<gpu>GPU-[0-9a-f-]{{36}})", INFO),
-    _row("gpu_off_the_bus", "nvr", "fallen off the bus", rf"NVRM: (?:GPU {PCI}: |The NVIDIA GPU (?P<pci2>[0-9a-f:.]{{7,16}}) )?.*fallen off the bus", CRITICAL, exclude=True),
+    _row("gpu_off_the_bus", "nvr", "fallen off the bus", rf"NVRM: (?:GPU {PCI}: |The NVIDIA GPU (?P<pci2>[0-9a-f:.]{{7,16}}) )?(?:GPU has |(?:NVRM: )?\(PCI ID: [0-9a-f:]{{1,20}}\) installed in this \w+ has (?:NVRM: )?)?fallen off the bus", CRITICAL, exclude=True),
     _row("gpu_lost", "nvr", "gpu is lost", rf"NVRM: (?:GPU {PCI}: )?GPU is lost", CRITICAL, exclude=True),
     _row("gpu_init_failed", "nvr", "rminitadapter failed", rf"NVRM: (?:GPU {PCI}: )?RmInitAdapter failed", CRITICAL, exclude=True),
     _row("gpu_init_failed", "nvr", "rm_init_adapter failed", rf"NVRM: (?:GPU {PCI}: )?rm_init_adapter failed(?:, device minor number \d+)?", CRITICAL, exclude=True),
@@ -81,8 +94,8 @@ NVIDIA: tuple[Signature, ...] = (
 
 AMD: tuple[Signature, ...] = (
     _row("amdgpu_lost", "amd", "lost from bus", rf"amdgpu {PCI}: (?:amdgpu: )?.*device lost from bus", CRITICAL, exclude=True),
-    _row("amdgpu_uncorrectable", "amd", "uncorrectable hardware error", rf"amdgpu {PCI}: (?:amdgpu: )?.*\b[1-9]\d* (?:new )?uncorrectable hardware errors? detected in (?!total)", CRITICAL, exclude=True),
-    _row("amdgpu_uncorrectable", "amd", "uncorrectable hardware error(", rf"amdgpu (?:{PCI}: )?(?:amdgpu: )?.*uncorrectable hardware error\(.*\) detected", CRITICAL, exclude=True),
+    _row("amdgpu_uncorrectable", "amd", "uncorrectable hardware error", rf"amdgpu {PCI}: (?:amdgpu: )?.*\b[1-9]\d* (?:new )?uncorrectable hardware errors? detected in (?!total)", CRITICAL, exclude=True, as_information=True),
+    _row("amdgpu_uncorrectable", "amd", "uncorrectable hardware error(", rf"amdgpu {PCI}: (?:amdgpu: )?.*uncorrectable hardware error\(.*\) detected", CRITICAL, exclude=True),
     _row("amdgpu_correctable", "amd", "correctable hardware error", rf"amdgpu {PCI}: (?:amdgpu: )?.*\b[1-9]\d* (?:new )?correctable hardware errors? detected in (?!total)", WARNING),
     _row("amdgpu_bad_pages", "amd", "bad page threshold", rf"amdgpu {PCI}: (?:amdgpu: )?.*(?:reach|exceed).*bad page threshold", CRITICAL, exclude=True),
     _row("amdgpu_reset_done", "amd", "gpu reset", rf"amdgpu {PCI}: (?:amdgpu: )?GPU reset ?(?:\(\d+\))? (?:succeeded|end with ret = 0\b)", INFO),
@@ -164,7 +177,7 @@ STUCK: tuple[Signature, ...] = (
 )
 
 MEMORY: tuple[Signature, ...] = (
-    _row("oom_kill", "oom", "oom-kill:constraint", rf"oom-kill:constraint=(?P<constraint>\w+),.*?(?:,task_memcg=[^,]*)?,task={PROCESS},pid={PID},uid=\d+", ERROR),
+    _row("oom_kill", "oom", "oom-kill:constraint", rf"oom-kill:constraint=(?P<constraint>\w+),.*,task={PROCESS},pid={PID},uid=\d+$", ERROR),
     _row("oom_kill", "kil|mem|out", "killed process", rf"(?:Memory cgroup out of memory|Out of memory(?: \(\S+\))?)?:? ?Killed process {PID},? (?:UID \d+, )?\({PROCESS}\)", ERROR),
     _row("oom_kill", "mem|out", "kill process", rf"(?:Memory cgroup out of memory|Out of memory(?: \(\S+\))?): Kill process {PID} \({PROCESS}\)", ERROR),
     _row("oom_invoked", "", "invoked oom-killer", rf"{PROCESS} invoked oom-killer", WARNING, consequence=True),
@@ -173,7 +186,7 @@ MEMORY: tuple[Signature, ...] = (
     _row("oom_deadlock", "mem|out", "out of memory and no killable", r"(?:Memory cgroup )?[Oo]ut of memory and no killable processes", ERROR),
     _row("page_allocation_failed", "", "page allocation", rf"(?:warn_alloc: )?{PROCESS}: page allocation (?:failure|stalls)", WARNING),
     _row("memory_failure", "mce|mem", "hardware memory corruption", rf"(?:Memory failure|MCE): 0x[0-9a-f]+: Killing {PROCESS}:{PID} due to hardware memory corruption", CRITICAL, exclude=True),
-    _row("memory_failure", "mem", "memory failure: ", r"Memory failure: 0x[0-9a-f]+: recovery action for .*: (?:Ignored|Failed)", CRITICAL, exclude=True),
+    _row("memory_failure", "mem", "memory failure: ", r"Memory failure: 0x[0-9a-f]+: recovery action for [\w -]{1,60}: (?:Ignored|Failed)", CRITICAL, exclude=True),
     _row("memory_failure", "mem", "hardware memory corruption", rf"Memory failure: 0x[0-9a-f]+: Sending SIGBUS to {PROCESS}:{PID} due to hardware memory corruption", CRITICAL, exclude=True),
     _row("memory_failure_recovered", "mem", "memory failure: ", r"Memory failure: 0x[0-9a-f]+: recovery action for .*: (?:Recovered|Delayed)", ERROR),
     _row("memory_uncorrected", "mce", "uncorrected hardware memory error", r"(?:mce|MCE): Uncorrected hardware memory error", CRITICAL, exclude=True),
@@ -267,15 +280,15 @@ CPU_AND_BUS: tuple[Signature, ...] = (
     _row("hardware_corrected", "", "hardware error]", rf"{HARDWARE}Deferred error", WARNING),
     _row("cpu_throttled", "cpu|mce", "throttled", r"(?:mce: )?(?P<device>CPU\d+): (?:Core|Package) temperature(?:/speed)? (?:is )?above threshold", WARNING),
     _row("cpu_throttled_over", "cpu|mce", "temperature/speed normal", r"(?:mce: )?(?P<device>CPU\d+): (?:Core|Package) temperature/speed normal", INFO),
-    _row("overheated", "the", "critical temperature reached", r"thermal (?P<device>\S+): .*critical temperature reached", CRITICAL, exclude=True),
+    _row("overheated", "the", "critical temperature reached", r"thermal (?P<device>\S+): (?:[\w-]+: )?critical temperature reached", CRITICAL, exclude=True),
     _row("pcie_fatal", "", "pcie bus error", rf"(?P<driver>[\w-]+) {PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)", CRITICAL, exclude=True),
     _row("pcie_uncorrected", "", "pcie bus error", rf"[\w-]+ {PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)", ERROR),
     _row("pcie_corrected", "", "pcie bus error", rf"[\w-]+ {PCI}: (?:AER: )?PCIe Bus Error: severity=Correct(?:ed|able)", WARNING),
-    _row("pcie_fatal", "pci", "aer: ", rf"pcieport (?P<pci2>\S+): AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?:(?:: | from ){PCI})?", CRITICAL, exclude=True),
+    _row("pcie_fatal", "pci", "aer: ", rf"pcieport (?P<pci2>\S+): AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?:(?:: | from ){PCI})?", CRITICAL, exclude=True, as_information=True),
     _row("pcie_uncorrected", "pci", "aer: ", rf"pcieport (?P<pci2>\S+): AER: (?:Multiple )?Uncorrect(?:ed|able)(?: \(Non-Fatal\))? error (?:message )?received(?:(?:: | from ){PCI})?", ERROR),
     _row("pcie_corrected", "pci", "aer: ", rf"pcieport (?P<pci2>\S+): AER: (?:Multiple )?Correct(?:ed|able) error (?:message )?received(?:(?:: | from ){PCI})?", WARNING),
     _row("pcie_recovered", "", "device recovery", rf"\S+ {PCI}: AER: device recovery successful", INFO),
-    _row("pcie_recovery_failed", "", "device recovery", rf"\S+ {PCI}: AER: device recovery failed", CRITICAL, exclude=True),
+    _row("pcie_recovery_failed", "", "device recovery", rf"\S+ {PCI}: AER: device recovery failed", CRITICAL, exclude=True, as_information=True),
     _row("pcie_contained", "pci", "error", rf"pcieport {PCI}: (?:DPC|EDR): .*unmasked uncorrectable error", ERROR),
     _row("pcie_link_down", "pci", "link down", rf"(?:pciehp|pcieport) (?:{PCI})?.*Slot\((?P<device>[\w-]+)\): Link Down", ERROR),
     _row("pcie_device_gone", "nvi|amd|nvm|mlx", "device inaccessible", rf"(?:nvidia|amdgpu|nvme|mlx5_core) {PCI}: .*device inaccessible", CRITICAL, exclude=True),

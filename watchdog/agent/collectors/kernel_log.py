@@ -74,8 +74,8 @@ def parse_state(text: str | None, boot_id: str) -> int | None:
 
 
 @lru_cache(maxsize=256)
-def _parse(message: bytes) -> KernelFact | None:
-    return parse_message(readable(message))
+def _parse(message: bytes, level: int) -> KernelFact | None:
+    return parse_message(readable(message), level)
 
 
 class KernelLog:
@@ -239,7 +239,7 @@ class KernelLog:
 
 def _take(fold: Fold, sequence: int, data: bytes) -> None:
     record = parse_record(data)
-    fact = _parse(record.message) if record is not None else None
+    fact = _parse(record.message, record.level) if record is not None else None
     if record is not None and fact is not None:
         fold.add(fact, sequence, record.time_us)
 

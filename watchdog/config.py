@@ -148,6 +148,10 @@ class Controller(Section):
         "/run/slurm-watchdog/controller.sock",
         description="Local socket for `slurm-watchdog status`, `restart`, `pause` and the other commands.",
     )
+    socket_group: str = Field(
+        "slurm-watchdog-users",
+        description="The group of those who may use the commands; empty = the controller's own. Whose evidence they see: security.operators.",
+    )
     state_directory: str = Field(
         "/var/lib/slurm-watchdog", description="The journal lies here: on a local disk."
     )

@@ -120,6 +120,21 @@ def test_the_agent_has_no_capability_and_the_helper_those_that_are_tested(checko
     assert helper["AmbientCapabilities"] == helper["CapabilityBoundingSet"]
 
 
+def test_no_group_reads_what_the_controller_keeps_and_people_are_in_a_group_of_their_own(
+    checkout: Path,
+) -> None:
+    controller = dict(settings_of(checkout, "slurm-watchdog-controller.service"))
+    assert (controller["UMask"], controller["StateDirectoryMode"]) == ("0077", "0700")
+    people = controller["SupplementaryGroups"]
+    assert people == Config().controller.socket_group != controller["Group"]
+    made = (checkout / "systemd/sysusers.d/slurm-watchdog.conf").read_text()
+    assert f"\ng {people} -\n" in made
+    assert not [line for line in made.splitlines() if line.startswith("m ")], "and nobody is put into it"
+    for unit in UNITS:
+        settings = dict(settings_of(checkout, f"{unit}.service"))
+        assert (settings["LimitCORE"], settings["OOMPolicy"], settings["UMask"]) == ("0", "continue", "0077")
+
+
 def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
     users = re.findall(
         r"^u (\S+)", (checkout / "systemd/sysusers.d/slurm-watchdog.conf").read_text(), re.MULTILINE

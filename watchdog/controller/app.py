@@ -209,7 +209,7 @@ async def open_doors(
         await agents.start(host, port, BACKLOG)
     local = web.AppRunner(local_api.make_app(controller), access_log=None)
     await local.setup()
-    await local_api.open_socket(local, config.controller.socket)
+    await local_api.open_socket(local, config.controller.socket, config.controller.socket_group)
     doors: list[Server | web.AppRunner] = [agents, local]
     if config.controller.page_listen:
         page = web.AppRunner(make_page(controller, page_token), access_log=None)

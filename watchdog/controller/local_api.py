@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import json
+import logging
 import os
 import pwd
 import re
@@ -37,6 +39,8 @@ from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 if TYPE_CHECKING:
     from watchdog.controller.watch import Controller
 
+log = logging.getLogger(__name__)
+
 SOCKET_MODE = 0o660
 """Root and the socket's group: whoever may use the commands is in that group."""
 SO_PEERGROUPS = 59
@@ -61,11 +65,30 @@ class Refused(Exception):
         super().__init__(sentence)
 
 
-async def open_socket(runner: web.AppRunner, path: str) -> None:
-    """Listens on `path`; a socket that a dead controller left is replaced. Raises OSError if a live one holds it."""
+async def open_socket(runner: web.AppRunner, path: str, group: str = "") -> None:
+    """Listens on `path`, for the members of `group` and nobody else; a socket that a dead controller left is replaced.
+
+    Raises OSError if a live one holds it.
+    """
     _make_room(Path(path))
     await web.UnixSite(runner, path).start()
+    if group:
+        _hand_to(path, group)
     os.chmod(path, SOCKET_MODE)
+
+
+def _hand_to(path: str, group: str) -> None:
+    """The group of people is apart from the controller's own, which may read its files. Without it the socket stays the latter's."""
+    try:
+        os.chown(path, -1, grp.getgrnam(group).gr_gid)
+    except (KeyError, PermissionError) as error:
+        why = "no such group" if isinstance(error, KeyError) else "the controller is no member of it"
+        log.warning(
+            "%s is for root and the controller's user alone: controller.socket_group is %s (%s)",
+            path,
+            group,
+            why,
+        )
 
 
 def _make_room(path: Path) -> None:

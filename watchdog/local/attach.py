@@ -160,6 +160,7 @@ def _configuration(wanted: Wanted, listen: str) -> Config:
         "controller": {
             "listen": listen,
             "page_listen": wanted.page_listen,
+            "socket_group": "",
             "socket": str(directory / "controller.sock"),
             "state_directory": str(directory),
         },

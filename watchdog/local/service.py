@@ -85,6 +85,7 @@ def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
         "controller": {
             "page_listen": page_listen,
             "socket": str(directory / "controller.sock"),
+            "socket_group": "",
             "state_directory": str(directory),
             "warm_up": min(10.0, base.controller.warm_up),
         },

@@ -100,7 +100,7 @@ test: lint packages-if-root  ## lint, types and every test; the reason of each s
 ifeq ($(strip $(ARGS)),)
 	@code=0; mkdir -p build; rm -f $(RETRIED_TESTS); export RETRIED_TESTS=$(RETRIED_TESTS); \
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIVE:%=--ignore=%) || code=$$?; \
-	$(BIN)/python -m pytest $(RETRY) $(WORKERS) -m 'not exclusive and not long' $(LIVE) || code=$$?; \
+	$(LIMIT) $(BIN)/python -m pytest $(RETRY) $(WORKERS) -m 'not exclusive and not long' $(LIVE) || code=$$?; \
 	$(BIN)/python -m pytest $(RETRY) -m 'exclusive and not long' $(LIVE) || code=$$?; \
 	exit $$code
 else
@@ -112,7 +112,9 @@ LIVE_WORKERS ?= 3
 WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' --dist loadscope --no-loadscope-reorder
 # A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause. More than three such
 # tests fail the run; tests/conftest.py counts them over the parts, in this file.
-RETRY := --reruns 2 --reruns-delay 5 -rR
+RETRY := --reruns 2 --reruns-delay 5 -rR --durations=25 --durations-min=5
+# CI ends everything after 90 min, without a word; what was found until then is printed if we end it ourselves.
+LIMIT := timeout --foreground --kill-after=60 60m
 RETRIED_TESTS := build/retried-tests
 
 # Not in the lock, and no part of `make test`: some GB, and what is tested is their newest releases.

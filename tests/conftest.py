@@ -90,7 +90,7 @@ class Spread(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return file if makes_fixture_for_all(CHECKOUT / file) else nodeid
+        return file if makes_fixture_for_all(self.config.rootpath / file) else nodeid
 
 
 @functools.cache

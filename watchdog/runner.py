@@ -150,10 +150,11 @@ def run_cadence(
     wake_fds: Callable[[], Iterable[int]] = tuple,
     between: Callable[[float], None] = lambda now: None,
     took: Callable[[float], None] = lambda seconds: None,
+    wanted_at: Callable[[], float] = lambda: float("inf"),
 ) -> None:
     """Calls `tick(now)` every `interval_s` until a signal says stop, or `signals.anew` is set.
 
-    While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable. Ticks stay on their grid:
+    While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable, and at `wanted_at()`. Ticks stay on their grid:
     one that took long, or a pause of the whole process, delays the next tick and never causes a burst of them.
     After each tick that returns True, because it was whole, and only then, systemd is told that we are alive.
     `took` hears how long each tick took.
@@ -170,10 +171,11 @@ def run_cadence(
             took(ended - now)
             due = next_due(due, ended, interval_s)
             continue
-        readable = wait_readable([signals.fileno(), *wake_fds()], due - now)
+        soon = wanted_at()
+        readable = wait_readable([signals.fileno(), *wake_fds()], min(due, soon) - now)
         if signals.fileno() in readable:
             signals.drain()
-        if readable and not signals.stop:
+        if (readable or clock.monotonic() >= soon) and not signals.stop:
             between(clock.monotonic())
     if signals.stop:
         sd_notify("STOPPING=1")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
+from watchdog import clock
 from watchdog.agent.exits import Exits
 from watchdog.agent.process_table import read_stat
 from watchdog.model.observed import Process, Role
@@ -44,7 +45,7 @@ def rank(child: subprocess.Popen[bytes], role: Role = Role.RANK) -> Process:
 
 def wait_for(exits: Exits) -> bool:
     select.select(exits.filenos(), [], [], 30)
-    return exits.any_ended()
+    return exits.any_ended(clock.monotonic())
 
 
 def test_the_end_of_a_rank_wakes_whoever_waits_and_is_told_once(
@@ -53,15 +54,15 @@ def test_the_end_of_a_rank_wakes_whoever_waits_and_is_told_once(
     ranks = [rank(child) for child in children]
     exits.follow(ranks)
     assert len(exits.filenos()) == 3
-    assert not exits.any_ended()
+    assert not exits.any_ended(clock.monotonic())
     children[1].kill()
     assert wait_for(exits)  # a zombie has ended, too: nobody has waited for it yet
-    assert not exits.any_ended()
+    assert not exits.any_ended(clock.monotonic())
     assert len(exits.filenos()) == 2
     exits.follow(ranks)  # the list of a moment ago
     assert len(exits.filenos()) == 2
     exits.follow([each for each in ranks if each.pid != children[1].pid])
-    assert not exits.any_ended()
+    assert not exits.any_ended(clock.monotonic())
 
 
 def test_workers_zombies_and_processes_that_took_over_a_pid_are_not_watched(
@@ -77,7 +78,7 @@ def test_workers_zombies_and_processes_that_took_over_a_pid_are_not_watched(
         ]
     )
     assert exits.filenos() == []
-    assert not exits.any_ended()
+    assert not exits.any_ended(clock.monotonic())
 
 
 def test_descriptors_of_ranks_that_are_not_listed_any_more_are_closed(
@@ -103,3 +104,24 @@ def test_a_kernel_that_refuses_costs_nothing_but_the_hurry(
     for _ in range(3):
         exits.follow([rank(children[0])])
     assert (exits.filenos(), len(asked)) == ([], 1)
+
+
+def test_ranks_of_one_user_that_end_all_the_time_are_news_once_in_a_while_and_another_users_at_once() -> None:
+    exits, news = Exits(), []
+    for number in range(6):
+        mine, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+        rows = [rank_of(mine.pid, 1500), *([rank_of(other.pid, 1501)] if number == 4 else [])]
+        exits.follow(rows)
+        for each in (mine, other):
+            each.kill()
+            each.wait(20)
+        news.append(exits.any_ended(100.0 + number))
+    assert news == [True, False, False, False, True, False]
+    exits.close()
+
+
+def rank_of(pid: int, uid: int) -> Process:
+    start = read_stat(pid).start_ticks
+    return Process(
+        pid=pid, start_ticks=start, job_id="4", role=Role.RANK, comm="python", state="S", uid=uid, rank=0
+    )

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from watchdog.agent.collectors.blocked import Call, Track
-from watchdog.agent.identities import IDENTIFY, IDENTIFY_SUSPECTS, MAX_SET_ASIDE, Identities
+from watchdog.agent.identities import (
+    IDENTIFY,
+    IDENTIFY_DISTRUSTED,
+    IDENTIFY_SUSPECTS,
+    MAX_AT_ONCE,
+    MAX_SET_ASIDE,
+    MAX_SET_ASIDE_OF_USER,
+    Identities,
+)
 from watchdog.agent.jobs import Known
 from watchdog.agent.probe import Answer
 from watchdog.agent.process_table import Entry, ProcessTable, Stat
@@ -55,8 +63,8 @@ class FakeProbes:
         request = self.busy[key]
         request.then(Answer(1, key, None, "no answer", timed_out=True))
 
-    def finish(self, key: str) -> None:
-        self.busy.pop(key).then(Answer(1, key, []))
+    def finish(self, key: str, error: str | None = None) -> None:
+        self.busy.pop(key).then(Answer(1, key, [], error))
 
     def come_back(self, key: str) -> None:
         """A hung child returns; its answer is dropped."""
@@ -78,6 +86,11 @@ class World:
         known = Known(pid, pid * 10, 1, "python", 1000)
         self.table.entries[pid] = Entry(known, Stat("python", state, 1, 0, 0, pid * 10))
         self.table.to_identify.add(pid)
+
+    def give(self, pid: int, uid: int) -> None:
+        """The process is this user's."""
+        entry = self.table.entries[pid]
+        entry.known = replace(entry.known, uid=uid)
 
     def ask(self) -> dict[str, list[int]]:
         """One tick: the pids that each child was asked about just now."""
@@ -138,16 +151,46 @@ def test_a_process_that_is_gone_is_forgotten_and_its_number_may_be_anothers() ->
 def test_what_stands_in_d_holds_up_nobody_and_so_many_may_hang() -> None:
     world = World(*range(1, 11), state="D")
     world.add(50)
-    for _ in range(MAX_SET_ASIDE):
+    for _ in range(MAX_SET_ASIDE_OF_USER):
         asked = world.ask()
         assert IDENTIFY_SUSPECTS in asked
         world.probes.hang(IDENTIFY_SUSPECTS)
-    assert len(world.probes.hung) == MAX_SET_ASIDE
+    assert len(world.probes.hung) == MAX_SET_ASIDE_OF_USER < MAX_SET_ASIDE
     assert world.ask() == {}
     world.answer(IDENTIFY, 50)
     world.probes.finish(IDENTIFY)
     world.add(51)
-    assert world.ask() == {IDENTIFY: [51]}
+    assert world.ask() == {IDENTIFY_DISTRUSTED: [51]}, "this user's are asked about apart"
+    world.add(52)
+    world.give(52, 1001)
+    assert world.ask() == {IDENTIFY: [52]}, "and nobody else's"
+    assert ["uid 1000" in problem for problem in world.identities.problems()] == [True]
+
+
+def test_one_users_thousands_of_new_processes_cost_another_none_of_his_few() -> None:
+    world = World(*range(1, 3001))
+    for pid in (2990, 3000):
+        world.give(pid, 1001)
+    asked = world.ask()[IDENTIFY]
+    order = [pid for pid, _ in world.probes.busy[IDENTIFY].args]
+    assert (len(asked), {2990, 3000} <= set(asked)) == (MAX_AT_ONCE, True)
+    assert {2990, 3000} <= set(order[:4]), "users take turns within a question, too"
+    (problem,) = world.identities.problems()
+    assert problem.startswith("2998 new processes of uid 1000 wait")
+
+
+def test_a_process_on_which_a_child_spends_its_time_is_given_up_and_its_user_asked_about_apart() -> None:
+    world = World(1, 2, 3)
+    world.give(3, 1001)
+    world.ask()
+    order = [pid for pid, _ in world.probes.busy[IDENTIFY].args]
+    world.answer(IDENTIFY, order[0])
+    world.probes.finish(IDENTIFY, "given up after 5 s of CPU time")
+    bad = order[1]
+    uid = world.table.entries[bad].known.uid
+    assert world.identities.distrusted == {uid: bad}
+    asked = world.ask()
+    assert bad in asked[IDENTIFY_DISTRUSTED]
 
 
 def test_the_child_that_hangs_for_somebody_else_is_set_aside_too() -> None:

@@ -63,6 +63,8 @@ log = logging.getLogger(__name__)
 
 RUNNING_LIFETIME_S = 60.0
 """The controller's word about which jobs run here is good for so long."""
+OUT_OF_TURN_S = 1.0
+"""Between a report and one out of turn: a node whose ranks end all the time makes two a second at worst, and mostly its usual ones."""
 SLOW_NVML_S = 3.0
 """Its first answer may take seconds, where the driver has to wake the GPUs; then it is said that it is waited for."""
 ONCE_PAUSE_S = 1.0
@@ -353,6 +355,7 @@ class Agent:
         for problem in (self.processes.problem, self.processes.unseen):
             if problem:
                 seen.problems.append(f"process: {problem}")  # what it does see is good
+        seen.problems.extend(f"process: {problem}" for problem in self.processes.identities.problems())
         seen.problems.extend(self.probes.problems())
 
 
@@ -373,7 +376,14 @@ class Service:
         self.echo = echo
         self.exits = Exits()
         self.controller_id = ""
+        self._news = False
+        """Something happened that is not to wait for the next tick."""
+        self._ticked_at = float("-inf")
         self.reload = Reload(file, agent.config, agent.probes, sender.look_at_files)
+
+    def wanted_at(self) -> float:
+        """When `between` is to be called though nothing wakes it: a report out of turn is due then."""
+        return self._ticked_at + OUT_OF_TURN_S if self._news else float("inf")
 
     def tick(self, now: float) -> bool:
         """Makes a report and hands it to the sender; False if this tick could not see."""
@@ -390,6 +400,7 @@ class Service:
 
     def _tick(self, now: float) -> bool:
         self._take_replies(now)
+        self._news, self._ticked_at = False, now
         report = self.agent.tick(now)
         self.exits.follow(report.processes)
         self.metrics.update(report, self.agent.seen, self.sender.spool_bytes)
@@ -418,7 +429,8 @@ class Service:
         self.agent.probes.poll(now)
         self._take_replies(now)
         self.agent.commands.advance(now)
-        if self.exits.any_ended() or self.agent.commands.has_results:
+        self._news |= self.exits.any_ended(now) or self.agent.commands.has_results
+        if self._news and now - self._ticked_at >= OUT_OF_TURN_S:
             self.tick(now)
         elif self.agent.sequence:
             self._follow_reload(now)
@@ -507,7 +519,13 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
     service.controller_id = before.controller_id if before is not None else ""
     log.info("watching %s for %s every %g s", agent.node, config.agent.controller_url, config.agent.interval)
     runner.run_cadence(
-        service.tick, config.agent.interval, signals, service.wake_fds, service.between, metrics.count_tick
+        service.tick,
+        config.agent.interval,
+        signals,
+        service.wake_fds,
+        service.between,
+        metrics.count_tick,
+        service.wanted_at,
     )
     if signals.anew and not signals.stop:
         service.last_tick()

@@ -17,6 +17,9 @@ from watchdog.model.observed import Process, Role
 MAX_WATCHED: Final = 64
 """Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8."""
 
+PACE_S: Final = 10.0
+"""Between two reports out of turn for the ranks of one user: all ranks of a job that dies end within moments of each other."""
+
 ProcessId = tuple[int, int]
 """(pid, start ticks)."""
 
@@ -28,12 +31,18 @@ class Exits:
         self._fds: dict[ProcessId, int] = {}
         self._poll = select.poll()
         self._refused: set[ProcessId] = set()
+        self._uids: dict[ProcessId, int] = {}
+        self._said: dict[int, float] = {}
+        """User -> when the end of a rank of his was news."""
 
     def follow(self, processes: Iterable[Process]) -> None:
         """Watches these ranks, as of the newest look at all processes, and no others any more."""
-        ranks = {
-            (p.pid, p.start_ticks) for p in processes if p.role is Role.RANK and p.state not in ("Z", "X")
+        self._uids = {
+            (p.pid, p.start_ticks): p.uid
+            for p in processes
+            if p.role is Role.RANK and p.state not in ("Z", "X")
         }
+        ranks = self._uids.keys()
         for gone in self._fds.keys() - ranks:
             self._close(gone)
         self._refused &= ranks
@@ -49,17 +58,22 @@ class Exits:
         """Can be read when somebody has ended."""
         return list(self._fds.values())
 
-    def any_ended(self) -> bool:
-        """Whether a rank has ended since the last call. Each is told once."""
+    def any_ended(self, now: float) -> bool:
+        """Whether a rank has ended since the last call, of a user of whom that was not said within PACE_S. Each is told once: ranks that
+        live for a moment are seen with the next tick, and cost nothing more."""
         if not self._fds:
             return False
         ready = [fd for fd, _ in self._poll.poll(0)]
-        if not ready:
-            return False
+        news = False
         for who in [each for each, fd in self._fds.items() if fd in ready]:
+            uid = self._uids.get(who, -1)
             self._close(who)
             self._refused.add(who)
-        return True
+            if now - self._said.get(uid, float("-inf")) >= PACE_S:
+                self._said[uid] = now
+                news = True
+        self._said = {uid: at for uid, at in self._said.items() if now - at < PACE_S}
+        return news
 
     def close(self) -> None:
         """Watches nobody any more."""

@@ -10,7 +10,9 @@ stands in D goes to a child of its own, so that the others need not wait for the
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,11 +22,15 @@ from watchdog.agent.collectors.blocked import Target, Track
 from watchdog.agent.jobs import Place, parse_stepd
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import Entry, ProcessTable, parse_status, read_file, read_stat
+from watchdog.fair_share import fair_share
 from watchdog.knowledge.syscalls import PATH_ARGUMENT
 
 log = logging.getLogger(__name__)
 
-IDENTIFY, IDENTIFY_SUSPECTS = "identify", "identify:in D"
+IDENTIFY, IDENTIFY_SUSPECTS, IDENTIFY_DISTRUSTED = "identify", "identify:in D", "identify:apart"
+MAX_SET_ASIDE_OF_USER = 3
+"""Of these for the processes of one user."""
+MAX_DISTRUSTED = 64
 MAX_AT_ONCE = 256
 MAX_IDENTIFICATIONS = 20
 """Programs may rename themselves; after so many new names it is no longer news."""
@@ -54,6 +60,10 @@ class Identities:
     table: ProcessTable
     stuck: dict[int, Stuck] = field(default_factory=dict)
     """By pid: processes on which a child hangs."""
+    distrusted: dict[int, int] = field(default_factory=dict)
+    """User -> a process of his on which a child hung or spent its time: his processes have a child of their own."""
+    waiting: Counter[int] = field(default_factory=Counter)
+    """How many processes of each user were to be identified in the last tick."""
     _resolving: set[tuple[ThreadKey, bytes]] = field(default_factory=set)
     _asking: set[str] = field(default_factory=set)
 
@@ -62,18 +72,66 @@ class Identities:
         self._release()
         table = self.table
         calm: list[list[int | None]] = []
+        distrusted: list[list[int | None]] = []
         in_d: list[list[int | None]] = [[pid, None] for pid in table.suspects if pid not in self.stuck]
-        for pid in table.to_identify:
+        for pid in sorted(table.to_identify):
             entry = table.entries[pid]
             if pid not in self.stuck:
-                (in_d if entry.stat.state == "D" else calm).append([pid, entry.known.start_ticks])
+                apart = distrusted if entry.known.uid in self.distrusted else calm
+                group = in_d if entry.stat.state == "D" else apart
+                group.append([pid, entry.known.start_ticks])
         if len(self.stuck) >= MAX_SET_ASIDE:
             in_d = []
+        in_d = [each for each in in_d if self._stuck_of(self._uid_of(each[0])) < MAX_SET_ASIDE_OF_USER]
+        self.waiting = Counter(self._uid_of(each[0]) for each in (*calm, *distrusted, *in_d))
         requests = []
-        for key, group in ((IDENTIFY, calm[:MAX_AT_ONCE]), (IDENTIFY_SUSPECTS, in_d[:MAX_AT_ONCE])):
+        for key, every in ((IDENTIFY, calm), (IDENTIFY_SUSPECTS, in_d), (IDENTIFY_DISTRUSTED, distrusted)):
+            group = self._in_turn(every)
             if group and (request := self._ask_identify(key, group, now, deadline_s)) is not None:
                 requests.append(request)
         return requests
+
+    def problems(self) -> list[str]:
+        """Users whose processes take more than can be asked at once, and those on whom a child has hung or spent its time."""
+        found = []
+        if self.waiting.total() > MAX_AT_ONCE:
+            uid, count = self.waiting.most_common(1)[0]
+            found.append(
+                f"{count} new processes of uid {uid} wait to be identified: {MAX_AT_ONCE} are in a tick, in turn by user"
+            )
+        for uid, pid in self.distrusted.items():
+            found.append(
+                f"process {pid} of uid {uid} held up who identifies it: this user's processes are asked about apart"
+            )
+        return found
+
+    def _in_turn(self, rows: list[list[int | None]]) -> list[list[int | None]]:
+        """At most MAX_AT_ONCE, the users in turn and interleaved: one user's thousands cost another none of his few."""
+        kept, _ = fair_share(rows, MAX_AT_ONCE, lambda row: self._uid_of(row[0]))
+        seen: Counter[int] = Counter()
+        turns: list[tuple[int, int, list[int | None]]] = []
+        for row in kept:
+            uid = self._uid_of(row[0])
+            turns.append((seen[uid], len(turns), row))
+            seen[uid] += 1
+        return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])]
+
+    def _uid_of(self, pid: int | None) -> int:
+        entry = self.table.entries.get(pid) if pid is not None else None
+        if entry is not None:
+            return entry.known.uid
+        try:
+            return os.stat(f"/proc/{pid}").st_uid  # its owner; takes no lock
+        except OSError:
+            return -1
+
+    def _stuck_of(self, uid: int) -> int:
+        return sum(self._uid_of(pid) == uid for pid in self.stuck)
+
+    def _distrust(self, pid: int) -> None:
+        uid = self._uid_of(pid)
+        if uid != 0 and len(self.distrusted) < MAX_DISTRUSTED:
+            self.distrusted.setdefault(uid, pid)
 
     def resolve(self, tracks: dict[ThreadKey, Track], now: float, deadline_s: float) -> int | None:
         """Asks for the file and mount of each blocked call that has none yet; returns the number of the request."""
@@ -155,14 +213,23 @@ class Identities:
             if entry is not None and entry.identified < MAX_IDENTIFICATIONS:
                 self.table.to_identify.add(pid)
                 entry.identified += not answer.timed_out
+        pids = [pid for pid, _ in group if pid is not None]
         if answer.timed_out:
-            self._blame(answer.key, [pid for pid, _ in group if pid is not None], answered, anything=False)
+            self._blame(answer.key, pids, answered, anything=False)
+        elif answer.error is not None:  # its time was spent, or it was ended, on the first that is missing
+            held = next((pid for index, pid in enumerate(pids) if index not in answered), None)
+            entry = self.table.entries.get(held) if held is not None else None
+            if entry is not None:
+                self._distrust(entry.known.pid)
+                entry.identified += MAX_IDENTIFICATIONS // 4
 
     def _blame(self, key: str, pids: list[int], answered: set[int], *, anything: bool) -> None:
         culprit = next((pid for index, pid in enumerate(pids) if index not in answered), None)
         if culprit is None:
             return
         new_key = f"{IDENTIFY}:{culprit}" + (":file" if anything else "")
+        if self._stuck_of(self._uid_of(culprit)):
+            self._distrust(culprit)  # one that hangs may be a server's fault; the second of a user is his
         aside = len(self.stuck) < MAX_SET_ASIDE and self.probes.rename(key, new_key)
         self.stuck[culprit] = Stuck(new_key if aside else key, anything)
         log.warning(
@@ -175,6 +242,8 @@ class Identities:
             gone = pid not in self.table.entries and pid not in self.table.suspects
             if self.probes.is_free(stuck.key) or gone:
                 del self.stuck[pid]
+        known = {entry.known.uid for entry in self.table.entries.values()} if self.distrusted else set()
+        self.distrusted = {uid: pid for uid, pid in self.distrusted.items() if uid in known}
         ours = IDENTIFY in self._asking or any(stuck.key == IDENTIFY for stuck in self.stuck.values())
         if not ours and self.probes.rename(IDENTIFY, f"{IDENTIFY}:logs"):
             log.warning("the child that lists the open logs hangs; another one identifies processes")

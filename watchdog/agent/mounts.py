@@ -6,7 +6,7 @@ import os
 import re
 import select
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _USER_ID = re.compile(r"(?:^|,)user_id=(\d{1,10})(?:,|$)")
@@ -36,7 +36,7 @@ class Mount:
     device: str
     owner: int | None = None
     """The ordinary user whose own program serves it (FUSE, `user_id=`): it answers as he likes, and nothing of ours touches it."""
-    number: int = 0
+    number: int = field(default=0, compare=False)
     """The kernel's, the `mnt_id` of what lies on it."""
 
 

@@ -18,7 +18,6 @@ from tests.accuracy import looks
 from tests.accuracy.feed import Reader, report_of
 from tests.accuracy.training import Node
 from tests.simulation.cluster import Cluster, SimJob
-from tests.simulation.recipe import SWITCH_PREFIXES
 from watchdog.agent.commands import Commands, Refused
 from watchdog.agent.probe import Answer
 from watchdog.agent.replies import parse_reply
@@ -31,6 +30,9 @@ from watchdog.wire import encode_report
 
 RECENT = 30
 """Events of a job that an agent tells again to a controller that is new to it."""
+
+SWITCH_PREFIXES = ("/gpfs/switches", "/run/site")
+"""Where the simulated site lets kill switches lie besides the nodes' own place."""
 
 
 @dataclass

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tests.simulation.agents import Network
+from tests.simulation.agents import SWITCH_PREFIXES, Network
 from tests.simulation.slurm import Weather
 from watchdog.config import Config
 
-SWITCH_PREFIXES = ("/gpfs/switches", "/run/site")
 SHARED_SWITCH = "/gpfs/switches/{user}.{job_id}"
 RUN_SWITCH = "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill"
 NODE_SWITCH = "/run/site/switch-of-{job_id}"

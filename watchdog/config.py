@@ -180,6 +180,12 @@ class Controller(Section):
         2592000.0,
         description="Evidence (stacks, sockets, last lines) is kept in the journal this long; incidents and decisions stay.",
     )
+    evidence_per_day: Bytes = Field(
+        2 * 1024**3,
+        description="No more evidence than this is kept of one day, packed; beyond it incidents are judged and told, and the evidence is "
+        "not kept. Times `evidence_keep`, this bounds the journal.",
+    )
+    evidence_per_user: Bytes = Field(512 * 1024**2, description="… and no more of the jobs of one user.")
 
     @model_validator(mode="after")
     def _checks(self) -> Controller:

@@ -28,6 +28,7 @@ from watchdog.controller.collected import (
     gathered_of,
     main_call,
 )
+from watchdog.controller.evidence_share import EvidenceShare
 from watchdog.controller.packed import pack
 from watchdog.controller.pulses import is_announced
 from watchdog.detect.view import ClusterView, JobView
@@ -96,6 +97,10 @@ class Collector:
         """Those that are over, the newest last."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
+        settings = controller.config.controller
+        self._share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_user)
+        self._told_of_share: deque[str] = deque(maxlen=KEPT)
+        """Incidents in whose timeline it says that evidence was not kept."""
         self._pruned = float("-inf")
 
     # ------------------------------------------------------------------------------------ who wants it
@@ -275,8 +280,25 @@ class Collector:
         if kind == "node" and found.kept_bytes + len(packed) > MAX_KEPT_BYTES:
             found.not_kept += 1
             return
+        if not self._has_share(incident_id, found.job, len(packed), needed=kind == "diagnosis"):
+            found.not_kept += 1
+            return
         found.kept_bytes += len(packed)
         self._c.write(lambda: self._c.journal.add_packed_evidence(incident_id, clock.wall(), kind, packed))
+
+    def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:
+        """Whether so many bytes more of this job's evidence are kept; what is `needed` (a diagnosis) is, and counts. That its share is
+        used up is said once an incident, which is judged and decided about as any other."""
+        why = self._share.take(job.uid, size, clock.monotonic())
+        if why is None or needed:
+            return True
+        self._c.state.left_out.note("evidence", f"job {job.job_id}", uid=job.uid)
+        if incident_id not in self._told_of_share:
+            self._told_of_share.append(incident_id)
+            self._c.write(
+                lambda: self._c.journal.note(incident_id, clock.wall(), f"evidence is not kept: {why}")
+            )
+        return False
 
     # ------------------------------------------------------------------------------------ judging
 
@@ -325,12 +347,16 @@ class Collector:
         at = clock.wall()
         if len(document) < LARGE_BYTES:
             packed = pack(document)
+            if not self._has_share(incident.id, view.job, len(packed)):
+                return
             self._c.write(lambda: self._c.journal.add_packed_evidence(incident.id, at, "job", packed))
         else:
-            self._spawn(self._keep_large(incident.id, at, document))
+            self._spawn(self._keep_large(incident.id, view.job, at, document))
 
-    async def _keep_large(self, incident_id: str, at: float, document: bytes) -> None:
+    async def _keep_large(self, incident_id: str, job: SlurmJob, at: float, document: bytes) -> None:
         packed = await asyncio.to_thread(pack, document)
+        if not self._has_share(incident_id, job, len(packed)):
+            return
         self._c.write(lambda: self._c.journal.add_packed_evidence(incident_id, at, "job", packed))
 
     def prune(self, now: float) -> None:

@@ -24,6 +24,7 @@ from tests.bench import fleet_slurm, fleet_tls
 from tests.bench.figures import Figures, quantile, say
 from tests.bench.fleet_reports import Shape
 from tests.bench.peers import free_port
+from tests.munged import Munged, munged
 
 MIB = 1024**2
 MAX_CPU_PERCENT = 100.0
@@ -57,7 +58,7 @@ class Options:
     """Nodes of which a GPU falls off the bus, one after the other, over the time of the measurement."""
     always_full: bool = False
     tls: bool = False
-    """Whether agents prove themselves by certificates; the figures are then called `controller_tls.…`."""
+    """Whether agents prove themselves by certificates, not by MUNGE; the figures are then called `controller_tls.…`."""
     restart: bool = True
     outage: bool = True
     quiet_s: float = QUIET_AFTER_RESTART_S
@@ -155,13 +156,15 @@ def prefer(pid: int, nice: int) -> None:
 class FleetProcess:
     """The agents, in a process of their own."""
 
-    def __init__(self, options: Options, port: int, tls: Path | None = None):
+    def __init__(self, options: Options, port: int, munge: Munged, tls: Path | None = None):
         words = ["-m", "tests.bench.fleet", "--port", str(port), "--nodes", str(options.nodes), "--jobs", str(options.jobs),
                  "--workers", str(options.workers), "--interval", str(options.interval_s)]  # fmt: skip
         if options.always_full:
             words.append("--always-full")
         if tls is not None:
             words += ["--tls", str(tls)]
+        else:
+            words += ["--munge", munge.socket]
         self._process = subprocess.Popen(
             [sys.executable, *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2], start_new_session=True,
@@ -259,11 +262,11 @@ class Scene:
 def scene(options: Options) -> Iterator[Scene]:
     """Everything up and running, and taken down again."""
     shape = Shape(options.nodes, options.jobs, options.workers)
-    with tempfile.TemporaryDirectory(prefix="slurm-watchdog-scale.") as name:
+    with munged() as munge, tempfile.TemporaryDirectory(prefix="slurm-watchdog-scale.") as name:
         directory = Path(name)
         port = free_port()
         (directory / "state").mkdir()
-        config, tls, security = directory / "config.yaml", None, ""
+        config, tls, security = directory / "config.yaml", None, f"security: {json.dumps(munge.security())}\n"
         if options.tls:
             tls = directory / "identity"
             fleet_tls.make(tls, [shape.name(index) for index in range(options.nodes)])
@@ -272,13 +275,12 @@ def scene(options: Options) -> Iterator[Scene]:
             f"mode: observe\ncontroller:\n  listen: 127.0.0.1:{port}\n  socket: {directory}/controller.sock\n"
             f"  state_directory: {directory}/state\n"
             f"slurm:\n  bin_directory: {fleet_slurm.install(directory, shape)}\n"
-            f"agent:\n  interval: {round(options.interval_s * 1000)}ms\n"
-            f"{'  controller_url: https://localhost' if options.tls else ''}\n{security}"
+            f"agent:\n  interval: {round(options.interval_s * 1000)}ms\n{security}"
         )
         service = Service(config, port, directory, options.nice, fleet_tls.reader(tls) if tls else None)
         try:
             service.start()
-            fleet = FleetProcess(options, port, tls)
+            fleet = FleetProcess(options, port, munge, tls)
             try:
                 yield Scene(options, shape, service, fleet, directory)
             finally:
@@ -302,7 +304,7 @@ def run(figures: Figures, options: Options) -> None:
     _raise_limit()
     if options.tls:
         figures = Renamed(figures, "controller.", "controller_tls.")
-    how = " over mutual TLS" if options.tls else ""
+    how = " over mutual TLS" if options.tls else " by MUNGE"
     say(f"{options.nodes} agents{how}, {options.jobs} jobs, an interval of {options.interval_s:g} s")
     with scene(options) as here:
         settled_s = here.fleet.wait_for_all(options.nodes, SETTLE_S)

@@ -26,9 +26,11 @@ from typing import Any
 
 import msgspec
 
-from tests.bench import fleet_tls
+from tests.bench import fleet_munge, fleet_tls
 from tests.bench.fleet_reports import Shape, events_of, fault_of, logs_of, report_of
+from tests.munged import Munged
 from watchdog.agent.sender import backoff_s
+from watchdog.identity.session import Session
 from watchdog.model.messages import Report
 from watchdog.model.observed import NodeEvent
 from watchdog.report_changes import changes_between
@@ -43,7 +45,9 @@ SHAKING = 200
 for ten seconds would be refused as slow."""
 SPOOLED = 6
 """Reports that an agent keeps for a controller that is away: half a minute of them, as old as they may be judged."""
-HEAD = b"POST /v1/report HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+HEAD = (
+    b"POST %b HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
+)
 
 
 @dataclass(slots=True)
@@ -65,6 +69,10 @@ class Agent:
     in_flight: bool = False
     full_next: bool = True
     failures: int = 0
+    session: Session | None = None
+    """By MUNGE: begun, or about to begin."""
+    begins: bool = False
+    """What is in flight is no report, but about a session."""
     faults: list[NodeEvent] = field(default_factory=list)
 
 
@@ -95,9 +103,10 @@ class Fleet:
         interval_s: float,
         *,
         changes: bool,
-        tls: fleet_tls.Client | None = None,
+        proof: fleet_tls.Client | fleet_munge.Client,
     ):
-        self.tls = tls
+        self.tls = proof if isinstance(proof, fleet_tls.Client) else None
+        self.munge = proof if isinstance(proof, fleet_munge.Client) else None
         self.shaking: set[int] = set()
         """Agents whose handshake is not over yet."""
         self.address, self.shape, self.interval_s, self.changes = address, shape, interval_s, changes
@@ -181,6 +190,7 @@ class Fleet:
         del self.of_fd[fd]
         agent.sock.close()
         agent.sock, agent.ready, agent.in_flight, agent.full_next = None, False, False, True
+        agent.session, agent.begins = None, False
         self.shaking.discard(agent.index)
         agent.inbox.clear()
         agent.failures += 1
@@ -240,6 +250,26 @@ class Fleet:
         if agent.waiting:
             self._send(agent)
 
+    def _begin(self, agent: Agent, epoch: str = "") -> None:
+        """Asks for the controller's epoch, or begins a session with it."""
+        assert self.munge is not None
+        header = ""
+        if epoch:
+            agent.session, header = self.munge.begin(self.shape.name(agent.index), epoch)
+        agent.begins, agent.in_flight, agent.sent_at = True, True, time.monotonic()
+        agent.out = HEAD % (fleet_munge.PATH.encode(), 0, header.encode())
+        self._flush(agent)
+
+    def _take_beginning(self, agent: Agent, status: bytes, body: bytes) -> None:
+        agent.begins = agent.in_flight = False
+        if status != b"200":
+            agent.session = None
+            raise OSError(f"no session: {body.decode(errors='replace')}")
+        if agent.session is None:
+            self._begin(agent, str(json.loads(body)["epoch"]))
+        elif agent.waiting:
+            self._send(agent)
+
     def _take_answer(self, agent: Agent) -> None:
         inbox = agent.inbox
         end = inbox.find(b"\r\n\r\n")
@@ -248,6 +278,15 @@ class Fleet:
         at = inbox.lower().find(b"content-length:", 0, end)
         size = int(inbox[at + 15 : inbox.find(b"\r\n", at)])
         if len(inbox) < end + 4 + size:
+            return
+        status, body = bytes(inbox[9:12]), bytes(inbox[end + 4 :])
+        if agent.begins or (self.munge is not None and status == b"401"):
+            inbox.clear()
+            if agent.begins:
+                self._take_beginning(agent, status, body)
+            else:  # the controller is another one: as the real agent does, a new session, and the report again
+                agent.session, agent.in_flight = None, False
+                self._begin(agent)
             return
         tally = self.tally
         good = inbox.startswith(b"HTTP/1.1 200")
@@ -273,6 +312,9 @@ class Fleet:
     # -- what is sent ------------------------------------------------------------------------------------------
 
     def _send(self, agent: Agent) -> None:
+        if self.munge is not None and agent.session is None:
+            self._begin(agent)
+            return
         sequence, made_at, number = agent.waiting[0]
         now = time.monotonic()
         full = (
@@ -290,7 +332,8 @@ class Fleet:
         self.tally.sent += 1
         self.tally.full += full
         self.tally.bytes_out += len(body)
-        agent.out = HEAD % len(body) + body
+        proof = "" if self.munge is None or agent.session is None else self.munge.proof(agent.session, body)
+        agent.out = HEAD % (b"/v1/report", len(body), proof.encode()) + body
         self._flush(agent)
 
     def _flush(self, agent: Agent) -> None:
@@ -418,15 +461,18 @@ def main() -> None:
     parser.add_argument("--interval", type=float, default=5.0)
     parser.add_argument("--always-full", action="store_true")
     parser.add_argument("--tls", type=Path, help="where fleet_tls.make has made certificates")
+    parser.add_argument("--munge", default="", help="the socket of munged, without --tls")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < options.nodes + 100:
         sys.exit(f"{options.nodes} connections need as many descriptors, and the limit is {hard}: ulimit -Hn")
     shape = Shape(nodes=options.nodes, jobs=options.jobs, workers=options.workers)
-    tls = None if options.tls is None else fleet_tls.Client(options.tls)
+    proof = (
+        fleet_munge.Client(Munged(options.munge, 0)) if options.tls is None else fleet_tls.Client(options.tls)
+    )
     address = ("127.0.0.1", options.port)
-    fleet = Fleet(address, shape, options.interval, changes=not options.always_full, tls=tls)
+    fleet = Fleet(address, shape, options.interval, changes=not options.always_full, proof=proof)
     fleet.epoll.register(0, select.EPOLLIN)
     pending = b""
     os.set_blocking(0, False)

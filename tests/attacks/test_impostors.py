@@ -27,15 +27,18 @@ from msgspec import inspect
 from tests.as_user import as_user
 from tests.munged import THERE, Munged, munged
 from tests.trusting import trusting
-from tests.unit.identity_door import until
+from tests.unit.identity_door import listening, until
 from tests.unit.identity_files import make_authority, node_files
 from tests.unit.wire_fill import filled
+from watchdog import clock
 from watchdog.agent.channel import Channel, unix_channel
 from watchdog.agent.connect import connect
 from watchdog.agent.munge_session import ProvenConnection
 from watchdog.agent.replies import MAX_REPLY_BYTES
 from watchdog.agent.sender import Sender, Spool
 from watchdog.agent.settings import SecuritySettings
+from watchdog.controller.munge_decoder import MungeProcess
+from watchdog.controller.sessions import Sessions
 from watchdog.identity import authority
 from watchdog.identity.session import decode_beginning
 from watchdog.identity.transport import Transport
@@ -62,6 +65,7 @@ class Impostor:
     answers: Callable[[Impostor, str, str], tuple[dict[str, str], bytes]]
     heard: bytearray = field(default_factory=bytearray)
     address: Any = ("127.0.0.1", 0)
+    status: int = 200
 
     @property
     def reply(self) -> bytes:
@@ -79,7 +83,7 @@ class Impostor:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 impostor.heard += f"{self.requestline}\r\n{self.headers}".encode() + body
                 headers, answer = impostor.answers(impostor, self.path, self.headers.get("Authorization", ""))
-                self.send_response(200)
+                self.send_response(impostor.status)
                 for name, value in {**headers, "Content-Length": str(len(answer))}.items():
                     self.send_header(name, value)
                 self.end_headers()
@@ -278,6 +282,36 @@ def test_a_stolen_key_of_the_controller_is_obeyed_until_the_list_of_revoked_ones
     found, _ = attack(stage, impostor, lambda address: stage.channel("tls", address), MALLORY, context)
     shutil.copy(stage.ca / "ca.crl", listed)
     assert [each.commands for each in found] == [(impostor.command,)]
+
+
+@pytest.mark.parametrize("refuses", [200, 400], ids=["who gives commands", "who refuses"])
+def test_who_takes_the_port_of_a_session_that_goes_on_gets_no_report_and_destroys_none(
+    stage: Stage, refuses: int
+) -> None:
+    """The connection of before is closed, and the agent comes again: to somebody else."""
+    sessions = Sessions(CONTROLLER, frozenset({0}), clock.monotonic)
+    impostor = Impostor(command_of(COMMANDS[0]), says_yes, status=refuses)
+    with listening(identity=(sessions, MungeProcess(stage.munge.socket))) as port:
+        address = ("127.0.0.1", port.number)
+        counts: list[str] = []
+        sender = Sender(
+            f"http://localhost:{port.number}",
+            Spool(10**6, 60),
+            stage.channel("munge", address),
+            counts.append,
+        )
+        sender.start()
+        sender.put(REPORT)
+        until(lambda: [each.sequence for each in port.reports] == [1])
+        port.wait(port.server.cleanup())
+        impostor.address = address
+        with impostor.listening():
+            sender.put(msgspec.structs.replace(REPORT, sequence=2))
+            until(lambda: bool(sender.problem))
+        assert b"what-only-the-controller-may-read" not in impostor.heard and b"POST /v1/" in impostor.heard
+        assert "rejected" not in counts and [each.sequence for each in sender.left()] == [2]
+        sender.stop()
+        assert [each.commands for each in sender.replies()] == [()]
 
 
 def test_at_a_socket_of_the_same_user_the_same_answer_is_the_controller_s(stage: Stage) -> None:

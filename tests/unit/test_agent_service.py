@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.trusting import trusting
 from watchdog.agent.app import Agent, Service
@@ -68,3 +69,13 @@ def test_a_tick_that_could_not_see_sends_nothing_and_is_no_sign_of_life(service:
     assert service.tick(monotonic()) is False
     assert service.sender.spool_bytes == 0
     assert 'slurm_watchdog_collector_success{collector="process"} 0\n' in service.metrics.render().decode()
+
+
+@pytest.mark.parametrize(("limit_s", "away_s", "ends"), [(600.0, 601.0, True), (600.0, 599.0, False), (0.0, 1e6, False)])  # fmt: skip
+def test_an_agent_of_attach_ends_after_its_controller_and_a_service_never(
+    service: Service, limit_s: float, away_s: float, ends: bool
+) -> None:
+    settings = service.agent.config
+    service.agent.config = replace(settings, agent=replace(settings.agent, give_up_after=limit_s))
+    service.tick(service.sender.heard_at + away_s)
+    assert service.signals.stop is ends

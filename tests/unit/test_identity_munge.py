@@ -160,6 +160,10 @@ class Tap:
         self.seen.append((path, body, dict(headers)))
         return self.inner.post(path, body, headers, connect_s, answer_s)
 
+    def post_kept(self, path: str, body: bytes, headers: dict[str, str], answer_s: float) -> Response:
+        self.seen.append((path, body, dict(headers)))
+        return self.inner.post_kept(path, body, headers, answer_s)
+
     def close(self) -> None:
         self.inner.close()
 
@@ -215,10 +219,8 @@ def test_answers_of_somebody_else_are_not_believed(port: Port, munged: Munged) -
     """Commands to agents come in answers."""
 
     class Liar(Tap):
-        def post(
-            self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
-        ) -> Response:
-            answer = super().post(path, body, headers, connect_s, answer_s)
+        def post_kept(self, path: str, body: bytes, headers: dict[str, str], answer_s: float) -> Response:
+            answer = super().post_kept(path, body, headers, answer_s)
             return (
                 Response(answer.status, answer.reason, answer.headers, b'{"commands":[]}')
                 if path == "/v1/report"

@@ -15,7 +15,7 @@ import msgspec
 
 from watchdog import clock
 from watchdog.agent.channel import Proven
-from watchdog.agent.post import Connection, Response, Unproven
+from watchdog.agent.post import Connection, NotKept, Response, Unproven
 from watchdog.identity.session import (
     EPOCH,
     SESSION_S,
@@ -109,7 +109,10 @@ class ProvenConnection:
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
     ) -> Proven | Response:
-        """See Channel.post. Only who could decode our credential can prove an answer: the user of the controller."""
+        """See Channel.post. Only who could decode our credential can prove an answer: the user of the controller.
+
+        Each connection is proven before a report goes over it.
+        """
         began = False
         while True:
             if self._session is None or self._now() - self._session.began_at > SESSION_S:
@@ -117,7 +120,13 @@ class ProvenConnection:
             session = self._session
             try:
                 proof = {**headers, "Authorization": authorization(session, path, body)}
-                answer = self._inner.post(path, body, proof, connect_s, answer_s)
+                # Never on another connection than that on which the session was proven: who listens there now may be anybody.
+                answer = self._inner.post_kept(path, body, proof, answer_s)
+            except NotKept:
+                self._session = None
+                if began:
+                    raise
+                continue  # closed between two reports, as servers do, or by a new start of the controller
             except OSError:
                 self._session = None  # it may have been taken, or the controller may be another
                 raise
@@ -154,8 +163,8 @@ class ProvenConnection:
             )
         session = new_session(self._node, self._now())
         credential = self._encode(encode_beginning(session, epoch))
-        answer = self._inner.post(
-            where, b"", {**headers, "Authorization": f"Munge {credential}"}, connect_s, answer_s
+        answer = self._inner.post_kept(
+            where, b"", {**headers, "Authorization": f"Munge {credential}"}, answer_s
         )
         if answer.status != 200:
             raise Unproven(f"the controller refuses our credential: {_sentence(answer)}")

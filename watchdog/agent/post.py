@@ -33,6 +33,10 @@ class Unproven(OSError):
     """We can't show who we are, or the peer has not shown to be the controller. The text says why, and what to do."""
 
 
+class NotKept(ConnectionError):
+    """The connection on which the peer had proven itself is closed: nothing was answered, and whoever listens there now is anybody."""
+
+
 class BadAnswer(OSError):
     """What came back is no answer by RFC 9112."""
 
@@ -93,9 +97,7 @@ class Connection:
 
         `connect_s` bounds the connecting, name look-up apart, and `answer_s` all the rest.
         """
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        head = f"POST {path} HTTP/1.1\r\nHost: {self._name}\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
-        message = head.encode() + body
+        message = self._message(path, body, headers)
         self._renew()
         kept = self._sock is not None
         try:
@@ -109,6 +111,24 @@ class Connection:
         except BaseException:
             self.close()
             raise
+
+    def post_kept(self, path: str, body: bytes, headers: dict[str, str], answer_s: float) -> Response:
+        """As `post`, on the connection that is open and on no other. Raises NotKept if there is none any more."""
+        if self._sock is None:
+            raise NotKept("the connection to the controller is closed")
+        try:
+            return self._exchange(self._message(path, body, headers), 0.0, answer_s)
+        except _Closed as error:
+            self.close()
+            raise NotKept(str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _message(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._name}\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
+        return head.encode() + body
 
     def certificates(self) -> dict[str, float]:
         """`own` and `authority` -> when that certificate ends, in seconds since the epoch; empty without certificates, or before they

@@ -210,6 +210,10 @@ class Slurm(Section):
         description="The interpreter that has pyslurm, such as /usr/bin/python3; empty = the watchdog's own.",
     )
     bin_directory: str = Field("", description="Where squeue and scontrol are; empty = PATH.")
+    token_file: str = Field(
+        "",
+        description="File that holds the token SLURM_JWT, read for each command, so that it can be renewed; empty = the environment's, if there is one.",
+    )
     poll_interval: Span = Field(10.0, description="Time between two listings of jobs and nodes.")
     deadline: Span = Field(20.0, description="An answer that takes longer counts as unknown, never as empty.")
 

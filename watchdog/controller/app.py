@@ -98,6 +98,7 @@ async def _serve(
     slurm = make_client(
         config.slurm.client,
         pyslurm_python=config.slurm.pyslurm_python,
+        token_file=config.slurm.token_file,
         bin_directory=config.slurm.bin_directory,
         deadline_s=config.slurm.deadline,
         observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),

@@ -20,6 +20,8 @@ def objection_to_excluding(job: SlurmJob, nodes: Sequence[str], known: Sequence[
     maintenance counts for a job of a reservation, which may be the one that maintains it.
     """
     names = ", ".join(nodes)
+    if job.het_job_id:
+        return f"{names} is not excluded: Slurm gives one list to all components of a heterogeneous job, and each has its own"
     required = [node for node in nodes if node in job.required_nodes]
     if required:
         return f"{', '.join(required)} is not excluded: the job was submitted for it (--nodelist)"

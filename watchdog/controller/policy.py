@@ -142,6 +142,10 @@ def why_not(ending: Step, job: SlurmJob) -> str | None:
         return "Slurm can requeue batch jobs only, and this one was started by srun or salloc"
     if ending is Step.REQUEUE and job.requeueable is False:
         return "the job was submitted with --no-requeue; add #SBATCH --requeue"
+    if ending is Step.REQUEUE and job.not_requeueable:
+        return job.not_requeueable
+    if ending is Step.RESUBMIT and job.het_job_id:
+        return "a heterogeneous job is not submitted again: its components' options are not known"
     if ending is Step.RESUBMIT and not job.is_batch:
         return "there is no stored script of a job that was started by srun or salloc"
     if ending is Step.RESUBMIT and "_" in job.job_id:

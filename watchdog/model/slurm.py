@@ -56,6 +56,8 @@ class SlurmJob(Value, frozen=True, kw_only=True):
     """Of a heterogeneous job that was folded into its first component: the other components' numbers, as `raw_id`."""
     script_path: str = ""
     """What was given to sbatch; empty for a script that came by standard input."""
+    not_requeueable: str = ""
+    """Why a requeue would not do what it should under this release of Slurm, a sentence; empty if it would."""
     unreadable: tuple[str, ...] = ()
     """Names of the fields that Slurm answered in a form that cannot be read: their values here mean nothing."""
 

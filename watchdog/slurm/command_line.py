@@ -11,12 +11,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
+from watchdog import clock
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.slurm import parse, states, submit_as
+from watchdog.slurm.access import Access, hides_jobs, read_access, token_note, why_not_requeue_het
 from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 from watchdog.slurm.commands import Answer, Commands, first_line, run
 from watchdog.slurm.listings import LISTING, CommandLineListings, Listings, new_marks
 from watchdog.slurm.options import OPTION_FIELDS, options_of, parse_options
+from watchdog.slurm.pyslurm_child import user_name
 from watchdog.slurm.refusals import parse_refusal
 from watchdog.slurm.requests import (
     Observe,
@@ -33,6 +38,8 @@ from watchdog.slurm.requests import (
     untouched,
 )
 
+ACCESS_LASTS_S = 600.0
+
 SIGNAL_OPTIONS = {SignalTo.STEPS: (), SignalTo.BATCH: ("--batch",), SignalTo.FULL: ("--full",)}
 
 
@@ -41,7 +48,8 @@ class CommandLineSlurm:
 
     `bin_directory`: where they are, empty for PATH. `environ`: the environment to start from (SLURM_CONF, PATH);
     None for our own. `observe(call, outcome)` is told how each request ended: ok, refused or unavailable.
-    `listings`: who answers questions, squeue and sinfo if nobody else does.
+    `listings`: who answers questions, squeue and sinfo if nobody else does. `token_file`: holds SLURM_JWT, read for each command.
+    `uid`: the user that asks, None for our own: what Slurm hides from it is looked up, and nothing is hidden from root.
     """
 
     def __init__(
@@ -51,10 +59,14 @@ class CommandLineSlurm:
         environ: Mapping[str, str] | None = None,
         observe: Observe = lambda call, outcome: None,
         listings: Listings | None = None,
+        token_file: str = "",
+        uid: int | None = None,
     ) -> None:
-        self._commands = Commands(bin_directory, os.environ if environ is None else environ)
+        self._commands = Commands(bin_directory, os.environ if environ is None else environ, token_file)
         self._listings = listings or CommandLineListings(self._commands)
         self._requests = Requests(deadline_s, observe)
+        self._uid = os.geteuid() if uid is None else uid
+        self._access: tuple[float, Access] | None = None
 
     async def close(self) -> None:
         """Ends what was started to answer questions. It may be asked again all the same."""
@@ -64,15 +76,15 @@ class CommandLineSlurm:
 
     def notes(self) -> tuple[str, ...]:
         """What is not as it should be in how Slurm is asked."""
-        return self._listings.notes()
+        return (*self._listings.notes(), *token_note(self._commands.token, clock.wall()))
 
     async def read_view(self) -> SlurmView:
         """All jobs, without their excluded nodes, and all nodes."""
-        return await self._requests.carry_out_again_and_again("read_view", self._listings.view)
+        return await self._requests.carry_out_again_and_again("read_view", self._view)
 
     async def read_job(self, job_id: str) -> SlurmJob | None:
         """One job with its excluded nodes."""
-        return await self._requests.carry_out("read_job", lambda: self._listings.job(checked_job_id(job_id)))
+        return await self._requests.carry_out("read_job", lambda: self._job(checked_job_id(job_id)))
 
     async def read_node(self, node: str) -> SlurmNode | None:
         """One node with its reason."""
@@ -171,6 +183,35 @@ class CommandLineSlurm:
 
     # -- how
 
+    async def _view(self) -> SlurmView:
+        view = await self._listings.view()
+        het = any(job.het_job_id for job in view.jobs)
+        hidden = hides_jobs(await self._known_access(), self._uid) if self._uid else ""
+        if hidden:
+            view = replace(view, partial="; ".join(filter(None, (view.partial, hidden))))
+        if not het:
+            return view
+        why = why_not_requeue_het((await self._known_access()).version)
+        return replace(
+            view,
+            jobs=tuple(replace(job, not_requeueable=why) if job.het_job_id else job for job in view.jobs),
+        )
+
+    async def _job(self, job_id: str) -> SlurmJob | None:
+        job = await self._listings.job(job_id)
+        if job is None and self._uid and (hidden := hides_jobs(await self._known_access(), self._uid)):
+            raise SlurmUnavailable(hidden, answered=True)
+        if job is None or not job.het_job_id:
+            return job
+        return replace(job, not_requeueable=why_not_requeue_het((await self._known_access()).version))
+
+    async def _known_access(self) -> Access:
+        """Asked for again now and then: slurmctld may be reconfigured or upgraded."""
+        now = clock.monotonic()
+        if self._access is None or now - self._access[0] > ACCESS_LASTS_S:
+            self._access = now, await read_access(self._commands, self._uid, user_name(self._uid))
+        return self._access[1]
+
     async def _read_script(self, job_id: str) -> bytes:
         answer = await self._commands.run("scontrol", "write", "batch_script", job_id, "-")
         if answer.output and not answer.code:
@@ -197,6 +238,10 @@ class CommandLineSlurm:
         job = await self._listings.job(job_id)
         if job is None:
             raise SlurmRefused(f"Slurm knows no job {job_id}", Refusal.NO_SUCH_JOB)
+        if job.het_job_id:
+            raise SlurmRefused(
+                "one list would replace that of every component of the heterogeneous job", Refusal.NOT_ASKED
+            )
         if not set(nodes) <= set(job.excluded_nodes):
             await self._exclude(job_id, sorted({*job.excluded_nodes, *nodes}))
             job = await self._listings.job(job_id)

@@ -26,6 +26,8 @@ U = TypeVar("U")
 OUTPUT_LIMIT = 256 * 2**20
 """Bytes of one answer: 100,000 jobs with long paths are less than half of it."""
 CHUNK = 2**16
+TOKEN_LIMIT = 65_536
+"""Characters of a token."""
 KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 DROPPED = ("SLURM_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_")
 
@@ -46,9 +48,10 @@ class Answer:
 class Commands:
     """Slurm's commands in `bin_directory` (empty: PATH), started from the environment `environ`."""
 
-    def __init__(self, bin_directory: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, bin_directory: str, environ: Mapping[str, str], token_file: str = "") -> None:
         self._bin_directory = bin_directory
         self._environ = clean_environment(environ)
+        self._token_file = token_file
 
     def path(self, command: str) -> str:
         """Where a command is."""
@@ -64,7 +67,24 @@ class Commands:
 
         However this ends, cancelled by the deadline included, nothing of the command's process group is left.
         """
+        if self._token_file:
+            self._environ["SLURM_JWT"] = await asyncio.to_thread(read_token, self._token_file)
         return await run([self.path(command), *arguments], {**self._environ, **environ})
+
+    @property
+    def token(self) -> str:
+        """SLURM_JWT as it was given to the last command; empty if there is none."""
+        return self._environ.get("SLURM_JWT", "")
+
+
+def read_token(path: str) -> str:
+    """The token in a file. Raises SlurmUnavailable."""
+    try:
+        with open(path, encoding="ascii") as file:
+            text = file.read(TOKEN_LIMIT).strip()
+    except (OSError, ValueError) as error:
+        raise SlurmUnavailable(f"the token for Slurm cannot be read (slurm.token_file): {error}") from error
+    return text.removeprefix("SLURM_JWT=")
 
 
 async def run(argv: Sequence[str], environ: Mapping[str, str], given: bytes | None = None) -> Answer:

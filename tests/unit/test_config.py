@@ -145,7 +145,8 @@ def test_an_unknown_key_gets_a_suggestion_or_the_list_of_known_ones() -> None:
     assert problems("controler: {}\n") == [(1, "controler", "unknown key; did you mean 'controller'?")]
     ((_, _, message),) = problems("slurm:\n  zzz: 1\n")
     assert (
-        message == "unknown key; known keys: client, pyslurm_python, bin_directory, token_file, poll_interval, deadline"
+        message
+        == "unknown key; known keys: client, pyslurm_python, bin_directory, token_file, poll_interval, deadline"
     )
 
 

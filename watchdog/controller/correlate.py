@@ -195,7 +195,7 @@ def _update(
     by_hardware = incident.subject.startswith(HARDWARE)
     about_runs = incident.subject.startswith("job:") or (finding is None and not by_hardware)
     if about_runs and _runs_are_over(incident, moment):
-        return _resolve(incident, moment, "the job has ended or runs anew")
+        return _resolve(incident, moment, "the run that it was about has ended")
     if finding is None:
         heard = incident.pending_mono if incident.heard_mono is None else incident.heard_mono
         forgettable = (

@@ -18,6 +18,7 @@ from watchdog.controller.journal import Journal
 from watchdog.controller.ladder import Do, End, LadderLimits, Move, Settle, Wait, World, next_move
 from watchdog.controller.ladder_state import asks, can_be_abandoned
 from watchdog.controller.placing import objection_to_excluding
+from watchdog.controller.restart_proof import first_step_if_proven
 from watchdog.controller.state import ClusterState
 from watchdog.controller.stuck import StuckNode, stuck_nodes
 from watchdog.detect.view import JobView
@@ -72,6 +73,8 @@ class Driver:
         self._listens_from = clock.monotonic()
         self._step: int | None = run.decision.step_at_decision
         self._total_steps: int | None = None
+        self._stride = 1
+        """Steps between two log lines of the run that the decision is about."""
         self._submission_noticed: float | None = None
         """Monotonic: since when we look for a job that may have been submitted."""
         self._seen = ProcessEnd()
@@ -298,7 +301,8 @@ class Driver:
             after = self._tools.state.job_view(submitted.job_id, now)
         if before is not None and before.progress is not None and before.progress.step_known:
             self._step = max(self._step or 0, before.progress.step)
-            self._total_steps = before.progress.total_steps
+            self._total_steps, self._stride = before.progress.total_steps, before.progress.stride
+        loaded_step = self._loaded_step(before, after)
         return World(
             now=clock.wall(),
             job_known=known,
@@ -309,7 +313,9 @@ class Driver:
             step=self._step,
             total_steps=self._total_steps,
             complete_checkpoint_step=self._saved_step(before),
-            next_first_step=_first_step(after),
+            next_first_step=first_step_if_proven(after, loaded_step),
+            stride=self._stride,
+            loaded_step=loaded_step,
             next_stride=after.progress.stride if after is not None and after.progress is not None else 1,
             stalled_mounts=self._stalled_mounts(now),
             paused=self._tools.paused(),
@@ -322,6 +328,16 @@ class Driver:
             expired_exclusions=self._expired_exclusions(job),
             stuck=stuck,
         )
+
+    def _loaded_step(self, before: JobView | None, after: JobView | None) -> int | None:
+        """Of the newest complete checkpoint of the run that the decision is about, as far as it is known."""
+        fence = self.run.decision.fence
+        past = after.past if after is not None else ()
+        of_past = next((run for run in past if fence is not None and run.restarts == fence.restarts), None)
+        if of_past is not None:
+            self._stride = max(self._stride, of_past.stride)
+            return of_past.checkpoint_step
+        return before.checkpoint.step if before is not None and before.checkpoint is not None else None
 
     def _submitted(self) -> SlurmJob | None:
         """The job that was submitted in place of ours, known by its comment; of several the first one."""
@@ -412,13 +428,3 @@ class Driver:
             if filesystem.mount in concerned and nodes - exempt:
                 stalled.add(filesystem.mount)
         return tuple(sorted(stalled))
-
-
-def _first_step(view: JobView | None) -> int | None:
-    """The first step that the next run made; 0 where it counts something else, whose rise proves as well that it runs. A bar that was
-    drawn at the position it begins at (`0/90`) proves nothing."""
-    if view is None or view.progress is None:
-        return None
-    if view.progress.step_known:
-        return view.progress.first_step
-    return 0 if view.progress.rises else None

@@ -23,6 +23,7 @@ from watchdog.controller.ladder_state import (
     tries,
     wait_for_mounts,
 )  # fmt: skip
+from watchdog.controller.restart_proof import steps_lost
 from watchdog.controller.stuck import StuckNode, why_it_waits
 from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome
 from watchdog.model.slurm import SlurmJob
@@ -117,6 +118,8 @@ def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -
         avoided = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
         without = f" without {', '.join(avoided)}" if avoided else ""
         return End(end=end_of_restart(run, world, f"the job runs again{without}", requeued_at))
+    if stage is Stage.NEXT_RUN and world.job.state == "COMPLETED":
+        return End(end=_ended_well(run, world))
     if stage is Stage.NEXT_RUN and world.job.state not in STARTED | REQUEUED:
         return leave(run, world, f"the job was restarted and is {world.job.state} without a new step")
     if world.stuck and stage is Stage.QUEUED:
@@ -128,6 +131,17 @@ def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -
         if unblocked is not None:
             return unblocked
     return described_end(run, world.job, world, limits)
+
+
+def _ended_well(run: ActionRun, world: World) -> ActionEnd:
+    """The restarted run has come to its end with exit code 0 (Slurm's COMPLETED): it did what was left to do."""
+    requeued_at = next(r.intent_at for r in run.records if r.rung is Rung.REQUEUE_HOLD)
+    return ActionEnd(
+        ok=True,
+        ended_at=world.now,
+        detail="the job was restarted and has completed, with exit code 0",
+        downtime_s=world.now - requeued_at,
+    )
 
 
 def _take_back(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
@@ -195,19 +209,20 @@ def end_of_restart(run: ActionRun, world: World, what: str, begun_at: float) -> 
     decision, first = run.decision, world.next_first_step
     assert first is not None
     lost = seconds = None
-    if decision.step_at_decision is not None:
+    if decision.step_at_decision is not None and first > 0:
         last = max(decision.step_at_decision, world.step or 0)
-        lost = max(0, last + world.next_stride - first)
-        seconds = None if decision.step_s is None else lost * decision.step_s
-    words = "" if lost is None else f", {lost} step{'' if lost == 1 else 's'} lost"
-    if lost and seconds is not None:
+        lost = steps_lost(last, world.stride, first, world.next_stride, world.loaded_step)
+        seconds = None if decision.step_s is None else lost.at_least * decision.step_s
+    words = "" if lost is None else f", {lost.words}"
+    if lost is not None and lost.at_least and seconds is not None:
         words += f" ({seconds:.0f} s of work)"
     return ActionEnd(
         ok=True,
         ended_at=world.now,
         detail=f"{what}; first new step {first}{words}",
         resumed_at_step=first,
-        steps_lost=lost,
+        steps_lost=None if lost is None else lost.at_least,
+        steps_lost_at_most=None if lost is None or lost.at_most == lost.at_least else lost.at_most,
         seconds_lost=seconds,
         downtime_s=world.now - begun_at,
     )

@@ -104,8 +104,13 @@ class World(Value, frozen=True, kw_only=True):
     complete_checkpoint_step: int | None = None
     """Step of the newest complete checkpoint that came after the job was asked to save."""
     next_first_step: int | None = None
-    """First step that the new run logged."""
+    """First step that the new run logged as made, once it is proven to train: see watchdog.controller.restart_proof."""
     next_stride: int = 1
+    """Steps between two lines of its log."""
+    stride: int = 1
+    """Steps between two log lines of the run that the decision is about."""
+    loaded_step: int | None = None
+    """Step of the newest complete checkpoint that was known when that run ended."""
     stalled_mounts: tuple[str, ...] = ()
     paused: bool = False
     taken_up_at: float = 0.0

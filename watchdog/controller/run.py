@@ -167,6 +167,8 @@ class Run:
     """There are more files than were taken."""
     phase: tuple[str, float] | None = None
     checkpoint: tuple[int, float] | None = None
+    stepped_at: float | None = None
+    """When its step, or another count, was first seen to rise."""
     saved_at: float = float("-inf")
     """When a new checkpoint was complete: the step after it could not begin before."""
     checkpoint_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
@@ -236,6 +238,8 @@ def past_run(run: Run, now: float) -> PastRun:
         steps_seen=0 if progress is None else progress.steps_seen - 1,
         first_step=None if progress is None else progress.first_step,
         last_step=last_step,
+        start_s=None if run.stepped_at is None else max(0.0, run.stepped_at - run.began_at),
+        stride=1 if progress is None else progress.stride,
         total_steps=None if progress is None else progress.total_steps,
         rose_at=None if rose_age_s is None else now - rose_age_s,
         step_s=None if progress is None else progress.step_s,

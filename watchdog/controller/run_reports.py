@@ -109,6 +109,8 @@ def _note_progress(run: Run, event: Event, at: float) -> None:
     if apply_step(run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None):
         run.phase = None if run.phase and run.phase[1] <= at else run.phase
         run.snapshots.clear()
+        if run.stepped_at is None and any(clock.rose for clock in run.clocks.values()):
+            run.stepped_at = at
         if event.phase:  # a bar inside of the training's: the next step ends it
             run.phase = (event.phase, at)
     note_loss(run.clocks, event, at)

@@ -230,11 +230,16 @@ def _accuse(
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}{f'. It said before: {said}' if said else ''}.",
         culprits=culprits,
         facts=(*_facts(job, voted), *([_left_to_storage(held)] if held else [])),
-        actionable=progress is not None
+        actionable=(progress is not None or has_trained(job))
         and not finished
         and held is None
         and (bool(culprits) or age_s >= busy_limit_s),
     )
+
+
+def has_trained(job: JobView) -> bool:
+    """Whether an earlier run of the job was seen to make steps: that this one makes none is then no way of logging."""
+    return any(run.start_s is not None for run in job.past)
 
 
 SAID = 160

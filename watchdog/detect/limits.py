@@ -18,6 +18,9 @@ EVIDENCE = 0.7
 """From this share of the time-out of collectives on, too, until it is over."""
 VERDICT = 0.85
 """The limit is at most this share of a time-out that the job names."""
+START_FACTOR, LEAST_START_S = 5.0, 600.0
+"""A start after a restart may take so many times as long as the longest that was seen, and ten minutes at least: a checkpoint has to be
+read, data to be skipped, and a new node knows nothing of what was compiled before."""
 LEAST_FACTOR = 2.0
 """What the slowest of the recent steps took is doubled before a time-out may make the limit shorter."""
 
@@ -38,10 +41,12 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     time-out of collectives, see above. Ranks that a launcher has started anew since the last step have all of a start before them."""
     progress = view.progress
     if progress is None:
-        return learnt_limit(0, (), None, settings)
+        return _start_limit(view, settings)
     if progress.age_s >= SUSPICION * settings.floor and view.renewed:
         start = learnt_limit(0, (), None, settings)
-        return Limit(seconds=start.seconds, reason="its ranks were started anew")
+        return Limit(seconds=start.seconds, reason="its ranks were started again")
+    if progress.steps_seen < settings.warmup_steps and progress.phase is None:
+        return _start_limit(view, settings)
     limit = learnt_limit(progress.steps_seen, progress.intervals_s, progress.phase, settings)
     timeout = view.collective_timeout
     learning = progress.steps_seen < settings.warmup_steps or not progress.intervals_s
@@ -51,6 +56,21 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     if capped_s < limit.seconds:
         return Limit(seconds=capped_s, reason=f"collectives time out after {timeout.seconds:g} s")
     return limit
+
+
+def _start_limit(view: JobView, settings: LimitSettings) -> Limit:
+    """Of a run that has made no step yet: the start-up grace, or less where an earlier run of the job shows how long a start takes."""
+    grace = learnt_limit(0, (), None, settings)
+    starts_s = [run.start_s for run in view.past if run.start_s is not None]
+    if not starts_s or view.phase is not None:
+        return grace
+    learnt_s = max(START_FACTOR * max(starts_s), LEAST_START_S, settings.floor)
+    if learnt_s >= grace.seconds:
+        return grace
+    return Limit(
+        seconds=learnt_s,
+        reason=f"{START_FACTOR:g} x the {max(starts_s):.0f} s from an earlier start to its first step",
+    )
 
 
 def makes_steps(view: JobView, settings: LimitSettings) -> bool:

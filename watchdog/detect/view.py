@@ -237,6 +237,10 @@ class PastRun(Value, frozen=True, kw_only=True):
     """How many times its step rose; 0: it never got to a new step."""
     first_step: int | None = None
     last_step: int | None = None
+    start_s: float | None = None
+    """From its beginning to the first rise of its step; None: it was seen to make none."""
+    stride: int = 1
+    """Steps between two of its log lines: its last line may be so many steps old."""
     total_steps: int | None = None
     rose_at: float | None = None
     """When a step was last seen to rise."""

@@ -168,6 +168,9 @@ class ActionEnd(Value, frozen=True, kw_only=True):
     detail: str
     resumed_at_step: int | None = None
     steps_lost: int | None = None
+    """Steps that were made and had to be made again: as many as the log proves."""
+    steps_lost_at_most: int | None = None
+    """Where the log has a line every few steps only: as many as it may be; None: exactly `steps_lost`."""
     downtime_s: float | None = None
     seconds_lost: float | None = None
     """The steps lost, in the time that they took."""

@@ -1,0 +1,74 @@
+"""When a restarted run counts as training again, and what the restart cost."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.builders import job, progress
+from watchdog.controller.restart_proof import first_step_if_proven, steps_lost
+from watchdog.detect.limits import progress_limit
+from watchdog.detect.view import PastRun
+from watchdog.detector_config import CollectiveHang
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "rises", "loaded", "proven"),
+    [
+        (None, 0, 0, 40, False),  # a bar was drawn at `0/90`
+        (40, 40, 0, 40, False),  # the line says which checkpoint was loaded
+        (41, 41, 1, 40, True),  # 40, then 41: but 40 is no step of this run
+        (41, 41, 0, 40, False),
+        (50, 50, 0, 40, False),  # one line of a log that has one every ten steps
+        (50, 60, 1, 40, True),
+        (30, 40, 1, 40, False),  # it makes again what the checkpoint has
+        (41, 42, 1, None, False),
+        (41, 43, 2, None, True),
+    ],
+)
+def test_restart_is_proven_by_two_steps_above_the_loaded_one(
+    first: int | None, step: int, rises: int, loaded: int | None, proven: bool
+) -> None:
+    view = job(progress=progress(1.0, step=step, first_step=first, rises=rises))
+    assert (first_step_if_proven(view, loaded) == first and first is not None) is proven
+
+
+def test_restart_without_a_step_is_not_proven_and_a_count_that_is_no_step_has_to_rise_twice() -> None:
+    assert first_step_if_proven(None, None) is None
+    assert first_step_if_proven(job(progress=None), 40) is None
+    for rises, proven in ((1, None), (2, 0)):
+        counted = progress(1.0, step=0, step_known=False, rises=rises)
+        assert first_step_if_proven(job(progress=counted), 40) == proven
+
+
+@pytest.mark.parametrize(
+    ("last", "stride", "first", "next_stride", "loaded", "words"),
+    [
+        (57, 1, 41, 1, 40, "17 steps lost"),
+        (64, 1, 65, 1, 64, "0 steps lost"),
+        (57, 1, 41, 1, None, "17 steps lost"),
+        (50, 10, 50, 10, 40, "10 to 19 steps lost"),  # a line every ten steps: up to nine more were made
+        (50, 10, 60, 10, None, "0 to 9 steps lost"),
+        (21, 1, 21, 1, 20, "1 step lost"),
+        (57, 1, 61, 1, 40, "0 steps lost"),  # it continued from a checkpoint that nobody saw
+    ],
+)
+def test_steps_lost_are_steps_that_were_made_and_a_range_where_the_log_is_coarse(
+    last: int, stride: int, first: int, next_stride: int, loaded: int | None, words: str
+) -> None:
+    assert steps_lost(last, stride, first, next_stride, loaded).words == words
+
+
+def test_start_after_a_restart_has_the_time_that_earlier_starts_took_and_not_an_hour() -> None:
+    settings = CollectiveHang()
+    past = PastRun(restarts=0, began_at=0.0, ended_at=900.0, steps_seen=50, start_s=40.0)
+    starting = job(progress=None, run_age_s=30.0, past=(past,))
+    assert progress_limit(starting, settings).seconds == 600.0
+    slow = replace(starting, past=(replace(past, start_s=300.0),))
+    assert progress_limit(slow, settings).seconds == 1500.0
+    endless = replace(starting, past=(replace(past, start_s=3000.0),))
+    assert progress_limit(endless, settings).seconds == settings.startup_grace
+    never = replace(starting, past=(replace(past, start_s=None),))
+    assert progress_limit(never, settings).seconds == settings.startup_grace
+    loaded = replace(starting, progress=progress(30.0, step=40, rises=0, steps_seen=1, intervals_s=()))
+    assert progress_limit(loaded, settings).seconds == 600.0

@@ -108,7 +108,7 @@ else
 endif
 endif
 LIVE := $(wildcard tests/integration tests/attacks tests/frameworks)
-LIVE_WORKERS ?= 3
+LIVE_WORKERS ?= 4
 WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' --dist loadscope --no-loadscope-reorder
 # A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause. More than three such
 # tests fail the run; tests/conftest.py counts them over the parts, in this file.

@@ -19,7 +19,7 @@ import pytest
 
 from tests.munged import munged
 from tests.proven_server import Proof, handler
-from watchdog.model.messages import Reply, Report
+from watchdog.model.messages import JobWatch, Reply, Report
 from watchdog.wire import decode_report, encode_reply
 
 ALONE = "TEST_IS_ALONE"
@@ -44,12 +44,28 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
     return outer
 
 
+PERSONAL = """
+import sys, msgspec
+from watchdog.agent.settings import become_agent, settings_of
+from watchdog.config import load_config
+settings = msgspec.structs.replace(settings_of(load_config(sys.argv[1])), personal=True)
+become_agent(settings, file=sys.argv[1])
+"""
+"""The agent as `slurm-watchdog run` starts it: for the one user whom it has, here root. Nobody else's is looked at, and as nobody else."""
+
+
+def watched(job: str) -> JobWatch:
+    """A job of ours, as the controller tells of it."""
+    return JobWatch(job_id=job, restarts=0, uid=os.getuid())
+
+
 class Receiver:
     """A controller that takes every report and notes when."""
 
-    def __init__(self) -> None:
+    def __init__(self, *jobs: str) -> None:
+        """`jobs`: those that Slurm has on this node, all of our own user; what claims to be of another one is none."""
         self.reports: list[tuple[float, Report]] = []
-        self.reply = Reply(controller_id="test")
+        self.reply = Reply(controller_id="test", watch=tuple(watched(job) for job in jobs))
         self._open = ExitStack()
         self.munged = self._open.enter_context(munged())
         receive = handler(Proof(self.munged), self._take)
@@ -77,7 +93,7 @@ class Receiver:
 
 
 class AgentProcess:
-    """`slurm-watchdog agent` with a configuration of its own."""
+    """The agent with a configuration of its own."""
 
     def __init__(
         self,
@@ -102,9 +118,7 @@ class AgentProcess:
         command = [
             sys.executable,
             "-c",
-            "from watchdog.cli.main import main; main()",
-            "agent",
-            "--config",
+            PERSONAL,
             str(config),
         ]
         with open(self.errors, "wb") as errors:

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
-import site
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-CAPABILITIES = ("sys_ptrace", "dac_read_search", "syslog", "chown", "setuid", "setgid", "kill")
-"""As in systemd/slurm-watchdog-helper.service: a test compares them."""
-HELPER_UID, AGENT_UID = 64981, 64982
-"""Of nobody else here."""
-CHECKOUT = Path(__file__).resolve().parents[1]
+from deploy.demo.rights import (
+    AGENT_UID,
+    CAPABILITIES,
+    CHECKOUT,
+    HELPER_UID,
+    Place,
+    agent_command,
+    as_user,
+    furnish,
+    helper_command,
+    parts_of_a_place,
+)
+
+__all__ = [
+    "AGENT_UID", "CAPABILITIES", "CHECKOUT", "HELPER_UID", "Place", "agent_command", "as_user", "helper", "helper_command", "place",
+]  # fmt: skip
+
 START_S = 120.0
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where anybody may run our code: an interpreter, and what it needs, under a path that is open to all."""
-
-    directory: Path
-    python: Path
-    environment: Mapping[str, str]
-
-    def command(self, uid: int, capabilities: Sequence[str], *words: str) -> list[str]:
-        return as_user(uid, capabilities, [str(self.python), *words])
 
 
 @dataclass
@@ -69,14 +66,6 @@ def why_impossible() -> str | None:
     )
 
 
-def as_user(uid: int, capabilities: Sequence[str], command: list[str]) -> list[str]:
-    """`command` as this user, with exactly these capabilities."""
-    chosen = ",".join(["-all", *(f"+{each}" for each in capabilities)])
-    rights = [f"--inh-caps={chosen}", f"--ambient-caps={chosen}", f"--bounding-set={chosen}"]
-    who = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs"]
-    return ["setpriv", *who, *rights, "--", *command]
-
-
 def run_here(*words: object) -> None:
     subprocess.run([str(word) for word in words], check=True)
 
@@ -89,44 +78,20 @@ def place(run: Callable[..., object] = run_here) -> Iterator[Place]:
     """
     directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-place-"))
     directory.chmod(0o755)
-    packages = next(path for path in site.getsitepackages() if (Path(path) / "msgspec").is_dir())
-    parts = {"python": Path(sys.base_prefix), "packages": Path(packages), "checkout": CHECKOUT}
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        for name, source in parts.items():
+        for name, source in parts_of_a_place().items():
             (directory / name).mkdir()
             run("mount", "--bind", source, directory / name)
             stack.callback(run, "umount", "--lazy", directory / name)
-        python = directory / "python" / "bin" / f"python{sysconfig.get_python_version()}"
-        tools = directory / "tools"
-        tools.mkdir()
-        shutil.copy(Path(sys.executable).with_name("py-spy"), tools)
-        path = f"{directory}/checkout:{directory}/packages"
-        environment = {
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "PYTHONPATH": path,
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        yield Place(directory, python, environment)
-
-
-def helper_command(where: Place, socket: Path) -> list[str]:
-    """The helper of AGENT_UID, as its user."""
-    words = ("-m", "watchdog.agent.helper_main", str(socket), str(AGENT_UID))
-    return where.command(HELPER_UID, CAPABILITIES, *words)
-
-
-def agent_command(where: Place, *words: str) -> list[str]:
-    """`slurm-watchdog agent …`, as a user without a capability."""
-    program = "import sys; from watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
-    return where.command(AGENT_UID, (), "-c", program, "agent", *words)
+        yield furnish(directory)
 
 
 def _start(where: Place, socket: Path, log: Path) -> subprocess.Popen[bytes]:
     before = log.read_text(errors="replace").count("serving the agent")
     with log.open("ab") as out:
         process = subprocess.Popen(
-            helper_command(where, socket),
+            helper_command(where, socket, prefixes=["/tmp"]),
             stdout=out,
             stderr=out,
             env=dict(where.environment),

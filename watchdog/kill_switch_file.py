@@ -6,10 +6,11 @@ below fixed directories alone, has no hidden part in its name, and its line is c
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
+
+import msgspec
 
 KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the helper, one a run, and called JOB.RUN."""
@@ -33,13 +34,14 @@ def clean_field(text: object) -> str:
 
 def compose_line(fields: Mapping[str, object]) -> str:
     """The line, with its end of line, of the values in `fields` by name; one that is missing is empty."""
-    return json.dumps({name: clean_field(fields.get(name, "")) for name in FIELDS}) + "\n"
+    pairs = (f'"{name}": "{clean_field(fields.get(name, ""))}"' for name in FIELDS)
+    return f"{{{', '.join(pairs)}}}\n"
 
 
 def parse_line(line: str) -> dict[str, str] | None:
     """The values that a line holds, of an earlier release's, too; None if it is no kill switch of ours."""
     try:
-        value = json.loads(line)
+        value = msgspec.json.decode(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not value.keys() <= set(FIELDS) or not value.get("by"):

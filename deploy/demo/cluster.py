@@ -55,6 +55,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deploy.demo.rights import HELPER_UID, USER, USER_UID, Place, ensure_user, furnish, parts_of_a_place
+
 PACKAGES = {  # Debian package -> commands that it brings
     "slurm-wlm": ("slurmctld", "slurmd", "sbatch", "scontrol"),
     "munge": ("munged",),
@@ -73,7 +75,9 @@ node=$1 dir=$2 family=$3
 echo "$node" >/proc/sys/kernel/hostname
 umount --recursive --lazy /run/netns || true  # else this node would keep other nodes' networks alive
 mount -t tmpfs -o mode=755 tmpfs /run
-mkdir /run/slurm-watchdog /run/lock
+mkdir -p /run/lock /run/slurm-watchdog/jobs /run/slurm-watchdog-helper
+mount -t tmpfs -o size=4M,nr_inodes=4k,mode=755,nosuid,nodev,noexec tmpfs /run/slurm-watchdog/jobs
+chown "$4" /run/slurm-watchdog/jobs /run/slurm-watchdog-helper
 mount --bind "$dir/hosts" /etc/hosts
 mount --bind "$dir/local/$node" "$dir/scratch"
 # A copy of a mount in here would keep it alive after its owner, another cluster or node, is gone.
@@ -81,7 +85,7 @@ mapfile -t mounts </proc/mounts # at once: the kernel's list moves while we unmo
 for line in "${mounts[@]}"; do
     read -r _ point _ <<<"$line"
     case $point in
-        "$dir/shared" | "$dir/scratch") ;;
+        "$dir/shared" | "$dir/scratch" | "$dir/place/"*) ;;
         "$family".*) umount "$point" || true ;;
     esac
 done
@@ -655,6 +659,7 @@ class Cluster:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self._prefix, self._cpus, self._gpus, self._options = prefix, cpus, gpus, dict(options or {})
         self._shared_mb, self._say = shared_mb, say
+        self._place: Place | None = None
         self._processes: dict[str, subprocess.Popen] = {}  # "munged", "slurmctld", and each node's namespaces
         self._inits: dict[str, int] = {}  # node -> its PID 1 as the host numbers it
         self._layout: Layout | None = None
@@ -699,6 +704,7 @@ class Cluster:
             (directory / "nodes" / node / "spool").mkdir(parents=True)
             make_filesystem(directory / f"images/{node}.ext4", 16, directory / "local" / node)
         make_network(layout)
+        self._furnish()
         self._start_munged()
         self.start_controller(wait=False)
         for node in self.nodes:
@@ -831,6 +837,26 @@ class Cluster:
             raise ClusterError(f"no node {node!r}; there are {', '.join(self.nodes)}")
         return node
 
+    def _furnish(self) -> None:
+        """Binds interpreter, packages and checkout below a path that is open to all, before nodes take the mounts over."""
+        ensure_user(USER, USER_UID)
+        (self.directory / "log").chmod(0o1777)  # what jobs print
+        directory = self.directory / "place"
+        directory.mkdir(mode=0o755)
+        self._place = furnish(directory)
+        for name, source in parts_of_a_place().items():
+            (directory / name).mkdir()
+            run_command(["mount", "--bind", source, directory / name])
+            run_command(
+                ["mount", "-o", "remount,bind,ro", directory / name]
+            )  # whatever removes this directory
+
+    @property
+    def place(self) -> Place:
+        """Where anybody may run our code, on the host and on every node."""
+        assert self._place is not None
+        return self._place
+
     # -- daemons
 
     def _spawn(self, name: str, argv: Sequence[str]) -> subprocess.Popen:
@@ -896,7 +922,7 @@ class Cluster:
             "--uts",
         ]
         argv += ["--pid", "--fork", "--kill-child", "--mount-proc", "bash", f"{self.directory}/node-init"]
-        outer = self._spawn(node, [*argv, node, str(self.directory), f"/tmp/{self._prefix}"])
+        outer = self._spawn(node, [*argv, node, str(self.directory), f"/tmp/{self._prefix}", str(HELPER_UID)])
         if not wait_until(lambda: children(outer.pid) or outer.poll() is not None, 10, 0.005) or outer.poll():
             raise ClusterError(f"node {node} did not start\n{self.log_tail(node)}")
         self._inits[node] = children(outer.pid)[0]
@@ -994,9 +1020,9 @@ class Cluster:
             raise ClusterError(f"{error}\n{self.log_tail()}") from error
 
     def sbatch(self, script: str, *options: str, user: str | None = None) -> str:
-        """Submit the text of a job script; returns the job id. The job starts in `shared`."""
-        environment = self.env
-        if user is not None:
+        """Submit the text of a job script as an ordinary user; returns the job id. The job starts in `shared`."""
+        environment, user = self.env, user or USER
+        if user != "root":
             entry = pwd.getpwnam(user)
             environment |= {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
         done = self.slurm(

@@ -24,9 +24,10 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from deploy.demo.cluster import Cluster
+from deploy.demo.rights import AGENT_UID, HELPER_SOCKET, agent_command, helper_command
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / "deploy" / "demo" / "trainer.py"
@@ -101,9 +102,14 @@ class SlackReceiver:
 
 
 def munge_of(cluster: Cluster) -> dict[str, str]:
-    """The section `security` of a watchdog on this cluster: the munged that its Slurm has; controller and agents are root's."""
+    """The section `security` of a watchdog on this cluster: the munged that its Slurm has; the controller is root's."""
     socket_of_munged = str(Path(cluster.directory) / "munge" / "socket")
-    return {"mode": "munge", "controller_user": "0", "agent_user": "0", "munge_socket": socket_of_munged}
+    return {
+        "mode": "munge",
+        "controller_user": "0",
+        "agent_user": str(AGENT_UID),
+        "munge_socket": socket_of_munged,
+    }
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -143,6 +149,7 @@ class Watchdog:
         self.socket = str(self.directory / "controller.sock")
         self.controller: subprocess.Popen[bytes] | None = None
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.helpers: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(cluster.env) | dict(controller_env or {})
         self._agent_env = agent_env
         base: Mapping[str, Mapping[str, Any]] = {} if shipped else QUICK
@@ -158,7 +165,12 @@ class Watchdog:
             "cluster_name": "demo",
             "mode": mode,
             # One file for all nodes: none of them remembers how far it has read the log of the one kernel that they share.
-            "agent": {"controller_url": f"http://{address}:{PORT}", "state_directory": ""},
+            "agent": {
+                "controller_url": f"http://{address}:{PORT}",
+                "state_directory": "",
+                "helper_socket": str(HELPER_SOCKET),
+            },
+            "jobs": {"kill_switch_prefixes": [str(self.cluster.shared)]},
             "controller": {
                 "listen": f"{address}:{PORT}",
                 "socket": self.socket,
@@ -178,6 +190,8 @@ class Watchdog:
         try:
             self.start_controller()
             for node in self.nodes:
+                self.start_helper(node)
+            for node in self.nodes:
                 self.start_agent(node)
             self.wait_for(
                 lambda: set(self.status()["nodes"]["reporting"]) >= set(self.nodes),
@@ -195,9 +209,11 @@ class Watchdog:
     def close(self) -> None:
         """Stops everything, frozen or not; idempotent."""
         self.cluster.thaw()
-        for process in [*self.agents.values(), *([self.controller] if self.controller else [])]:
+        controller = [self.controller] if self.controller else []
+        for process in [*self.agents.values(), *self.helpers.values(), *controller]:
             _stop(process)
         self.agents.clear()
+        self.helpers.clear()
         self.controller = None
         self.slack.close()
 
@@ -216,17 +232,40 @@ class Watchdog:
         self.controller.kill()
         self.controller.wait(timeout=10)
 
-    def start_agent(self, node: str) -> None:
+    def start_helper(self, node: str) -> None:
+        """What takes rights there: as its unit starts it, nobody in particular with a few capabilities."""
+        with contextlib.suppress(OSError):
+            self.cluster.node_path(node, HELPER_SOCKET).unlink()
+        with self._log(f"helper-{node}").open("ab") as log:
+            self.helpers[node] = self.cluster.node_popen(
+                node,
+                helper_command(self.cluster.place, prefixes=[str(self.cluster.shared)]),
+                cwd="/",
+                env=dict(self.cluster.env) | dict(self.cluster.place.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def start_agent(self, node: str, *words: str, stdout: IO[bytes] | None = None) -> None:
+        """As its unit starts it: without a right; its helper first, if that is not there."""
+        if node not in self.helpers or self.helpers[node].poll() is not None:
+            self.start_helper(node)
+        self.wait_for(
+            self.cluster.node_path(node, HELPER_SOCKET).exists, COMES_UP_S, f"the helper of {node} to listen"
+        )
         own = self._agent_env(node) if self._agent_env is not None else {}
-        argv = [str(COMMAND), "agent", "--config", str(self.config_file)]
+        environment = (
+            dict(self.cluster.env) | dict(self.cluster.place.environment) | {"SLURMD_NODENAME": node}
+        )
         with self._log(f"agent-{node}").open("ab") as log:
             self.agents[node] = self.cluster.node_popen(
                 node,
-                argv,
+                agent_command(self.cluster.place, "--config", str(self.config_file), *words),
                 cwd="/",
-                env=dict(self.cluster.env) | {"SLURMD_NODENAME": node} | dict(own),
+                env=environment | dict(own),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=log if stdout is None else stdout,
                 stderr=log,
             )
 
@@ -318,7 +357,7 @@ class Watchdog:
             time.sleep(0.2)
         logs = "\n".join(
             f"--- {name}\n{self.log_tail(name)}"
-            for name in ("controller", *(f"agent-{n}" for n in self.nodes))
+            for name in ("controller", *(f"{kind}-{n}" for n in self.nodes for kind in ("helper", "agent")))
         )
         raise WatchdogError(f"waited {timeout_s:g} s for {what or condition}\n{logs}")
 
@@ -348,11 +387,11 @@ def train_script(
 ) -> str:
     """A batch script as the BLOOM team had it: srun of the trainer, and a PULSE line beside it, into the same log.
 
-    `trainer`: interpreter and file, where our own cannot be read by the job's user.
+    `trainer`: another interpreter and file than our own, which the job's user reads in the cluster's Place.
     """
     words = " ".join(
         [
-            trainer or f"{sys.executable} {TRAINER}",
+            trainer or f"{cluster.place.python} {cluster.place.directory}/checkout/deploy/demo/trainer.py",
             f"--checkpoint-dir {cluster.shared}/checkpoints-$SLURM_JOB_ID",
             f"--rendezvous-dir {cluster.shared}",
             *options,

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from deploy.demo.cluster import Cluster, set_frozen
 from watchdog import clock, runner
 from watchdog.agent.app import Agent
+from watchdog.agent.settings import settings_of
 from watchdog.config import parse_config
+from watchdog.kill_switch_file import compose_line
 from watchdog.model.messages import (
     DumpStacks,
     JobWatch,
@@ -29,6 +30,10 @@ from watchdog.model.observed import Blocked, EventKind, Process, Role
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 JOB = "990001"
+USER = 64983
+"""An ordinary one: as root nothing is read or written."""
+PYTHON = "/usr/bin/python3"
+"""Which he may run, too."""
 INTERVAL_S = 0.3
 CONFIG = "agent: {node_name: n1, probe_deadline: 1s, interval: 300ms, checkpoint_interval: 1s, state_directory: ''}"
 WRITER = (
@@ -73,16 +78,19 @@ class Job:
     def __init__(self, mount: Path) -> None:
         self.log = mount / "train.log"
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.agent = Agent(parse_config(CONFIG))
+        settings = settings_of(parse_config(CONFIG))
+        prefixes = (str(mount),)
+        self.agent = Agent(msgspec.structs.replace(settings, kill_switch_prefixes=prefixes))
+        self.agent.logs.watch = {JOB: JobWatch(job_id=JOB, restarts=0, uid=USER)}
 
-    def rank(self, rank: int, *command: str, uid: int | None = None, talk: bool = False) -> int:
+    def rank(self, rank: int, *command: str, uid: int = USER, talk: bool = False) -> int:
         environment = {
             "SLURM_JOB_ID": JOB,
             "SLURM_STEP_ID": "0",
             "SLURM_PROCID": str(rank),
             "SLURM_NTASKS": "2",
         }
-        argv = command or (sys.executable, "-c", WRITER, str(self.log))
+        argv = command or (PYTHON, "-c", WRITER, str(self.log))
         pipe = subprocess.PIPE if talk else None
         process = subprocess.Popen(argv, env={**os.environ, **environment}, user=uid, stdin=pipe, stdout=pipe)
         self.processes.append(process)
@@ -172,7 +180,7 @@ def test_calls_with_a_path_threads_and_page_faults_are_named_like_writes(job: Jo
     pids = {}
     for name, call in CALLS.items():
         code = prelude + (call if "wait()" in call else f"wait(); {call}").replace("; ", "\n")
-        pids[name] = job.rank(len(pids), sys.executable, "-c", code, str(filesystem), talk=True)
+        pids[name] = job.rank(len(pids), PYTHON, "-c", code, str(filesystem), talk=True)
     for process in job.processes:
         assert process.stdout is not None
         process.stdout.readline()
@@ -200,7 +208,7 @@ def test_a_probe_that_hangs_is_counted_and_holds_up_nothing(job: Job, filesystem
     job.rank(0)
     job.until(lambda report: bool(report.logs))
     set_frozen(filesystem, True)
-    command = ProbeMount(id="p1", mount=str(filesystem), directory=str(filesystem), uid=65534)
+    command = ProbeMount(id="p1", mount=str(filesystem), directory=str(filesystem), uid=USER)
     job.agent.commands.accept((command,), clock.monotonic())
     began = clock.monotonic()
     report = job.until(lambda report: bool(report.results))
@@ -209,7 +217,7 @@ def test_a_probe_that_hangs_is_counted_and_holds_up_nothing(job: Job, filesystem
     assert result.ok
     assert result.probe is not None
     assert result.probe.responding is False
-    again = ProbeMount(id="p2", mount=str(filesystem), directory=str(filesystem), uid=65534)
+    again = ProbeMount(id="p2", mount=str(filesystem), directory=str(filesystem), uid=USER)
     job.agent.commands.accept((command, again), clock.monotonic())
     ticked = clock.monotonic()
     report = job.tick()
@@ -221,7 +229,7 @@ def test_a_probe_that_hangs_is_counted_and_holds_up_nothing(job: Job, filesystem
     set_frozen(filesystem, False)
     report = job.until(lambda report: not report.hung_probes)
     assert [(probe.mount, probe.responding) for probe in report.mounts] == [(str(filesystem), True)]
-    third = ProbeMount(id="p3", mount=str(filesystem), directory=str(filesystem), uid=65534)
+    third = ProbeMount(id="p3", mount=str(filesystem), directory=str(filesystem), uid=USER)
     job.agent.commands.accept((third,), clock.monotonic())
     (result,) = job.until(lambda report: bool(report.results)).results
     assert result.probe is not None
@@ -232,7 +240,7 @@ def test_a_probe_that_hangs_is_counted_and_holds_up_nothing(job: Job, filesystem
 def test_an_error_is_the_mounts_answer_and_another_mount_is_no_answer(job: Job, filesystem: Path) -> None:
     (filesystem / "closed").mkdir(mode=0o700)
     commands = (
-        ProbeMount(id="a", mount=str(filesystem), directory=str(filesystem / "closed"), uid=65534),
+        ProbeMount(id="a", mount=str(filesystem), directory=str(filesystem / "closed"), uid=USER),
         ProbeMount(id="b", mount=str(filesystem) + "x", directory="/nowhere", uid=0),
     )
     job.agent.commands.accept(commands, clock.monotonic())
@@ -246,7 +254,7 @@ def test_an_error_is_the_mounts_answer_and_another_mount_is_no_answer(job: Job, 
 
 
 def test_stacks_of_a_python_in_uninterruptible_sleep(job: Job, filesystem: Path) -> None:
-    stuck, idle = job.rank(0), job.rank(1, sys.executable, "-c", "import time\ntime.sleep(100)")
+    stuck, idle = job.rank(0), job.rank(1, PYTHON, "-c", "import time\ntime.sleep(100)")
     dead = job.rank(2, "sleep", "100")
     job.until(lambda report: bool(report.events))
     set_frozen(filesystem, True)
@@ -285,9 +293,10 @@ def test_a_kill_switch_is_the_owners_written_once_and_removed_by_its_writer(
     job: Job, filesystem: Path
 ) -> None:
     path = filesystem / "kill"
-    job.rank(0, "/usr/bin/perl", "-e", "sleep 100", uid=65534)
+    job.rank(0, "/usr/bin/perl", "-e", "sleep 100", uid=USER)
     job.until(lambda report: bool(report.processes))
-    content = json.dumps({"incident": "i1"}) + "\n"
+    content = compose_line({"by": "slurm-watchdog", "incident": "i1"})
+    other = compose_line({"by": "slurm-watchdog", "incident": "i2"})
 
     def run(*commands: WriteKillSwitch | RemoveKillSwitch) -> list[tuple[str, bool, str | None]]:
         job.agent.commands.accept(commands, clock.monotonic())
@@ -296,30 +305,30 @@ def test_a_kill_switch_is_the_owners_written_once_and_removed_by_its_writer(
             found += [(result.command_id, result.ok, result.error) for result in job.tick().results]
         return sorted(found)
 
-    write = WriteKillSwitch(id="w1", job_id=JOB, restarts=0, path=str(path), uid=65534, content=content)
+    write = WriteKillSwitch(id="w1", job_id=JOB, restarts=0, path=str(path), uid=USER, content=content)
     assert run(write, write) == [("w1", True, None)]
     assert path.read_text() == content
-    assert path.stat().st_uid == 65534
+    assert path.stat().st_uid == USER
     assert run(write) == []
     refused = run(
         WriteKillSwitch(id="w2", job_id=JOB, restarts=0, path=str(path), uid=0, content=content),
-        WriteKillSwitch(id="w3", job_id="1", restarts=0, path=str(path), uid=65534, content=content),
+        WriteKillSwitch(id="w3", job_id="1", restarts=0, path=str(path), uid=USER, content=content),
         WriteKillSwitch(
-            id="w4", job_id=JOB, restarts=0, path=f"{filesystem}/a/../kill", uid=65534, content=content
+            id="w4", job_id=JOB, restarts=0, path=f"{filesystem}/a/../kill", uid=USER, content=content
         ),
-        WriteKillSwitch(id="w5", job_id=JOB, restarts=0, path=str(path), uid=65534, content="other"),
-        WriteKillSwitch(id="w6", job_id=JOB, restarts=0, path=str(path), uid=65534, content=content),
+        WriteKillSwitch(id="w5", job_id=JOB, restarts=0, path=str(path), uid=USER, content=other),
+        WriteKillSwitch(id="w6", job_id=JOB, restarts=0, path=str(path), uid=USER, content=content),
     )
     assert [(name, ok) for name, ok, _ in refused] == [
         ("w2", False), ("w3", False), ("w4", False), ("w5", False), ("w6", True),
     ]  # fmt: skip
     # Another's switch stays; ours is not there, which is what was asked for.
-    foreign = RemoveKillSwitch(id="r1", job_id=JOB, path=str(path), uid=65534, content="other")
+    foreign = RemoveKillSwitch(id="r1", job_id=JOB, path=str(path), uid=USER, content=other)
     assert run(foreign) == [("r1", True, None)]
     assert path.read_text() == content
-    remove = RemoveKillSwitch(id="r2", job_id=JOB, path=str(path), uid=65534, content=content)
+    remove = RemoveKillSwitch(id="r2", job_id=JOB, path=str(path), uid=USER, content=content)
     assert run(remove) == [("r2", True, None)]
-    assert run(RemoveKillSwitch(id="r3", job_id=JOB, path=str(path), uid=65534, content=content)) == [
+    assert run(RemoveKillSwitch(id="r3", job_id=JOB, path=str(path), uid=USER, content=content)) == [
         ("r3", True, None)
     ]
     assert [each.name for each in filesystem.iterdir() if "kill" in each.name] == []
@@ -331,7 +340,9 @@ def test_a_symbolic_link_is_not_followed(job: Job, filesystem: Path) -> None:
     (filesystem / "kill").symlink_to(victim)
     job.rank(0)
     job.until(lambda report: bool(report.processes))
-    command = WriteKillSwitch(id="w", job_id=JOB, restarts=0, path=f"{filesystem}/kill", uid=0, content="x")
+    command = WriteKillSwitch(
+        id="w", job_id=JOB, restarts=0, path=f"{filesystem}/kill", uid=USER, content=compose_line({"by": "x"})
+    )
     job.agent.commands.accept((command,), clock.monotonic())
     (result,) = job.until(lambda report: bool(report.results)).results
     assert not result.ok
@@ -340,20 +351,25 @@ def test_a_symbolic_link_is_not_followed(job: Job, filesystem: Path) -> None:
 
 def test_the_directory_of_the_kill_switch_is_made_ready_for_its_owner(job: Job) -> None:
     directory = Path(f"/run/slurm-watchdog/jobs/{JOB}.0")
-    watch = JobWatch(job_id=JOB, restarts=0, uid=65534, kill_switch=f"{directory}/kill")
+    watch = JobWatch(job_id=JOB, restarts=0, uid=USER, kill_switch=f"{directory}/kill")
     job.agent.logs.watch = {JOB: watch}
     write = WriteKillSwitch(
-        id="w", job_id=JOB, restarts=0, path=f"{directory}/kill", uid=65534, content="x\n"
+        id="w", job_id=JOB, restarts=0, path=f"{directory}/kill", uid=USER, content=compose_line({"by": "x"})
     )
     job.agent.commands.watch_jobs((watch,), clock.monotonic())
     job.agent.commands.accept((write,), clock.monotonic())
     (result,) = job.until(lambda report: bool(report.results)).results
     assert (result.ok, result.error) == (True, None)
-    assert (directory / "kill").read_text() == "x\n"
+    assert (directory / "kill").read_text() == compose_line({"by": "x"})
     about = directory.stat()
-    assert (about.st_uid, about.st_mode & 0o777, directory.parent.stat().st_uid) == (65534, 0o755, 0)
-    (directory / "kill").unlink()
+    assert (about.st_uid, about.st_mode & 0o777, directory.parent.stat().st_uid) == (USER, 0o755, 0)
+    (directory / "left").mkdir()
+    os.chown(directory / "left", USER, USER)
     job.agent.logs.watch = {}
+    for _ in range(3):
+        job.tick()
+    assert directory.exists(), "while nobody says which jobs are here nothing is removed"
+    job.agent.running = (frozenset(), clock.monotonic())
     job.until(lambda report: not directory.exists())
 
 
@@ -361,7 +377,7 @@ def test_a_trackers_step_is_a_checkpoint(job: Job, filesystem: Path) -> None:
     tracker = filesystem / "latest_checkpointed_iteration.txt"
     tracker.write_text("100")
     job.rank(0)
-    watch = JobWatch(job_id=JOB, restarts=0, uid=0, checkpoint_trackers=(str(tracker),))
+    watch = JobWatch(job_id=JOB, restarts=0, uid=USER, checkpoint_trackers=(str(tracker),))
     job.agent.logs.watch = {JOB: watch}
 
     def checkpoints(report: Report) -> list[int | None]:
@@ -382,7 +398,7 @@ srun --nodes=2 --ntasks-per-node=2 bash -c 'exec 5>&1; "$0" "$1" --steps 1000 --
 @pytest.mark.slow
 def test_ranks_on_a_real_slurm(cluster: Cluster) -> None:
     log = cluster.shared / "train.log"
-    script = SRUN.format(python=sys.executable, trainer=CHECKOUT / "deploy/demo/trainer.py", log=log)
+    script = SRUN.format(python=PYTHON, trainer=CHECKOUT / "deploy/demo/trainer.py", log=log)
     job_id = cluster.sbatch(script, "--nodes=2", "--ntasks-per-node=2")
     cluster.wait_for_job_state(job_id, "RUNNING")
     end = clock.monotonic() + 30
@@ -412,5 +428,5 @@ def look(cluster: Cluster, node: str) -> Report:
         "import sys; from watchdog.config import parse_config; from watchdog.agent.app import run_agent; "
         "sys.exit(run_agent(parse_config('agent: {node_name: %s}' % sys.argv[1]), once=True, as_json=True))"
     )
-    done = cluster.node_run(node, [sys.executable, "-c", program, node], timeout_s=30, cwd=CHECKOUT)
+    done = cluster.node_run(node, [PYTHON, "-c", program, node], timeout_s=30, cwd=CHECKOUT)
     return decode_report(done.stdout.encode())

@@ -93,7 +93,7 @@ def silent_server(tmp_path: Path) -> Iterator[tuple[Path, int]]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
+    receiver = Receiver(JOB, HIDDEN_JOB)
     yield receiver
     receiver.close()
 

@@ -31,7 +31,7 @@ what grows by half a KiB a tick. What is promised for a day (1 MiB) only `make b
 LOAD = r"""
 import os, random, signal, subprocess, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-place = sys.argv[1]
+place, jobs = sys.argv[1], set()
 RANK = '''
 import os, sys, threading, time
 fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -50,7 +50,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        answer = b'{"controller_id":"c","running":["%d"]}' % random.randrange(100)
+        watch = b",".join(b'{"job_id":"%d","restarts":0,"uid":%d}' % (job, os.getuid()) for job in {1001, *sorted(jobs)[-8:]})
+        answer = b'{"controller_id":"c","running":["%d"],"watch":[%s]}' % (random.randrange(100), watch)
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -63,6 +64,7 @@ print(server.server_port, flush=True)
 number, running = 1000, []
 while True:
     number += 1
+    jobs.update((1001, number))
     for rank in range(2):
         env = {**os.environ, "SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2"}
         log = f"{place}/{number}-{rank}.log"
@@ -106,6 +108,7 @@ class Endurance:
                 mount_probe_write=(), checkpoint_interval=30.0, orphan_grace=60.0, log_patterns=(),
             ),
             security=SecuritySettings(mode="unix"),  # not asked for: see trusting
+            personal=True,
         )  # fmt: skip
         self.agent = Agent(settings)
         self.agent.probes.read_clock = self.now

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -79,13 +79,9 @@ class Live(Watchdog):
     def environment(self, node: str) -> Mapping[str, str]:
         return standin.environment_of(self.library, self.scenarios[node].path)
 
-    def start_agent(self, node: str) -> None:
-        argv = [str(COMMAND), "agent", "--config", str(self.config_file), "--json"]
-        environment = dict(self.cluster.env) | {"SLURMD_NODENAME": node} | dict(self.environment(node))
-        with self._log(f"agent-{node}").open("ab") as log, self._reports(node).open("ab") as reports:
-            self.agents[node] = self.cluster.node_popen(
-                node, argv, cwd="/", env=environment, stdin=subprocess.DEVNULL, stdout=reports, stderr=log
-            )
+    def start_agent(self, node: str, *words: str, stdout: IO[bytes] | None = None) -> None:
+        with self._reports(node).open("ab") as reports:
+            super().start_agent(node, "--json", *words, stdout=reports)
 
     def _reports(self, node: str) -> Path:
         return self.directory / f"reports-{node}.jsonl"
@@ -569,7 +565,7 @@ def test_whatever_a_job_calls_itself_and_its_logs_the_agent_sees_it_and_goes_on(
     for name, target in (("loop.log", "loop.log"), ("dangling.log", "nowhere"), ("zero.log", "/dev/zero")):
         (place / name).symlink_to(target)
     (place / "good.log").write_text("iteration 5/ 10 | lm loss: 2.0\n")
-    receiver = Receiver()
+    receiver = Receiver("7")
     paths = tuple(str(path) for path in sorted(place.iterdir()))
     receiver.reply = Reply(
         controller_id="t", watch=(JobWatch(job_id="7", restarts=0, uid=0, log_paths=paths),)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent_tree import PERSONAL, watched
 from tests.munged import munged
 from tests.proven_server import Proof, handler
 from watchdog.model.messages import Reply, Report
@@ -58,7 +59,7 @@ class Controller:
 
     def _take(self, body: bytes) -> bytes:
         self.reports.append(decode_report(body))
-        return encode_reply(Reply(controller_id="k"))
+        return encode_reply(Reply(controller_id="k", watch=(watched(JOB),)))
 
     def close(self) -> None:
         self.server.shutdown()
@@ -82,7 +83,7 @@ class Node:
         )
         with (place / "agent.log").open("wb") as out:
             self.agent = subprocess.Popen(
-                [sys.executable, "-P", "-c", "from watchdog.cli.main import main; main()", "agent", "--config", str(place / "c.yaml")],
+                [sys.executable, "-P", "-c", PERSONAL, str(place / "c.yaml")],
                 stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
 

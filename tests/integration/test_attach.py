@@ -101,6 +101,7 @@ def attach(cluster: Cluster) -> Iterator[Callable[..., Attached]]:
 def submit(cluster: Cluster, *options: str) -> tuple[str, Path]:
     faults = cluster.shared / "faults"
     faults.mkdir(mode=0o777, exist_ok=True)
+    faults.chmod(0o777)
     script = train_script(
         cluster, f"--steps 100000 --step-seconds 0.3 --save-interval 10 --fault-dir {faults}", *options
     )

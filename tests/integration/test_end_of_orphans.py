@@ -7,25 +7,23 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.demo import rights
 from deploy.demo.cluster import Cluster
 from deploy.demo.stack import Watchdog
 from deploy.standin_nvml import standin
 from deploy.standin_nvml.standin import HEALTHY, Gpu, Scenario
-from tests import helper_process
-from tests.helper_process import Place
-from tests.integration.test_agent_helper import SOCKET, Powerless
+from tests.integration.test_agent_helper import Powerless
 
 WAIT_S = 300.0
-USER = "nobody"
+USER = rights.USER
 NODE = "n1"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "agent": {"helper_socket": SOCKET, "metrics_listen": "", "orphan_grace": "2s", "interval": "500ms"},
+    "agent": {"metrics_listen": "", "orphan_grace": "2s", "interval": "500ms"},
     "ladder": {"term_limit": "2s", "kill_limit": "3s"},
     "policy": {
         "max_drained_nodes": 3, "drained_percent": 100.0,
@@ -67,18 +65,25 @@ NAMES = ("quiet", "deaf", "stuck")
 class Acting(Powerless):
     """A watchdog that may end orphans, on one node: its agent has no right at all, and a helper."""
 
-    def __init__(self, cluster: Cluster, place: Place) -> None:
-        self.helper: subprocess.Popen[bytes] | None = None
-        library = standin.build(place.directory)
+    def __init__(self, cluster: Cluster) -> None:
+        place = Path(cluster.directory) / "stand-in"
+        place.mkdir()
+        library = standin.build(place)
         cards = tuple(
             Gpu(uuid=f"GPU-{index}", bus=f"00000000:0{index + 1}:00.0", minor=index, **HEALTHY)
             for index in range(2)
         )
-        scenario = Scenario(place.directory / "scenario", gpus=cards)
-        environment = {**place.environment, **standin.environment_of(library, scenario.path)}
-        self.place = replace(place, environment=environment)
+        scenario = Scenario(place / "scenario", gpus=cards)
         self.processes: list[subprocess.Popen[bytes]] = []
-        Watchdog.__init__(self, cluster, mode="observe", settings=SETTINGS, nodes=(NODE,))
+        environment = standin.environment_of(library, scenario.path)
+        Watchdog.__init__(
+            self,
+            cluster,
+            mode="observe",
+            settings=SETTINGS,
+            nodes=(NODE,),
+            agent_env=lambda node: environment,
+        )
 
     def close(self) -> None:
         super().close()
@@ -103,16 +108,10 @@ class Acting(Powerless):
 
 @pytest.fixture
 def acting(cluster: Cluster) -> Iterator[Acting]:
-    reason = helper_process.why_impossible()
-    if reason is not None:
-        pytest.skip(reason)
     with ExitStack() as stack:
         stack.callback(cluster.node_run, NODE, ["umount", "--lazy", "/dev"], check=False)
         cluster.node_run(NODE, ["sh", "-ec", DEVICES])
-        place = stack.enter_context(
-            helper_process.place(lambda *words: cluster.node_run(NODE, [str(word) for word in words]))
-        )
-        watchdog = Acting(cluster, place)
+        watchdog = Acting(cluster)
         stack.callback(kill_all, cluster)
         stack.callback(watchdog.close)
         stack.callback(cluster.thaw, NODE)

@@ -70,6 +70,7 @@ def test_every_panel_shows_data_on_a_cluster_with_a_hang(
     targets = {"controller": [f"{cluster.controller_address}:{PORT}"], "agent": list(nodes.values())}
     faults = cluster.shared / "faults"
     faults.mkdir(exist_ok=True)
+    faults.chmod(0o777)
     (faults / "dataloader_hang.rank1").unlink(missing_ok=True)  # of a first try in the same cluster
     options = f"--step-seconds 0.3 --steps 100000 --save-interval 10 --fault-dir {faults}"
     # Before the agents: they read a card's processes when they start, and then once a minute.

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from deploy.demo.cluster import Cluster
+from deploy.demo.rights import AGENT_UID
 from deploy.demo.stack import COMMAND, PORT, ROOT, Watchdog
 from tests.integration.test_main_job import SAVE_INTERVAL, ended_action, inject, submit, training
 from watchdog.identity import authority
@@ -57,7 +58,9 @@ class Site:
         self.program(
             "scp",
             "for to; do :; done; node=${to%%:*}\nwhile [ $# -gt 1 ]; do\n"
-            f'    cp "$1" "/proc/$(cat {self.bin}/pid-$node)/root${{to#*:}}" || exit 1; shift\ndone',
+            f'    cp "$1" "/proc/$(cat {self.bin}/pid-$node)/root${{to#*:}}" || exit 1; shift\ndone\n'
+            # The agent's user reads them; on a real node he has the name that the page gives him.
+            f'exec chown -R {AGENT_UID} "/proc/$(cat {self.bin}/pid-$node)/root${{to#*:}}"',
         )
         self.program(
             "slurm-watchdog", f'[ "$1" = ca ] && set -- "$@" --directory {self.ca}\nexec {COMMAND} "$@"'

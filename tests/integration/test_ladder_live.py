@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.demo.cluster import Cluster
+from deploy.demo.rights import USER
 from deploy.demo.stack import Watchdog
 from tests.integration.test_main_job import SAVE_INTERVAL, ended_action, inject, submit, training, watch
 
@@ -65,7 +66,7 @@ def test_a_job_that_saves_on_sigusr1_is_moved_for_its_owner_and_no_step_is_lost_
     training(watchdog, job)
     if os.geteuid() == 0:
         told = nobody_asks(watchdog, job)
-        assert told.startswith("403") and "belongs to root" in told, told
+        assert told.startswith("403") and f"belongs to {USER}" in told, told
         assert "only its owner and administrators" in told and not watchdog.incidents(job)
     action = ended_action(watchdog, asked(watchdog, job, "--exclude", "n1")["id"], timeout_s=240)
     assert action["end"]["ok"] and action["end"]["steps_lost"] == 0, action

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import re
-import shutil
 import sqlite3
 import stat
 import sys
@@ -18,32 +17,24 @@ from typing import Any
 import pytest
 
 from deploy.demo.cluster import Cluster
-from deploy.demo.stack import PORT, ROOT, TRAINER, Watchdog, train_script
+from deploy.demo.stack import PORT, ROOT, Watchdog, train_script
 from deploy.standin_nvml import standin
 from deploy.standin_nvml.standin import HEALTHY, Gpu, Scenario
 
 SAVE_INTERVAL = 10
 
 
-def submit(
-    cluster: Cluster, *options: str, nodes: int = 2, user: str | None = None, sbatch: tuple[str, ...] = ()
-) -> str:
+def submit(cluster: Cluster, *options: str, nodes: int = 2, sbatch: tuple[str, ...] = ()) -> str:
     faults = cluster.shared / "faults"
     faults.mkdir(exist_ok=True)
-    faults.chmod(0o1777)
+    faults.chmod(0o777)  # the job renames what it has done
     output = Path(cluster.directory) / "log" / "job-%j.out"
-    output.parent.chmod(0o1777)
-    trainer = ""
-    if user is not None:  # our interpreter and checkout may lie where only root may look
-        shutil.copy(TRAINER, cluster.shared / "trainer.py")
-        trainer = f"/usr/bin/python3 {cluster.shared}/trainer.py"
     script = train_script(
         cluster,
         f"--steps 100000 --step-seconds 0.3 --save-interval {SAVE_INTERVAL} --fault-dir {faults}",
         *options,
-        trainer=trainer,
     )
-    return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch, user=user)
+    return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch)
 
 
 def inject(cluster: Cluster, fault: str, content: str = "") -> None:
@@ -114,13 +105,15 @@ def test_a_dead_rank_among_waiting_ones_is_named_and_the_job_resumes(
 
 
 def test_a_job_that_lost_a_gpu_goes_on_without_that_node_which_is_drained_for_a_while(
-    cluster: Cluster, watch: Callable[..., Watchdog], tmp_path: Path
+    cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:
     """The dead rank is why it is restarted; that hardware broke under it is why the restart goes elsewhere."""
-    library = standin.build(tmp_path)
+    place = Path(cluster.directory) / "stand-in"  # which the agents may read
+    place.mkdir()
+    library = standin.build(place)
     scenarios = {
         node: Scenario(
-            tmp_path / node, gpus=(Gpu(uuid=f"GPU-{node}", bus="00000000:07:00.0", minor=0, **HEALTHY),)
+            place / node, gpus=(Gpu(uuid=f"GPU-{node}", bus="00000000:07:00.0", minor=0, **HEALTHY),)
         )
         for node in cluster.nodes
     }
@@ -169,7 +162,7 @@ def test_a_users_job_is_moved_off_a_node_with_no_step_lost(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:
     watchdog = watch(mode="observe")
-    job = submit(cluster, nodes=2, user="nobody", sbatch=("--exclude=n3",))
+    job = submit(cluster, nodes=2, sbatch=("--exclude=n3",))
     training(watchdog, job)
     cluster.slurm("scontrol", "update", f"JobId={job}", "Comment=moved")
     excluded_before = cluster.job(job)["ExcNodeList"]
@@ -434,6 +427,7 @@ def test_a_job_that_prepares_its_data_in_a_step_of_its_own_is_judged_by_its_trai
     (cluster.shared / "prepare.py").write_text(program)
     faults = cluster.shared / "faults"
     faults.mkdir()
+    faults.chmod(0o777)
     script = train_script(
         cluster,
         f"--steps 100000 --step-seconds 0.3 --fault-dir {faults} --rendezvous-timeout-seconds 60",

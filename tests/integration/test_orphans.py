@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from deploy.demo import rights
 from deploy.demo.cluster import Cluster
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GRACE_S = 4.0
 INTERVAL_S = 0.3
-USER = "nobody"
+USER = rights.USER
 
 pytestmark = [
     pytest.mark.slow,

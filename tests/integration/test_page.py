@@ -113,7 +113,8 @@ def test_a_hang_on_a_real_cluster_is_seen_with_its_stacks_side_by_side(cluster: 
     settings = {"controller": {"page_listen": f"127.0.0.1:{port}"}}
     with Watchdog(cluster, mode="observe", settings=settings) as watchdog:
         faults = f"--fault-dir {cluster.shared}/faults"
-        (cluster.shared / "faults").mkdir(mode=0o777, exist_ok=True)
+        (cluster.shared / "faults").mkdir(exist_ok=True)
+        (cluster.shared / "faults").chmod(0o777)
         output = cluster.shared / "job-%j.out"
         job = cluster.sbatch(
             train_script(cluster, f"--steps 100000 --step-seconds 0.3 --save-interval 10 {faults}"),

@@ -21,6 +21,7 @@ from watchdog.agent import identify
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.mounts import read_mounts
 from watchdog.agent.probe import Probes
+from watchdog.agent.tasks import Guarded
 from watchdog.model.observed import Process, Role
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, namespaces")
@@ -55,14 +56,13 @@ class Looks:
     """Ticks of the collector, each of which has to come back."""
 
     def __init__(self) -> None:
-        self.probes = Probes(
-            {
-                "identify": identify.identify,
-                "resolve": identify.resolve,
-                "list_open_logs": identify.list_open_logs,
-            }
-        )
-        self.collector = ProcessCollector(self.probes, read_mounts())
+        functions = {
+            "identify": identify.identify,
+            "resolve": identify.resolve,
+            "list_open_logs": identify.list_open_logs,
+        }
+        self.probes = Probes(Guarded(functions, True, print, own=os.getuid()))
+        self.collector = ProcessCollector(self.probes, read_mounts(), owners={JOB: os.getuid()})
         self.started: list[subprocess.Popen[bytes]] = []
         self.watched: set[int] = set()
 

@@ -67,6 +67,7 @@ def test_a_hang_reaches_the_pager_and_every_series_passes_the_lint(
     try:
         faults = cluster.shared / "faults"
         faults.mkdir(exist_ok=True)
+        faults.chmod(0o777)
         job = cluster.sbatch(
             train_script(cluster, f"--step-seconds 0.3 --steps 100000 --fault-dir {faults}"), "-N2"
         )

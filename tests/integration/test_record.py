@@ -34,6 +34,7 @@ def essence(incidents: list[dict[str, Any]]) -> list[Any]:
 def test_a_hang_is_found_in_its_recording_with_the_same_culprit(cluster: Cluster) -> None:
     faults = cluster.shared / "faults"
     faults.mkdir(exist_ok=True)
+    faults.chmod(0o777)
     with RecordingWatchdog(cluster, mode="observe") as watchdog:
         job = cluster.sbatch(
             train_script(

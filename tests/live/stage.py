@@ -143,6 +143,7 @@ class Stage:
         place, faults = base / f"{number}-{name}", base / f"{number}-{name}-faults"
         place.mkdir()
         faults.mkdir()
+        faults.chmod(0o777)
         words = f"{TRAINER} --place {place} --faults {faults} --steps {steps} {' '.join(options)}"
         port = FIRST_PORT + number
         if launcher == "srun":

@@ -122,6 +122,7 @@ class Stage:
         """A job of two ranks a node that saves every 20 steps of half a second."""
         faults = self.cluster.directory / "log" / f"faults-{len(self.jobs)}"
         faults.mkdir()
+        faults.chmod(0o777)
         script = train_script(
             self.cluster, f"--steps {steps} --step-seconds 0.5 --save-interval 20 --fault-dir {faults}",
             "--rendezvous-timeout-seconds 120",

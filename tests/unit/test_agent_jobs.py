@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from watchdog.agent.jobs import (
+    BY_CLAIM,
+    BY_SLURM,
     NEVER_A_RANK,
     RANK_SOURCES,
     Known,
@@ -45,8 +48,16 @@ def task(procid: int, **more: object) -> dict[str, str]:
 BATCH = {"SLURM_JOB_ID": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
 
 
-def belonging(*processes: Known, before: Mapping[tuple[int, int], Member] | None = None) -> dict[int, Member]:
-    return assign({each.pid: each for each in processes}, before or {})
+OWNERS = {"4": USER}
+"""What Slurm says runs here, and whose it is."""
+
+
+def belonging(
+    *processes: Known,
+    before: Mapping[tuple[int, int], Member] | None = None,
+    owners: Mapping[str, int] | None = None,
+) -> dict[int, Member]:
+    return assign({each.pid: each for each in processes}, before or {}, OWNERS if owners is None else owners)
 
 
 def roles(members: Mapping[int, Member]) -> dict[int, tuple[str, int | None]]:
@@ -67,7 +78,7 @@ def test_srun_starts_python_itself() -> None:
     assert roles(members) == {
         11: ("helper", None), 12: ("helper", None), 21: ("rank", 0), 22: ("rank", 1), 23: ("worker", 0), 24: ("worker", 0),
     }  # fmt: skip
-    assert members[21] == Member("4", "0", Role.RANK, 0, 0, 2)
+    assert members[21] == Member("4", "0", Role.RANK, 0, 0, 2, by=BY_SLURM)
     assert members[12].step_id == "batch"
 
 
@@ -96,7 +107,7 @@ def test_ranks_of_torchrun_come_from_its_children(launcher: str) -> None:
         23: ("rank", 3),
         24: ("worker", 2),
     }
-    assert members[23] == Member("4", "0", Role.RANK, 3, 1, 4)
+    assert members[23] == Member("4", "0", Role.RANK, 3, 1, 4, by=BY_SLURM)
 
 
 def test_a_launcher_whose_ranks_have_gone_is_none_of_them() -> None:
@@ -194,7 +205,7 @@ def test_a_worker_of_a_dead_rank_stays_a_worker_and_takes_nobodys_place() -> Non
 def test_an_orphan_stays_with_the_job_although_its_step_is_gone() -> None:
     before = as_before(belonging(stepd(20, "0"), process(21, 20, "python", task(0))))
     members = belonging(process(21, 1, "python", None), before=before)
-    assert members[21] == Member("4", "0", Role.RANK, 0, 0, 2)
+    assert members[21] == Member("4", "0", Role.RANK, 0, 0, 2, by=BY_SLURM)
 
 
 def test_an_orphan_that_was_never_seen_belongs_by_its_environment_if_its_user_owns_the_job() -> None:
@@ -205,7 +216,9 @@ def test_an_orphan_that_was_never_seen_belongs_by_its_environment_if_its_user_ow
 
 
 def test_before_its_environment_is_read_a_process_is_a_helper_of_its_step() -> None:
-    assert belonging(stepd(20, "0"), process(21, 20, "python", None)) == {21: Member("4", "0", Role.HELPER)}
+    assert belonging(stepd(20, "0"), process(21, 20, "python", None)) == {
+        21: Member("4", "0", Role.HELPER, by=BY_SLURM)
+    }
 
 
 def test_the_control_group_names_the_job_where_slurmstepd_is_out_of_sight() -> None:
@@ -336,7 +349,7 @@ def test_ranks_of_deepspeed_by_ssh_are_found_by_their_control_group() -> None:
         21: ("helper", None), 30: ("helper", None), 31: ("helper", None), 32: ("helper", None),
         33: ("rank", 8), 34: ("rank", 9), 35: ("worker", 8),
     }  # fmt: skip
-    assert members[34] == Member("4", "extern", Role.RANK, 9, 1, 16)
+    assert members[34] == Member("4", "extern", Role.RANK, 9, 1, 16, by=BY_SLURM)
 
 
 def test_somebodys_python_in_an_ssh_session_is_no_rank() -> None:
@@ -429,3 +442,31 @@ def test_who_may_hold_a_rank(comm: str, exe: str, environ: dict[str, str], expec
 
 def test_names_of_launchers_are_as_the_kernel_cuts_them() -> None:
     assert not [name for name in NEVER_A_RANK if len(name) > 15 and name[:15] not in NEVER_A_RANK]
+
+
+@pytest.mark.parametrize("uid", [0, USER, USER + 1, 65534])
+@pytest.mark.parametrize("owners", [{}, {"4": USER}, {"4": USER + 1}, {"5": USER}, {"4": -1}])
+@pytest.mark.parametrize("foreign", [False, True])
+def test_an_environment_counts_for_the_owner_that_slurm_has_named_and_for_nobody_else(
+    uid: int, owners: dict[str, int], foreign: bool
+) -> None:
+    """Before Slurm has said that the job is here it counts for nobody."""
+    claims = replace(process(30, 1, "python", task(0), uid=uid), foreign=foreign)
+    members = belonging(claims, owners=owners)
+    assert (30 in members) == (owners.get("4") == uid and not foreign)
+    if members:
+        assert members[30].by == BY_CLAIM
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize("owners", [{}, {"4": USER}])
+def test_a_set_user_id_program_in_the_job_is_of_it_and_never_a_rank(
+    foreign: bool, owners: dict[str, int]
+) -> None:
+    step = stepd(20, "0")
+    program = replace(process(21, 20, "passwd", {} if foreign else task(0)), foreign=foreign)
+    inherits = replace(program, pid=22, start_ticks=220, environ=None, denied=True)
+    members = belonging(step, program, inherits, owners=owners)
+    assert {member.by for member in members.values()} == {BY_SLURM}
+    assert (members[21].role is Role.RANK) != foreign
+    assert members[22].role is not Role.RANK or not foreign

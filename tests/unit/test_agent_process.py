@@ -128,10 +128,10 @@ def test_only_roots_slurmstepd_is_believed_and_by_anybody() -> None:
         for process in (forged, real):
             assert process.stdout is not None
             process.stdout.readline()
-        assert identify([[forged.pid, None]], {})[0]["title"] == ""
-        assert identify([[real.pid, None]], {})[0]["title"] == "slurmstepd: [4.0]"
-        answer = as_user(64998, lambda: identify([[real.pid, None]], {})[0])
-        assert (answer["environ"], answer["denied"], answer["title"]) == (None, True, "slurmstepd: [4.0]")
+        assert identify([[forged.pid, None]], {"own": os.getuid()})[0]["title"] == ""
+        assert identify([[real.pid, None]], {"own": os.getuid()})[0]["title"] == "slurmstepd: [4.0]"
+        answer = as_user(64998, lambda: identify([[real.pid, None]], {"own": os.getuid()})[0])
+        assert (answer["environ"], answer["foreign"], answer["title"]) == ({}, True, "slurmstepd: [4.0]")
     finally:
         for process in (forged, real):
             process.kill()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
+from tests import helper_process
 from watchdog.agent.app import run_agent
+from watchdog.agent.become import HELPERS
 from watchdog.agent.settings import (
     AgentSettings,
     SecuritySettings,
@@ -77,16 +81,13 @@ def test_the_command_becomes_the_agent_and_keeps_its_pid(tmp_path: Path) -> None
         "--config",
         str(file),
     ]
-    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
+    with subprocess.Popen([*command, "--once", "--json"], stdout=subprocess.PIPE) as agent:
         assert agent.stdout is not None
-        try:
-            report = json.loads(agent.stdout.readline())
-            assert report["node"] == "n7"
-            assert Path(f"/proc/{agent.pid}/comm").read_text() == "slurm-watchdog\n"
-            assert b"watchdog.agent" in Path(f"/proc/{agent.pid}/cmdline").read_bytes()
-        finally:
-            agent.terminate()
-        assert agent.wait(10) == 0
+        while b"watchdog.agent" not in (words := Path(f"/proc/{agent.pid}/cmdline").read_bytes()):
+            assert words, "it has ended before it became the agent"
+        report = json.loads(agent.stdout.read())
+        assert report["node"] == "n7"
+    assert agent.returncode == 0
 
 
 def test_an_agent_without_a_controller_ends_with_2_and_says_what_to_set(tmp_path: Path) -> None:
@@ -96,3 +97,32 @@ def test_an_agent_without_a_controller_ends_with_2_and_says_what_to_set(tmp_path
     assert done.exit_code == 2
     assert "agent.controller_url is not set: " in done.output and "http://mgmt1:9765" in done.output
     assert run_agent(settings_of(parse_config(file.read_text()))) == 2, "nor by itself"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as whom no agent is to run")
+def test_a_daemon_of_roots_ends_at_once_and_says_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "agent: {controller_url: 'http://mgmt1:9765', node_name: n7, metrics_listen: '', state_directory: ''}\n"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        "from watchdog.cli.main import main; main()",
+        "agent",
+        "--config",
+        str(file),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "this process is root's" in done.stderr and "slurm-watchdog helper --agent-user" in done.stderr
+
+
+@pytest.mark.skipif(helper_process.why_impossible() is not None, reason="needs root and setpriv")
+@pytest.mark.parametrize("name", sorted(HELPERS))
+def test_a_process_with_a_right_of_the_helpers_is_no_agent(name: str) -> None:
+    program = f"import sys; sys.path.insert(0, {str(helper_process.CHECKOUT)!r})\nfrom watchdog.agent.become import why_too_mighty\nprint(why_too_mighty())"
+    held = [name.removeprefix("CAP_").lower(), "dac_read_search"]  # the second, to read our code
+    words = helper_process.as_user(64990, held, [sys.executable, "-c", program])
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert name in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -110,7 +111,7 @@ def test_a_real_rank_is_read_at_discovery_and_its_secrets_are_not_kept() -> None
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            answer = identify([[process.pid, None]], {})[0]
+            answer = identify([[process.pid, None]], {"own": os.getuid()})[0]
         finally:
             process.kill()
     assert answer["collective_timeout"] == Timeout(2700.0, assumed=False)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 from msgspec.structs import replace
 
 from tests.unit.builders import process, slurm_job
-from watchdog.controller.own_jobs import JobNodes, of_own_jobs
+from watchdog.controller.own_jobs import JobNodes, of_own_jobs, of_owners
 from watchdog.controller.state import ClusterState
-from watchdog.model.messages import Report
+from watchdog.model.messages import JobWish, Report
 from watchdog.model.observed import Event, EventKind, LogFile
 from watchdog.model.slurm import SlurmNode, SlurmView
 from watchdog.report_changes import changes_between
@@ -49,10 +52,10 @@ def test_a_report_about_its_own_jobs_is_the_same_object() -> None:
     assert dropped == 0
 
 
-def test_a_job_of_which_no_node_is_known_may_be_spoken_of_by_all_for_listings_are_late() -> None:
+def test_of_a_job_that_never_had_a_node_nobody_speaks() -> None:
     nodes = listed(("7", ()))
-    assert not nodes.stranger("n1", "7")
-    assert not nodes.stranger("n1", "9")
+    assert nodes.stranger("n1", "7")
+    assert nodes.stranger("n1", "9")
 
 
 def test_the_last_words_of_the_nodes_before_are_heard_after_a_job_has_moved() -> None:
@@ -68,7 +71,7 @@ def test_the_last_words_of_the_nodes_before_are_heard_after_a_job_has_moved() ->
 def test_jobs_that_are_listed_no_more_are_forgotten() -> None:
     nodes = listed(("7", ("n1",)))
     nodes.note([])
-    assert not nodes.stranger("n2", "7")
+    assert nodes.stranger("n1", "7")
     assert nodes._had == {}
 
 
@@ -116,3 +119,67 @@ def test_a_report_of_changes_still_builds_on_all_that_the_node_has_said() -> Non
     whole = state.complete(small)
     assert whole is not None
     assert [row.cpu_s for row in whole.processes] == [0.0, 9.0]
+
+
+OWNER, OTHER = 1000, 1500
+UIDS = (OWNER, OTHER, 0, 65534)
+
+
+@pytest.mark.parametrize(("uid", "member_by"), [*itertools.product(UIDS, ("slurm", "claim", ""))])
+def test_a_process_counts_as_its_owners_or_where_slurm_itself_put_it_into_the_job(
+    uid: int, member_by: str
+) -> None:
+    job = slurm_job(job_id="7", uid=OWNER)
+    row = process(0, job_id="7", uid=uid, member_by=member_by)
+    told = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=(row,))
+    kept, dropped = of_owners(told, {"7": job}.get)
+    assert bool(kept.processes) == (uid == OWNER or member_by == "slurm")
+    assert dropped == 1 - len(kept.processes)
+
+
+WISH = JobWish(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=OWNER)
+
+
+@pytest.mark.parametrize(
+    ("uid", "node", "state", "restarts"),
+    [*itertools.product(UIDS, ("n1", "n3"), ("RUNNING", "PENDING", "COMPLETED"), (0, 1))],
+)
+def test_a_wish_counts_as_the_owners_from_a_node_of_this_run_while_it_runs(
+    uid: int, node: str, state: str, restarts: int
+) -> None:
+    nodes = () if state == "PENDING" else ("n1", "n2")
+    job = slurm_job(job_id="7", uid=OWNER, state=state, nodes=nodes)
+    told = Report(
+        node=node, boot_id="b", agent_id="a", sequence=1, wishes=(replace(WISH, uid=uid, restarts=restarts),)
+    )
+    kept, dropped = of_owners(told, {"7": job}.get)
+    assert bool(kept.wishes) == ((uid, node, state, restarts) == (OWNER, "n1", "RUNNING", 0))
+    assert dropped == 1 - len(kept.wishes)
+
+
+def test_a_wish_of_an_earlier_releases_agent_counts_where_the_owner_has_a_process() -> None:
+    job, old = slurm_job(job_id="7", uid=OWNER), replace(WISH, uid=-1)
+    for uid, counts in ((OWNER, True), (OTHER, False)):
+        rows = (process(0, job_id="7", uid=uid),)
+        told = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=rows, wishes=(old,))
+        assert bool(of_owners(told, {"7": job}.get)[0].wishes) == counts
+
+
+def test_a_pending_job_of_somebody_else_is_not_switched_off_by_what_was_said_before_it_ran() -> None:
+    """A process of another user, with the job's number in its environment, on a node that the job never gets."""
+    state = ClusterState(silent_after_s=15, report_lifetime_s=60)
+    pending = slurm_job(job_id="7", uid=OWNER, state="PENDING", nodes=())
+    state.apply_slurm(SlurmView(jobs=(pending,), nodes=()), 1000.0)
+    forged = Report(
+        node="n3", boot_id="b", agent_id="a", sequence=1, wishes=(replace(WISH, uid=OTHER), WISH),
+        processes=(process(0, job_id="7", uid=OTHER, member_by="claim"),),
+    )  # fmt: skip
+    state.apply_report(forged, 1001.0)
+    running = replace(pending, state="RUNNING", nodes=("n1",))
+    state.apply_slurm(SlurmView(jobs=(running,), nodes=()), 1002.0)
+    assert state.variables_of(running) == {}
+    assert state.dropped == 3
+    state.apply_report(replace(forged, sequence=2), 1003.0)
+    assert state.variables_of(running) == {} and state.dropped == 6
+    view = state.job_view("7", 1004.0)
+    assert view is not None and not view.processes

@@ -15,26 +15,32 @@ from watchdog.model.slurm import SlurmNode, SlurmView
 from watchdog.report_changes import changes_between, make_whole
 from watchdog.wire import decode_report, encode_report
 
-OFF = JobWish(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),))
+OFF = JobWish(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=1000)
 REPORT = Report(node="n1", boot_id="b", agent_id="a", sequence=1, wishes=(OFF,))
 
 
-def entry(job_id: str, role: Role, environ: dict[str, str] | None) -> SimpleNamespace:
-    known = SimpleNamespace(environ=environ)
+def entry(job_id: str, role: Role, environ: dict[str, str] | None, uid: int = 1000) -> SimpleNamespace:
+    known = SimpleNamespace(environ=environ, uid=uid)
     return SimpleNamespace(known=known, member=SimpleNamespace(job_id=job_id, role=role))
 
 
 def test_ranks_speak_for_the_job_and_the_batch_shell_where_they_say_nothing() -> None:
     mine = [
+        entry("7", Role.RANK, {"SLURM_WATCHDOG": "off"}, uid=1500),
+        entry("7", Role.RANK, {"SLURM_WATCHDOG": "off"}, uid=0),
         entry("7", Role.HELPER, {"SLURM_WATCHDOG": "off"}),
         entry("7", Role.RANK, {"SLURM_WATCHDOG_KILL_SWITCH": "/k", "SLURM_RESTART_COUNT": "2", "HOME": "/x"}),
         entry("7", Role.RANK, {"SLURM_WATCHDOG_KILL_SWITCH": "/other"}),
         entry("8", Role.HELPER, {"SLURM_WATCHDOG": "x" * 5000}),
         entry("9", Role.RANK, {"HOME": "/x"}),
         entry("10", Role.RANK, None),
+        entry("11", Role.RANK, {"SLURM_WATCHDOG": "off"}),
     ]
-    first, second = ProcessCollector.wishes(SimpleNamespace(_mine=mine))  # type: ignore[arg-type]
-    assert first == JobWish(job_id="7", restarts=2, variables=(("SLURM_WATCHDOG_KILL_SWITCH", "/k"),))
+    owners = dict.fromkeys(("7", "8", "9", "10"), 1000)  # of job 11 Slurm has said nothing here
+    first, second = ProcessCollector.wishes(SimpleNamespace(_mine=mine, owners=owners))  # type: ignore[arg-type]
+    assert first == JobWish(
+        job_id="7", restarts=2, variables=(("SLURM_WATCHDOG_KILL_SWITCH", "/k"),), uid=1000
+    )
     assert (second.job_id, len(second.variables[0][1])) == ("8", MAX_WISH)
 
 

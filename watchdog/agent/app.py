@@ -16,7 +16,7 @@ import msgspec
 
 import watchdog
 from watchdog import clock, runner
-from watchdog.agent.become import may_become_others
+from watchdog.agent.become import may_become_others, why_too_mighty
 from watchdog.agent.collectors.checkpoint import CheckpointCollector
 from watchdog.agent.collectors.gpu import GpuCollector
 from watchdog.agent.collectors.job_log import JobLogs
@@ -38,7 +38,7 @@ from watchdog.agent.process_table import Files
 from watchdog.agent.reload import Reload
 from watchdog.agent.report_rows import choose, reduced
 from watchdog.agent.settings import NO_CONTROLLER, Settings, become_agent, split_listen
-from watchdog.agent.tasks import TASKS
+from watchdog.agent.tasks import TASKS, Guarded
 from watchdog.masking_values import masked
 from watchdog.model.messages import CollectEvidence, DumpStacks, EndProcess, Report
 from watchdog.model.observed import (
@@ -99,6 +99,14 @@ def read_boot_id() -> str:
         return ""
 
 
+def guarded(config: Settings, own: int | None) -> Guarded:
+    """What the agent's own children can do where there is no helper: checked as the helper checks it. `own`: see process_owner.OWN."""
+    return Guarded(
+        FUNCTIONS, True, lambda reason: log.warning("refused: %s", reason), config.kill_switch_prefixes, own,
+        {name: function for name, function in FUNCTIONS.items() if name not in TASKS},
+    )  # fmt: skip
+
+
 class Agent:
     """What one agent knows and does. Made from the main thread, before any other thread: it forks its children's parent."""
 
@@ -113,11 +121,13 @@ class Agent:
         settings = config.agent
         helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None
         before = before or Handover()
-        self.probes = Probes(FUNCTIONS, helper=helper, helped=TASKS, left=before.children)
+        personal = config.personal or (helper is None and why_too_mighty() is None)
+        functions = guarded(config, os.getuid() if personal else None) if helper is None else FUNCTIONS
+        self.probes = Probes(functions, helper=helper, helped=TASKS, left=before.children)
         mounts: tuple[Mount, ...] = read_mounts()
         files = FarFiles(self.probes) if helper is not None else Files()
         self.processes = ProcessCollector(self.probes, mounts, files=files)
-        becomes = helper is not None or may_become_others()
+        becomes = helper is not None or (not personal and may_become_others())
         self.logs = JobLogs(
             self.probes, mounts, self.node, tuple(settings.log_patterns), become_owner=becomes
         )
@@ -184,6 +194,7 @@ class Agent:
         self.probes.check()
         self.probes.poll(now)
         self.gpus.ask(now, deadline_s)
+        self.processes.owners = {watch.job_id: watch.uid for watch in self.logs.watch.values()}
         processes = runner.isolate(
             "process", lambda: self.processes.collect(now, deadline_s), _NO_PROCESSES, seen
         )
@@ -477,10 +488,19 @@ def run_agent(
 ) -> int:
     """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the exit code.
 
-    At SIGHUP `file` is read again, and this process starts anew with it; then it is given `handover`.
+    At SIGHUP `file` is read again, and this process starts anew with it; then it is given `handover`. Without `once` it is 2 for a process
+    with rights that are the helper's.
     """
     if not once and not config.agent.controller_url:
         log.critical("%s", NO_CONTROLLER)
+        return EXIT_USAGE
+    if not once and not config.personal and (mighty := why_too_mighty()) is not None:
+        log.critical(
+            "%s, and the agent is to have no rights: what takes some is done by the helper. Start both by their units (systemctl enable "
+            "--now slurm-watchdog-agent), or the agent as a user of its own beside `slurm-watchdog helper --agent-user THAT_USER`; "
+            "`slurm-watchdog agent --once` may be run by root",
+            mighty,
+        )
         return EXIT_USAGE
     agent = Agent(config, once, handover)
     try:

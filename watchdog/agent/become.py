@@ -64,6 +64,22 @@ def capabilities() -> int:
         return 0
 
 
+HELPERS: Final = {
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_DAC_READ_SEARCH": 2, "CAP_FOWNER": 3, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": CAP_SETUID,
+    "CAP_SYS_MODULE": 16, "CAP_SYS_RAWIO": 17, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21,
+}  # fmt: skip
+"""Capabilities that an agent must not have (linux/capability.h): the helper's, and those that are worth more."""
+
+
+def why_too_mighty() -> str | None:
+    """What this process has that an agent is not to have, the beginning of a sentence; None if nothing."""
+    if os.geteuid() == 0 or os.getuid() == 0:
+        return "this process is root's"
+    held = capabilities()
+    names = [name for name, bit in HELPERS.items() if held >> bit & 1]
+    return f"this process has {', '.join(names)}" if names else None
+
+
 def may_become_others() -> bool:
     """Whether this process can turn its children into other users."""
     return bool(capabilities() >> CAP_SETUID & 1)

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from watchdog.agent.collectors.blocked import parse_syscall
+from watchdog.agent.process_owner import check_process
 from watchdog.knowledge.syscalls import FD_ARGUMENT, idle_numbers, name_of
 
 MAX_FDS: Final = 4096
@@ -28,17 +29,19 @@ def look_at_calls(args: Any, state: dict[str, Any]) -> list[Any]:
     """
     with ExitStack() as stack:
         places: dict[int, int] = {}
-        return [_look(_KINDS[what], pid, thread, places, stack) for what, pid, thread in args]
+        return [_look(what, pid, thread, places, stack, state) for what, pid, thread in args]
 
 
 def _look(
-    how: Callable[[int, int, int], Any], pid: int, thread: int, places: dict[int, int], stack: ExitStack
+    what: str, pid: int, thread: int, places: dict[int, int], stack: ExitStack, state: dict[str, Any]
 ) -> Any:
     try:
         if pid not in places:  # walking the whole path for each thread would cost a tenth more
+            if what not in OF_ANYBODY:
+                check_process(pid, state)
             places[pid] = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, places[pid])
-        return how(pid, thread, places[pid])
+        return _KINDS[what](pid, thread, places[pid])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -96,4 +99,6 @@ def _int32(value: int) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
+OF_ANYBODY: Final = frozenset({"devices"})
+"""Also of root's and the system's processes: a daemon that holds a GPU is one of those. It tells numbers of GPUs, nothing of the process."""
 _KINDS: Final[dict[str, Callable[[int, int, int], Any]]] = {"io": _io, "call": _call, "devices": _devices}

@@ -39,7 +39,7 @@ from watchdog.model.messages import (
     RemoveKillSwitch,
     WriteKillSwitch,
 )
-from watchdog.model.observed import MountProbe, Process, Role
+from watchdog.model.observed import MountProbe, Process
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,6 @@ class Commands:
         if not mine:
             raise Refused(f"no process of job {command.job_id} is on {self.node}")
         self._check_restarts(command.job_id, command.restarts)
-        owner = next((process.uid for process in mine if process.role is Role.RANK), mine[0].uid)
         silent = {probe.mount for probe in self.mounts if not probe.responding}
         silent |= {
             process.blocked.mount
@@ -227,7 +226,7 @@ class Commands:
         sources = Sources(
             self.probes, self.logs, self.node, self.details_of, self.kernel_log, self.core_debugger
         )
-        uid = self._uid(owner)
+        uid = self._uid(self._owner(command.job_id))
         collection = Collection(command, sources, uid, now, mine, frozenset(silent))
         self._collections.append(collection)
         collection.advance(now)
@@ -339,14 +338,17 @@ class Commands:
         return uid
 
     def _check_owner(self, job_id: str, uid: int) -> None:
-        watch = self.logs.watch.get(job_id)
-        owners = {process.uid for process in self.processes if process.job_id == job_id}
-        if watch is not None:
-            owners.add(watch.uid)
-        if not owners:
-            raise Refused(f"job {job_id} is not known on {self.node}")
-        if uid not in owners:
+        if uid != self._owner(job_id):
             raise Refused(f"job {job_id} does not belong to uid {uid}")
+
+    def _owner(self, job_id: str) -> int:
+        """Whose the job is, as Slurm says: what its processes run as, or claim, is nobody's word."""
+        watch = self.logs.watch.get(job_id)
+        if watch is None:
+            raise Refused(
+                f"job {job_id} is not known on {self.node}: Slurm has not said that it is here, and whose"
+            )
+        return watch.uid
 
     def _check_restarts(self, job_id: str, restarts: int) -> None:
         text = self.environ_of(job_id).get("SLURM_RESTART_COUNT", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 import stat
 from typing import Any
 
@@ -287,7 +286,7 @@ def _remove_or_lift(name: str, where: int) -> None:
         return
     try:
         for each in os.listdir(inner):
-            os.rename(each, f"left.{secrets.token_hex(8)}", src_dir_fd=inner, dst_dir_fd=where)
+            os.rename(each, f"left.{os.urandom(8).hex()}", src_dir_fd=inner, dst_dir_fd=where)
     finally:
         os.close(inner)
     os.rmdir(name, dir_fd=where)

@@ -14,6 +14,7 @@ from watchdog.agent.collectors.blocked import parse_syscall
 from watchdog.agent.evidence.environment import parse_settings
 from watchdog.agent.jobs import ENVIRONMENT, as_slurm_job, may_hold_a_rank
 from watchdog.agent.mounts import Mount, mount_of, read_mounts, strip_deleted
+from watchdog.agent.process_owner import check_process, read_refusal
 from watchdog.agent.process_table import parse_status, read_stat
 from watchdog.knowledge import collective_timeouts
 from watchdog.knowledge.checkpoint_options import directories_in
@@ -33,12 +34,13 @@ def identify(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
     collectives, with whether that is only assumed, and the `settings` that evidence shows.
 
     A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`; `denied` says that it
-    is the second. `index` is the place of the question.
+    is the second. `index` is the place of the question, `uid` the process's real user. Of one that is not an ordinary user's through
+    and through nothing is read, and `foreign` says so: see watchdog.agent.process_owner.
     """
     tell = state.get("tell")
     found: list[dict[str, Any]] = []
     for index, (pid, start_ticks) in enumerate(args):
-        answer = _identify_one(pid, start_ticks) | {"index": index}
+        answer = _identify_one(pid, start_ticks, state) | {"index": index}
         if tell is None:
             found.append(answer)
         else:
@@ -46,7 +48,7 @@ def identify(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _identify_one(pid: int, start_ticks: int | None) -> dict[str, Any]:
+def _identify_one(pid: int, start_ticks: int | None, state: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"pid": pid, "start": start_ticks, "environ": None, "exe": "", "title": ""}
     try:
         if start_ticks is None:
@@ -55,6 +57,9 @@ def _identify_one(pid: int, start_ticks: int | None) -> dict[str, Any]:
         if comm == "slurmstepd" and _is_slurms(pid):
             # Anybody may read it, whereas the environment is for its owner and root.
             answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
+        answer["uid"] = parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid
+        if (refusal := read_refusal(pid, state)) is not None:
+            return _nothing_of(pid, answer["start"], answer["uid"], refusal) | {"title": answer["title"]}
         variables = _read(f"/proc/{pid}/environ", MAX_ENVIRON)
         environ = answer["environ"] = as_slurm_job(parse_environ(variables))
         answer["exe"] = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
@@ -66,10 +71,19 @@ def _identify_one(pid: int, start_ticks: int | None) -> dict[str, Any]:
             answer["collective_timeout"] = collective_timeouts.timeout_in(
                 parse_environ(variables, collective_timeouts.NAMES), words
             )
+        if (refusal := read_refusal(pid, state)) is not None:  # it has become another program meanwhile
+            return _nothing_of(pid, answer["start"], answer["uid"], refusal)
     except (OSError, ValueError) as error:
         answer["error"] = str(error)
         answer["denied"] = isinstance(error, PermissionError)
     return answer
+
+
+def _nothing_of(pid: int, start: int, uid: int, refusal: str) -> dict[str, Any]:
+    """The answer about a process of which nothing is to be known: a set-user-id program, root's, the system's."""
+    return {
+        "pid": pid, "start": start, "uid": uid, "foreign": True, "environ": {}, "exe": "", "title": "", "error": refusal,
+    }  # fmt: skip
 
 
 def _is_slurms(pid: int) -> bool:
@@ -101,7 +115,9 @@ def resolve(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
     tell = state.get("tell")
     found: list[dict[str, Any]] = []
     for index, each in enumerate(args):
-        answer = _resolve_one(each["pid"], each["thread"], each["syscall"], each["args"]) | {"index": index}
+        answer = _resolve_one(each["pid"], each["thread"], each["syscall"], each["args"], state) | {
+            "index": index
+        }
         if tell is None:
             found.append(answer)
         else:
@@ -120,9 +136,12 @@ def name_users(args: Any, state: dict[str, Any]) -> dict[str, str]:
     return names
 
 
-def _resolve_one(pid: int, thread: int, syscall: str | None, args: list[int]) -> dict[str, Any]:
+def _resolve_one(
+    pid: int, thread: int, syscall: str | None, args: list[int], state: dict[str, Any]
+) -> dict[str, Any]:
     path = None
     try:
+        check_process(pid, state)
         began = read_stat(pid).start_ticks
         if syscall in PATH_ARGUMENT and not _stands_in(pid, thread, syscall, args):
             return ELSEWHERE
@@ -132,6 +151,7 @@ def _resolve_one(pid: int, thread: int, syscall: str | None, args: list[int]) ->
             directory, place = PATH_ARGUMENT[syscall]
             path = _read_path(pid, args[place])
             # Only now it is known whose memory that was: a set-user-id program may have taken the place of the one in this call.
+            check_process(pid, state)
             if not _stands_in(pid, thread, syscall, args) or read_stat(pid).start_ticks != began:
                 return ELSEWHERE
             if not path.startswith("/"):
@@ -142,7 +162,7 @@ def _resolve_one(pid: int, thread: int, syscall: str | None, args: list[int]) ->
             return {"path": path}
         return describe_mount(path, read_mounts(pid))
     except (OSError, IndexError, ValueError) as error:
-        return {"path": path, "error": str(error)}
+        return {"path": None, "error": str(error)}
 
 
 def _stands_in(pid: int, thread: int, syscall: str, args: list[int]) -> bool:
@@ -191,6 +211,7 @@ def list_open_logs(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:
     for job_id, pid, thorough in args:
         paths = found.setdefault(job_id, [])
         try:
+            check_process(pid, state)
             directory = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             continue

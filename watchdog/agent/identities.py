@@ -264,6 +264,13 @@ class Identities:
         self.table.to_identify.discard(pid)
         entry.identified += 1
         known, environ = entry.known, each["environ"]
+        if each.get("foreign"):
+            entry.known = replace(
+                known, uid=each["uid"], foreign=True, environ={}, exe="", stepd=parse_stepd(each["title"]), denied=False,
+                cwd="", checkpoint_directories=(), settings=(), collective_timeout=None,
+            )  # fmt: skip
+            self.table.changed = True
+            return
         if environ is None or (not environ and known.environ):
             if each.get("denied") and not known.denied:
                 entry.known = replace(known, denied=True, stepd=parse_stepd(each["title"]))
@@ -271,7 +278,8 @@ class Identities:
             return  # else it is ending: what was known before is better
         stepd: Place | None = parse_stepd(each["title"]) if each["title"] else None
         entry.known = replace(
-            known, environ=environ, exe=each["exe"], stepd=stepd or known.stepd, denied=False,
+            known, uid=each.get("uid", known.uid), foreign=False, environ=environ, exe=each["exe"], stepd=stepd or known.stepd,
+            denied=False,
             cwd=each.get("cwd") or known.cwd,
             checkpoint_directories=tuple(each.get("checkpoint_directories") or known.checkpoint_directories)[:MAX_DIRECTORIES],
             settings=_shared(each.get("settings")) or known.settings,

@@ -1,7 +1,8 @@
 """Which processes belong to which job, step and rank. Pure: a table of processes goes in, memberships come out.
 
 Job and step come from the control group's path, else from the slurmstepd above a process, else from what was learnt about it
-before its ancestors died, else from its environment (believed only for the user whom the job belongs to). The job id is
+before its ancestors died, else from its environment: a user writes there what he likes, so that counts for the job's owner alone, as
+Slurm has named him, and for a job that Slurm has here. The job id is
 Slurm's plain number (SLURM_JOB_ID), also for elements of arrays. Ranks come from the environment: see `_ranks_of_step`.
 A program that forks its ranks itself and gives them no variables (torch.multiprocessing.spawn) is one rank with workers.
 """
@@ -96,6 +97,7 @@ class Known:
     ppid: int
     comm: str
     uid: int
+    """Its real user."""
     cgroup: Place | None = None
     environ: Mapping[str, str] | None = None
     exe: str = ""
@@ -110,6 +112,8 @@ class Known:
     """Those that its command line names."""
     settings: tuple[tuple[str, str], ...] = ()
     """Of what may hold a rank: the variables that decide how it computes and communicates, for evidence alone, secrets masked."""
+    foreign: bool = False
+    """Not an ordinary user's through and through (a set-user-id program, root's): nothing of it is read, and it is no rank."""
     collective_timeout: tuple[float, bool] | None = None
     """Seconds after which its collectives are given up, and whether that is only assumed; see knowledge.collective_timeouts."""
 
@@ -126,10 +130,14 @@ class Member:
     world_size: int | None = None
     left_over: bool = False
     """It belongs to an earlier run of the job, which was requeued to this node meanwhile."""
+    by: str = ""
+    """How that is known: BY_SLURM, or BY_CLAIM."""
     launcher: bool = False
     """It has started ranks: it never is one, also when they are gone and only its own variables are left."""
 
 
+BY_SLURM, BY_CLAIM = "slurm", "claim"
+"""In a control group of the job, or below its slurmstepd; or by its environment alone, as the user whose job Slurm says that it is."""
 Key = tuple[int, int]
 """(pid, start ticks): unique until a reboot."""
 
@@ -165,10 +173,15 @@ def as_slurm_job(environ: dict[str, str]) -> dict[str, str]:
     return environ
 
 
-def assign(table: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[int, Member]:
-    """Membership by pid of every process that belongs to a job. `before` is the last result, by pid and start."""
+def assign(
+    table: Mapping[int, Known], before: Mapping[Key, Member], owners: Mapping[str, int]
+) -> dict[int, Member]:
+    """Membership by pid of every process that belongs to a job. `before` is the last result, by pid and start.
+
+    `owners`: the jobs that Slurm has here, and whose they are; an environment counts for no other job, and for no other user.
+    """
     table = _with_inherited(table)
-    places, certain = _places(table, before)
+    places, certain, how = _places(table, before, owners)
     left_over = _left_over(table, places, certain, before)
     groups: dict[Place, list[Known]] = {}
     members: dict[int, Member] = {}
@@ -180,7 +193,7 @@ def assign(table: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[int
     for place, group in groups.items():
         others = [each for each in groups if each.job_id == place.job_id and each != place]
         members |= _ranks_of_step(place, group, others, table, before)
-    return members
+    return {pid: replace(member, by=how[pid]) for pid, member in members.items()}
 
 
 def may_hold_a_rank(comm: str, exe: str, environ: Mapping[str, str]) -> bool:
@@ -236,9 +249,12 @@ def _left_over(
     return found
 
 
-def _places(table: Mapping[int, Known], before: Mapping[Key, Member]) -> tuple[dict[int, Place], set[int]]:
-    """Job and step of every process that has one; and who of them stands in a control group of it, or below its slurmstepd."""
+def _places(
+    table: Mapping[int, Known], before: Mapping[Key, Member], owners: Mapping[str, int]
+) -> tuple[dict[int, Place], set[int], dict[int, str]]:
+    """Job and step of every process that has one; who of them stands in a control group of it, or below its slurmstepd; how it is known."""
     sure: set[int] = set()
+    how: dict[int, str] = {}
     found: dict[int, Place | None] = {}
 
     def certain(pid: int, depth: int = 0) -> Place | None:
@@ -256,26 +272,23 @@ def _places(table: Mapping[int, Known], before: Mapping[Key, Member]) -> tuple[d
                 sure.add(pid)
         if process.cgroup is not None or process.stepd is not None:
             sure.add(pid)
+        how[pid] = BY_SLURM
         if place is None and (old := before.get((pid, process.start_ticks))):
-            place = Place(old.job_id, old.step_id)
+            place, how[pid] = Place(old.job_id, old.step_id), old.by
         found[pid] = place
         return place
 
     for pid in table:
         certain(pid)
-    owners: dict[str, set[int]] = {}
-    for pid, place in found.items():
-        if place is not None and table[pid].comm != "slurmstepd":
-            owners.setdefault(place.job_id, set()).add(table[pid].uid)
     for pid, process in table.items():
-        if found.get(pid) is None and (claimed := _claimed(process)) is not None:
-            owner = owners.get(claimed.job_id)
-            if owner is None or process.uid in owner:
-                found[pid] = claimed
+        if found.get(pid) is not None or process.foreign or (claimed := _claimed(process)) is None:
+            continue
+        if owners.get(claimed.job_id) == process.uid:
+            found[pid], how[pid] = claimed, BY_CLAIM
     places = {
         pid: place for pid, place in found.items() if place is not None and table[pid].comm != "slurmstepd"
     }
-    return places, sure & places.keys()
+    return places, sure & places.keys(), how
 
 
 def _claimed(process: Known) -> Place | None:
@@ -403,7 +416,7 @@ def _choose(kind: str, inside: Mapping[int, Known], before: Mapping[Key, Member]
 
 
 def _is_helper(process: Known) -> bool:
-    return process.comm in NEVER_A_RANK or process.exe in NEVER_A_RANK
+    return process.foreign or process.comm in NEVER_A_RANK or process.exe in NEVER_A_RANK
 
 
 def _ancestors(process: Known, inside: Mapping[int, Known]) -> Iterable[int]:

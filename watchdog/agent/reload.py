@@ -79,6 +79,7 @@ class Reload:
             self._refuse([str(line) for line in answer.value["problems"]])
             return
         settings = msgspec.json.decode(answer.value["settings"], type=Settings)
+        settings = msgspec.structs.replace(settings, personal=self.running.personal)
         if settings == self.running:
             self._look_at_files()
             log.warning("%s changes nothing for the agent; certificates were looked at again", self.file)

@@ -61,6 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     security: SecuritySettings
     kill_switch_prefixes: tuple[str, ...] = ()
     """`jobs.kill_switch_prefixes` of the configuration."""
+    personal: bool = False
+    """`slurm-watchdog run`: it looks at, and writes as, the one user who has started it, whoever that is, and at nobody else's."""
 
 
 def settings_of(config: Config) -> Settings:

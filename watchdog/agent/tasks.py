@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from watchdog.agent.become import refusal_as
 from watchdog.agent.probe_child import Function
+from watchdog.agent.process_owner import OWN
 from watchdog.kill_switch_file import KILL_SWITCH_BASE, MAX_FIELD, RUN_NAME, problem_of_path
 from watchdog.model.observed import Process
 
@@ -257,20 +258,26 @@ TASKS: Final[Mapping[str, Task]] = {
 
 
 def check_request(
-    function: str, args: Any, uid: int, is_here: bool = True, prefixes: tuple[str, ...] = ()
+    function: str,
+    args: Any,
+    uid: int,
+    is_here: bool = True,
+    prefixes: tuple[str, ...] = (),
+    itself: bool = False,
 ) -> None:
     """Whether `function` may be done with `args` as `uid` (-1: as the helper itself). Raises RefusedError with the reason.
 
     `is_here`: that user has, or had within the hour, a process on this node. `prefixes`: directories, allowed by root, below which
-    kill switches may lie besides KILL_SWITCH_BASE.
+    kill switches may lie besides KILL_SWITCH_BASE. `itself`: -1 is the files' owner, too, for the asker is nobody else.
     """
     task = TASKS.get(str(function))
     if task is None:
         raise RefusedError(f"{str(function)[:60]!r} is nothing that can be asked here")
-    if task.as_owner != (uid >= 0):
+    stays = itself and uid == -1
+    if not stays and task.as_owner != (uid >= 0):
         who = "as the owner of the files" if task.as_owner else "as nobody else"
         raise RefusedError(f"{function} is done {who}")
-    if task.as_owner:
+    if task.as_owner and not stays:
         check_user(uid)
         if not is_here and not task.of_anybody:
             raise RefusedError(f"uid {uid} has no process on this node")
@@ -301,16 +308,25 @@ class Guarded(dict[str, Function]):
         is_here: bool,
         report: Report,
         prefixes: tuple[str, ...] = (),
+        own: int | None = None,
+        free: Mapping[str, Function] = {},
     ):
+        """`own`: the one user, an agent's own, whose files and processes need no other rights; then the child stays that user. `free`: what
+        is not in the list, and is not checked."""
         super().__init__({name: function for name, function in functions.items() if name in TASKS})
         self._is_here, self._report, self._prefixes = is_here, report, prefixes
+        self._own, self._free = own, free
 
     def get(self, name: str, default: Any = None) -> Function:
         """One that checks first; also for a name that is not in the list: that is refused like all else."""
 
+        if name in self._free:
+            return self._free[name]
+
         def checked(args: Any, state: dict[str, Any]) -> Any:
+            state[OWN] = self._own
             try:
-                check_request(name, args, state["uid"], self._is_here, self._prefixes)
+                check_request(name, args, state["uid"], self._is_here, self._prefixes, self._own is not None)
                 if name not in self:
                     raise RefusedError(f"{name} is off: the helper was started without it")
             except RefusedError as error:

@@ -16,7 +16,7 @@ from watchdog.controller.filesystems import Filesystems
 from watchdog.controller.gpus import GpuPids
 from watchdog.controller.history import History
 from watchdog.controller.nodes import Nodes
-from watchdog.controller.own_jobs import JobNodes, of_own_jobs
+from watchdog.controller.own_jobs import JobNodes, of_own_jobs, of_owners
 from watchdog.controller.report_bounds import within_bounds
 from watchdog.controller.run import ProcessKey, Run, follow_training, new_run, reveal, started_at
 from watchdog.controller.run_reports import (
@@ -73,7 +73,7 @@ class ClusterState:
         self.only_own = False
         """Whether a node is heard only about jobs that it has or had: where nodes have proven who they are."""
         self.dropped = 0
-        """Of what reports said, what was about other nodes' jobs."""
+        """Of what reports said, what was about other nodes' jobs, or of users whose job it is not."""
         self.gpus = GpuPids(self.left_out)
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""
@@ -228,12 +228,14 @@ class ClusterState:
         if self.only_own:
             report, dropped = of_own_jobs(report, self._job_nodes.stranger)
             self.dropped += dropped
+        report, dropped = of_owners(report, self._job_of)
+        self.dropped += dropped
         report, missing = within_bounds(
             report, self.left_out, lambda: self._known_on(report.node), self._nodes_of
         )
         self._apply_processes(report, made_at)
         self._note_unlisted(report, missing)
-        self._wishes |= {wish.job_id: wish for wish in report.wishes if wish.job_id in self._job_ids}
+        self._wishes |= {wish.job_id: wish for wish in report.wishes}
         self.gpus.apply(report, made_at)
         self.nodes.apply(report, made_at)
         for log in report.logs:
@@ -276,6 +278,10 @@ class ClusterState:
                 self._unlisted_on.setdefault(node, []).append(run)
         for row in report.left_out:
             self.left_out.note("processes", node, max(0, row.count), row.uid)
+
+    def _job_of(self, process_job_id: str) -> SlurmJob | None:
+        """The job that agents know by this id, as Slurm listed it last."""
+        return self.jobs.get(self._job_ids.get(process_job_id, process_job_id))
 
     def _run(self, process_job_id: str) -> Run | None:
         """The run of the job that agents know by this id."""

@@ -237,7 +237,8 @@ async def _keep_agent(config: Config, job: LocalJob) -> None:
     settings = agent_settings(config)
     with (Path(config.controller.state_directory) / "agent.log").open("ab") as lines:
         while True:
-            fd = write_settings(settings)
+            # Whoever runs this watches what is his own, root in a container, too.
+            fd = write_settings(msgspec.structs.replace(settings, personal=True))
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-P", "-m", "watchdog.agent", str(fd), pass_fds=(fd,), stdin=asyncio.subprocess.DEVNULL,

@@ -173,6 +173,8 @@ class JobWish(Value, frozen=True, kw_only=True):
     restarts: int
     variables: tuple[tuple[str, str], ...]
     """SLURM_WATCHDOG and those that begin with it, bounded."""
+    uid: int = -1
+    """The user whose process has them; -1: an earlier release does not say."""
 
 
 class LeftOut(Value, frozen=True, kw_only=True):

@@ -53,6 +53,10 @@ class Process(Value, frozen=True, kw_only=True):
     state_age_s: float | None = None
     """For how long every look has found it in this state (a lower bound); None on the first look and while it runs or sleeps."""
     uid: int
+    """Its real user."""
+    member_by: str = ""
+    """How it is known that it is of the job: `slurm` (in its control group, or below its slurmstepd), `claim` (its environment says so,
+    and it is the job's owner's); empty: an earlier release does not say."""
     step_id: str | None = None
     """Slurm step ("0", "batch"), where known."""
     rank: int | None = None

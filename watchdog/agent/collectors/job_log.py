@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from watchdog.agent.become import refusal_as
 from watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
+from watchdog.agent.jobs import BY_SLURM
 from watchdog.agent.mounts import Mount, MountNews, mount_of
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import count_open_files
@@ -188,20 +190,28 @@ class JobLogs:
             self._note_recent(at, event)
 
     def _note_jobs(self, processes: list[Process], now: float) -> None:
-        for process in processes:
-            job = self.jobs.setdefault(process.job_id, _Job(process.uid, now))
-            job.seen_at = now
-            if process.role is Role.RANK:
-                job.uid = process.uid
-        for job_id, watch in self.watch.items():
-            if watch.uid < 0 and self.become_owner and job_id not in self.jobs:
-                continue  # Slurm did not say whose it is: nothing of it is read as root
-            job = self.jobs.setdefault(job_id, _Job(watch.uid, now))
-            job.seen_at, job.uid = now, watch.uid if watch.uid >= 0 else job.uid
+        for job_id in (*dict.fromkeys(process.job_id for process in processes), *self.watch):
+            uid = self._owner(job_id, processes)
+            if uid is None and self.become_owner and job_id not in self.jobs:
+                continue  # nobody has said whose it is: nothing of it is read
+            job = self.jobs.setdefault(job_id, _Job(-1 if uid is None else uid, now))
+            job.seen_at, job.uid = now, job.uid if uid is None else uid
         for job_id in [job_id for job_id, job in self.jobs.items() if now - job.seen_at > KEPT_AFTER_END_S]:
             del self.jobs[job_id]
         if any(key[0] not in self.jobs for key in self._recent):
             self._recent = {key: recent for key, recent in self._recent.items() if key[0] in self.jobs}
+
+    def _owner(self, job_id: str, processes: list[Process]) -> int | None:
+        """Whose a job is: as Slurm says. While the controller is away: the one ordinary user in the job's control group; else None."""
+        watch = self.watch.get(job_id)
+        if watch is not None:
+            return watch.uid if watch.uid >= 0 else None
+        users = {
+            each.uid
+            for each in processes
+            if each.job_id == job_id and each.member_by == BY_SLURM and refusal_as(each.uid) is None
+        }
+        return users.pop() if len(users) == 1 else None
 
     # -- which files -------------------------------------------------------------------------------------------
 

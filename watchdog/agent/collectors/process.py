@@ -25,7 +25,7 @@ from watchdog.agent.collectors.blocked import (
 from watchdog.agent.far_files import FarFiles
 from watchdog.agent.identify import describe_mount
 from watchdog.agent.identities import IDENTIFY, MAX_IDENTIFICATIONS, Identities, Stuck
-from watchdog.agent.jobs import WISH_VARIABLES, Key, Known, Member, assign
+from watchdog.agent.jobs import BY_SLURM, WISH_VARIABLES, Key, Known, Member, assign
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import LASTING_STATES, Entry, Files, ProcessTable, Stat, read_file
@@ -86,7 +86,10 @@ class ProcessCollector:
     """The agent and its children, by pid."""
     problem: str | None = None
     """What this agent may not see, in a sentence."""
+    owners: Mapping[str, int] = field(default_factory=dict)
+    """The jobs that Slurm has here, as the controller has said, and whose they are."""
     _mine: list[Entry] = field(default_factory=list)
+    _assigned_for: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.table = ProcessTable(self.files, spawner=self.probes.spawner_pid)
@@ -102,7 +105,7 @@ class ProcessCollector:
         requests = self.identities.ask(now, deadline_s)
         if requests:
             self.probes.settle(SETTLE_S, requests)
-        if self.table.changed:
+        if self.table.changed or self.owners != self._assigned_for:
             self._assign()
         living = [entry for entry in self._mine if entry.stat.state not in ("Z", "X")]
         mains = [entry for entry in living if self._is_due(entry)]
@@ -147,20 +150,29 @@ class ProcessCollector:
         return None
 
     def environ_of(self, job_id: str) -> Mapping[str, str]:
-        """What some process of the job has in its environment (the variables of jobs.ENVIRONMENT); empty if nothing is known."""
+        """What some process of the job's owner has in its environment (the variables of jobs.ENVIRONMENT); empty if nothing is known."""
         for entry in self._mine:
             environ = entry.known.environ or {}
-            if entry.member is not None and entry.member.job_id == job_id and "SLURM_JOB_ID" in environ:
+            if self._speaks_for(entry, job_id) and "SLURM_JOB_ID" in environ:
                 return environ
         return {}
 
+    def _speaks_for(self, entry: Entry, job_id: str) -> bool:
+        """Whether what a process says about itself counts for the job: the owner's, and no program of somebody else's."""
+        member, known = entry.member, entry.known
+        if member is None or member.job_id != job_id or known.foreign:
+            return False
+        owner = self.owners.get(job_id)
+        return known.uid == owner if owner is not None else member.by == BY_SLURM
+
     def wishes(self) -> tuple[JobWish, ...]:
-        """What the owners of the jobs here want of the watchdog, as their ranks have it, else any process of the run."""
+        """What the owners of the jobs here want of the watchdog, as their ranks have it, else any process of theirs in the run; of jobs
+        that Slurm has here, and of nobody else's processes."""
         found: dict[str, tuple[bool, JobWish]] = {}
         for entry in self._mine:
             environ, member = entry.known.environ or {}, entry.member
             said = tuple((name, environ[name][:MAX_WISH]) for name in WISH_VARIABLES if environ.get(name))
-            if member is None or not said:
+            if member is None or not said or entry.known.uid != self.owners.get(member.job_id):
                 continue
             is_rank = member.role is Role.RANK
             if member.job_id not in found or (is_rank and not found[member.job_id][0]):
@@ -168,7 +180,7 @@ class ProcessCollector:
                 run = (
                     int(restarts) if restarts.isascii() and restarts.isdecimal() and len(restarts) < 10 else 0
                 )
-                wish = JobWish(job_id=member.job_id, restarts=run, variables=said)
+                wish = JobWish(job_id=member.job_id, restarts=run, variables=said, uid=entry.known.uid)
                 found[member.job_id] = (is_rank, wish)
         return tuple(wish for _, wish in found.values())
 
@@ -181,7 +193,7 @@ class ProcessCollector:
         """Those that command lines of the job's ranks name, each once, at most MAX_DIRECTORIES; whether they exist, nobody looked."""
         found: dict[str, None] = {}
         for entry in self._mine:
-            if entry.member is not None and entry.member.job_id == job_id and entry.member.role is Role.RANK:
+            if self._speaks_for(entry, job_id) and entry.member and entry.member.role is Role.RANK:
                 found |= dict.fromkeys(entry.known.checkpoint_directories)
         return tuple(found)[:MAX_DIRECTORIES]
 
@@ -190,8 +202,8 @@ class ProcessCollector:
         ranks = [
             (entry.member.rank or 0, entry.known.cwd)
             for entry in self._mine
-            if entry.member is not None
-            and entry.member.job_id == job_id
+            if self._speaks_for(entry, job_id)
+            and entry.member is not None
             and entry.member.role is Role.RANK
             and entry.known.cwd
         ]
@@ -202,7 +214,8 @@ class ProcessCollector:
         # It may itself run inside a job, or have started one.
         self.ours = frozenset({os.getpid()} | self.table.below(self.probes.spawner_pid))
         known = {pid: entry.known for pid, entry in entries.items() if pid not in self.ours}
-        assigned = assign(known, self.members)
+        self._assigned_for = dict(self.owners)
+        assigned = assign(known, self.members, self.owners)
         for pid, entry in entries.items():
             entry.member = assigned.get(pid)
         self.members = {entries[pid].key: member for pid, member in assigned.items()}
@@ -346,6 +359,7 @@ def _describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
         state=stat.state,
         state_age_s=age_s if age_s > 0 and stat.state in LASTING_STATES else None,
         uid=known.uid,
+        member_by=member.by,
         step_id=member.step_id,
         rank=member.rank,
         local_rank=member.local_rank,

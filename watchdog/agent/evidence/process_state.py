@@ -17,6 +17,7 @@ import msgspec
 from watchdog.agent.collectors.blocked import parse_syscall
 from watchdog.agent.evidence.sockets import Tables, choose
 from watchdog.agent.mounts import mount_of, read_mounts
+from watchdog.agent.process_owner import check_process
 from watchdog.agent.process_table import parse_stat, read_file
 from watchdog.knowledge.syscalls import name_of
 from watchdog.model.evidence import LockWait, SocketState, ThreadState
@@ -48,7 +49,17 @@ def look_at_processes(args: Any, state: dict[str, Any]) -> None:
     tables, silent = Tables(), frozenset(args["silent_mounts"])
     locks = _read_locks()
     for index, (pid, start_ticks) in enumerate(args["processes"]):
-        state["tell"](_look_at(pid, start_ticks, tables, silent, locks) | {"index": index})
+        try:
+            check_process(pid, state)
+            found = _look_at(pid, start_ticks, tables, silent, locks)
+        except OSError as error:
+            gone = not isinstance(error, PermissionError)
+            found = {
+                "pid": pid,
+                "error": "the process has ended" if gone else str(error.strerror),
+                "problems": [],
+            }
+        state["tell"](found | {"index": index})
 
 
 def _look_at(

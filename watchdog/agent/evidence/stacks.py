@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -22,6 +22,7 @@ from watchdog import clock
 from watchdog.agent.become import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
 from watchdog.agent.collectors.blocked import parse_state_and_cpu, parse_syscall
 from watchdog.agent.evidence.tool import Means, Ran, run_tools
+from watchdog.agent.process_owner import read_refusal
 from watchdog.knowledge.syscalls import name_of
 from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from watchdog.model.observed import Process, Role
@@ -115,7 +116,7 @@ def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
 
 def dump_stacks(args: Any, state: dict[str, Any]) -> list[Any]:
     """Given {node, budget_s, processes: [Process as JSON…]}: a ProcessStack (as JSON) for each, in this order."""
-    looks = [_Dump(msgspec.convert(each, Process), args["node"]) for each in args["processes"]]
+    looks = [_Dump(msgspec.convert(each, Process), args["node"], state) for each in args["processes"]]
     end, py_spy = clock.monotonic() + args["budget_s"], find_py_spy()
     missing = (
         "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
@@ -139,12 +140,17 @@ class _Dump:
 
     process: Process
     node: str
+    state: dict[str, Any]
+    """The child's: whose processes it may look into."""
     error: str | None = None
     threads: tuple[ThreadStack, ...] = ()
     before: dict[str, Any] = field(default_factory=dict)
 
     def begin(self, end: float, missing: str | None = None) -> bool:
         """The kernel's word about it, just before; False, with the reason, where it is not to be dumped."""
+        if (refusal := self._refusal()) is not None:
+            self.before, self.error = dict(_UNSEEN), refusal
+            return False
         self.before = _look(self.process.pid)
         if self.before["start_ticks"] != self.process.start_ticks:
             self.error = "the process has ended"
@@ -156,6 +162,12 @@ class _Dump:
             self.error = missing
         return self.error is None
 
+    def _refusal(self) -> str | None:
+        try:
+            return read_refusal(self.process.pid, self.state)
+        except OSError:
+            return "the process has ended"
+
     def job(self, py_spy: str, end: float) -> tuple[list[str], Means]:
         """What is to be run, with what is left of the time."""
         seconds = max(0.1, min(ONE_DUMP_S, end - clock.monotonic()))
@@ -166,8 +178,10 @@ class _Dump:
         return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(self.process.pid)], means
 
     def take(self, ran: Ran) -> None:
-        """What py-spy has printed, or why that is no answer."""
-        if ran.problem is not None:
+        """What py-spy has printed, or why that is no answer; nothing of a program that it has become meanwhile and that is another's."""
+        if (refusal := self._refusal()) is not None:
+            self.error = refusal
+        elif ran.problem is not None:
             self.error = f"py-spy: {ran.problem}"
         elif ran.code != 0:
             lines = [
@@ -182,7 +196,7 @@ class _Dump:
 
     def stack(self) -> ProcessStack:
         """The answer."""
-        process, before = self.process, self.before or _look(self.process.pid)
+        process, before = self.process, self.before or _UNSEEN
         return ProcessStack(
             node=self.node,
             pid=process.pid,
@@ -202,10 +216,13 @@ class _Dump:
         )
 
 
+_UNSEEN: Final[dict[str, Any]] = {
+    "state": None, "wchan": None, "syscall": None, "cpu_s": 0.0, "start_ticks": None, "io_bytes": None, "resident_bytes": None,
+}  # fmt: skip
+
+
 def _look(pid: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "state": None, "wchan": None, "syscall": None, "cpu_s": 0.0, "start_ticks": None, "io_bytes": None, "resident_bytes": None,
-    }  # fmt: skip
+    found = dict(_UNSEEN)
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         found["state"], ticks = parse_state_and_cpu(stat)

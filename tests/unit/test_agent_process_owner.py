@@ -1,0 +1,132 @@
+"""Nothing looks into a process that is not one ordinary user's, through and through: every task of a child, on real processes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from watchdog.agent.become import MIN_UID
+from watchdog.agent.call_looks import OF_ANYBODY
+from watchdog.agent.functions import FUNCTIONS
+from watchdog.agent.process_owner import parse_uids, refusal_to_look
+from watchdog.agent.process_table import read_stat
+from watchdog.agent.tasks import TASKS
+from watchdog.model.observed import Process, Role
+
+USER, OTHER = 64983, 64984
+SECRET = "the-secret-of-this-process"
+PROGRAM = """
+import os, sys, time
+real, effective, saved = (int(word) for word in sys.argv[1:4])
+os.setgroups([]); os.setresuid(real, effective, saved)
+sys.stdout.write("x"); sys.stdout.flush()
+os.environ["RANK"] = "0"
+time.sleep(600)
+"""
+ROWS = [
+    (0, 0, 0), (USER, 0, 0), (USER, USER, 0), (USER, OTHER, OTHER), (USER, OTHER, USER), (MIN_UID - 1,) * 3, (65534,) * 3,
+]  # fmt: skip
+"""Users (real, effective, saved) of root's, of set-user-id programs of root's and of another user's, of the system's, of nobody's."""
+
+
+@pytest.mark.parametrize(("uids", "shown", "own"), [*itertools.product(ROWS, (0, USER), (None, USER))])
+def test_only_one_ordinary_user_through_and_through_is_looked_into(
+    uids: tuple[int, ...], shown: int, own: int | None
+) -> None:
+    whole = (*uids, uids[1])
+    assert refusal_to_look(whole, shown, own) is not None
+    assert refusal_to_look((USER,) * 4, USER, own) is None
+    assert refusal_to_look((USER,) * 4, 0, own) is not None, (
+        "it may not be dumped: it is more than its user's"
+    )
+    assert refusal_to_look((0,) * 4, 0, 0) is None, "an agent of root's own, of `run`"
+    assert refusal_to_look((), USER, own) is not None
+
+
+def test_the_users_are_found_in_the_status_of_a_process() -> None:
+    assert parse_uids(b"Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t5\t5\t5\n") == (1, 2, 3, 4)
+    assert parse_uids(b"Name:\tUid:\n") == ()
+
+
+@pytest.fixture(params=ROWS, ids=str)
+def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A process of these users that looks like a rank, and holds a secret in its environment and a log."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: processes of several users")
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, request.param)], stdout=subprocess.PIPE, cwd="/",
+        env={"SLURM_JOB_ID": "7", "RANK": "0", "NCCL_DEBUG": SECRET, "SECRET": SECRET},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"x"
+    yield process.pid
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def asked(pid: int) -> dict[str, tuple[Any, Any]]:
+    """For each task that takes a process, its arguments, and what an answer that tells nothing looks like."""
+    row = Process(
+        pid=pid,
+        start_ticks=read_stat(pid).start_ticks,
+        job_id="7",
+        role=Role.RANK,
+        comm="python",
+        state="S",
+        uid=USER,
+    )
+    return {
+        "identify": ([[pid, None]], None),
+        "resolve": ([{"pid": pid, "thread": pid, "syscall": "write", "args": [1, 0, 0, 0, 0, 0]}], None),
+        "list_open_logs": ([["7", pid, True]], {"7": []}),
+        "look_at_calls": ([[what, pid, pid] for what in ("io", "call")], [None, None]),
+        "look_at_processes": ({"processes": [[pid, row.start_ticks]], "silent_mounts": ["/"]}, None),
+        "dump_stacks": ({"node": "n1", "budget_s": 5.0, "processes": [msgspec.to_builtins(row)]}, None),
+        "end_process": (
+            {"pid": pid, "start_ticks": row.start_ticks, "uid": USER, "comm": "python3", "job_id": "7", "minors": [0], "how": "kill",
+             "boot_id": open("/proc/sys/kernel/random/boot_id").read().strip()}, None,
+        ),
+    }  # fmt: skip
+
+
+def test_every_task_about_processes_is_tried_here() -> None:
+    """A new task that is given a process belongs into `asked`."""
+    takes_pids = {name for name, task in TASKS.items() if not task.as_owner} - {
+        "list_mounts", "last_kernel_lines", "prepare_directory", "remove_directory",
+    }  # fmt: skip
+    assert set(asked(os.getpid())) == takes_pids
+    assert {"devices"} == OF_ANYBODY, "it tells numbers of GPUs alone"
+
+
+@pytest.mark.parametrize("name", sorted(asked(os.getpid())))
+def test_nothing_is_learnt_of_and_nothing_done_to_root_the_system_and_set_user_id_programs(
+    stranger: int, name: str
+) -> None:
+    args, nothing = asked(stranger)[name]
+    told: list[Any] = []
+    answer = FUNCTIONS[name](args, {"tell": told.append} if name in ("identify", "look_at_processes") else {})
+    text = json.dumps([answer, told])
+    assert SECRET not in text and "SLURM_JOB_ID" not in text and "/dev/null" not in text
+    if nothing is not None:
+        assert answer == nothing
+    if name == "identify":
+        assert told[0]["foreign"] and told[0]["environ"] == {} and told[0]["exe"] == ""
+    elif name == "look_at_processes":
+        assert set(told[0]) == {"pid", "error", "problems", "index"} and told[0]["error"]
+    elif name == "dump_stacks":
+        assert (
+            not answer[0].get("threads") and "no ordinary user" in answer[0]["error"]
+        ) or "set-user-id" in answer[0]["error"]
+        assert not any(answer[0].get(each) for each in ("wchan", "syscall", "io_bytes", "resident_bytes"))
+    elif name == "resolve":
+        assert answer[0].get("path") is None
+    assert read_stat(stranger).state != "Z", "it lives on"

@@ -300,8 +300,8 @@ STEPS_PER_SECOND = re.compile(
     r"|\b(?:train_|interval_)?(?:steps|iterations|iters|batches)[ _/]?(?:per[ _])?s(?:ec(?:ond)?)?[\"']?\s*[:=]\s*[\"']?(?P<named>\d[\d.]*))"
 )
 SAMPLES_PER_SECOND = re.compile(
-    r"(?<![\w.])(?P<value>\d[\d.,]*)\s?(?:samples?|images|imgs?|sequences|seqs?|sentences)/s(?:ec(?:ond)?)?\b"
-    r"|\b(?:samples|sequences|images)[ _/]?(?:per[ _])?s(?:ec(?:ond)?)?[\"']?\s*[:=]\s*[\"']?(?P<named>\d[\d.,]*)"
+    r"(?<![\w.,])(?P<value>\d[\d.,]{0,20})\s?(?:samples?|images|imgs?|sequences|seqs?|sentences)/s(?:ec(?:ond)?)?\b"
+    r"|\b(?:samples|sequences|images)[ _/]?(?:per[ _])?s(?:ec(?:ond)?)?[\"']?\s*[:=]\s*[\"']?(?P<named>\d[\d.,]{0,20})"
 )
 GLOBAL_BATCH = re.compile(
     r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|(?<!micro)(?<!micro[ _])(?<![a-z])gbs)['\"]?\s*[:=]\s*(\d+)"

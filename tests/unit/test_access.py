@@ -80,7 +80,7 @@ class Controller:
         self.journal.note("abc123", 1.0, f"{MARK} note")
         self.journal.add_evidence("abc123", 1.0, "diagnosis", {"summary": f"{MARK} stack"})
         self.journal.add_evidence(
-            "abc123", 1.0, "node", {"log_lines": [f"{MARK}"], "kernel_lines": ["a kernel line"]}
+            "abc123", 1.0, "node", {"log_lines": [["/log", [MARK]]], "kernel_lines": ["a kernel line"]}
         )
         self._act()
         self.collected = Collected(
@@ -108,6 +108,8 @@ class Controller:
         )
         self.started_at, self.last_tick, self.warm_from = 0.0, clock.monotonic(), 0.0
         self.journal_error = self.slurm_error = None
+        self.slurm_notes = list[str]
+        self.actions = SimpleNamespace(stuck=list[str])
 
     def _act(self) -> None:
         decision = Decision(

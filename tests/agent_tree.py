@@ -23,6 +23,8 @@ from watchdog.model.messages import JobWatch, Reply, Report
 from watchdog.wire import decode_report, encode_reply
 
 ALONE = "TEST_IS_ALONE"
+ANOTHER_USER = 64998
+"""As whom some tests run their agent."""
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
@@ -68,7 +70,7 @@ class Receiver:
         self.reply = Reply(controller_id="test", watch=tuple(watched(job) for job in jobs))
         self._open = ExitStack()
         self.munged = self._open.enter_context(munged())
-        receive = handler(Proof(self.munged), self._take)
+        receive = handler(Proof(self.munged, frozenset({ANOTHER_USER})), self._take)
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), receive)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"

@@ -339,7 +339,7 @@ def test_where_no_child_can_be_forked_the_report_says_so(
     open_place: Path, receiver: Receiver, scenario: Scenario
 ) -> None:
     agent = AgentProcess(
-        open_place, receiver.url, interval_s=0.5, environment=scenario.environment, wrapper=NOBODY
+        open_place, receiver, interval_s=0.5, environment=scenario.environment, wrapper=NOBODY
     )
     try:
         until(lambda: receiver.reports and workers_of(agent), 20, "a report, and children")
@@ -383,7 +383,7 @@ def test_a_full_disk_and_a_state_directory_that_is_missing_stop_nothing(
     for number, state in enumerate((full, full / "missing" / "too")):
         place.mkdir(exist_ok=True)
         agent = AgentProcess(
-            place, receiver.url, interval_s=0.5, environment=scenario.environment, state_directory=state
+            place, receiver, interval_s=0.5, environment=scenario.environment, state_directory=state
         )
         count = len(receiver.reports)
         try:
@@ -405,7 +405,7 @@ def test_where_proc_hides_other_users_processes_the_agent_sees_its_own(
     mine = subprocess.Popen(["sleep", "600"], env={**os.environ, **as_rank(JOB)}, user=64998, group=64998)
     subprocess.run(["mount", "-o", "remount,hidepid=2", "/proc"], check=True, timeout=20)
     agent = AgentProcess(
-        open_place, receiver.url, interval_s=0.5, environment=scenario.environment, wrapper=NOBODY
+        open_place, receiver, interval_s=0.5, environment=scenario.environment, wrapper=NOBODY
     )
     try:
         until(lambda: receiver.reports and mine.pid in ranks(receiver.last()), 20, "the process of its user")

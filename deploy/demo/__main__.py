@@ -278,7 +278,7 @@ class Story:
         }
 
 
-PAGE = "http://127.0.0.1:9767"
+PAGE = "127.0.0.1:9767"
 """`controller.page_listen` as it is shipped."""
 
 
@@ -302,11 +302,14 @@ def tell(nodes: int = 4) -> int:
                     "we", "each node has simulated cards: a stand-in for NVIDIA's library tells of them"
                 )
             environment = cards.environment if cards is not None else None
-            watchdog = stack.enter_context(Watchdog(cluster, mode="act", agent_env=environment))
+            settings = {"controller": {"page_listen": PAGE}}
+            watchdog = stack.enter_context(
+                Watchdog(cluster, mode="act", settings=settings, agent_env=environment)
+            )
             teller.say("we", f"watchdog: {len(watchdog.agents)} agents and a controller, mode act")
             teller.say(
                 "we",
-                f"while this runs, the page: {PAGE}; metrics: {_metrics(cluster)} (make demo KEEP=1 leaves it up)",
+                f"while this runs, the page: http://{PAGE}; metrics: {_metrics(cluster)} (make demo KEEP=1 leaves it up)",
             )
             story = Story(cluster, watchdog, teller, cards)
             story.begin()
@@ -331,7 +334,7 @@ def _metrics(cluster: Cluster) -> str:
 def _keep(cluster: Cluster, watchdog: Watchdog, teller: Teller) -> None:
     teller.act("KEEP=1: everything stays up until Ctrl-C")
     teller.say("we", f"{COMMAND} status --socket {watchdog.socket}")
-    teller.say("we", f"the page: {PAGE}")
+    teller.say("we", f"the page: http://{PAGE}")
     teller.say("we", f"metrics: {_metrics(cluster)}")
     teller.say("we", f"Slurm: SLURM_CONF={cluster.env['SLURM_CONF']} squeue")
     stop = threading.Event()

@@ -175,6 +175,7 @@ class Watchdog:
                 "listen": f"{address}:{PORT}",
                 "socket": self.socket,
                 "state_directory": str(self.directory / "state"),
+                "page_listen": "",  # as shipped it is one port of this machine, on which there may be other clusters
             },
             "security": munge_of(self.cluster),
             "notify": {"slack": {"webhook_url_file": str(webhook), "messages_per_minute": 60}},

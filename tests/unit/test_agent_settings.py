@@ -83,8 +83,8 @@ def test_the_command_becomes_the_agent_and_keeps_its_pid(tmp_path: Path) -> None
     ]
     with subprocess.Popen([*command, "--once", "--json"], stdout=subprocess.PIPE) as agent:
         assert agent.stdout is not None
-        while b"watchdog.agent" not in (words := Path(f"/proc/{agent.pid}/cmdline").read_bytes()):
-            assert words, "it has ended before it became the agent"
+        while b"watchdog.agent" not in Path(f"/proc/{agent.pid}/cmdline").read_bytes():
+            assert agent.poll() is None, "it has ended before it became the agent"
         report = json.loads(agent.stdout.read())
         assert report["node"] == "n7"
     assert agent.returncode == 0

@@ -79,7 +79,15 @@ def test_every_task_is_done_as_one_kind_of_user_and_takes_nothing_else(name: str
 
 def test_the_helper_has_a_function_for_every_task_and_no_other() -> None:
     assert set(HELPER_FUNCTIONS) == set(TASKS)
-    own = {"read_gpus", "read_state", "write_state", "name_users", "read_node_settings", "check_config"}
+    own = {
+        "read_gpus",
+        "read_state",
+        "write_state",
+        "name_users",
+        "read_node_settings",
+        "check_config",
+        "look_at_mount",
+    }
     assert own == set(FUNCTIONS) - set(TASKS)
 
 

@@ -100,10 +100,11 @@ def test_a_directory_that_others_may_enter_or_own_is_refused(
         check_directory(str(place), OWN)
 
 
-def test_root_s_own_socket_is_nobody_s() -> None:
-    one, _other = socket.socketpair(socket.AF_UNIX)
-    with pytest.raises(AnotherUser, match="ordinary user"):
-        check_peer(one, 0)
+def test_socket_of_root_is_for_root_alone_and_root_is_no_peer_of_a_user() -> None:
+    one, _other = socket.socketpair(socket.AF_UNIX)  # both ends are this process's user
+    check_peer(one, os.geteuid())
+    with pytest.raises(AnotherUser, match="belongs to user"):
+        check_peer(one, os.geteuid() + 1)
 
 
 def test_what_is_one_user_s_is_on_no_port_and_a_port_s_door_on_no_socket(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 import watchdog
 from watchdog import clock, runner
-from watchdog.agent.become import may_become_others, why_too_mighty
+from watchdog.agent.become import may_become_others, serve_alone, why_too_mighty
 from watchdog.agent.collectors.checkpoint import CheckpointCollector
 from watchdog.agent.collectors.gpu import GpuCollector
 from watchdog.agent.collectors.job_log import JobLogs
@@ -502,6 +502,8 @@ def run_agent(
             mighty,
         )
         return EXIT_USAGE
+    if config.personal:
+        serve_alone(os.geteuid())
     agent = Agent(config, once, handover)
     try:
         if once:

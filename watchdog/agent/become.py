@@ -102,8 +102,25 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 NO_USERS: Final = NOBODY | read_overflow_uids()
 
 
+_alone: list[int] = []
+"""The user of an agent that serves nobody else; see serve_alone."""
+
+
+def serve_alone(uid: int) -> None:
+    """From now on this process, and every child forked after this, reads, writes and signals as `uid` and as nobody else: an agent of one
+    person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a container that has no other user: what is root's own
+    is no more than root has already, and nobody else's claim counts."""
+    _alone[:] = [uid]
+
+
 def refusal_as(uid: int) -> str | None:
     """Why nothing is read, written or signalled as `uid`, with or without a helper; None for an ordinary user. The one place that says."""
+    if _alone:
+        return (
+            None
+            if uid in _alone
+            else f"this watchdog serves uid {_alone[0]} alone, and uid {uid} is another user"
+        )
     if MIN_UID <= uid <= MAX_UID and uid not in NO_USERS:
         return None
     return f"uid {uid} is no ordinary user: nothing is read, written or signalled as it"

@@ -76,6 +76,8 @@ def settings_of(config: Config) -> Settings:
             "agent": agent,
             "security": {**security, "mode": config.security.identity()},
             "kill_switch_prefixes": config.jobs.kill_switch_prefixes,
+            # One that ends without its controller is a step inside of a person's own job (`attach`), and serves nobody else.
+            "personal": config.agent.give_up_after > 0,
         },
         Settings,
     )

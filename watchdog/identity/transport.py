@@ -21,14 +21,12 @@ class AnotherUser(PermissionError):
 
 
 def check_peer(sock: socket.socket, own_uid: int) -> None:
-    """Returns if the process at the other end of the unix socket `sock` runs as `own_uid`. Raises AnotherUser, also if that is root.
+    """Returns if the process at the other end of the unix socket `sock` runs as `own_uid`. Raises AnotherUser.
 
     SO_PEERCRED gives the user who called connect() or listen() (unix(7)): nobody can claim it.
     """
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_CREDENTIALS))
     uid = struct.unpack(_CREDENTIALS, data)[1]
-    if own_uid == 0:
-        raise AnotherUser("this socket is for an ordinary user, and this process runs as root")
     if uid != own_uid:
         raise AnotherUser(f"the other end of the socket belongs to user {uid}, not to {own_uid}")
 

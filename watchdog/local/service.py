@@ -49,9 +49,9 @@ QUIET: Final = ("orphan_gpu_process", "chain_broken", "node_down", "partition_or
 """They compare with what Slurm knows of other jobs and nodes; here nobody knows."""
 
 
-NOT_FOR_ROOT: Final = (
-    "slurm-watchdog run is for an ordinary user, and this is root. Call it as the user whose job it is; in a container of root alone: "
-    "unshare --user --map-user=1000 slurm-watchdog run …"
+AS_ROOT: Final = (
+    "running as root: command, watchdog and everything they write belong to root. Prefer the user whose job it is, outside of a "
+    "container that has only root"
 )
 
 
@@ -123,10 +123,11 @@ def free_port(preferred: int = 0) -> int:
 
 
 def run(base: Config, wanted: Wanted) -> int:
-    """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises OSError, JournalError, and
-    ValueError for root: agent and controller trust each other for being one ordinary user's."""
+    """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises OSError and JournalError.
+
+    Agent and controller trust each other for being one user's: the kernel says so of both ends of their socket."""
     if os.geteuid() == 0:
-        raise ValueError(NOT_FOR_ROOT)
+        log.warning(AS_ROOT)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     directory = wanted.directory
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -15,7 +15,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from watchdog.knowledge.log_signatures import HARMLESS, HARMLESS_NEEDLES, SIGNATURES, Signature
+from watchdog.knowledge.log_signatures import (
+    GUESS_NEEDLES,
+    GUESSES,
+    HARMLESS,
+    HARMLESS_NEEDLES,
+    SIGNATURES,
+    Signature,
+)
 from watchdog.knowledge.progress_patterns import (
     COUNTED,
     EPOCH_KEYS,
@@ -212,11 +219,18 @@ def _whole(text: str | None) -> int | None:
 
 def _error(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
     for row in rows.signatures:
-        if has_needle(row.needles, lower) and row.regex.search(text):
+        match = row.regex.search(text) if has_needle(row.needles, lower) else None
+        if match is not None and not _is_guessed(text, lower, match.start()):
             if has_needle(HARMLESS_NEEDLES, lower) and HARMLESS.search(text):
                 return None
             return LogFact(kind=EventKind.ERROR, pattern=row.name, **who)
     return None
+
+
+def _is_guessed(text: str, lower: str, at: int) -> bool:
+    """Whether what stands at this place is one of several things that a line says may have happened."""
+    guess = GUESSES.search(text) if has_needle(GUESS_NEEDLES, lower) else None
+    return guess is not None and guess.start() <= at
 
 
 def _sign(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | None:

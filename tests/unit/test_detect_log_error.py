@@ -215,7 +215,7 @@ def test_the_rank_that_torchrun_saw_die_of_a_signal_is_named() -> None:
     finding = judge_ended(*LOST, worker_died(-9, 103), *LAUNCHERS_LEAVE)
     assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
     assert "exitcode: -9" in finding.summary, "not the launcher's own traceback"
-    assert "rank 3 on n2 ended first" in finding.summary
+    assert "rank 3 on n2 was killed (SIGKILL)" in finding.summary
     early = tuple((age_s + 2, line) for age_s, line in (worker_died(-9, 103), *LAUNCHERS_LEAVE))
     assert "exitcode: -9" in judge_ended(*early, *LOST).summary, (
         "its launcher speaks before those that lost it"

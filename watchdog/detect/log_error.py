@@ -216,7 +216,9 @@ def _accuse(
 ) -> Finding:
     culprit = culprit_of(cause)
     named: tuple[Culprit, ...] = (culprit,) if culprit is not None else ()
-    if cause.only_consequence:
+    if cause.how and (not cause.only_consequence or not cause.silent_ranks):
+        said = f"{_who(cause)} {cause.how}, and its own words are not in the log"
+    elif cause.only_consequence:
         said = f"no line says why; the first of what follows is {cause.words}"
         if cause.error.rank is not None:
             said = f"no line says why; {_who(cause)} ended first: {cause.words}"

@@ -12,6 +12,7 @@ from watchdog.diagnose.log_naming import SIGNAL_NAMES, rank_of_dead_process, tas
 from watchdog.diagnose.log_ranks import Failure, Task
 from watchdog.diagnose.lost_ranks import lost_rank
 from watchdog.diagnose.tracebacks import Error
+from watchdog.knowledge.launcher_words import Ending
 from watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
 
 TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
@@ -157,12 +158,12 @@ def _killed_first(failures: Sequence[Failure]) -> Failure | None:
 def _of_row(case: Case, row: Failure, told: Sequence[Error]) -> Verdict:
     name = SIGNAL_NAMES.get(row.code or 0, "launcher")
     who = words_of(row.rank, row.host) or "a worker"
-    how = f"signal {-(row.code or 0)}" if (row.code or 0) < 0 else f"exit code {row.code}"
+    how = Ending(code=row.code).words
     for error in told:
         if abs(error.line - row.line) <= 8:
             case.role[id(error)] = "cause"
             break
-    summary = f"{WORDS[name]}: {who} ended with {how}{after_step(case)} (line {row.line}), and its own words are not in the log"
+    summary = f"{who} {how}{after_step(case)} (line {row.line}), and its own words are not in the log"
     source = next((e.source for e in told if abs(e.line - row.line) <= 400), 0)
     return Verdict(
         name, row.line, source, sentence(summary), row.host, row.rank, how, followed=max(0, len(told) - 1)

@@ -13,7 +13,15 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from watchdog.detect.view import JobView, LoggedError, PastRun
-from watchdog.knowledge.log_signatures import CONSEQUENCES, FELT, FROM_OUTSIDE, HEADERS, WORDS
+from watchdog.knowledge.launcher_words import CLASSES, KILLS, Ending, ending_of, together
+from watchdog.knowledge.log_signatures import (
+    AFTER_SIGTERM,
+    CONSEQUENCES,
+    FELT,
+    FROM_OUTSIDE,
+    HEADERS,
+    WORDS,
+)
 from watchdog.model.incidents import Culprit
 from watchdog.model.observed import Event
 from watchdog.model.slurm import SlurmJob
@@ -35,11 +43,13 @@ _TASK = re.compile(r"srun: error: (?P<node>[A-Za-z0-9][\w.-]*): task (?P<rank>\d
 _LABEL = re.compile(r"\s*\d{1,5}: ")
 _EXIT, _TERM = "Exited with exit code", "Terminated"
 """Slurm's words of a task that left with an error, and of one that srun ended because another had."""
-_WORKER = re.compile(r"failed \(exitcode: -(?P<signal>\d+)\) local_rank: \d+ \(pid: (?P<pid>\d+)\)")
-"""torchrun's own word of the worker that failed first (torch/distributed/elastic/multiprocessing/api.py), here of a signal."""
-_KILLS = frozenset({4, 7, 8, 9, 11})
-"""Signals that nobody dies of because his peers are gone: ILL, BUS, FPE, KILL, SEGV. (ABRT follows from a lost connection, TERM and
-INT are the launcher's.)"""
+_RAISED_BY_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|Process(?:Exited|Raised)Exception")
+"""The last line of a launcher's own traceback, which it prints when a worker has failed."""
+_SLURMS_HOW = (
+    ("Killed", "was killed (SIGKILL)"), ("Segmentation fault", "died of SIGSEGV"), ("Bus error", "died of SIGBUS"),
+    ("Aborted", "died of SIGABRT"), ("Out Of Memory", "was killed: out of memory"), ("Illegal instruction", "died of SIGILL"),
+)  # fmt: skip
+_CODE = re.compile(r"Exited with exit code (\d+)")
 
 
 class Cause(Value, frozen=True, kw_only=True):
@@ -58,6 +68,8 @@ class Cause(Value, frozen=True, kw_only=True):
     """In a cascade of timeouts: the few ranks that said nothing."""
     from_outside: bool = False
     """Somebody ended the run, and nothing had gone wrong before."""
+    how: str = ""
+    """`was killed (SIGKILL)`, `exited with code 1`: where a launcher or Slurm has told it, and the process itself said nothing."""
 
     @property
     def words(self) -> str:
@@ -75,8 +87,9 @@ def locate(event: Event, node: str, at: float, job: SlurmJob, seats: Seats) -> L
     where = who.get("host") if who.get("host") in job.nodes else None
     if task is not None and (task["node"] in job.nodes or not job.nodes):
         where, rank = task["node"], _rank_of_task(int(task["rank"]), task["node"], seats)
-    elif _WORKER.search(text) is not None:
-        where, rank = None, _rank_of_worker(text, seats)
+    elif event.pattern == "launcher" and (ending := ending_of(text)) is not None:
+        host = ending.host if ending.host in job.nodes else None
+        where, rank = host, _rank_of_ending(ending, job, seats)
     seat = seats.get(rank) if rank is not None else None
     if seat is not None:
         where = where or seat[0]
@@ -101,13 +114,20 @@ def _rank_of_task(task: int, node: str, seats: Seats) -> int | None:
     return task if seat is not None and seat[0].partition(".")[0] == node.partition(".")[0] else None
 
 
-def _rank_of_worker(text: str, seats: Seats) -> int | None:
-    """The rank that torchrun saw die of a signal, by its process id; None where two nodes have that number."""
-    worker = _WORKER.search(text)
-    if worker is None or int(worker["signal"]) not in _KILLS:
-        return None
-    ranks = [rank for rank, (_, pid) in seats.items() if pid == int(worker["pid"])]
-    return ranks[0] if len(ranks) == 1 else None
+def _rank_of_ending(ending: Ending, job: SlurmJob, seats: Seats) -> int | None:
+    """The rank that a launcher saw end: by its own word, by the process id (None where two nodes have that number), or by the local
+    rank where there is one node."""
+    if ending.rank is not None:
+        return ending.rank
+    ranks = [
+        rank
+        for rank, (node, pid) in seats.items()
+        if pid == ending.pid and ending.host in (None, node, node.partition(".")[0])
+    ]
+    if ending.pid is not None and ranks:
+        return ranks[0] if len(ranks) == 1 else None
+    known = not seats or ending.local in seats
+    return ending.local if len(job.nodes) == 1 and known else None
 
 
 def _is_a_module(line: str, host: str | None, job: SlurmJob) -> bool:
@@ -153,16 +173,21 @@ def find_cause(run: PastRun) -> Cause | None:
         return None
     ended = next((place for place, e in enumerate(lines) if e.pattern in FROM_OUTSIDE), len(lines))
     before = lines[:ended]
-    causes = [e for e in before if e.pattern not in CONSEQUENCES and not _is_explained(e, before)]
+    death = _death(before)
+    own = _own_headers(before)
+    causes = [e for place, e in enumerate(before) if _is_a_cause(e, place, before, own)]
+    if death is not None and death.signal == 9 and all(e.pattern in AFTER_SIGTERM for e in causes):
+        return _of_death(run, lines, death)  # who is killed says nothing: it was another one who raised that
     if causes:
         first = next((e for e in causes if e.pattern not in HEADERS), causes[0])
         return _cause(run, lines, _placed(first, before, frozenset()))
     timed_out = [e for e in before if e.pattern == "nccl_watchdog"]
+    if death is not None and death.signal is not None and (not timed_out or death.at < timed_out[0].at):
+        return _of_death(run, lines, death)
     first = next(iter(timed_out or [e for e in before if e.pattern not in HEADERS]), lines[0])
-    died = _died(before) if not timed_out else None
-    if died is not None:
-        first = died
-    elif first.pattern not in NAMED_BY_SLURM:
+    if first.pattern == "terminated":  # the launcher ends the others, and then says whom it saw fail
+        first = next((e for e in before if e.pattern == "launcher" and ending_of(_text(e))), first)
+    if first.pattern not in NAMED_BY_SLURM:
         # Who says that he lost the others, or was ended, is not the one who did it.
         nobody = replace(first, node=None, rank=None, pid=None)
         first = _placed(nobody, before, _victims(run, before))
@@ -171,7 +196,72 @@ def find_cause(run: PastRun) -> Cause | None:
         only_consequence=True,
         from_outside=ended < len(lines) and not timed_out,
         silent_ranks=_silent(run) if timed_out else (),
+        how=_how(first, before),
     )
+
+
+class _Death(Value, frozen=True, kw_only=True):
+    """The one process of which launchers say that it died of a signal which nobody sends in order, or left with a code."""
+
+    at: float
+    error: LoggedError
+    """The first line about it."""
+    words: str
+    signal: int | None
+
+
+def _death(lines: Sequence[LoggedError]) -> _Death | None:
+    """None where launchers tell of no such process, or of several."""
+    told = [(e, ending) for e in lines if e.pattern == "launcher" and (ending := ending_of(_text(e)))]
+    known = [replace(ending, rank=e.rank, local=None) if _names(ending) else ending for e, ending in told]
+    died = [each for each in together(known) if each.signal in KILLS]
+    if not died or len({each.rank for each in died}) > 1:
+        return None
+    first = next(e for e, ending in told if e.rank == died[0].rank or not _names(ending))
+    return _Death(at=first.at, error=first, words=died[0].words, signal=died[0].signal)
+
+
+def _names(ending: Ending) -> bool:
+    return ending.rank is not None or ending.local is not None or ending.pid is not None
+
+
+def _text(error: LoggedError) -> str:
+    return split_prefix(error.line)[0]
+
+
+def _of_death(run: PastRun, lines: Sequence[LoggedError], death: _Death) -> Cause:
+    cause = _cause(run, lines, death.error)
+    return replace(cause, pattern=CLASSES.get(death.signal or 0, cause.pattern), alike=0, how=death.words)
+
+
+def _how(first: LoggedError, lines: Sequence[LoggedError]) -> str:
+    """How the process ended of which only a launcher or Slurm speaks; empty where that line is about something else."""
+    if first.pattern in NAMED_BY_SLURM:
+        what = (task["what"] if (task := _TASK.match(_text(first))) is not None else "").partition(" (")[0]
+        code = _CODE.search(what)
+        slurms = next((how for word, how in _SLURMS_HOW if word in what), "")
+        return f"exited with code {code[1]}" if code else slurms
+    if first.pattern != "launcher":
+        return ""
+    told = together(ending for e in lines if e.pattern == "launcher" and (ending := ending_of(_text(e))))
+    return told[0].words if told and told[0].code is not None else ""
+
+
+def _is_a_cause(error: LoggedError, place: int, lines: Sequence[LoggedError], own: frozenset[int]) -> bool:
+    if error.pattern in CONSEQUENCES or place in own or _is_explained(error, lines):
+        return False
+    told = any(e.pattern == "terminated" for e in lines[:place])
+    return not (told and error.pattern in AFTER_SIGTERM)
+
+
+def _own_headers(lines: Sequence[LoggedError]) -> frozenset[int]:
+    """Places of `Traceback` that a launcher wrote of itself: the next line of the same stream is the last one of that traceback."""
+    found: set[int] = set()
+    for place, error in enumerate(lines):
+        said = next((e for e in lines[place + 1 :] if e.rank == error.rank), None)
+        if error.pattern == "traceback" and said is not None and said.pattern == "launcher":
+            found.update({place} if _RAISED_BY_LAUNCHER.search(said.line) else ())
+    return frozenset(found)
 
 
 def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
@@ -189,8 +279,9 @@ def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
 
 
 def _is_a_workers(error: LoggedError) -> bool:
-    """Whether the rank stands there because torchrun named its process."""
-    return error.pattern == "launcher" and _WORKER.search(error.line) is not None
+    """Whether the rank stands there because a launcher named its process."""
+    ending = ending_of(_text(error)) if error.pattern == "launcher" and error.rank is not None else None
+    return ending is not None and _names(ending)
 
 
 def _without_its_task(error: LoggedError) -> LoggedError:
@@ -238,8 +329,12 @@ def _placed(error: LoggedError, lines: Sequence[LoggedError], victims: frozenset
 
 def _died(lines: Sequence[LoggedError]) -> LoggedError | None:
     """A launcher's word of the one worker that died of a signal; None where there is none, or several are told of."""
-    told = [e for e in lines if e.rank is not None and e.pid is not None and _is_a_workers(e)]
-    return told[0] if len({e.rank for e in told}) == 1 else None
+    death = _death(lines)
+    return (
+        death.error
+        if death is not None and death.signal is not None and death.error.rank is not None
+        else None
+    )
 
 
 def _cause(run: PastRun, lines: Sequence[LoggedError], first: LoggedError) -> Cause:

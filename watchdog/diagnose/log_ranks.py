@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from watchdog.diagnose.log_lines import Line, Who
 from watchdog.diagnose.log_time import Stamp, stamp_of
+from watchdog.knowledge.launcher_words import Ending, ending_of
 
 LOCAL_RANKS = 16
 """More ranks than on any node."""
@@ -37,21 +38,8 @@ _ENTRY = re.compile(r"^\s*\[\d+\]:\s*$")
 _ROOT = re.compile(r"Root Cause(?: \(first observed failure\))?:")
 _RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
-_WORDS_OF_END = (
-    re.compile(
-        r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)"
-    ),
-    re.compile(r"\b[Gg]lobal rank (?P<rank>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code>-?\d+)"),
-    re.compile(r"\bRank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)"),
-    re.compile(
-        r"\[rank: ?(?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)"
-    ),
-    re.compile(r"\bContainer rank (?P<rank>\d+) status failed\b.* code (?P<code>-?\d+)"),
-    re.compile(r"=\s+RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>[\w.-]+)"),
-)
 BOX_LINES = 20
-_KILLED_BY = re.compile(r"=\s+(?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT (?:CODE|STATUS): (?P<code>\d+))")
-"""How the rank ended that the line above names, in the box of MPICH's launcher."""
+"""Of a box or a wrapped sentence: so many lines after the one that says who, one says how."""
 _ENDS = {
     "Killed": "killed", "exit code 137": "killed", "Segmentation fault": "segmentation_fault", "exit code 139": "segmentation_fault",
     "Out Of Memory": "oom_kill", "Bus error": "bus_error", "exit code 135": "bus_error",
@@ -300,36 +288,28 @@ def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
     yield from open_rows.values()
 
 
-def _read_words(lines: Iterable[Line]) -> Iterable[Failure]:
-    """What other launchers say of a worker that ended, in one line."""
-    first = True
+def _read_words(lines: Iterable[Line]) -> list[Failure]:
+    """What other launchers say of a worker that ended, in one line or in those of a box."""
+    found: list[Failure] = []
     open_row: Failure | None = None
     for line in lines:
-        signal = _KILLED_BY.search(line.raw) if open_row is not None else None
-        if open_row is not None and signal and line.number - open_row.line <= BOX_LINES:
-            open_row.code = -int(signal["signal"]) if signal["signal"] else int(signal["code"])
-            open_row = None
-        if (
-            "signal" not in line.text.lower()
-            and "exit" not in line.text
-            and "terminated" not in line.text
-            and "RANK" not in line.text
-            and "status failed" not in line.text
-        ):
+        ending = ending_of(line.raw) or ending_of(line.text)
+        if ending is None or ending.local is not None or _of_torchruns_table(ending, line):
             continue
-        for regex in _WORDS_OF_END:
-            match = regex.search(line.raw)
-            if match is None:
-                continue
-            groups = match.groupdict()
-            code = int(groups["code"]) if groups.get("code") else -int(groups.get("signal") or 0) or None
-            row = Failure(
-                line.number, first, groups.get("host"), int(match["rank"]), None, code, groups.get("pid")
-            )
-            open_row = row if code is None else None
-            yield row
-            first = False
-            break
+        rank = ending.rank if ending.rank is not None or ending.pid is None else line.who.rank
+        if rank is None and ending.pid is None:
+            if open_row is not None and line.number - open_row.line <= BOX_LINES and ending.code is not None:
+                open_row.code = ending.code if open_row.code in (None, -ending.code) else open_row.code
+            continue
+        pid = None if ending.pid is None else str(ending.pid)
+        open_row = Failure(line.number, not found, ending.host, rank, None, ending.code, pid)
+        found.append(open_row)
+    return found
+
+
+def _of_torchruns_table(ending: Ending, line: Line) -> bool:
+    """`traceback : Signal 9 (SIGKILL) received by PID 4711`, in a row that is read as a whole."""
+    return ending.host is None and ending.rank is None and "received by PID" in line.text
 
 
 def _fill(row: Failure, key: str, value: str, line: Line) -> None:

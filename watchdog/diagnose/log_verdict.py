@@ -34,7 +34,14 @@ from watchdog.diagnose.log_naming import (
 )
 from watchdog.diagnose.log_ranks import Ranks
 from watchdog.diagnose.tracebacks import Error
-from watchdog.knowledge.log_signatures import CONSEQUENCES, FELT, FROM_OUTSIDE, HEADERS, WORDS
+from watchdog.knowledge.log_signatures import (
+    AFTER_SIGTERM,
+    CONSEQUENCES,
+    FELT,
+    FROM_OUTSIDE,
+    HEADERS,
+    WORDS,
+)
 
 ENOUGH_RISES = 2
 """So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that had not noticed."""
@@ -51,19 +58,6 @@ SOFT = frozenset(
      "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom", "shared_memory", "traceback", "abort"}
 )  # fmt: skip
 """Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
-AFTER_SIGTERM = frozenset(
-    {
-        "python_exception",
-        "dataloader_worker",
-        "abort",
-        "segmentation_fault",
-        "import_error",
-        "traceback",
-        "glibc_abort",
-        "assertion",
-    }
-)
-"""What processes say that are ended while they work."""
 FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota", "cuda_oom", "node_failure"})
 """What no lost peer brings about."""
 AFTER_END = AFTER_SIGTERM | {"permission", "network", "loss_nan"}

@@ -65,6 +65,14 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("launcher", ("processexitedexception", "processraisedexception"), r"Process(?:Exited|Raised)Exception", consequence=True),
     _row("launcher", ("mpirun", "mpiexec", "orterun", "prterun"), r"\b(?:mpirun|mpiexec|orterun|prterun)(?:\.real)? (?:noticed that|has exited due to|detected that)", consequence=True),
     _row("launcher", ("ssh exited with",), r"^pdsh@\S+: \S+: ssh exited with exit code \d+", consequence=True),
+    # How a rank ended, in tables and boxes of several lines: watchdog.knowledge.launcher_words reads who and how.
+    _row("launcher", ("received by pid",), r"\bSignal \d+ \(SIG[A-Z0-9]+\) received by PID \d+", consequence=True),
+    _row("launcher", ("process name: [",), r"^\s*Process name: \[\S+,\s?\d+\]", consequence=True),
+    _row("launcher", ("exit code:",), r"^(?:=\s+|\s+)EXIT CODE:\s+\d+\s*$", consequence=True),
+    _row("launcher", ("running at",), r"^=\s+(?:RANK \d+ )?PID \d+ RUNNING AT \S+", consequence=True),
+    _row("launcher", ("exit string:",), r"^YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ", consequence=True),
+    _row("launcher", ("signal",), r"^signal \d{1,2} \([A-Z][A-Za-z ]+\)\.$", consequence=True),
+    _row("launcher", ("died from signal", "exited with code"), r"^\s?(?:(?:\S+: )?rank \d+ )?(?:died from signal|exited with code) \d+", consequence=True),
     _row("mpi_abort", ("mpi_abort",), r"MPI_ABORT was invoked on rank|application called MPI_Abort\(", consequence=True),
     _row("launcher", ("bad command exit code", "pod failed"), r"Encountered a bad command exit code|\bLAUNCH INFO \S+ \S+ Pod failed", consequence=True),
     # Ray guesses in the same line what may have killed it: memory is one of the guesses.
@@ -115,6 +123,9 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("io_error", ("input/output error", "remote i/o error"), r"\bInput/output error\b|\bRemote I/O error\b"),
     _row("permission", ("permission denied", "permissionerror", "operation not permitted"), r"\bPermissionError: |\bPermission denied\b"),
     _row("too_many_files", ("too many open files", "of ancdata"), r"Too many open files|received \d+ items of ancdata"),
+    # The launcher, Slurm or a person ended the job, and a loader's worker with it.
+    _row("terminated", ("dataloader worker",), r"DataLoader worker \(pid\(?s?\)? [^)]*\) is killed by signal: (?:Terminated|Interrupt|Hangup|User defined signal|Quit|Continued)", consequence=True),
+    _row("terminated", ("sigterm",), r"\bSIGTERMException\b|\b(?:received|caught|got|bypassing) (?:signal )?SIGTERM\b|\bSIGTERM (?:was )?(?:received|caught)\b", consequence=True),
     _row("dataloader_worker", ("dataloader worker", "pin memory thread"), r"Pin memory thread exited unexpectedly|DataLoader worker \(pid\(?s?\)? .*?(?:killed by signal|exited unexpectedly)"),
     _row("oom_kill", ("oom-kill", "oom_kill", "oom kill", "oomkilled", "oom handler", "out of memory", "memory cgroup"), r"oom[-_ ]kill|\bOOMKilled\b|Detected \d+ oom_kill event|srun: error: .*: tasks? [\d,-]+: Out Of Memory|[Oo]ut of memory: Killed process|memory cgroup out of memory"),
     _row("oom_kill", ("memory usage threshold", "running low on memory", "low on resource: memory", "memory limit", "outofmemoryerror", "memory pressure"), r"killed due to memory pressure|ray\.exceptions\.OutOfMemoryError|node was running low on memory|memory usage threshold|The node was low on resource: memory|exceeded (?:job|step)? ?memory limit .*being killed"),
@@ -138,6 +149,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _row("loss_scale_minimum", ("loss scale already", "minimum loss scale", "loss scale is", "loss scale has"), r"loss scale already at minimum|Minimum loss scale reached|loss scale (?:is|has reached) (?:the )?minimum"),
     _row("loss_nan", ("loss is ", "loss was ", "loss became", "loss has become", "floatingpointerror", "found nan", "found inf", "encountered nan", "encountered inf", "detected nan", "detected inf", "nan in ", "inf in ", "non-finite", "nan loss", "result nan"), r"[Ll]oss (?:is|became|was|has become) (?:nan|inf)\b|(?:found|encountered|detected) (?:nan|inf)s?\b.*\b(?:loss|grad)|FloatingPointError: .*(?:nan|inf|invalid value|[Ll]oss)|(?:nan|inf|non-?finite) (?:in|loss|gradient).*(?:abort|stopping|exiting)|found NaN in local|Unexpected result nan|rerun.*result (?:nan|inf)"),
     # The program, its data and its surroundings
+    _row("weights_only", ("weights only load failed", "weightsunpickler"), r"Weights only load failed|\bWeightsUnpickler error\b"),
     _row("checkpoint_corrupt", ("pytorchstreamreader", "safetensor", "unexpected eof", "ran out of input", "unpicklingerror", "corrupt", "invalid magic", "incomplete metadata", "headertoo"), r"PytorchStreamReader failed|SafetensorError|Header(?:TooLarge|TooSmall)|invalid header or archive is corrupted|unexpected EOF.*corrupted|EOFError: Ran out of input|UnpicklingError: |[Cc]heckpoint .*\bcorrupt|invalid magic number; corrupt|file might be corrupted"),
     _row("checkpoint_mismatch", ("loading state_dict", "size mismatch for", "state dict", "optimizer group"), r"Error\(s\) in loading state_dict|size mismatch for \S+: copying|loaded state dict (?:has|contains)|doesn't match the size of optimizer"),
     _row("import_error", ("modulenotfounderror", "importerror", "undefined symbol", "cannot open shared object", "version `glibc", "compiled with", "version mismatch", "has no kernel image", "no kernel image"), r"\bModuleNotFoundError: |\bImportError: |undefined symbol: |cannot open shared object file|version `GLIBC\w*' not found|was compiled (?:against|with) .*(?:but|while|than)|no kernel image is available"),
@@ -168,6 +180,15 @@ HARMLESS_NEEDLES = (
 )  # fmt: skip
 """One of them is in each lower-cased line that HARMLESS matches: to search for these is much quicker."""
 
+GUESSES = re.compile(
+    r"\b(?:potential|possible|common|likely|typical|probable|usual) (?:root )?(?:causes?|reasons?)\b|^\s*(?:\(\d\)|\d\)) ",
+    re.IGNORECASE,
+)
+"""What stands behind it is a list of what may have happened, and says nothing about what did (Ray: "Some common causes include: (1) the
+process was killed by the OOM killer, …")."""
+GUESS_NEEDLES = ("cause", "reason", "1) ", "2) ", "3) ", "4) ", "5) ")
+"""One of them is in each lower-cased line that GUESSES matches."""
+
 CONSEQUENCES: frozenset[str] = frozenset(row.name for row in SIGNATURES if row.consequence)
 """Names of the rows that never are a cause."""
 FROM_OUTSIDE: frozenset[str] = frozenset({"time_limit", "preempted", "requeued", "cancelled", "interrupted"})
@@ -180,6 +201,27 @@ HEADERS: frozenset[str] = frozenset({"traceback", "abort"})
 """They announce an error; what it is stands in the lines after them."""
 STORAGE_FULL: frozenset[str] = frozenset({"disk_full", "quota"})
 GPU_ERRORS: frozenset[str] = frozenset({"gpu_ecc", "cuda_error"})
+AFTER_SIGTERM: frozenset[str] = frozenset(
+    {
+        "python_exception",
+        "dataloader_worker",
+        "abort",
+        "segmentation_fault",
+        "import_error",
+        "traceback",
+        "glibc_abort",
+        "assertion",
+    }
+)
+"""What processes say that are ended while they work."""
+NODE_CAN_CAUSE: frozenset[str] = frozenset(
+    {
+        "gpu_ecc", "gpu_lost", "cuda_error", "cuda_unavailable", "nccl_error", "nccl_interface", "infiniband", "disk_full",
+        "stale_file_handle", "read_only", "io_error", "shared_memory", "bus_error", "segmentation_fault", "illegal_instruction",
+        "oom_kill", "host_oom", "killed", "node_failure", "too_many_files",
+    }
+)  # fmt: skip
+"""What a node may be the reason of: its hardware, its filesystems, its memory. An exception of Python is the program's."""
 
 WORDS: dict[str, str] = {
     "cuda_oom": "a GPU ran out of memory",
@@ -235,6 +277,7 @@ WORDS: dict[str, str] = {
     "loss_nan": "the loss is no number any more",
     "loss_scale_minimum": "the loss scale reached its minimum: the gradients overflow at any scale",
     "checkpoint_corrupt": "a checkpoint or another file is damaged",
+    "weights_only": "torch.load refused a file that holds more than weights (weights_only=True)",
     "checkpoint_mismatch": "a checkpoint does not fit the model",
     "import_error": "a module or library is missing or does not fit",
     "missing_file": "a file is missing",

@@ -13,6 +13,7 @@ from tests.unit import builders
 from watchdog import clock
 from watchdog.config import Config
 from watchdog.controller.access import Person
+from watchdog.controller.journal import Piece
 from watchdog.controller.page import make_page
 from watchdog.detect.view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
 from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
@@ -52,8 +53,8 @@ class Remembered:
 
     decisions = actions = timeline = nothing
 
-    def evidence_list(self, incident_id: str) -> list[tuple[int, float, str]]:
-        return [(1, 0.0, "node")]
+    def pieces(self, incident_id: str) -> list[Piece]:
+        return [Piece(number=1, at=0.0, kind="node", stored_with=incident_id)]
 
     def evidence_document(self, incident_id: str, number: int) -> bytes | None:
         return b'{"secret": "of a user"}' if number == 1 else None

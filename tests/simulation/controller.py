@@ -70,10 +70,13 @@ class SimJournal(Journal):
         self._life.sim.cluster.deed("us", f"journal {stage}", detail=detail)
         self._life.may_die(f"after {stage}")
 
-    def add_packed_evidence(self, incident_id: str, at: float, kind: str, packed: str) -> None:
-        self._write(
-            "evidence", lambda: super(SimJournal, self).add_packed_evidence(incident_id, at, kind, packed), incident_id
-        )  # fmt: skip
+    def add_packed_evidence(
+        self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
+    ) -> None:
+        def work() -> None:
+            super(SimJournal, self).add_packed_evidence(incident_id, at, kind, packed, collection)
+
+        self._write("evidence", work, incident_id)
 
     def add_decision(self, decision: Decision) -> None:
         def work() -> None:

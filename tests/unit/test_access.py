@@ -13,9 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from tests.unit import builders
 from watchdog import clock
+from watchdog.cli import client as cli_client
+from watchdog.cli.bundle import bundle_files
 from watchdog.config import Config
 from watchdog.controller.access import (
     SENTENCES,
@@ -29,6 +32,7 @@ from watchdog.controller.access import (
 from watchdog.controller.collected import Collected
 from watchdog.controller.journal import Journal
 from watchdog.controller.local_api import make_app, without_kernel_lines
+from watchdog.controller.packed import pack
 from watchdog.controller.page import make_page
 from watchdog.diagnose.verdict import Diagnosis
 from watchdog.model.actions import Action, ActionEnd, Decision, Rung, RungOutcome, Verdict
@@ -211,6 +215,66 @@ def test_the_page_with_its_password_gives_what_it_does_not_give_without(
         "GET /api/overview", "GET /api/incidents", "GET /api/incidents/abc123", "GET /api/incidents/abc123/evidence/2",
         "GET /api/jobs/7",
     }  # fmt: skip
+
+
+SHARED: dict[str, Any] = {
+    "summary": "rank 3 stands in its loader", "groups": [], "culprits": [], "is_hang": True, "class": "c", "kind": "busy",
+    "taken_at": 14.0,
+}  # fmt: skip
+
+
+def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_who_may_see_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident `second` shares a collection that is stored with `first`, which is also about a job of somebody else."""
+    controller: Any = Controller(tmp_path)
+    node = {"node": "n1", "job_id": "7", "ranks": [{"pid": 9, "role": "rank", "rank": 3, "comm": "python"}]}
+    monkeypatch.setattr("watchdog.controller.local_api.resolve", lambda names: OPERATORS)
+    first = incident(id="first", owners=(OWNER, STRANGE), opened_at=12.0)
+    controller.judge.incidents = [first, incident(id="second", opened_at=10.0)]
+    for each in controller.judge.incidents:
+        controller.journal.save_incident(each)
+    for kind, document in (("node", node), ("diagnosis", SHARED), ("node", {"of": "another collection"})):
+        collection = "other" if "of" in document else "c1"
+        packed = pack(json.dumps(document).encode())
+        controller.journal.add_packed_evidence("first", 15.0, kind, packed, collection)
+    for _ in range(2):
+        controller.journal.share_evidence("second", "c1", "first")
+
+    async def answers(app: web.Application, *paths: str) -> list[Any]:
+        async with TestClient(TestServer(app)) as client:
+            return [await (await client.get(path)).json() for path in paths]
+
+    def door() -> web.Application:
+        return make_app(controller, lambda _: Person(OPERATOR))
+
+    page = make_page(controller, "", Person(knows_password=True))
+    (told,) = asyncio.run(answers(door(), "/v1/incidents/second"))
+    assert [(each["kind"], each["incident"]) for each in told["evidence"]] == [
+        ("node", "first"),
+        ("diagnosis", "first"),
+    ]
+    assert told["evidence"][1]["document"] == SHARED
+    assert told["evidence"][1]["taken"] == "taken 4 s after the incident began"
+    shown, of_first = asyncio.run(answers(page, "/api/incidents/second", "/api/incidents/first"))
+    assert shown["diagnosis"] == of_first["diagnosis"] == SHARED
+    assert (shown["taken"], of_first["taken"]) == (
+        "taken 4 s after the incident began", "taken 2 s after the incident began",
+    )  # fmt: skip
+
+    class Client(cli_client.Client):
+        def __init__(self) -> None:
+            pass
+
+        def evidence(self, incident_id: str, number: int) -> Any:
+            return asyncio.run(answers(door(), f"/v1/incidents/{incident_id}/evidence/{number}"))[0]
+
+    bundle = dict(bundle_files(told, lambda piece: Client().piece(told, piece)))
+    assert "stacks/n1/rank-3.txt" in bundle
+    assert json.loads(bundle["diagnosis.json"]) == SHARED
+    (owner_s,) = asyncio.run(answers(make_app(controller, lambda _: Person(OWNER)), "/v1/incidents/second"))
+    assert owner_s["incident"]["summary"] == incident().summary
+    assert owner_s["evidence"] == [], "what is stored with an incident of two users is for operators"
 
 
 def test_the_lines_of_a_node_s_kernel_are_for_operators(

@@ -94,10 +94,23 @@ def test_names_of_files_are_harmless(name: str, safe: str) -> None:
 
 
 def test_no_file_lies_outside_and_two_collections_do_not_hide_each_other() -> None:
-    names = [name for name, _ in bundle_files(EXPLANATION, lambda number: NODE)]
+    names = [name for name, _ in bundle_files(EXPLANATION, lambda piece: NODE)]
     assert len(names) == len(set(names))
     assert "n1/rank-3/stacks-2.txt" in names
     assert not [name for name in names if name.startswith("/") or ".." in name.split("/")]
+
+
+def test_the_readme_lists_what_is_in_the_bundle_and_nothing_else(tmp_path: Path) -> None:
+    for at, evidence in enumerate((EXPLANATION["evidence"], [])):
+        path = tmp_path / f"{at}.tar"
+        write_bundle(str(path), EXPLANATION | {"evidence": evidence}, lambda piece: NODE)
+        with tarfile.open(path) as tar:
+            members = {name.removeprefix("incident-7f3a/") for name in tar.getnames()}
+            text = tar.extractfile("incident-7f3a/README.txt").read().decode()  # type: ignore[union-attr]
+        listed = dict(line.split(None, 1) for line in text.split("\n\n")[1].splitlines())
+        assert listed.keys() == members
+        assert all(listed.values()), "each with what it is"
+        assert ("group-stacks" in text.split("\n\n")[-1]) is bool(evidence)
 
 
 @pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".tar", ".tar.zst"])
@@ -105,7 +118,7 @@ def test_a_bundle_opens_with_the_usual_tools(tmp_path: Path, ending: str) -> Non
     if ending == ".tar.zst" and shutil.which("zstd") is None:
         pytest.skip("no zstd here")
     path = tmp_path / f"b{ending}"
-    count = write_bundle(str(path), EXPLANATION, lambda number: NODE)
+    count = write_bundle(str(path), EXPLANATION, lambda piece: NODE)
     assert path.stat().st_mode & 0o077 == 0
     if ending == ".tar.zst":
         subprocess.run(["zstd", "-dq", str(path), "-o", str(tmp_path / "b.plain")], check=True)
@@ -127,7 +140,7 @@ def test_a_name_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_p
 
 
 def test_a_bundle_that_fails_leaves_no_half_of_a_file(tmp_path: Path) -> None:
-    def broken(number: int) -> Any:
+    def broken(piece: Any) -> Any:
         raise ClientError("The controller did not answer.")
 
     with pytest.raises(ClientError):

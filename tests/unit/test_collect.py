@@ -401,6 +401,77 @@ def test_who_asks_while_it_runs_or_soon_after_gets_the_same_collection(controlle
     assert controller.notes == ["evidence of job 7 is kept with incident i"]
 
 
+@pytest.mark.parametrize("by", ["fire", "rung"])
+def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again_a_minute_later(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """The demo's case: evidence of one fault, four seconds before another fault of the same run begins."""
+    apart_s = 0.4
+    monkeypatch.setattr(collect, "APART_S", apart_s)
+    agents = Agents(controller)
+
+    async def story() -> tuple[Collected, Collected]:
+        first = await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
+        second = incident("j", opened_at=clock.wall())
+        controller.judge.incidents = [second]
+        if by == "fire":
+            controller.collector.on_fire(second, clock.monotonic())
+            controller.collector.on_fire(replace(second, id="k"), clock.monotonic())
+        else:
+            outcome, words = await controller.collector.rung(replace(DECISION, incident_id="j"))
+            assert (outcome, words) == (RungOutcome.DONE, "evidence of 4 ranks from 2 of 2 nodes")
+        return first, await over(controller.collector._of(controller.job)[0])
+
+    first, second = play(agents, story())
+    assert agents.commands() == ["n1", "n1", "n2", "n2"]
+    assert second.began - first.began >= apart_s
+    assert [kind for kind, _ in controller.kept("j")] == ["node", "node", "diagnosis"]
+    if by == "fire":
+        pieces = [(each.stored_with, each.kind) for each in controller.journal.pieces("k")]
+        assert pieces == [("j", "node"), ("j", "node"), ("j", "diagnosis")], "shared while it had not begun"
+
+
+def test_evidence_of_another_fault_that_is_still_being_collected_is_waited_for_and_not_taken_for_ours(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "APART_S", 0.0)
+
+    async def story() -> tuple[Collected, Collected]:
+        first = controller.collector.collect(controller.job, clock.monotonic(), "i")
+        await until(lambda: first.begun)
+        controller.collector.on_fire(incident("j", opened_at=clock.wall()), clock.monotonic())
+        second = await over(controller.collector._of(controller.job)[0])
+        return first, second
+
+    first, second = play(Agents(controller), story())
+    assert second is not first
+    assert second.began >= first.began + (first.took_s or 0.0)
+    assert {each.stored_with for each in controller.journal.pieces("j")} == {"j"}
+
+
+def test_a_restart_that_somebody_asked_for_takes_any_recent_evidence(controller: Controller) -> None:
+    agents = Agents(controller)
+
+    async def story() -> None:
+        await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
+        asked = incident("j", kind=Kind.OPERATOR_RESTART, opened_at=clock.wall())
+        controller.judge.incidents = [asked]
+        await controller.collector.rung(replace(DECISION, incident_id="j"))
+
+    play(agents, story())
+    assert agents.commands() == ["n1", "n2"]
+    assert {each.stored_with for each in controller.journal.pieces("j")} == {"i"}
+
+
+def test_evidence_that_broke_down_counts_for_nobody(controller: Controller) -> None:
+    found = Collected(id="c", job=controller.job, began=1.0, began_at=5.0, nodes={})
+    assert found.counts_for(9.0), "it has not begun"
+    found.begun = True
+    assert (found.counts_for(5.0), found.counts_for(5.1)) == (True, False)
+    found.error = "RuntimeError"
+    assert not found.counts_for(5.0)
+
+
 def test_evidence_that_came_before_the_incident_is_kept_with_it(controller: Controller) -> None:
     gate = asyncio.Event()
 
@@ -502,7 +573,7 @@ def test_a_collection_that_breaks_down_fails_its_rung_and_holds_nobody_up(contro
     controller.state.filesystem_views = no_view  # type: ignore[method-assign]
     outcome, words = play(Agents(controller), controller.collector.rung(DECISION))
     assert (outcome, words.startswith("given up (RuntimeError)")) == (RungOutcome.FAILED, True)
-    assert controller.collector._running == {}
+    assert [each.error for each in controller.collector._of(controller.job)] == ["RuntimeError"]
 
 
 def test_a_run_that_ends_meanwhile_leaves_its_evidence_and_no_verdict(controller: Controller) -> None:

@@ -348,7 +348,7 @@ def test_large_evidence_is_kept_compressed_and_read_back_whole(journal: Journal,
     journal.add_evidence("i1", 2.0, "diagnosis", {"summary": "short"})
     assert [kind for _, kind, _ in journal.evidence("i1")] == ["node", "diagnosis"]
     assert journal.evidence("i1")[0][2] == document
-    numbers = [number for number, _, _ in journal.evidence_list("i1")]
+    numbers = [piece.number for piece in journal.pieces("i1")]
     assert msgspec.json.decode(journal.evidence_document("i1", numbers[0]) or b"") == document
     assert journal.evidence_document("i2", numbers[0]) is None
     with sqlite3.connect(path) as sql:

@@ -146,7 +146,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     found = {route: body for route, (_, body) in answers.items()}
     found |= {
         f"bundle {name}": data.decode(errors="replace")
-        for name, data in bundle_files(explanation, documents.__getitem__)
+        for name, data in bundle_files(explanation, lambda piece: documents[piece["number"]])
     }
     found |= {
         "report": msgspec.json.encode(report).decode(), "agent": repr({name: each for name, each in read.items() if name != "frames"}), "webhook": json.dumps(event_json(notice), default=str),

@@ -158,6 +158,10 @@ class Evidence(Answer, frozen=True, kw_only=True):
     """Text, or any JSON."""
     number: int | None = None
     """By which a document is fetched that is too large to come with the rest."""
+    incident: str | None = None
+    """With which incident it is stored; older controllers do not send it, and mean the one that was asked for."""
+    taken: str = ""
+    """When it was taken, seen from the incident."""
 
 
 class Rung(Answer, frozen=True, kw_only=True):

@@ -16,8 +16,9 @@ import subprocess
 import tarfile
 import zlib
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -29,25 +30,42 @@ from watchdog.masking import mask_line
 MAX_NAME: Final = 80
 MAX_UNPACKED: Final = 32 << 20
 """Of one Flight Recorder dump."""
+INDEXED: Final = ("at", "kind", "number", "incident", "taken")
+"""What `incident.json` has of each piece of evidence."""
 ENDINGS: Final = (".tar.zst", ".tar.gz", ".tgz", ".tar")
 
 File = tuple[str, bytes]
-Fetch = Callable[[int], Any]
-"""The document of one piece of evidence, by its number."""
+Fetch = Callable[[Any], Any]
+"""The document of one piece of an explanation's evidence."""
 
-README = """\
-Incident {id} as slurm-watchdog kept it.
+HEAD: Final = """\
+Incident {id} as slurm-watchdog kept it. What is in this folder, every file of it:
 
-incident.json   who, since when, why, what was decided and done; timeline.txt is the same as lines
-diagnosis.json  groups of ranks, who is odd, what differs (if stacks could be taken)
-job*.json       what the controller knew of the job when the incident began
-NODE/rank-N/    stacks.txt (newest dump, as py-spy prints it), state.txt (threads in the kernel), sockets.txt, environment.txt,
-                evidence.json (everything, with all dumps), flight_recorder.pickle if there was one: open it only with
-                PyTorch's own tool, for a pickle can run code
-NODE/           kernel.txt, settings.txt, log-*.txt, node.json
-
-stacks/         the newest dump of every rank once more, a file each: slurm-watchdog group-stacks THIS_FOLDER/stacks
 """
+FOOT: Final = """
+stacks/ holds the newest dump of every rank, a file each: slurm-watchdog group-stacks THIS_FOLDER/stacks
+"""
+WHAT_IT_IS: Final = (
+    ("README.txt", "this list"),
+    ("manifest.json", "names and sizes, for programs"),
+    ("incident.json", "who, since when, why, what was decided and done"),
+    ("timeline.txt", "the same as lines"),
+    ("diagnosis*.json", "groups of ranks, who is odd, what differs"),
+    ("job*.json", "what the controller knew of the job when the incident began"),
+    ("stacks/*", "newest dump of this rank, for group-stacks"),
+    ("*/stacks*.txt", "newest dump, as py-spy prints it"),
+    ("*/state*.txt", "its threads in the kernel"),
+    ("*/sockets*.txt", "its connections"),
+    ("*/environment*.txt", "its variables, those that look like secrets masked"),
+    ("*/evidence*.json", "everything of this process, with all dumps"),
+    ("*/flight_recorder*.pickle", "open it only with PyTorch's own tool, for a pickle can run code"),
+    ("*/kernel*.txt", "last lines of the node's kernel log"),
+    ("*/settings*.txt", "versions and settings of the node"),
+    ("*/log-*.txt", "the end of a log"),
+    ("*.core*.txt", "what a core file says"),
+    ("*/node*.json", "the rest of what the node answered"),
+)
+"""(pattern, what such a file is); the first that matches a name describes it."""
 
 
 def check_name(path: str) -> None:
@@ -73,7 +91,8 @@ def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
     """Writes the bundle of one incident; returns how many files are in it. Raises ClientError; leaves no half of a file."""
     check_name(path)
     made_at = clock.wall()
-    top = f"incident-{safe_name(str(explanation['incident']['id']))}"
+    incident_id = explanation["incident"]["id"]
+    top = f"incident-{safe_name(str(incident_id))}"
     listed: list[dict[str, Any]] = []
     partial = f"{path}.partial"
     try:
@@ -81,8 +100,11 @@ def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
             for name, data in bundle_files(explanation, fetch):
                 _add(tar, f"{top}/{name}", data, made_at)
                 listed.append({"name": name, "bytes": len(data)})
+            about = readme(incident_id, [each["name"] for each in listed])
+            _add(tar, f"{top}/README.txt", about, made_at)
+            listed.append({"name": "README.txt", "bytes": len(about)})
             manifest = {
-                "incident": explanation["incident"]["id"], "made_at": made_at, "made_by": f"slurm-watchdog {__version__}", "files": listed,
+                "incident": incident_id, "made_at": made_at, "made_by": f"slurm-watchdog {__version__}", "files": listed,
             }  # fmt: skip
             _add(tar, f"{top}/manifest.json", _json(manifest), made_at)
         os.rename(partial, path)
@@ -95,10 +117,9 @@ def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
 
 
 def bundle_files(explanation: Any, fetch: Fetch) -> Iterator[File]:
-    """(name, content) of every file of the bundle but its manifest; one node's evidence in memory at a time."""
-    yield "README.txt", README.format(id=explanation["incident"]["id"]).encode()
+    """(name, content) of every file of the bundle but README and manifest; one node's evidence in memory at a time."""
     pieces = explanation.get("evidence", [])
-    index = [{key: piece[key] for key in ("at", "kind", "number") if key in piece} for piece in pieces]
+    index = [{key: piece[key] for key in INDEXED if key in piece} for piece in pieces]
     yield "incident.json", _json(explanation | {"evidence": index})
     yield (
         "timeline.txt",
@@ -108,12 +129,26 @@ def bundle_files(explanation: Any, fetch: Fetch) -> Iterator[File]:
     for piece in pieces:
         document = piece.get("document")
         if document is None and piece.get("number") is not None:
-            document = fetch(piece["number"])
+            document = fetch(piece)
         kind = safe_name(str(piece["kind"]))
         if piece["kind"] == "node" and isinstance(document, dict):
             yield from _unique(node_files(document), numbers)
         else:
             yield from _unique([(f"{kind}.json", _json(document))], numbers)
+
+
+def readme(incident_id: str, written: Sequence[str]) -> bytes:
+    """What lies in the bundle: the files that were written, each with what it is, README and manifest included."""
+    names = ["README.txt", "manifest.json", *written]
+    width = max(len(name) for name in names)
+    lines = (f"{name:{width}}  {what_it_is(name)}".rstrip() + "\n" for name in names)
+    foot = FOOT if any(name.startswith("stacks/") for name in written) else ""
+    return (HEAD.format(id=incident_id) + "".join(lines) + foot).encode()
+
+
+def what_it_is(name: str) -> str:
+    """A few words about a file of the bundle, by its name."""
+    return next((words for pattern, words in WHAT_IT_IS if fnmatch(name, pattern)), "")
 
 
 def _unique(files: Iterator[File] | list[File], numbers: dict[str, int]) -> Iterator[File]:

@@ -87,6 +87,10 @@ class Client:
         """One incident with its timeline, evidence and actions."""
         return self._ask("GET", f"/v1/incidents/{quote(incident_id, safe='')}", Explanation)
 
+    def piece(self, explanation: Any, piece: Any) -> Any:
+        """The document of one piece of `explanation["evidence"]`, read from the incident that it is stored with."""
+        return self.evidence(piece.get("incident") or explanation["incident"]["id"], piece["number"])
+
     def evidence(self, incident_id: str, number: int) -> Any:
         """The document of one piece of an incident's evidence."""
         return self._ask(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -10,7 +9,7 @@ import msgspec
 
 from watchdog import clock
 from watchdog.cli.answers import ActionRun, Diagnosis, Evidence, Explanation, Incident, Rung
-from watchdog.cli.bundle import check_name, write_bundle
+from watchdog.cli.bundle import Fetch, check_name, write_bundle
 from watchdog.cli.diagnosis_text import print_diagnosis
 from watchdog.cli.incidents import STYLES, as_text, hints_of, who
 from watchdog.cli.options import failures_told, open_client, operator_options, print_json
@@ -49,8 +48,8 @@ def explain(
             check_name(bundle_file)
         found, document = client.incident(incident_id)
 
-        def fetch(number: int) -> Any:
-            return client.evidence(found.incident.id, number)
+        def fetch(piece: Any) -> Any:
+            return client.piece(document, piece)
 
         if bundle_file is not None:
             files = write_bundle(bundle_file, document, fetch)
@@ -68,11 +67,11 @@ def explain(
         _print(found, clock.wall())
 
 
-def _fetch_all(document: Any, fetch: Callable[[int], Any]) -> None:
+def _fetch_all(document: Any, fetch: Fetch) -> None:
     """For programs everything is in one document, also what came by its number only."""
     for piece in document["evidence"]:
         if "document" not in piece and piece.get("number") is not None:
-            piece["document"] = fetch(piece["number"])
+            piece["document"] = fetch(piece)
 
 
 def _print(found: Explanation, now: float) -> None:
@@ -119,7 +118,7 @@ def _print(found: Explanation, now: float) -> None:
     if large:
         _heading("Evidence")
         sentence(
-            f"{count(len(large), 'document')} of nodes and jobs (stacks, sockets, last lines): "
+            f"{count(len(large), 'document')} of nodes and jobs (stacks, sockets, last lines){_when(large)}: "
             f"slurm-watchdog explain {incident.id} --bundle F.tar.zst"
         )
     _heading("Decisions")
@@ -147,8 +146,14 @@ def _heading(text: str) -> None:
     sentence(text, "bold")
 
 
+def _when(pieces: list[Evidence]) -> str:
+    """The first and the last of them, seen from the incident; older controllers do not say it."""
+    said = list(dict.fromkeys(each.taken for each in (pieces[0], pieces[-1]) if each.taken))
+    return f", {' to '.join(said)}" if said else ""
+
+
 def _print_evidence(each: Evidence) -> None:
-    _heading(f"Evidence: {each.kind}, {moment(each.at)}")
+    _heading(f"Evidence: {each.kind}, {moment(each.at)}{f', {each.taken}' if each.taken else ''}")
     if each.kind == "diagnosis":
         try:
             print_diagnosis(msgspec.convert(each.document, Diagnosis))

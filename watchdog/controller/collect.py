@@ -58,7 +58,9 @@ WANTING: Final = frozenset(
 AT_ONCE: Final = 4
 """Jobs of which evidence is collected at the same time; the others wait."""
 AGAIN_S: Final = 300.0
-"""Evidence of the same run that is younger than this is not collected a second time for another incident."""
+"""Evidence of the same run that is younger than this, and that was taken since an incident began, is not collected a second time for it."""
+APART_S: Final = 60.0
+"""Between the beginnings of two collections of one run, whatever begins meanwhile: each stops nothing, but costs its nodes."""
 SLACK_S: Final = 30.0
 """For a node to fetch its command, to read everything but stacks, and to send the answer."""
 KEPT: Final = 64
@@ -89,7 +91,6 @@ class Collector:
         self._keep_s = controller.config.controller.evidence_keep
         self._limit_s = controller.config.ladder.evidence_limit
         self._interval_s = controller.config.agent.interval
-        self._running: dict[tuple[str, int], Collected] = {}
         self._known: dict[str, Collected] = {}
         self._of_run: dict[tuple[str, int], list[Collected]] = {}
         """(job, restarts) -> those of them that are of this run, the newest last."""
@@ -116,29 +117,54 @@ class Collector:
             view = views.get(job_id) or self._c.state.job_view(job_id, now)
             if view is None or not any(rank.alive for rank in view.ranks):
                 continue
-            before = self._recent((view.job.job_id, view.job.restarts), now)
-            if before is not None:
-                self._c.note(incident, f"evidence of job {job_id} is kept with incident {before.incident_id}")
-            else:
-                self.collect(view.job, now, incident.id)
+            found = self._counting(view.job, now, incident.id, incident.opened_at)
+            if found.incident_id != incident.id:
+                self._c.note(incident, f"evidence of job {job_id} is kept with incident {found.incident_id}")
 
     def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected:
         """The collection of this run of this job: the one that runs, or a new one."""
-        found = self._running.get((job.job_id, job.restarts))
-        if found is None:
-            found = Collected(
-                id=uuid.uuid4().hex[:12], job=job, began=now, began_at=clock.wall(), incident_id=incident_id,
-                nodes={node: NodeProgress() for node in job.nodes}, shared=Shared(),
-            )  # fmt: skip
-            self._running[found.key] = found
-            self._known[found.id] = found
-            self._of_run.setdefault(found.key, []).append(found)
-            self._spawn(self._collect(found))
-        elif incident_id is not None and found.incident_id is None:
+        found = next((each for each in self._of(job) if not each.finished.is_set()), None)
+        return self._new(job, now, incident_id) if found is None else self._store(found, incident_id)
+
+    def _counting(self, job: SlurmJob, now: float, incident_id: str, opened_at: float) -> Collected:
+        """The collection that counts for an incident whose trouble began at `opened_at` (date): made since then, or a new one."""
+        for found in self._of(job):
+            lately = found.incident_id is not None and now - found.began < AGAIN_S
+            if found.counts_for(opened_at) and (lately or not found.finished.is_set()):
+                return self._store(found, incident_id)
+        return self._new(job, now, incident_id)
+
+    def _of(self, job: SlurmJob) -> list[Collected]:
+        """Those of this run, the newest first."""
+        return self._of_run.get((job.job_id, job.restarts), [])[::-1]
+
+    def _new(self, job: SlurmJob, now: float, incident_id: str | None) -> Collected:
+        before = next(iter(self._of(job)), None)
+        found = Collected(
+            id=uuid.uuid4().hex[:12], job=job, began=now, began_at=clock.wall(), incident_id=incident_id,
+            nodes={node: NodeProgress() for node in job.nodes}, shared=Shared(),
+        )  # fmt: skip
+        self._known[found.id] = found
+        self._of_run.setdefault(found.key, []).append(found)
+        # A person who asks is not kept waiting for what is over.
+        wait_for = None if incident_id is None and before and before.finished.is_set() else before
+        self._spawn(self._collect(found, wait_for))
+        return found
+
+    def _store(self, found: Collected, incident_id: str | None) -> Collected:
+        """An incident that a collection counts for: it is stored with the first of them, and shared with the others."""
+        if incident_id is None or incident_id == found.incident_id or incident_id in found.shared_with:
+            return found
+        if found.incident_id is None:
             found.incident_id = incident_id
             for packed in found.packed:
                 self._keep(found, "node", packed)
             found.packed.clear()
+        else:
+            stored_with = found.incident_id
+            found.shared_with.add(incident_id)
+            self._c.write(lambda: self._c.journal.share_evidence(incident_id, found.id, stored_with))
+            self._report(found, incident_id)
         return found
 
     def _is_over(self, found: Collected) -> None:
@@ -163,29 +189,36 @@ class Collector:
         job = self._c.state.jobs.get(fence.job_id) if fence is not None else None
         if job is None or fence is None or job.restarts != fence.restarts:
             return RungOutcome.SKIPPED, "the run that the decision is about is over"
-        before = self._recent((job.job_id, job.restarts), now)
-        if before is not None and before.finished.is_set():
-            return RungOutcome.DONE, f"{before.sentence()} (kept with incident {before.incident_id})"
-        found = self.collect(job, now, decision.incident_id)
+        found = self._counting(job, now, decision.incident_id, self._since(decision))
         try:
             await asyncio.wait_for(found.finished.wait(), self._limit_s)
         except TimeoutError:
             return RungOutcome.FAILED, f"not complete within {self._limit_s:.0f} s: {found.sentence()}"
         if found.error is not None:
             return RungOutcome.FAILED, f"given up ({found.error}): {found.sentence()}"
-        return RungOutcome.DONE, found.sentence()
+        elsewhere = (
+            f" (kept with incident {found.incident_id})" if found.incident_id != decision.incident_id else ""
+        )
+        return RungOutcome.DONE, f"{found.sentence()}{elsewhere}"
 
-    def _recent(self, key: tuple[str, int], now: float) -> Collected | None:
-        for each in reversed(self._of_run.get(key, ())):
-            if each.incident_id is not None and now - each.began < AGAIN_S:
-                return each
-        return None
+    def _since(self, decision: Decision) -> float:
+        """The date since which evidence counts for a decision: when its incident began. A restart that somebody asked for is no trouble
+        of its own: for it any recent evidence counts."""
+        incident = next((each for each in self._c.judge.incidents if each.id == decision.incident_id), None)
+        if incident is None:
+            return decision.decided_at
+        return float("-inf") if incident.kind is Kind.OPERATOR_RESTART else incident.opened_at
 
     # ------------------------------------------------------------------------------------ collecting
 
-    async def _collect(self, found: Collected) -> None:
+    async def _collect(self, found: Collected, before: Collected | None) -> None:
+        """Asks, judges and forgets. `before`: the last one of the same run, which comes first, and from which it keeps its distance."""
         try:
+            if before is not None:
+                await before.finished.wait()
+                await asyncio.sleep(before.began + APART_S - clock.monotonic())
             async with self._slots:
+                found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._want_probes(found)
                 await self._ask_all(found)
                 await self._hear_probes(found)
@@ -194,7 +227,6 @@ class Collector:
             found.error = type(error).__name__
             raise
         finally:
-            self._running.pop(found.key, None)
             found.rows, found.packed, found.settings, found.shared = [], [], {}, None
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
@@ -284,7 +316,9 @@ class Collector:
             found.not_kept += 1
             return
         found.kept_bytes += len(packed)
-        self._c.write(lambda: self._c.journal.add_packed_evidence(incident_id, clock.wall(), kind, packed))
+        self._c.write(
+            lambda: self._c.journal.add_packed_evidence(incident_id, clock.wall(), kind, packed, found.id)
+        )
 
     def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:
         """Whether so many bytes more of this job's evidence are kept; what is `needed` (a diagnosis) is, and counts. That its share is
@@ -312,10 +346,16 @@ class Collector:
             return
         document = {"job_id": found.job.job_id, **diagnosis_json(found)}
         self._keep(found, "diagnosis", pack(msgspec.json.encode(document)))
-        note = f"{found.sentence()}. {found.diagnosis.summary}"
-        incident_id = found.incident_id
-        self._c.write(lambda: self._c.journal.note(incident_id, clock.wall(), note))
-        self._announce(incident_id, found.diagnosis)
+        for incident_id in (found.incident_id, *sorted(found.shared_with)):
+            self._report(found, incident_id)
+
+    def _report(self, found: Collected, incident_id: str) -> None:
+        """Says in an incident's timeline, and to people, what the evidence tells; nothing before it is judged."""
+        diagnosis = found.diagnosis
+        if diagnosis is not None:
+            note = f"{found.sentence()}. {diagnosis.summary}"
+            self._c.write(lambda: self._c.journal.note(incident_id, clock.wall(), note))
+            self._announce(incident_id, diagnosis)
 
     def _announce(self, incident_id: str, diagnosis: Diagnosis) -> None:
         """Says what the evidence tells, while the incident is there and people know of it."""

@@ -41,12 +41,16 @@ class Collected:
     id: str
     job: SlurmJob
     began: float
-    """On the monotonic clock."""
+    """On the monotonic clock: when the nodes were asked; until then, when it was wanted."""
     began_at: float
-    """Date."""
+    """The same as a date."""
     nodes: dict[str, NodeProgress]
     incident_id: str | None = None
-    """With which incident it is kept."""
+    """With which incident it is stored."""
+    shared_with: set[str] = field(default_factory=set)
+    """Other incidents that it counts for."""
+    begun: bool = False
+    """Nodes were asked. Until then whatever it will find is newer than now."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     diagnosis: Diagnosis | None = None
     took_s: float | None = None
@@ -64,6 +68,10 @@ class Collected:
     @property
     def key(self) -> tuple[str, int]:
         return self.job.job_id, self.job.restarts
+
+    def counts_for(self, opened_at: float) -> bool:
+        """Whether it is evidence of a trouble that began at this date: what was taken before it shows another state."""
+        return self.error is None and (not self.begun or self.began_at >= opened_at)
 
     def sentence(self) -> str:
         """What came, in one line for a timeline."""

@@ -19,6 +19,7 @@ from watchdog.controller.journal_tables import (
     ACTION_ENDS,
     DECISIONS,
     EVIDENCE,
+    EVIDENCE_SHARED,
     INCIDENT_JOBS,
     INCIDENTS,
     NODE_LEDGER,
@@ -34,7 +35,7 @@ from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOut
 from watchdog.model.incidents import Incident, IncidentState
 from watchdog.model.value import Value
 
-__all__ = ["Journal", "JournalError", "NodeEntry"]
+__all__ = ["Journal", "JournalError", "NodeEntry", "Piece"]
 
 V = TypeVar("V", bound=Value)
 
@@ -48,6 +49,18 @@ ADD_INCIDENT_JOB = sa.insert(INCIDENT_JOBS)
 ADD_EVIDENCE = sa.insert(EVIDENCE)
 ADD_NOTE = sa.insert(TIMELINE)
 ADD_DECISION = sa.insert(DECISIONS)
+
+
+class Piece(Value, frozen=True, kw_only=True):
+    """One piece of evidence, without its document."""
+
+    number: int
+    at: float
+    """Date at which it was written."""
+    kind: str
+    """`job`, `node` or `diagnosis`."""
+    stored_with: str
+    """Id of the incident from which its document is read, and whose access rules hold for it."""
 
 
 class NodeEntry(Value, frozen=True, kw_only=True):
@@ -143,9 +156,14 @@ class Journal:
         """Keep a piece of evidence: `kind` says which, `document` is plain JSON."""
         self.add_packed_evidence(incident_id, at, kind, pack(encode(document).encode()))
 
-    def add_packed_evidence(self, incident_id: str, at: float, kind: str, packed: str) -> None:
-        """The same for a document that `packed.pack` has made ready, in another thread perhaps."""
-        row = {"incident_id": incident_id, "at": at, "kind": kind, "document": packed}
+    def add_packed_evidence(
+        self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
+    ) -> None:
+        """The same for a document that `packed.pack` has made ready, in another thread perhaps. `collection`: the id of the one it
+        came from."""
+        row = {
+            "incident_id": incident_id, "at": at, "kind": kind, "document": packed, "collection": collection,
+        }  # fmt: skip
         self._database.put((ADD_EVIDENCE, [row]))
 
     def evidence(self, incident_id: str) -> list[tuple[float, str, dict[str, Any]]]:
@@ -154,13 +172,34 @@ class Journal:
         with self._database.transaction() as sql:
             return [(row.at, row.kind, self._unpacked(row.document)) for row in sql.execute(query)]
 
-    def evidence_list(self, incident_id: str) -> list[tuple[int, float, str]]:
-        """(number, time, kind) of the same, without the documents: those of a thousand ranks are tens of megabytes."""
-        query = sa.select(EVIDENCE.c.id, EVIDENCE.c.at, EVIDENCE.c.kind).where(
-            EVIDENCE.c.incident_id == incident_id
+    def share_evidence(self, incident_id: str, collection: str, stored_with: str) -> None:
+        """A collection that is stored with another incident is evidence of this one, too: what it has, and what it will have."""
+        row = {"incident_id": incident_id, "collection": collection, "stored_with": stored_with}
+        same = [EVIDENCE_SHARED.c[name] == row[name] for name in ("incident_id", "collection")]
+        with self._database.transaction() as sql:
+            if sql.execute(sa.select(EVIDENCE_SHARED.c.stored_with).where(*same)).first() is None:
+                sql.execute(sa.insert(EVIDENCE_SHARED).values(row))
+
+    def pieces(self, incident_id: str) -> list[Piece]:
+        """The evidence of an incident in the order it was added, that of collections which it shares with others included; without the
+        documents: those of a thousand ranks are tens of megabytes."""
+        shared = sa.and_(
+            EVIDENCE.c.incident_id == EVIDENCE_SHARED.c.stored_with,
+            EVIDENCE.c.collection == EVIDENCE_SHARED.c.collection,
+        )
+        columns = (EVIDENCE.c.id, EVIDENCE.c.at, EVIDENCE.c.kind, EVIDENCE.c.incident_id)
+        own = sa.select(*columns).where(EVIDENCE.c.incident_id == incident_id)
+        others = (
+            sa.select(*columns)
+            .join(EVIDENCE_SHARED, shared)
+            .where(EVIDENCE_SHARED.c.incident_id == incident_id, EVIDENCE.c.incident_id != incident_id)
         )
         with self._database.transaction() as sql:
-            return [(row.id, row.at, row.kind) for row in sql.execute(query.order_by(EVIDENCE.c.id))]
+            rows = [*sql.execute(own), *sql.execute(others)]
+        return [
+            Piece(number=row.id, at=row.at, kind=row.kind, stored_with=row.incident_id)
+            for row in sorted(rows, key=lambda row: row.id)
+        ]
 
     def evidence_document(self, incident_id: str, number: int) -> bytes | None:
         """One document as JSON text; None if that incident has none of that number."""

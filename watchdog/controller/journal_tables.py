@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from watchdog.controller.database import JournalError
 from watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -35,7 +35,17 @@ EVIDENCE = sa.Table(
     sa.Column("at", sa.Float, nullable=False),
     sa.Column("kind", sa.String(64), nullable=False),
     sa.Column("document", sa.Text, nullable=False),
+    sa.Column("collection", sa.String(32)),
 )
+"""`collection`: the one that this piece came from; NULL for what the controller itself knew, and of schemas before 3."""
+EVIDENCE_SHARED = sa.Table(
+    "evidence_shared",
+    META,
+    sa.Column("incident_id", sa.String(64), primary_key=True),
+    sa.Column("collection", sa.String(32), primary_key=True),
+    sa.Column("stored_with", sa.String(64), nullable=False),
+)
+"""Incidents that a collection counts for although its pieces are stored with another one."""
 DECISIONS = sa.Table(
     "decisions",
     META,
@@ -130,7 +140,14 @@ def _to_2(sql: sa.Connection) -> None:
         table.create(sql, checkfirst=True)
 
 
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _to_2}
+def _to_3(sql: sa.Connection) -> None:
+    """Which collection a piece of evidence came from, and which incidents share one."""
+    EVIDENCE_SHARED.create(sql, checkfirst=True)
+    if all(column["name"] != "collection" for column in sa.inspect(sql).get_columns("evidence")):
+        sql.execute(sa.text("ALTER TABLE evidence ADD COLUMN collection VARCHAR(32)"))
+
+
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _to_2, 2: _to_3}
 """From version n to n + 1, in the same transaction as the new version number."""
 
 

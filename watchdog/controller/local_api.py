@@ -19,7 +19,7 @@ from aiohttp import web
 from watchdog import __version__, clock
 from watchdog.controller.access import Person, may_see, may_see_incident, resolve
 from watchdog.controller.collected import Collected, diagnosis_json, nodes_json
-from watchdog.controller.journal import JournalError
+from watchdog.controller.journal import JournalError, Piece
 from watchdog.controller.judge import proves_stuck
 from watchdog.controller.present import (
     DETAILS_FOR,
@@ -29,6 +29,7 @@ from watchdog.controller.present import (
     left_out_json,
     public_incident_json,
     status_json,
+    taken,
 )
 from watchdog.masking import mask_cut
 from watchdog.model.incidents import Incident, IncidentState
@@ -251,7 +252,7 @@ class LocalApi:
             {
                 "incident": shown,
                 "timeline": [{"at": at, "text": text} for at, text in journal.timeline(incident_id)],
-                "evidence": [self._evidence(incident_id, *row) for row in journal.evidence_list(incident_id)],
+                "evidence": [self._evidence(incident, piece) for piece in self._pieces(incident, sees)],
                 "actions": [
                     action_json(run, self._c.decider.actions.waiting(run.decision.id))
                     for run in journal.actions(incident_id)
@@ -259,14 +260,28 @@ class LocalApi:
             }
         )
 
-    def _evidence(self, incident_id: str, number: int, at: float, kind: str) -> dict[str, Any]:
-        """One piece; what a whole node said is fetched by its number, for there may be hundreds of megabytes of it."""
-        piece: dict[str, Any] = {"at": at, "kind": kind, "number": number}
-        if kind in LARGE_KINDS:
-            return piece
-        return piece | {
-            "document": json.loads(self._c.journal.evidence_document(incident_id, number) or b"null")
+    def _pieces(self, incident: Incident, sees: Sees) -> list[Piece]:
+        """The evidence of an incident; of what is stored with another one, that which the same person may see there."""
+        pieces = self._c.journal.pieces(incident.id)
+        others = {each.stored_with for each in pieces} - {incident.id}
+        hidden = {
+            each for each in others if (found := self._c.journal.incident(each)) is None or not sees(found)
         }
+        return [each for each in pieces if each.stored_with not in hidden]
+
+    def _evidence(self, incident: Incident, piece: Piece) -> dict[str, Any]:
+        """One piece; what a whole node said is fetched by its number, for there may be hundreds of megabytes of it."""
+        shown: dict[str, Any] = {
+            "at": piece.at, "kind": piece.kind, "number": piece.number, "incident": piece.stored_with,
+        }  # fmt: skip
+        taken_at = piece.at
+        if piece.kind not in LARGE_KINDS:
+            document = json.loads(
+                self._c.journal.evidence_document(piece.stored_with, piece.number) or b"null"
+            )
+            shown["document"] = document
+            taken_at = document.get("taken_at", taken_at) if isinstance(document, dict) else taken_at
+        return shown | {"taken": taken(incident, taken_at)}
 
     async def evidence(self, request: web.Request) -> web.Response:
         """The document of one piece of evidence."""

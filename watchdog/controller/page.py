@@ -176,10 +176,13 @@ class Page:
         answer = await self.api.explain(request)
         document = json.loads(answer.body if isinstance(answer.body, bytes) else b"{}")
         evidence = document["evidence"]
-        document["diagnosis"] = next(
-            (each.get("document") for each in reversed(evidence) if each["kind"] == "diagnosis"), None
+        diagnosis: dict[str, Any] = next(
+            (each for each in reversed(evidence) if each["kind"] == "diagnosis"), {}
         )
-        document["evidence"] = [{key: each[key] for key in ("at", "kind", "number")} for each in evidence]
+        document["diagnosis"], document["taken"] = diagnosis.get("document"), diagnosis.get("taken")
+        document["evidence"] = [
+            {key: each[key] for key in ("at", "kind", "number", "incident", "taken")} for each in evidence
+        ]
         document["gives_evidence"] = self._gives_evidence
         return web.json_response(document)
 

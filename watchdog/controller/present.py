@@ -12,6 +12,7 @@ from watchdog.controller.capped import CAPS, Shortage
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.model.actions import ActionRun, Decision
 from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from watchdog.notify.harmless import duration
 
 DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
 
@@ -100,6 +101,13 @@ def incident_json(
             for d in decisions
         ],
     }
+
+
+def taken(incident: Incident, at: float) -> str:
+    """When a piece of evidence of this date was taken, seen from the beginning of the incident."""
+    after_s = at - incident.opened_at
+    side = "after" if after_s >= 0 else "before"
+    return f"taken {duration(abs(after_s))} {side} the incident began"
 
 
 def _outcome(decision: Decision, ends: dict[str, Any]) -> str | None:

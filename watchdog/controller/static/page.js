@@ -165,14 +165,14 @@ function job(all, found) {
   ];
 }
 
-function stackGroups(diagnosis) {
+function stackGroups(diagnosis, taken) {
   if (!diagnosis || !diagnosis.groups) return [];
   const odd = new Set(diagnosis.culprits.map((each) => each.rank));
   const groups = diagnosis.groups.map((group) => make("section", { class: group.ranks.some((rank) => odd.has(rank)) ? "group odd" : "group" },
     make("strong", {}, `${count(group.ranks.length, "rank")}: ${group.ranks.slice(0, 24).join(", ")}${group.ranks.length > 24 ? " …" : ""}`),
     make("div", { class: "faint" }, [group.place, group.hosts.slice(0, 8).join(", ")].filter(Boolean).join(" · ")),
     make("ol", {}, ...group.frames.slice(0, 40).map((frame) => make("li", {}, frame)))));
-  return [make("h2", {}, "Where the ranks stood"), make("p", {}, diagnosis.summary), make("div", { class: "groups" }, ...groups),
+  return [make("h2", {}, "Where the ranks stood"), taken ? make("p", { class: "faint" }, taken) : null, make("p", {}, diagnosis.summary), make("div", { class: "groups" }, ...groups),
     ...(diagnosis.differences || []).map((each) => make("p", {}, each.line)),
     ...(diagnosis.hints || []).map((hint) => make("p", { class: "faint" }, `Usually: ${hint.usually} Try: ${hint.try_next}${hint.documented ? ` (${hint.documented})` : ""}`))];
 }
@@ -187,12 +187,12 @@ function incident(found) {
     who.length ? table("Named", ["Node", "Rank", "Pid", "GPU", "File or mount", "Why"], who) : make("p", {}, "Nobody is named."),
     it.details_for ? make("p", { class: "faint" }, `Details are for ${it.details_for}.`) : null,
     make("h2", {}, "Evidence"), make("ul", {}, ...it.evidence.map((each) => make("li", {}, typeof each === "string" ? each : JSON.stringify(each)))),
-    ...stackGroups(found.diagnosis),
+    ...stackGroups(found.diagnosis, found.taken),
     it.decisions.length ? table("Decisions", ["Action", "Verdict", "By", "Why", "Outcome"], it.decisions.map((each) => ({ cells: [each.action, each.verdict, each.by, each.reason, each.outcome || "-"] }))) : null,
     rungs.length ? table("Rungs of the ladder", ["Action", "Rung", "Try", "Outcome", "Detail", "At"], rungs) : null,
     make("h2", {}, "Timeline"), make("ol", { class: "timeline" }, ...found.timeline.map((each) => make("li", {}, make("time", { datetime: new Date(each.at * 1000).toISOString() }, clock(each.at)), each.text))),
     found.evidence.length ? make("h2", {}, "Download") : null,
-    found.gives_evidence ? make("ul", {}, ...found.evidence.map((each) => make("li", {}, make("a", { href: `api/incidents/${part(it.id)}/evidence/${each.number}`, download: true }, `${each.kind} of ${clock(each.at)}`))))
+    found.gives_evidence ? make("ul", {}, ...found.evidence.map((each) => make("li", {}, make("a", { href: `api/incidents/${part(each.incident)}/evidence/${each.number}`, download: true }, `${each.kind} of ${clock(each.at)}`), ` ${each.taken}`)))
       : found.evidence.length ? make("p", { class: "faint" }, `${count(found.evidence.length, "piece")} kept. In a terminal: slurm-watchdog explain ${it.id} --bundle evidence.tar.gz (here, once security.page_token_file is set).`) : null,
   ];
 }

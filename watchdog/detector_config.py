@@ -40,6 +40,10 @@ class CollectiveHang(Detector):
         1800.0,
         description="Floor while the log says that a checkpoint is written, or stacks show that one is written, read or uploaded.",
     )
+    stepless_limit: Span = Field(
+        600.0,
+        description="Limit for a run whose steps cannot be read: time that no rank has moved in its stacks, or 3 x (`factor`) its longest pause.",
+    )
     busy_limit: Span = Field(
         1800.0,
         description="Limit while stacks move or a rank outside the collective computes, and where no stack can be had. "

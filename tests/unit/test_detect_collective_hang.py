@@ -39,6 +39,7 @@ class Settings:
     evaluation_floor: float = 1800.0
     checkpoint_floor: float = 1800.0
     busy_limit: float = 1800.0
+    stepless_limit: float = 600.0
 
 
 HUNG = {"progress": progress(70.0), "snapshots": still(RECV, RECV, LOADER, RECV)}

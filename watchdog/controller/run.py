@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from watchdog.controller.capped import Capped, LeftOut
 from watchdog.controller.progress_clock import Clock, Counter, read_progress
 from watchdog.controller.run_errors import RunErrors
-from watchdog.detect.view import JobView, LoggedError, PastRun, Steady
+from watchdog.detect import motion
+from watchdog.detect.view import JobView, LoggedError, Motion, PastRun, Steady
 from watchdog.diagnose.log_errors import locate
 from watchdog.fair_share import fair_share
 from watchdog.model.evidence import ProcessStack
@@ -21,6 +22,8 @@ from watchdog.model.slurm_states import RUNNING
 
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
+SAME_SAVE_S = 30.0
+"""The log and the disk tell of the same checkpoint within this time."""
 KEPT_SNAPSHOTS = 3
 KEPT_LOGS, LOGS_OF_NODE = 256, 64
 """Files of one run, and those that one node may name: standard output and error, and one each of some ranks. An agent follows 24."""
@@ -171,6 +174,8 @@ class Run:
     """When its step, or another count, was first seen to rise."""
     saved_at: float = float("-inf")
     """When a new checkpoint was complete: the step after it could not begin before."""
+    save_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
+    """Times between these moments."""
     checkpoint_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
     past: tuple[PastRun, ...] = ()
     """The runs before this one, oldest first."""
@@ -190,6 +195,8 @@ class Run:
     )
     steady: dict[ProcessKey, Steady] = field(default_factory=dict)
     """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
+    motion: Motion | None = None
+    """What the dumps of the whole run say of a loop whose steps cannot be read."""
 
     def __post_init__(self) -> None:
         lost = self.left_out
@@ -206,6 +213,18 @@ class Run:
     def name(self) -> str:
         """As an owner of entries."""
         return f"job {self.job.job_id}"
+
+    def note_save(self, at: float) -> None:
+        """A new checkpoint is complete, as its log or the disk says; what both say counts once."""
+        if at - self.saved_at >= SAME_SAVE_S and self.saved_at > float("-inf"):
+            self.save_intervals_s.append(at - self.saved_at)
+        self.saved_at = max(self.saved_at, at)
+        self.forget_dumps()
+
+    def forget_dumps(self) -> None:
+        """A new step, a new checkpoint, a grace: what earlier dumps showed does not count against it any more."""
+        self.snapshots.clear()
+        self.motion = None if self.motion is None else motion.interrupted(self.motion)
 
     def forget(self, key: ProcessKey) -> None:
         """A process that is not remembered any more."""
@@ -344,7 +363,8 @@ def follow_training(run: Run, now: float, interval_s: float) -> None:
     before, run.step_id = run.step_id, training_step(run.processes)
     if before is not None:
         run.clocks.clear()
-        run.snapshots.clear()
+        run.forget_dumps()
+        run.motion = None
         run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
         run.logs.clear()
         run.logs_missed = False

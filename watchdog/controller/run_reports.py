@@ -10,6 +10,7 @@ from watchdog.controller.progress_clock import apply_step, main_clock, note_loss
 from watchdog.controller.run import ProcessKey, Rates, Run
 from watchdog.controller.run_errors import KEPT_ERRORS
 from watchdog.controller.run_view import snapshot_views
+from watchdog.detect import motion
 from watchdog.diagnose.log_errors import locate
 from watchdog.diagnose.spinning import follow
 from watchdog.diagnose.stacks import vote
@@ -91,8 +92,7 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
             if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
                 run.checkpoint_intervals_s.append(at - run.checkpoint[1])
             if run.checkpoint is None or event.step > run.checkpoint[0]:
-                run.saved_at = at
-                run.snapshots.clear()
+                run.note_save(at)
             run.checkpoint = (event.step, at)
         run.phase = None
     elif event.kind is EventKind.PHASE and event.phase:
@@ -108,7 +108,8 @@ def _note_progress(run: Run, event: Event, at: float) -> None:
     troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
     if apply_step(run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None):
         run.phase = None if run.phase and run.phase[1] <= at else run.phase
-        run.snapshots.clear()
+        run.forget_dumps()
+        run.motion = None if run.motion is None else motion.stepped(run.motion)
         if run.stepped_at is None and any(clock.rose for clock in run.clocks.values()):
             run.stepped_at = at
         if event.phase:  # a bar inside of the training's: the next step ends it
@@ -161,8 +162,7 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     told = run.checkpoint is not None and run.checkpoint[0] >= found.step
     others = clock is not None and clock.is_step and found.step > clock.step + clock.stride
     if before is not None and found.step > before and not told and not others:
-        run.saved_at = max(run.saved_at, at)
-        run.snapshots.clear()
+        run.note_save(at)
     run.disk_steps.put(found.directory, found.step, run.name, node)
 
 
@@ -171,7 +171,9 @@ def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str,
     before = run.steady if run.snapshots else {}
     run.snapshots.append((at, stacks, silent))
     run.restless = True
-    voted = vote(snapshot_views(run, at))
+    dumps = snapshot_views(run, at)
+    voted = vote(dumps)
+    run.motion = motion.follow(run.motion, dumps[-2] if len(dumps) > 1 else None, dumps[-1], at)
     outside = {(each.node, each.pid) for each in voted.outside}
     run.steady = follow(before, [each for each in stacks if (each.node, each.pid) in outside], at)
     if voted.checkpointing and voted.moving is not False:

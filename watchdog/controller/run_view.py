@@ -50,6 +50,9 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         saving_age_s=None if run.saving_at is None else now - run.saving_at,
         checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
         steady=tuple(run.steady.values()) if run.snapshots else (),
+        motion=run.motion,
+        saved_age_s=None if run.saved_at == float("-inf") else now - run.saved_at,
+        save_intervals_s=tuple(run.save_intervals_s),
         past=run.past,
         unlisted=sum(run.unlisted.values()),
     )

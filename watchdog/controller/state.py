@@ -197,7 +197,7 @@ class ClusterState:
         else:
             if run.inactive_since is not None or (job.state == "RUNNING" and run.job.state != "RUNNING"):
                 run.grace_from = now  # it waited in the queue, or was suspended: no step was due in that time
-                run.snapshots.clear()
+                run.forget_dumps()
             if not run.started:
                 run.began_at, run.started = now, True
                 run.valid_from = max(run.valid_from, started_at(job, now, wall))
@@ -343,7 +343,7 @@ class ClusterState:
                 run = self._runs[job_id]
                 run.grace_from = now
                 run.restless = True
-                run.snapshots.clear()
+                run.forget_dumps()
 
     def note_trouble(self, job_ids: Iterable[str], now: float) -> None:
         """These jobs have an open incident at this moment."""

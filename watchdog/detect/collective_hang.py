@@ -10,22 +10,34 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.activity import Standing, at_work, on_storage, somebody_on_storage, standing
-from watchdog.detect.learnt_limit import Limit, LimitSettings
-from watchdog.detect.limits import has_just_grown, makes_steps, progress_limit, wants_stacks, with_a_step
+from watchdog.detect.activity import (
+    Standing,
+    at_work,
+    on_storage,
+    somebody_on_storage,
+    standing,
+)
+from watchdog.detect.learnt_limit import Limit
+from watchdog.detect.limits import (
+    LoopClock,
+    LoopSettings,
+    has_just_grown,
+    loop_clock,
+    makes_steps,
+    wants_stacks,
+    with_a_step,
+)
 from watchdog.detect.spinning_rank import GOES_ROUND_EVERY, spinning
+from watchdog.detect.stepless import doubt, stacks_wanted
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.knowledge.frames import Place
-from watchdog.model.incidents import Culprit, Finding, Kind, StacksWanted, Truth
-
-SPACING = 0.15
-"""Time between two dumps as a share of the limit: three dumps between suspicion and verdict."""
+from watchdog.model.incidents import Culprit, Finding, Kind, Truth
 
 
-class Settings(LimitSettings, Protocol):
+class Settings(LoopSettings, Protocol):
     @property
     def busy_limit(self) -> float: ...
 
@@ -41,7 +53,8 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
 
 def judge(job: JobView, now: float, settings: Settings) -> Finding:
     """What is to be said about one job."""
-    limit = progress_limit(job, settings)
+    clock = loop_clock(job, now, settings)
+    limit, age_s = clock.limit, clock.age_s
     finding = Finding(
         kind=Kind.COLLECTIVE_HANG,
         subject=f"job:{job.job.job_id}",
@@ -49,41 +62,27 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
         summary="",
         job_ids=(job.job.job_id,),
     )
+    unjudged = _why_unjudged(job)
+    if unjudged:
+        return replace(finding, summary=unjudged)
     ranks = job.ranks
-    if job.job.state != "RUNNING":
-        return replace(finding, summary=f"job {job.job.job_id} is {job.job.state}")
-    if not ranks:
-        return replace(finding, summary=f"no ranks of job {job.job.job_id} are known")
-    if job.silent_nodes:
-        return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
-    if not all(rank.alive for rank in ranks):
-        return replace(finding, summary=f"a rank of job {job.job.job_id} is gone")
-    if has_ended(job):
-        return replace(finding, summary=f"job {job.job.job_id} has made its last step")
-    age_s = job.progress.age_s if job.progress else job.run_age_s
-    if age_s < limit.seconds and not wants_stacks(job, limit, age_s):
-        if makes_steps(job, settings):
-            return replace(
-                finding, truth=Truth.OK, summary=f"job {job.job.job_id} makes progress", lasted_s=age_s
-            )
-        return replace(
-            finding, summary=f"no new step of job {job.job.job_id} has been seen yet", lasted_s=age_s
-        )
-    wanted = (StacksWanted(job_id=job.job.job_id, apart_s=min(20.0, SPACING * limit.seconds)),)
+    wanted = stacks_wanted(job, clock, settings)
     finding = replace(finding, wanted=wanted, lasted_s=age_s)
+    if age_s < limit.seconds and makes_steps(job, settings) and not wants_stacks(job, limit, age_s):
+        return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} makes progress")
+    if age_s < limit.seconds and not wanted:
+        return replace(finding, summary=f"no new step of job {job.job.job_id} has been seen yet")
     if age_s < limit.seconds:
-        return replace(
-            finding, summary=f"no step for {age_s:.0f} s, limit {limit.seconds:.0f} s ({limit.reason})"
-        )
+        return replace(finding, summary=f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason})")
     voted = vote(job.snapshots, ranks)
     busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
     if not voted.groups:
-        return _accuse_by_gpus(job, finding, limit, standing(job, now, limit.seconds), busy_limit_s)
+        return _accuse_by_gpus(job, finding, clock, standing(job, now, limit.seconds), busy_limit_s)
     learnt_s, checkpoint_s = limit.seconds, with_a_step(job, settings.checkpoint_floor)
     if voted.checkpointing and limit.seconds < checkpoint_s:
         limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
     if voted.checkpointing and has_just_grown(job, learnt_s):
-        return replace(finding, summary=f"no step for {age_s:.0f} s; the files of a checkpoint grow")
+        return replace(finding, summary=f"{clock.words}; the files of a checkpoint grow")
     evaluation_s = with_a_step(job, settings.evaluation_floor)
     if voted.patient and limit.seconds < evaluation_s:
         limit = Limit(seconds=evaluation_s, reason="the stacks show an evaluation or a compilation")
@@ -94,7 +93,25 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
     if round_and_round:
         return _accuse_spinning(job, finding, limit, voted, round_and_round, busy_limit_s)
     alone = _alone(job, voted, standing(job, now, limit.seconds))
-    return _accuse(job, finding, limit, voted, max(busy_limit_s, limit.seconds), alone)
+    clock = replace(clock, limit=limit)
+    but = doubt(job, clock, alone or (*voted.outside, *voted.undumped), now)
+    if but and age_s >= limit.seconds:
+        return replace(finding, summary=f"{clock.words}, and {but}")
+    return _accuse(job, finding, clock, voted, max(busy_limit_s, limit.seconds), alone)
+
+
+def _why_unjudged(job: JobView) -> str:
+    """Why nothing can be said of this job, whatever its clock shows; empty: it can."""
+    job_id, ranks = job.job.job_id, job.ranks
+    if job.job.state != "RUNNING":
+        return f"job {job_id} is {job.job.state}"
+    if not ranks:
+        return f"no ranks of job {job_id} are known"
+    if job.silent_nodes:
+        return f"no report from {', '.join(job.silent_nodes)}"
+    if not all(rank.alive for rank in ranks):
+        return f"a rank of job {job_id} is gone"
+    return f"job {job_id} has made its last step" if has_ended(job) else ""
 
 
 def _accuse_spinning(
@@ -140,11 +157,11 @@ def _alone(job: JobView, voted: Vote, seen: Standing) -> tuple[Culprit, ...]:
 
 
 def _accuse_by_gpus(
-    job: JobView, finding: Finding, limit: Limit, seen: Standing, busy_limit_s: float
+    job: JobView, finding: Finding, clock: LoopClock, seen: Standing, busy_limit_s: float
 ) -> Finding:
     """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only with a culprit: an
     upload that uses no time and no file looks like a rank that idles."""
-    age_s, progress = finding.lasted_s, job.progress
+    age_s, limit, progress = finding.lasted_s, clock.limit, job.progress
     stuck, failed = on_storage(job), last_error(job) is not None
     if not seen.stands or not seen.in_collective or progress is None or stuck or failed:
         why = seen.why
@@ -152,7 +169,7 @@ def _accuse_by_gpus(
             why = "an error was logged since" if failed else "a rank is blocked on a filesystem"
         return replace(
             finding,
-            summary=f"no step for {age_s:.0f} s, the stacks are not in, and {why}",
+            summary=f"{clock.words}, the stacks are not in, and {why}",
         )
     named = "nobody is named"
     if seen.culprits:
@@ -172,7 +189,7 @@ def _accuse_by_gpus(
 def _accuse(
     job: JobView,
     finding: Finding,
-    limit: Limit,
+    clock: LoopClock,
     voted: Vote,
     busy_limit_s: float,
     alone: tuple[Culprit, ...] = (),
@@ -183,24 +200,24 @@ def _accuse(
     To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
     that is down, or a log that is not written while the job goes on: time has to tell these two apart.
     """
-    age_s = finding.lasted_s
+    age_s, limit = finding.lasted_s, clock.limit
     stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing
     culprits = alone or ((*voted.outside, *voted.undumped) if stuck else ())
     if age_s < limit.seconds or not stuck:
         return replace(
             finding,
-            summary=f"no step for {age_s:.0f} s, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}",
+            summary=f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}",
         )
     working = at_work(job, culprits)
     if working is not None:
         process, what = working
         return replace(
             finding,
-            summary=f"no step for {age_s:.0f} s; {process.process.comm} of rank {process.process.rank} on {process.node} {what}: "
+            summary=f"{clock.words}; {process.process.comm} of rank {process.process.rank} on {process.node} {what}: "
             "who waits for it waits for work",
         )
     progress = job.progress
-    if progress is None and not culprits:
+    if progress is None and not culprits and not clock.unread:
         return replace(finding, summary=f"job {job.job.job_id} has never logged a step that could be read")
     finished = (
         progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
@@ -210,6 +227,8 @@ def _accuse(
         if progress
         else "before its first step"
     )
+    if clock.unread and progress is None:
+        last = "after it had trained"
     if alone:
         who = f"{describe(alone[0])} {alone[0].reason}, and does nothing"
     elif culprits:
@@ -226,14 +245,14 @@ def _accuse(
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} hangs {last}: no step for {age_s:.0f} s "
+        summary=f"Job {job.job.job_id} hangs {last}: {clock.words} "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}{f'. It said before: {said}' if said else ''}.",
         culprits=culprits,
         facts=(*_facts(job, voted), *([_left_to_storage(held)] if held else [])),
-        actionable=(progress is not None or has_trained(job))
+        actionable=(progress is not None or has_trained(job) or clock.unread)
         and not finished
         and held is None
-        and (bool(culprits) or age_s >= busy_limit_s),
+        and (bool(culprits) or (age_s >= busy_limit_s and not clock.unread)),
     )
 
 

@@ -9,8 +9,12 @@ that could time out, and for those that wait for rank 0 the program has another 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from watchdog.detect.learnt_limit import Limit, LimitSettings, learnt_limit
+from watchdog.detect.motion import is_proven, still_s
 from watchdog.detect.view import JobView
+from watchdog.model.value import Value
 
 SUSPICION = 0.5
 """From this share of the limit on, stacks are collected: the verdict is ready when the limit is reached."""
@@ -23,6 +27,79 @@ START_FACTOR, LEAST_START_S = 5.0, 600.0
 read, data to be skipped, and a new node knows nothing of what was compiled before."""
 LEAST_FACTOR = 2.0
 """What the slowest of the recent steps took is doubled before a time-out may make the limit shorter."""
+
+
+STEPLESS_LOOK = 0.5
+"""Share of `stepless_limit` between two dumps of a run whose steps cannot be read; a tenth of it once nobody has moved."""
+STEPLESS_SOON = 0.1
+RHYTHM = 3
+"""Times between two checkpoints that were seen, to speak of a rhythm."""
+RARE_LOOK_S = 300.0
+"""Two such dumps are no further apart."""
+
+
+class LoopSettings(LimitSettings, Protocol):
+    @property
+    def stepless_limit(self) -> float: ...
+
+
+class LoopClock(Value, frozen=True, kw_only=True):
+    """For how long the loop of a job has not been seen to turn, by whichever of its clocks tells, and how long it may."""
+
+    age_s: float
+    limit: Limit
+    what: str = "no step"
+    """What was not seen since: a step, any movement of its ranks, a new checkpoint."""
+    unread: bool = False
+    """It is no step that is waited for: they cannot be read."""
+
+    @property
+    def words(self) -> str:
+        """What has not been seen, and for how long."""
+        return f"{self.what} for {self.age_s:.0f} s"
+
+
+def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
+    """The clock that a job is judged by: its steps. While too few of these were seen to learn from, and the log announces nothing
+    that takes its time: the movement of its ranks, once that was seen to be a training's; else its checkpoints, where they have a
+    rhythm. Where there is none of these, the start-up grace counts.
+
+    The other limits are learnt, too: `factor` x the longest pause, or interval, that ended by itself, never below `stepless_limit`."""
+    progress, motion = view.progress, view.motion
+    by_steps = LoopClock(
+        age_s=progress.age_s if progress else view.run_age_s, limit=progress_limit(view, settings)
+    )
+    saves_s = view.save_intervals_s if view.saved_age_s is not None else ()
+    if not counts_hardly(view, settings) or view.phase is not None:
+        return by_steps
+    if motion is not None and (is_proven(motion) or len(saves_s) >= RHYTHM):
+        age_s, pauses_s, what = still_s(motion, now), motion.pauses_s, "nobody has moved"
+    elif view.saved_age_s is not None and len(saves_s) >= RHYTHM:
+        age_s, pauses_s, what = view.saved_age_s, saves_s, "no new checkpoint"
+    else:
+        return by_steps
+    age_s = min(age_s, view.run_age_s, progress.age_s if progress is not None else age_s)
+    longest_s = settings.factor * max(pauses_s, default=0.0)
+    limit = Limit(seconds=settings.stepless_limit, reason="its steps cannot be read")
+    if longest_s > limit.seconds:
+        why = f"{settings.factor:g} x the longest pause before; its steps cannot be read"
+        limit = Limit(seconds=longest_s, reason=why)
+    return LoopClock(age_s=age_s, limit=limit, what=what, unread=True)
+
+
+def counts_hardly(view: JobView, settings: LimitSettings) -> bool:
+    """Whether the steps of a run cannot be read, or too few were to learn from."""
+    progress = view.progress
+    if progress is None:
+        return True
+    return progress.steps_seen < settings.warmup_steps and progress.phase is None
+
+
+def look_apart_s(view: JobView, settings: LoopSettings) -> float:
+    """Time between two dumps of a run whose steps cannot be read: rare, until two of them are alike."""
+    suspected = view.motion is not None and view.motion.still_from_at is not None
+    share = STEPLESS_SOON if suspected else STEPLESS_LOOK
+    return min(share * settings.stepless_limit, RARE_LOOK_S)
 
 
 def with_a_step(view: JobView, seconds: float) -> float:

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect.learnt_limit import LimitSettings
-from watchdog.detect.limits import progress_limit
+from watchdog.detect.limits import LoopSettings, loop_clock
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.model.incidents import Culprit, Finding, Kind, Truth
 
@@ -23,12 +22,12 @@ class Settings(Protocol):
     def stopped_for(self) -> float: ...
 
 
-def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: Settings, limits: LoopSettings) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
-    return [_judge(job, settings.stopped_for, limits) for job in view.jobs]
+    return [_judge(job, view.now, settings.stopped_for, limits) for job in view.jobs]
 
 
-def _judge(job: JobView, stopped_for_s: float, limits: LimitSettings) -> Finding:
+def _judge(job: JobView, now: float, stopped_for_s: float, limits: LoopSettings) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
         kind=Kind.RANK_STOPPED, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
@@ -61,16 +60,18 @@ def _judge(job: JobView, stopped_for_s: float, limits: LimitSettings) -> Finding
         culprits=culprits,
         facts=tuple(f"to let it go on, on {c.node}: kill -CONT {c.pid}" for c in culprits[:8]),
         lasted_s=long[0][1],
-        actionable=_stands(job, limits) and all(rank.process.state == "T" for rank, _ in stopped),
+        actionable=_stands(job, now, limits) and all(rank.process.state == "T" for rank, _ in stopped),
     )
 
 
-def _stands(job: JobView, limits: LimitSettings) -> bool:
-    """Whether the job has made no step for longer than is normal for it, and has some left to make."""
-    progress = job.progress
-    if progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps):
+def _stands(job: JobView, now: float, limits: LoopSettings) -> bool:
+    """Whether the loop has not turned for longer than is normal for it, and has some left to make."""
+    progress, clock = job.progress, loop_clock(job, now, limits)
+    if progress is None and not clock.unread:
         return False
-    return progress.age_s >= progress_limit(job, limits).seconds
+    if progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps:
+        return False
+    return clock.age_s >= clock.limit.seconds
 
 
 def _stopped_s(job: JobView, rank: ProcessView) -> float:

@@ -16,10 +16,17 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from watchdog.detect import collective_hang
+from watchdog.detect import collective_hang, stepless
 from watchdog.detect.activity import Standing, few_idle_among_busy, on_storage, standing
 from watchdog.detect.learnt_limit import Limit
-from watchdog.detect.limits import has_just_grown, makes_steps, progress_limit, with_a_step
+from watchdog.detect.limits import (
+    LoopClock,
+    has_just_grown,
+    loop_clock,
+    makes_steps,
+    progress_limit,
+    with_a_step,
+)
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
@@ -64,6 +71,9 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
         )
     if not any(rank.alive for rank in job.ranks):
         return replace(finding, summary=f"no living rank of job {job_id} has been seen")
+    clock = loop_clock(job, now, hang)
+    if clock.unread and clock.age_s >= clock.limit.seconds:
+        return _without_steps(job, finding, clock, now, hang)
     if progress is None:
         return _before_the_first_step(job, finding, now, hang, settings)
     if has_ended(job):
@@ -110,6 +120,36 @@ def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool
     known = voted.moving is False and not voted.missing and not voted.undumped
     at_it = voted.checkpointing or voted.patient or on_storage(job) is not None
     return known and not at_it and standing(job, now, limit_s).stands is True
+
+
+def _without_steps(
+    job: JobView, finding: Finding, clock: LoopClock, now: float, hang: collective_hang.Settings
+) -> Finding:
+    """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it is known that no rank does
+    anything. Never acted on: where nobody is seen to wait for anybody, the program may be right."""
+    finding = replace(finding, lasted_s=clock.age_s)
+    beside = collective_hang.judge(job, now, hang)
+    if beside.truth is Truth.BAD:
+        return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
+    limit_s = clock.limit.seconds
+    evidence = _evidence(job, now, limit_s)
+    saves = job.saving_age_s is not None and job.saving_age_s < SAVING * hang.checkpoint_floor
+    voted = vote(job.snapshots, job.ranks)
+    still = _stands_still(job, voted, now, limit_s) if voted.groups else evidence.stands is True
+    if not still or saves or has_just_grown(job, limit_s):
+        return replace(finding, summary=f"{clock.words}; {evidence.why}")
+    dumped = [Culprit(node=rank.node, pid=rank.process.pid, reason="") for rank in job.ranks if voted.groups]
+    doubt = stepless.doubt(job, clock, tuple(dumped), now)
+    if doubt:
+        return replace(finding, summary=f"{clock.words}, and {doubt}")
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} has stopped after it had trained, and its steps cannot be read: {clock.words} "
+        f"(limit {limit_s:.0f} s, {clock.limit.reason}); {evidence.why}{_who(evidence.culprits)}.",
+        culprits=evidence.culprits,
+        facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
+    )
 
 
 def _before_the_first_step(

@@ -310,6 +310,22 @@ class Steady(Value, frozen=True, kw_only=True):
     """Of the whole process, at the first and at the last dump."""
 
 
+class Motion(Value, frozen=True, kw_only=True):
+    """What the dumps of one run say of a loop whose steps cannot be read; see watchdog.detect.motion. `*_at` are on the clock of
+    `ClusterView.now`."""
+
+    last_at: float
+    """Of the newest dump."""
+    trained: int = 0
+    """Dumps since whose predecessor it had moved, with a rank in the code of a training."""
+    still_from_at: float | None = None
+    """The first dump of the unbroken row in which nobody was seen to have moved; None: somebody has, or it is not known."""
+    still_looks: int = 0
+    """Dumps of that row."""
+    pauses_s: tuple[float, ...] = ()
+    """How long earlier such rows lasted, until somebody moved again; oldest first."""
+
+
 class ErrorLine(Value, frozen=True, kw_only=True):
     node: str
     age_s: float
@@ -364,8 +380,14 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
     """Since its stacks last showed a rank that saves and moves."""
     steady: tuple[Steady, ...] = ()
     """Ranks that may spin in Python, while no step is made."""
+    motion: Motion | None = None
+    """Of a run whose steps cannot be read, or hardly: whether its ranks move. None: too few dumps were taken."""
     checkpoint_intervals_s: tuple[float, ...] = ()
     """Times between the recent complete checkpoints of this run."""
+    saved_age_s: float | None = None
+    """Since a new checkpoint was complete, as its log or the disk shows; None: none was seen to be."""
+    save_intervals_s: tuple[float, ...] = ()
+    """Times between the recent ones of these."""
     past: tuple[PastRun, ...] = ()
     """Earlier runs, oldest first, as far as this controller has seen them."""
     unlisted: int = 0

@@ -8,6 +8,7 @@ import msgspec
 
 from watchdog.model.messages import Reply, Report
 from watchdog.wire_newer import read_newer
+from watchdog.wire_texts import cut_texts, has_long
 
 MAX_BYTES: Final = 8 * 1024**2
 """A report of 1,000 processes with stacks has about 2 MiB; anything larger than this is a mistake or an attack."""
@@ -43,7 +44,7 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_report(data: bytes) -> Report:
-    """The report in `data`. Raises WireError if it is too large, no JSON, or no report of a version we know."""
+    """The report in `data`, with every text cut to what its field may hold. Raises WireError if it is too large, no JSON, or no report of a version we know."""
     try:
         report = _reports.decode(_bounded(data, "report"))
     except msgspec.MsgspecError as error:
@@ -61,7 +62,7 @@ def decode_report(data: bytes) -> Report:
         raise WireError(
             f"report of version {report.version}: this end reads version 1; bring both to one release"
         )
-    return report
+    return cut_texts(report) if has_long(data) else report
 
 
 def decode_reply(data: bytes) -> Reply:

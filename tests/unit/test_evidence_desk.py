@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.builders import RECV, node_of, process, slurm_job, stack
 from watchdog.controller import evidence
-from watchdog.controller.commands import CommandDesk
+from watchdog.controller.commands import OF_ONE_USER, CommandDesk
 from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.state import ClusterState
 from watchdog.model.incidents import Finding, Kind, ProbeWanted, StacksWanted, Truth
@@ -177,3 +177,47 @@ def test_a_question_that_breaks_down_is_logged_and_the_next_one_is_asked(
     with caplog.at_level(logging.ERROR):
         asyncio.run(story())
     assert "probe:n1:1000:/shared failed" in caplog.text
+
+
+def test_probes_as_one_user_have_a_share_and_another_user_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evidence, "PROBES_OF_USER", 3)
+
+    async def story() -> None:
+        desk = Desk()
+        for n in range(10):
+            desk.desk.probe(ProbeWanted(mount=f"/fuse{n}", directory="/x", uid=1500, nodes=("n1",)), NOW)
+        desk.desk.probe(ProbeWanted(mount="/shared", directory="/x", uid=1501, nodes=("n1",)), NOW)
+        await settle()
+        asked = [command.uid for _, command in desk.fetched() if isinstance(command, ProbeMount)]
+        assert asked == [1500, 1500, 1500, 1501]
+        assert [(each.what, each.uid, each.count) for each in desk.state.left_out.lately(0.0)] == [
+            ("probes", 1500, 7)
+        ]
+        await desk.desk.close()
+
+    asyncio.run(story())
+
+
+def test_questions_about_one_users_jobs_leave_room_in_a_nodes_queue_for_anothers_and_for_actions() -> None:
+    async def story() -> None:
+        desk = CommandDesk()
+
+        def ask(n: int, uid: int | None) -> asyncio.Task[CommandResult]:
+            command = DumpStacks(id=f"{uid}-{n}", job_id=str(n), restarts=0)
+            return asyncio.create_task(desk.ask("n1", command, 60.0, uid))
+
+        tasks = [ask(n, 1500) for n in range(100)] + [ask(1, 1501), ask(2, None)]
+        await settle()
+        refused = [task.result() for task in tasks if task.done()]
+        assert len(refused) == 100 - OF_ONE_USER
+        assert {each.error for each in refused} == {
+            f"{OF_ONE_USER} questions about jobs of uid 1500 wait for n1 already"
+        }
+        assert [each.id for each in desk.take("n1")][OF_ONE_USER:] == ["1501-1", "None-2"]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(story())

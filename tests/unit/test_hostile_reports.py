@@ -32,7 +32,7 @@ FIXED: dict[str, Any] = {
 }
 """Of a report, what makes it one that is taken; results answer questions and are kept nowhere."""
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "job_id": ("1", "2"), "role": tuple(each.value for each in Role), "state": ("S", "D"), "mount": (), "backlog": (False,),
+    "job_id": ("1", "2"), "uid": (1500, 1501), "role": tuple(each.value for each in Role), "state": ("S", "D"), "mount": (), "backlog": (False,),
 }  # fmt: skip
 """Fields of rows that would otherwise lead nowhere, with what they take in turn; all others are never the same twice."""
 
@@ -127,7 +127,7 @@ def test_state_of_a_node_that_says_new_things_in_every_report_levels_off() -> No
 
 def test_state_says_what_it_left_out_of_a_hostile_node_and_keeps_what_an_honest_one_says() -> None:
     cluster = state()
-    ranks = tuple(process(pid=n, start_ticks=n, job_id="2", rank=n) for n in range(1, 9))
+    ranks = tuple(process(pid=n, start_ticks=n, job_id="2", rank=n, uid=1501) for n in range(1, 9))
     honest = Report(node=HONEST, boot_id="b", agent_id="a", sequence=1, processes=ranks)
     for sequence in range(1, ROUNDS):
         feed(cluster, range(sequence, sequence + 1))

@@ -35,6 +35,7 @@ CAPS: Final[dict[str, str]] = {
     "probes": "filesystems that nodes are asked about at the same time",
     "evidence": "evidence beyond the share of its job's owner",
     "timeline": "lines in the timeline of one incident",
+    "incidents": "open incidents of one job, or of one node",
 }
 """What is capped -> in words. These are all the labels of the metric."""
 SHOWN_S: Final = 600.0

@@ -29,6 +29,7 @@ from watchdog.controller.collected import (
     main_call,
 )
 from watchdog.controller.evidence_share import EvidenceShare
+from watchdog.controller.fair_slots import FairSlots
 from watchdog.controller.packed import pack
 from watchdog.controller.pulses import is_announced
 from watchdog.detect.view import ClusterView, JobView
@@ -57,6 +58,8 @@ WANTING: Final = frozenset(
 """Incidents about ranks that are still there to be asked."""
 AT_ONCE: Final = 4
 """Jobs of which evidence is collected at the same time; the others wait."""
+OF_ONE_USER: Final = 3
+"""… of one user: whose jobs all hang leaves a place for another's, and those who wait take turns."""
 AGAIN_S: Final = 300.0
 """Evidence of the same run that is younger than this, and that was taken since an incident began, is not collected a second time for it."""
 APART_S: Final = 60.0
@@ -97,7 +100,7 @@ class Collector:
         self._over: deque[Collected] = deque()
         """Those that are over, the newest last."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = FairSlots(AT_ONCE, OF_ONE_USER)
         settings = controller.config.controller
         self._share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_user)
         self._told_of_share: deque[str] = deque(maxlen=KEPT)
@@ -217,7 +220,7 @@ class Collector:
             if before is not None:
                 await before.finished.wait()
                 await asyncio.sleep(before.began + APART_S - clock.monotonic())
-            async with self._slots:
+            async with self._slots.of(found.job.uid):
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._want_probes(found)
                 await self._ask_all(found)
@@ -280,7 +283,7 @@ class Collector:
             id=uuid.uuid4().hex, job_id=found.job.process_id, restarts=found.job.restarts, expires_s=expires_s,
             dumps=DUMPS, apart_s=self._spread_s / (DUMPS - 1),
         )  # fmt: skip
-        result = await self._c.desk.ask(node, command, expires_s + 3 * self._interval_s)
+        result = await self._c.desk.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
         evidence = result.evidence
         if evidence is None or evidence.job_id != command.job_id:
             other = None if evidence is None else "it answered about another job"

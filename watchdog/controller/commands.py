@@ -8,7 +8,9 @@ from collections import deque
 from watchdog.model.messages import Command, CommandResult
 
 KEPT_A_NODE = 64
-"""Commands that wait for one node; the oldest is refused beyond that, so a dead node costs no memory."""
+"""Commands that wait for one node; a new one is refused beyond that, so a dead node costs no memory."""
+OF_ONE_USER = 16
+"""… of them questions about jobs of one user: he may have dozens on a node, and others are asked about there, too."""
 
 
 class CommandDesk:
@@ -17,14 +19,26 @@ class CommandDesk:
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Command]] = {}
         self._futures: dict[str, asyncio.Future[CommandResult]] = {}
+        self._of_user: dict[str, int] = {}
+        """Command that waits -> whose job it is about, of those that count for a user's share."""
 
-    async def ask(self, node: str, command: Command, deadline_s: float) -> CommandResult:
-        """The node's answer, or a result that says why there is none. Never raises, never waits longer."""
+    async def ask(
+        self, node: str, command: Command, deadline_s: float, uid: int | None = None
+    ) -> CommandResult:
+        """The node's answer, or a result that says why there is none. Never raises, never waits longer.
+
+        `uid`: the user whose job it is about, for questions; None for a part of an action, which has been allowed already.
+        """
         queue = self._waiting.setdefault(node, deque())
         if len(queue) >= KEPT_A_NODE:
             return CommandResult(
                 command_id=command.id, ok=False, error=f"{node} has not fetched its commands for long"
             )
+        if uid is not None:
+            if sum(self._of_user.get(each.id) == uid for each in queue) >= OF_ONE_USER:
+                error = f"{OF_ONE_USER} questions about jobs of uid {uid} wait for {node} already"
+                return CommandResult(command_id=command.id, ok=False, error=error)
+            self._of_user[command.id] = uid
         future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
         self._futures[command.id] = future
         queue.append(command)
@@ -36,6 +50,7 @@ class CommandDesk:
             )
         finally:
             self._futures.pop(command.id, None)
+            self._of_user.pop(command.id, None)
             if command in queue:
                 queue.remove(command)
 

@@ -27,6 +27,8 @@ PROBE_EVERY_S: Final = 15.0
 LATER_DUMPS_EVERY_S: Final = 300.0
 """Once several dumps are in, the stacks are refreshed no more often than this."""
 EARLY_DUMPS: Final = 3
+PROBES, PROBES_OF_USER = 512, 64
+"""Nodes that are asked about filesystems at the same time, in all and as one user, who may mount as many as he likes (FUSE)."""
 REMEMBERED: Final = 1024
 """When what was asked; beyond so many the questions that may be asked again anyway are forgotten."""
 
@@ -75,6 +77,7 @@ class EvidenceDesk:
                         id=uuid.uuid4().hex, job_id=job.process_id, restarts=restarts, expires_s=deadline_s
                     ),
                     deadline_s,
+                    job.uid,
                 )
                 for node in nodes
             )
@@ -95,8 +98,16 @@ class EvidenceDesk:
             last_at = self._last.get(key, float("-inf"))
             if key in self._tasks or now - last_at < self._probe_every_s:
                 continue
+            if not self._has_room(wanted.uid):
+                self._state.left_out.note("probes", node, uid=wanted.uid)
+                continue
             self._note(key, now)
             self._spawn(key, self._probe_node(node, wanted))
+
+    def _has_room(self, uid: int) -> bool:
+        probes = [key for key in self._tasks if key.startswith("probe:")]
+        own = sum(key.split(":", 3)[2] == str(uid) for key in probes)
+        return len(probes) < PROBES and own < PROBES_OF_USER
 
     async def _probe_node(self, node: str, wanted: ProbeWanted) -> None:
         command = ProbeMount(
@@ -106,7 +117,7 @@ class EvidenceDesk:
             uid=wanted.uid,
             expires_s=self._patience_s,
         )
-        result = await self._desk.ask(node, command, self._patience_s)
+        result = await self._desk.ask(node, command, self._patience_s, wanted.uid)
         if result.probe is not None:
             # As whom was asked is our word, not the node's.
             self._state.apply_probe(node, replace(result.probe, uid=wanted.uid), monotonic())

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from watchdog.config import Config
 from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
+from watchdog.controller.open_incidents import within_room
 from watchdog.controller.state import ClusterState
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.registry import DETECTORS, WITHOUT_SLURM
@@ -167,6 +168,7 @@ class Judge:
             hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after
         )
         findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
+        findings = within_room(findings, self.incidents, self.state.left_out)
         after = correlate(self.incidents, findings, settings, moment, self._new_id)
         self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
         for incident in self.incidents:

@@ -36,6 +36,8 @@ PAUSE_FACTOR = 5.0
 
 MAX_LATE = 50_000
 """Writes that wait for a journal that can be written: beyond them the oldest are lost, as the log says they happened."""
+MAX_TIMELINE, MAX_TIMELINES = 500, 4096
+"""Lines in the timeline of one incident, and incidents of which they are counted."""
 MANY = 20
 """Changes from which on those of one tick are written together."""
 PIECE = 250
@@ -95,6 +97,8 @@ class Controller:
             for incident in journal.load_open_incidents()
         ]
         self.state.only_own = True
+        self._timelines: dict[str, int] = {}
+        """Incident -> lines that this controller has written into its timeline."""
         self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure)
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.look(self.started_mono)
@@ -329,7 +333,16 @@ class Controller:
         self._tell_change(Change(before=incident, after=over), clock.monotonic(), told=True)
 
     def note(self, incident: Incident, text: str) -> None:
-        """A line of the incident's timeline."""
+        """A line of the incident's timeline, if it has room."""
+        lines = self._timelines.get(incident.id, 0)
+        if lines >= MAX_TIMELINE:
+            self.state.left_out.note("timeline", f"incident {incident.id}")
+            return
+        if len(self._timelines) >= MAX_TIMELINES:
+            self._timelines.pop(next(iter(self._timelines)))
+        self._timelines[incident.id] = lines + 1
+        if lines + 1 == MAX_TIMELINE:
+            text = f"further lines are left out: there are {MAX_TIMELINE}"
         at = clock.wall()
         self.tell(lambda: self.journal.note(incident.id, at, text))
 

@@ -64,7 +64,7 @@ _SERVICE = re.compile(rf"(?P<host>{_HOST}-\d+)\s+\| ")
 """What `docker compose logs` puts in front of a line."""
 _INNER_RANK = re.compile(r"\[rank(?P<rank>\d+)\]:")
 _BAR_OR_POD = re.compile(
-    r"\d(?:s/it|it/s)[^\[\]]*\]|^[\w.-]*-[\w.-]*\d+(?: [a-z][\w-]*)?\s+$|^\[pod/[^\]]+\] $"
+    r"\d(?:s/it|it/s)[^\[\]]*\]|^(?=[\w.]*+-)[\w.-]*+(?<=\d)(?: [a-z][\w-]*+)?\s++$|^\[pod/[^\]]+\] $"
 )
 """What may stand before PyTorch's own prefix: a bar that has no line end of its own, the name of a pod."""
 _NOT_HOSTS = re.compile(

@@ -161,9 +161,10 @@ def _frame(node: Any) -> Frame | None:
             function=node[0][:300], file=node[1][:300], line=_integer(node[2]) or 0 if len(node) > 2 else 0
         )
     if isinstance(node, str):
-        match = re.fullmatch(r"\s*(.+) \((.+?)(?::(\d{1,8}))?\)\s*", node[:2000])
-        if match is not None:
-            return Frame(function=match[1], file=match[2], line=int(match[3] or 0))
+        name, found, inner = node[:2000].strip().rpartition(" (")
+        match = re.fullmatch(r"(.+?)(?::(\d{1,8}))?", inner[:-1]) if found and inner.endswith(")") else None
+        if name and match is not None:
+            return Frame(function=name, file=match[1], line=int(match[2] or 0))
     return None
 
 
@@ -185,7 +186,7 @@ def _said_by_key(key: str) -> Said:
     rank = re.fullmatch(r"(?:global[_ ]?)?rank[_: -]?(\d{1,7})|(\d{1,6})", key)
     if rank is not None:
         return Said(rank=int(rank[1] or rank[2]))
-    if re.fullmatch(r"[A-Za-z][\w.-]*\d[\w.-]*", key) and not re.search(
+    if re.fullmatch(r"[A-Za-z](?:[^\W\d]|[.-])*+\d[\w.-]*", key) and not re.search(
         r"thread|stack|dump|trace|frame", key
     ):
         return Said(host=key)

@@ -50,9 +50,9 @@ _ERROR = re.compile(
 )
 _ANY_ERROR = re.compile(r"\s*(?:Error|ERROR|error):\s*(.+)")
 _REASON = re.compile(r"\s*(?:Reason|Caused by):\s*(.+)")
-_SPY_CALL = re.compile(
-    r".*(?:py-spy|pystack)\b.*\b(?:dump|remote)\b(?:.*?(?:--pid|-p|remote)[ =](\d{2,8})\b)?.*$|.*gdb .*-p ?(\d+).*$"
-)
+_DUMP_ASKED = re.compile(r"\b(?:dump|remote)\b")
+_DUMPED_PID = re.compile(r"(?:--pid|-p|remote)[ =](\d{2,8})\b")
+_GDB_PID = re.compile(r"-p ?(\d{1,9})")
 _RANK_SPEAKS = re.compile(
     r"(?i)\W*(?:global )?rank[ _:=#-]*(\d{1,6})\W+(?:\(gdb\)|Timeout \(|Fatal Python|Attaching|\$|sudo|py-spy|gdb|pystack|thread apply|kill|"
     r"dumping|stack trace).*"
@@ -356,9 +356,9 @@ class _Reader:
             stream.asked = None
             stream.said = stream.said.followed_by(header)
             stream.pid = header.pid or 0
-        elif (call := _SPY_CALL.match(line)) is not None:
+        elif (pid := _asked_pid(line)) is not None:
             self._end_process(stream)
-            stream.asked, stream.asked_pid = 0, int((call[1] or call[2] or "0")[:9])
+            stream.asked, stream.asked_pid = 0, pid
         elif re.match(r"\s*(Fatal Python error|Timeout \(\d|Attaching to|\[New LWP)", line):
             if stream.threads:
                 self._end_process(stream)
@@ -412,6 +412,18 @@ class _Reader:
         for stream in self.streams.values():
             self._end_process(stream)
         return list(_without_doubled_errors(self.found))
+
+
+def _asked_pid(line: str) -> int | None:
+    """Of a command line that dumps a process, its pid, 0 where it does not say; None for any other line. In linear time of any line."""
+    tool = re.search(r"(?:py-spy|pystack)\b", line)
+    asked = _DUMP_ASKED.search(line, tool.end()) if tool is not None else None
+    if asked is not None:
+        pid = _DUMPED_PID.search(line, asked.start())
+        return int(pid[1]) if pid is not None else 0
+    gdb = line.find("gdb ")
+    found = _GDB_PID.search(line, gdb + 4) if gdb >= 0 else None
+    return int(found[1]) if found is not None else None
 
 
 def _is_main(thread: ThreadStack) -> bool:

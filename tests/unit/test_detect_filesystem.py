@@ -8,6 +8,8 @@ import pytest
 from tests.unit.builders import blocked, cluster, job, progress, seen
 from watchdog.detect import filesystem_outage, filesystem_stall
 from watchdog.detect.view import FilesystemView, MountAnswer
+from watchdog.diagnose.filesystem import probes_wanted
+from watchdog.masking import MASK
 from watchdog.model.incidents import Finding, Kind, Truth
 from watchdog.model.observed import Role
 
@@ -172,3 +174,10 @@ def test_the_job_that_stands_still_comes_before_one_that_was_blocked_for_a_momen
 def test_the_order_of_processes_and_answers_does_not_matter() -> None:
     processes, answers = [stuck(0), stuck(1), stuck(2)], [("n1", NO), ("n2", YES), ("n3", YES)]
     assert judge(*processes, answers=answers) == judge(*processes[::-1], answers=answers)
+
+
+def test_a_masked_part_of_a_path_is_no_place_to_be_probed() -> None:
+    held = seen(0, blocked=blocked(70.0, path=f"/shared/runs/{MASK}/log.txt"))
+    filesystem = FilesystemView(key="k", mount="/shared", blocked=(held,), known_nodes=("n1",))
+    (wanted,) = probes_wanted(cluster(STUCK, filesystems=(filesystem,)), filesystem)
+    assert wanted.directory == "/shared/runs"

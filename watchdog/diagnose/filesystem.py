@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from watchdog.detect.view import ClusterView, FilesystemView, MountAnswer, ProcessView
+from watchdog.masking import MASK
 from watchdog.model.incidents import Culprit, ProbeWanted
 from watchdog.model.observed import Blocked, Role
 from watchdog.model.value import Value
@@ -146,7 +147,8 @@ def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[ProbeW
 
 def _directory(process: ProcessView, mount: str) -> str:
     path = blocked_call(process).path or mount
-    return (path.rpartition("/")[0] if path.startswith(mount) else mount) or "/"
+    # A masked name is no place: what is above it lies on the same mount.
+    return (path.partition(MASK)[0].rpartition("/")[0] if path.startswith(mount) else mount) or "/"
 
 
 def long_blocked(filesystem: FilesystemView, blocked_for_s: float) -> list[ProcessView]:

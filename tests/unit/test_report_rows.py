@@ -126,7 +126,7 @@ class Cluster:
     def __init__(self, restarts: int = 0) -> None:
         self.state = ClusterState(silent_after_s=15, report_lifetime_s=60)
         self.now, self.sequence = 0.0, 0
-        job = slurm_job(job_id="1", nodes=("n1",), restarts=restarts)
+        job = slurm_job(job_id="1", nodes=("n1",), restarts=restarts, uid=1500)
         self.state.apply_slurm(SlurmView(jobs=(job,), nodes=()), self.now)
 
     def take(self, processes: tuple[Process, ...], after_s: float = 5.0, **more: Any) -> None:

@@ -21,8 +21,9 @@ DEADLINE_S = 60.0
 class Browser:
     """One page of one browser. Use it as an async context manager."""
 
-    def __init__(self, url: str, width: int = 1280, height: int = 900):
+    def __init__(self, url: str, width: int = 1280, height: int = 900, *, password: str = ""):
         self.url, self.width, self.height = url, width, height
+        self._password = password
         self.errors: list[str] = []
         """What the page complained of, and every address that it asked elsewhere."""
         self._number = 0
@@ -54,6 +55,9 @@ class Browser:
         self._reader = asyncio.create_task(self._read())
         for domain in ("Page", "Runtime", "Network", "Log"):
             await self.ask(f"{domain}.enable")
+        if self._password:  # as a browser sends it once it was typed
+            basic = base64.b64encode(f"any:{self._password}".encode()).decode()
+            await self.ask("Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {basic}"})
         await self.resize(self.width, self.height)
         await self.ask("Page.navigate", url=self.url)
         return self

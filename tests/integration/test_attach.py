@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from deploy.demo.cluster import Cluster
+from deploy.demo.rights import USER_UID
 from deploy.demo.stack import COMMAND, QUICK, munge_of, train_script
 
 PATIENCE_S = 150.0
@@ -28,8 +29,11 @@ class Attached:
         config = cluster.shared / "attach.yaml"
         config.write_text(json.dumps(QUICK))
         self.errors = cluster.shared / f"attach-{job}.txt"
-        argv = [
-            str(COMMAND),
+        argv = cluster.place.command(  # its job's owner, who alone may start a step in it
+            USER_UID,
+            (),
+            "-c",
+            "from watchdog.cli.main import main; main()",
             "attach",
             job,
             "--config",
@@ -37,11 +41,11 @@ class Attached:
             "--directory",
             str(self.directory),
             *options,
-        ]
+        )
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 argv,
-                env=dict(cluster.env),
+                env=dict(cluster.env) | dict(cluster.place.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
@@ -137,7 +141,7 @@ def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
     job, _ = submit(cluster)
     killed = attach(job)
     killed.until(lambda: killed.reporting() >= {"n1", "n2"}, "proven reports of both nodes")
-    own = str(os.geteuid())
+    own = str(USER_UID)
     security = json.loads((killed.directory / "config.yaml").read_text())["security"]
     assert security == {"mode": "munge", "controller_user": own, "agent_user": own, "munge_socket": munge_of(cluster)["munge_socket"]}  # fmt: skip
     assert not (killed.directory / "token").exists()

@@ -110,7 +110,13 @@ def test_what_does_not_exist_is_said_and_the_page_goes_on() -> None:
 
 def test_a_hang_on_a_real_cluster_is_seen_with_its_stacks_side_by_side(cluster: Cluster) -> None:
     port = free_port()
-    settings = {"controller": {"page_listen": f"127.0.0.1:{port}"}}
+    password = cluster.directory / "page-password"
+    password.touch(mode=0o600)
+    password.write_text("typed once, in a browser\n")
+    settings = {
+        "controller": {"page_listen": f"127.0.0.1:{port}"},
+        "security": {"page_token_file": str(password)},
+    }
     with Watchdog(cluster, mode="observe", settings=settings) as watchdog:
         faults = f"--fault-dir {cluster.shared}/faults"
         (cluster.shared / "faults").mkdir(exist_ok=True)
@@ -124,7 +130,7 @@ def test_a_hang_on_a_real_cluster_is_seen_with_its_stacks_side_by_side(cluster: 
         watchdog.wait_for(lambda: watchdog.step(job) >= 12, 120, "steps")
 
         async def look() -> None:
-            async with Browser(f"http://127.0.0.1:{port}") as browser:
+            async with Browser(f"http://127.0.0.1:{port}", password="typed once, in a browser") as browser:
                 await browser.sees("Nothing that the watchdog can see.")
                 await browser.sees(job)
                 (cluster.shared / "faults" / "dataloader_hang.rank3").touch()

@@ -13,6 +13,7 @@ from tests.unit import builders
 from watchdog import clock
 from watchdog.config import Config
 from watchdog.controller.access import Person
+from watchdog.controller.health import Health, Seen, health
 from watchdog.controller.journal import Piece
 from watchdog.controller.page import make_page
 from watchdog.detect.view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
@@ -32,8 +33,13 @@ class FixedController:
         self.last_tick = clock.monotonic()
         self.journal = Remembered(incidents)
 
-    def blind(self, now: float) -> str | None:
-        return None
+    def health(self) -> Health:
+        return health(
+            Seen(
+                view=self.judge.view, limits_s={}, incidents=self.judge.incidents, mode=self.config.mode,
+                tick_age_s=clock.monotonic() - self.last_tick,
+            )
+        )  # fmt: skip
 
 
 class Remembered:

@@ -30,6 +30,7 @@ from watchdog.controller.access import (
     resolve,
 )
 from watchdog.controller.collected import Collected
+from watchdog.controller.health import Seen, health
 from watchdog.controller.journal import Journal
 from watchdog.controller.local_api import make_app, without_kernel_lines
 from watchdog.controller.packed import pack
@@ -110,6 +111,12 @@ class Controller:
                 waiting=lambda _: (f"{MARK} is waited for", None), abandon=lambda *_: f"{MARK} is not there"
             ),
         )
+        self.health = lambda: health(
+            Seen(
+                view=self.judge.view, limits_s={}, incidents=self.judge.incidents, mode="act", tick_age_s=1.0,
+                acting={"7": "its requeue is under way"},
+            )
+        )  # fmt: skip
         self.started_at, self.last_tick, self.warm_from = 0.0, clock.monotonic(), 0.0
         self.journal_error = self.slurm_error = None
         self.slurm_notes = list[str]

@@ -91,12 +91,15 @@ def job(**changes: Any) -> dict[str, Any]:
     return {
         "job_id": "4711", "name": "gpt", "user": "ann", "state": "RUNNING", "nodes": ["n1", "n2", "n3"], "restarts": 1,
         "step": 120, "total_steps": 1000, "step_s": 4.2, "progress_age_s": 3.0, "limit_s": 60.0, "phase": "training",
-        "ranks": 8, "ranks_alive": 8, "checkpoint_step": 100, **changes,
+        "ranks": 8, "ranks_alive": 8, "checkpoint_step": 100,
+        "health": {"state": "training", "level": "ok", "reason": "", "todo": ""}, **changes,
     }  # fmt: skip
 
 
 def status(**changes: Any) -> dict[str, Any]:
     return {
+        "level": "ok",
+        "headline": "1 job watched (1 training), 3 nodes reporting, mode observe.",
         "mode": "observe",
         "paused": None,
         "controller": {"version": "0.1.0", "started_at": 1.0, "last_tick_age_s": 0.4, "warming_up": False},
@@ -164,56 +167,64 @@ def test_status_is_ok_when_everything_is_seen_and_nothing_is_wrong(controller: F
     result = run("status", socket=controller.path)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0] == "OK: 1 job watched, 3 nodes reporting, mode observe."
+    assert lines[0] == "OK: 1 job watched (1 training), 3 nodes reporting, mode observe."
     assert lines[1].split()[:5] == ["JOB", "NAME", "USER", "STATE", "NODES"]
     for part in ("4711", "gpt", "n[1-3]", "8/8", "120/1000", "4.2 s", "3 s ago", "60 s", "training", "100"):
         assert part in lines[2]
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "words"),
-    [
-        ({"incidents": {"firing": 1, "pending": 0, "resolved": 0}}, 2, "CRITICAL: 1 incident firing"),
-        ({"incidents": {"firing": 0, "pending": 2, "resolved": 0}}, 1, "WARNING: 2 incidents pending"),
-        ({"paused": {"reason": "move", "by": "ann", "at": 1.0}}, 1, "actions are paused by ann: move"),
-        ({"nodes": {"reporting": ["n1"], "silent": ["n2", "n3"]}}, 1, "2 nodes silent: n[2-3]"),
-        ({"nodes": {"reporting": [], "silent": ["n1"]}}, 3, "UNKNOWN: no node reports"),
-        ({"slurm": {"age_s": None, "error": "timed out"}}, 3, "Slurm has not answered yet (timed out)"),
-        ({"slurm": {"age_s": 600.0, "error": None}}, 3, "Slurm last answered 10 min ago"),
-        ({"slurm": {"age_s": 5.0, "error": "exit 1"}}, 1, "Slurm's last answer was an error (exit 1)"),
-        ({"controller": {"last_tick_age_s": 300.0}}, 3, "last complete tick was 5 min ago"),
-        ({"controller": {"last_tick_age_s": None}}, 3, "has not completed a tick yet"),
-        ({"controller": {"last_tick_age_s": 1.0, "warming_up": True}}, 1, "only looks on"),
-        (
-            {"controller": {"last_tick_age_s": 1.0, "journal_error": "disk full"}},
-            3,
-            "nothing is done (disk full)",
-        ),
-        ({"mode": "off"}, 1, "nothing is judged"),
-    ],
-)
-def test_status_says_why_it_is_not_ok(
-    controller: FakeController, changes: dict[str, Any], code: int, words: str
+    ("level", "code", "word"),
+    [("ok", 0, "OK"), ("warning", 1, "WARNING"), ("critical", 2, "CRITICAL"), ("unknown", 3, "UNKNOWN"), ("?", 3, "UNKNOWN")],
+)  # fmt: skip
+def test_status_has_the_level_and_the_words_of_the_controller(
+    controller: FakeController, level: str, code: int, word: str
 ) -> None:
-    controller.answers["GET", "/v1/status"] = status(**changes)
+    controller.answers["GET", "/v1/status"] = status(level=level, headline="what is so.")
     result = run("status", socket=controller.path)
-    assert words in result.stdout.splitlines()[0]
-    assert result.exit_code == code
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (code, f"{word}: what is so.")
 
 
-def test_an_incident_outranks_blindness(controller: FakeController) -> None:
-    controller.answers["GET", "/v1/status"] = status(
-        incidents={"firing": 1, "pending": 0, "resolved": 0}, slurm={"age_s": None, "error": None}
-    )
+def test_status_of_a_controller_that_gives_no_level_is_unknown(controller: FakeController) -> None:
+    document = status()
+    del document["level"], document["headline"]
+    controller.answers["GET", "/v1/status"] = document
     result = run("status", socket=controller.path)
-    assert result.exit_code == 2
-    assert "1 incident firing; Slurm has not answered yet" in result.stdout
+    assert result.exit_code == 3
+    assert "older release" in result.stdout
+
+
+def test_status_names_what_fires_and_why_a_job_is_not_judged(controller: FakeController) -> None:
+    how = {
+        "state": "not judged",
+        "level": "unknown",
+        "reason": "no step could be read",
+        "todo": "print the step",
+    }
+    fires = {"id": "7f3a", "state": "firing", "summary": "Job 1 hangs."}
+    controller.answers["GET", "/v1/status"] = status(level="critical", jobs=[job(health=how)], open=[fires])
+    lines = run("status", socket=controller.path).stdout.splitlines()
+    assert lines[1] == "- Job 1 hangs. (slurm-watchdog explain 7f3a)"
+    assert lines[-1] == "Job 4711: not judged, no step could be read. What to do: print the step."
+
+
+def test_on_eighty_columns_the_status_is_a_table_that_keeps_job_state_step_and_limit(
+    controller: FakeController,
+) -> None:
+    controller.answers["GET", "/v1/status"] = status(jobs=[job(name="n" * 60, nodes=["n1"])])
+    shown = run("status", socket=controller.path, FORCE_COLOR="1", TERM="xterm", COLUMNS="80").stdout
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in shown.splitlines()]
+    assert max(map(len, lines)) <= 80
+    (heading,) = [line for line in lines if "JOB" in line]
+    assert [word for word in ("STATE", "STEP", "LAST STEP", "LIMIT", "NAME") if word in heading] == [
+        "STATE", "STEP", "LAST STEP", "LIMIT",
+    ]  # fmt: skip
 
 
 def test_status_as_json_is_the_document_of_the_controller_with_the_same_exit_code(
     controller: FakeController,
 ) -> None:
-    document = status(incidents={"firing": 1, "pending": 0, "resolved": 0}, more="kept")
+    document = status(level="critical", more="kept")
     controller.answers["GET", "/v1/status"] = document
     result = run("status", "--json", socket=controller.path)
     assert json.loads(result.stdout) == document

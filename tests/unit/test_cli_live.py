@@ -163,7 +163,7 @@ def test_on_a_terminal_it_draws_until_ctrl_c_and_leaves_the_screen_as_it_was(
     controller: FakeController,
 ) -> None:
     controller.answers["GET", "/v1/status"] = status(
-        open=[OPEN], incidents={"firing": 1, "pending": 0, "resolved": 0}
+        level="critical", open=[OPEN], incidents={"firing": 1, "pending": 0, "resolved": 0}
     )
     pid, terminal = pty.fork()
     if pid == 0:

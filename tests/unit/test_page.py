@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from tests.page_server import FixedController, large_cluster, serving
 from tests.unit import builders
+from watchdog.controller.health import Health
+from watchdog.controller.job_health import Level
 from watchdog.controller.overview import job_page_json, overview_json
 from watchdog.detect.view import GpuView, RankGpu, StepTime
 from watchdog.model.incidents import Incident
@@ -21,6 +23,9 @@ from watchdog.model.observed import Gpu
 
 Talk = Callable[[aiohttp.ClientSession, str], Awaitable[Any]]
 TOKEN = "correct-horse-battery"
+
+
+WELL = Health(level=Level.OK, headline="", reasons=(), jobs=())
 
 
 def all_seen(_: Incident) -> bool:
@@ -45,7 +50,7 @@ def talk_to(page: Talk, *, token: str = "", nodes: int = 6) -> Any:
 
 def test_the_map_has_a_letter_for_every_gpu_and_a_word_for_every_node() -> None:
     view, incidents = large_cluster(6, gpus=2)
-    document = overview_json(view, {"7": 60.0}, incidents, 3, all_seen)
+    document = overview_json(view, {"7": 60.0}, incidents, 3, all_seen, WELL)
     rows = {row["node"]: row for row in document["map"]}
     assert [(row["node"], row["state"], row["gpus"]) for row in document["map"]] == [
         ("node0000", "ok", "bb"),
@@ -80,7 +85,7 @@ def test_a_gpu_is_shown_as_what_matters_now(gpu: dict[str, Any], letter: str) ->
     one = builders.cluster(
         nodes=(type(node)(name=node.name, reported_at=1.0, gpus=(shown,)),), reporting_nodes=(node.name,)
     )
-    assert overview_json(one, {}, [], 0, all_seen)["map"][0]["gpus"] == letter
+    assert overview_json(one, {}, [], 0, all_seen, WELL)["map"][0]["gpus"] == letter
 
 
 def test_a_job_is_shown_rank_by_rank_with_what_each_waits_for() -> None:
@@ -91,7 +96,7 @@ def test_a_job_is_shown_rank_by_rank_with_what_each_waits_for() -> None:
         processes=(builders.seen(0, blocked=builders.blocked(65.0)), builders.seen(1, gone_s=40.0)),
         gpus=(RankGpu(rank=0, pid=100, view=gpu),),
     )
-    document = job_page_json(view, 60.0)
+    document = job_page_json(view, 60.0, None)
     first, second = document["ranks"]
     assert (first["blocked"], first["blocked_s"], first["gpus"], first["gpu_sm_clock_hz"]) == (
         "write on /shared/log.txt", 65.0, ["G0"], 1.155e9,
@@ -194,7 +199,10 @@ def test_what_is_not_there_is_said_in_a_sentence() -> None:
 
 def test_ten_thousand_nodes_are_a_map_of_less_than_a_megabyte() -> None:
     view, incidents = large_cluster(10_000)
-    assert len(json.dumps(overview_json(view, {}, incidents, 0, all_seen), separators=(",", ":"))) < 1 << 20
+    assert (
+        len(json.dumps(overview_json(view, {}, incidents, 0, all_seen, WELL), separators=(",", ":")))
+        < 1 << 20
+    )
 
 
 def test_curves_of_thousands_of_jobs_are_short_and_those_of_a_few_are_long() -> None:
@@ -202,5 +210,5 @@ def test_curves_of_thousands_of_jobs_are_short_and_those_of_a_few_are_long() -> 
     for number, points in ((1, 120), (200, 120), (1000, 24), (5000, 12)):
         one = builders.job(step_times=steps)
         many = tuple(replace(one, job=replace(one.job, job_id=str(n))) for n in range(number))
-        document = overview_json(builders.cluster(*many), {}, (), 0, all_seen)
+        document = overview_json(builders.cluster(*many), {}, (), 0, all_seen, WELL)
         assert {len(job["times"]) for job in document["jobs"]} == {points}

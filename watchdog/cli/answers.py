@@ -43,6 +43,23 @@ class Nodes(Answer, frozen=True, kw_only=True):
     silent: tuple[str, ...] = ()
 
 
+class Reason(Answer, frozen=True, kw_only=True):
+    """Why the level is what it is."""
+
+    level: str = ""
+    text: str = ""
+
+
+class JobHealth(Answer, frozen=True, kw_only=True):
+    """How a job is, as every surface shows it."""
+
+    state: str = "not judged"
+    level: str = "unknown"
+    reason: str = ""
+    todo: str = ""
+    not_judged: str | None = None
+
+
 class Job(Answer, frozen=True, kw_only=True):
     job_id: str
     name: str = ""
@@ -63,6 +80,7 @@ class Job(Answer, frozen=True, kw_only=True):
     ranks: int | None = None
     ranks_alive: int | None = None
     checkpoint_step: int | None = None
+    health: JobHealth | None = None
 
 
 class IncidentCounts(Answer, frozen=True, kw_only=True):
@@ -95,6 +113,10 @@ class LeftOut(Answer, frozen=True, kw_only=True):
 
 
 class Status(Answer, frozen=True, kw_only=True):
+    level: str = "unknown"
+    """`ok`, `warning`, `critical` or `unknown`."""
+    headline: str = "the controller does not say how things are: is it of an older release? Compare: slurm-watchdog --version."
+    reasons: tuple[Reason, ...] = ()
     mode: str
     controller: ControllerState
     slurm: SlurmState

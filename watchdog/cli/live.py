@@ -27,7 +27,7 @@ AROUND: Final = 8
 HEADINGS: Final = (
     "JOB",
     "USER",
-    "PHASE",
+    "STATE",
     "NODES",
     "RANKS",
     "STEP",
@@ -92,8 +92,15 @@ def gauge(age_s: float | None, limit_s: float | None) -> str:
 def style_of(job: Job) -> str:
     """Red: past its limit, or a rank is lost. Yellow: near its limit."""
     used = job.progress_age_s / job.limit_s if job.progress_age_s is not None and job.limit_s else 0.0
+    level = "" if job.health is None else job.health.level
     lost = job.ranks is not None and job.ranks_alive is not None and job.ranks_alive < job.ranks
-    return "red" if used > 1 or lost else "yellow" if used > LATE else ""
+    return (
+        "red"
+        if used > 1 or lost or level == "critical"
+        else "yellow"
+        if used > LATE or level in ("warning", "unknown")
+        else ""
+    )
 
 
 def urgent_first(jobs: Sequence[Job]) -> list[Job]:
@@ -117,7 +124,7 @@ def job_row(job: Job, times_s: Sequence[float]) -> tuple[str, ...]:
         for cell in (
             job.job_id,
             job.user,
-            job.phase or "-",
+            job.health.state if job.health is not None else "not judged",
             fold_nodes(job.nodes),
             f"{_number(job.ranks_alive)}/{_number(job.ranks)}",
             _number(job.step) + total,

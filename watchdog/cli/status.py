@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from watchdog import clock
-from watchdog.cli.answers import ControllerState, IncidentCounts, Job, Nodes, SlurmState, Status
+from watchdog.cli.answers import ControllerState, IncidentCounts, Job, JobHealth, Nodes, SlurmState, Status
 from watchdog.cli.client import Client, ClientError
 from watchdog.cli.options import EXIT_UNKNOWN, failures_told, open_client, operator_options, print_json
-from watchdog.cli.text import count, duration, fold_nodes, screen, sentence, table
+from watchdog.cli.text import duration, fold_nodes, screen, sentence, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,15 +25,19 @@ CRITICAL: Final = 2
 WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 STYLES: Final = ("green", "yellow", "bold red", "magenta")
 
-TICK_LATE_S: Final = 30.0
-"""A controller whose last whole tick is older than this sees nothing; its default cadence is 1 s."""
-SLURM_LATE_S: Final = 60.0
-"""The default poll interval of 10 s, with room for a Slurm that answers slowly."""
+CODES: Final = {"ok": OK, "warning": WARNING, "critical": CRITICAL, "unknown": EXIT_UNKNOWN}
 
-HEADINGS = ("JOB", "NAME", "USER", "STATE", "NODES", "RANKS", "STEP", "STEP TIME", "LAST STEP", "LIMIT", "PHASE",
-            "CHECKPOINT", "RESTARTS")  # fmt: skip
+HEADINGS = ("JOB", "NAME", "USER", "STATE", "NODES", "RANKS", "STEP", "STEP TIME", "LAST STEP", "LIMIT", "CHECKPOINT",
+            "RESTARTS")  # fmt: skip
+WANTED: Final = (0, 3, 6, 8, 9, 2, 4, 5, 7, 1, 10, 11)
+"""Columns in the order in which they are given room on a narrow terminal."""
+SHOWN_JOBS: Final = 10
+"""Jobs of which it is said why they are not simply training."""
 
 SHOWN_LEFT_OUT: Final = 5
+SHOWN_OPEN: Final = 5
+RANK: Final = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
+JOB_STYLES: Final = {"critical": "red", "warning": "yellow", "unknown": "magenta"}
 
 NOTHING: Final = Status(
     mode="", controller=ControllerState(), slurm=SlurmState(), nodes=Nodes(), incidents=IncidentCounts()
@@ -76,17 +80,23 @@ def status(
         sys.exit(_watch(client, every_s, as_json))
     with failures_told(as_json):
         answer, document = client.status()
-    code, reasons = judge(answer)
     if as_json:
         print_json(document)
     else:
-        _print(answer, code, reasons)
-    sys.exit(code)
+        _print(answer)
+    sys.exit(exit_code(answer))
 
 
-def _print(answer: Status, code: int, reasons: list[str]) -> None:
-    sentence(_headline(answer, code, reasons), STYLES[code])
-    table(HEADINGS, [_row(job) for job in answer.jobs], [_style(job) for job in answer.jobs])
+def _print(answer: Status) -> None:
+    sentence(_headline(answer), STYLES[exit_code(answer)])
+    for found in answer.open[:SHOWN_OPEN]:
+        if found.state == "firing":
+            sentence(f"- {found.summary} (slurm-watchdog explain {found.id})")
+    ranked = sorted(answer.jobs, key=lambda job: RANK.get(how(job).level, 0))
+    table(HEADINGS, [_row(job) for job in ranked], [_style(job) for job in ranked], wanted=WANTED)
+    for job in [job for job in ranked if how(job).reason][:SHOWN_JOBS]:
+        todo = f" What to do: {how(job).todo}." if how(job).todo else ""
+        sentence(f"Job {job.job_id}: {how(job).state}, {how(job).reason}.{todo}")
     for each in answer.left_out[:SHOWN_LEFT_OUT]:
         who = f", most of them of uid {each.uid}" if each.uid is not None else ""
         sentence(f"Not looked at: {each.count} of {each.whose}{who} ({each.meaning})")
@@ -114,8 +124,7 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
                 last, headline, STYLES[code], history, clock.wall(), console.height, note, width=console.width
             )
         history.note(last.jobs)
-        code, reasons = judge(last)
-        headline = _headline(last, code, reasons)
+        code, headline = exit_code(last), _headline(last)
         return live.frame(
             last, headline, STYLES[code], history, clock.wall(), console.height, note, width=console.width
         )
@@ -147,65 +156,24 @@ def _look_plainly(client: Client, as_json: bool) -> tuple[int, Callable[[], None
         return EXIT_UNKNOWN, (lambda: click.echo(json.dumps(failure))) if as_json else (
             lambda: sentence(said)
         )
-    code, reasons = judge(answer)
+    code = exit_code(answer)
     if as_json:
         return code, lambda: click.echo(json.dumps(document, ensure_ascii=True))
 
     def print_text() -> None:
-        _print(answer, code, reasons)
+        _print(answer)
         click.echo()
 
     return code, print_text
 
 
-def judge(status: Status) -> tuple[int, list[str]]:
-    """The exit code, and every reason why it is not 0. An incident outranks blindness, blindness a warning."""
-    critical, unknown, warning = [], [], []
-    if status.incidents.firing:
-        critical.append(f"{count(status.incidents.firing, 'incident')} firing")
-    tick_age_s = status.controller.last_tick_age_s
-    if tick_age_s is None:
-        unknown.append("the controller has not completed a tick yet")
-    elif tick_age_s > TICK_LATE_S:
-        unknown.append(f"the controller's last complete tick was {duration(tick_age_s)} ago")
-    if status.controller.journal_error:
-        unknown.append(
-            f"the journal cannot be written, so nothing is done ({status.controller.journal_error})"
-        )
-    because = f" ({status.slurm.error})" if status.slurm.error else ""
-    if status.slurm.age_s is None:
-        unknown.append(f"Slurm has not answered yet{because}")
-    elif status.slurm.age_s > SLURM_LATE_S:
-        unknown.append(f"Slurm last answered {duration(status.slurm.age_s)} ago{because}")
-    elif status.slurm.error:
-        warning.append(f"Slurm's last answer was an error{because}")
-    if status.jobs and not status.nodes.reporting:
-        unknown.append("no node reports")
-    elif status.nodes.silent:
-        silent = fold_nodes(status.nodes.silent)
-        warning.append(f"{count(len(status.nodes.silent), 'node')} silent: {silent}")
-    if status.paused is not None:
-        who = f" by {status.paused.by}" if status.paused.by else ""
-        why = f": {status.paused.reason}" if status.paused.reason else ""
-        warning.append(f"actions are paused{who}{why}")
-    warning += status.slurm.notes
-    warning += [f"job {job_id}: {why}" for job_id, why in sorted(status.waiting.items())]
-    if status.incidents.pending:
-        warning.append(f"{count(status.incidents.pending, 'incident')} pending")
-    if status.controller.warming_up:
-        warning.append("the controller has just started and only looks on")
-    if status.mode == "off":
-        warning.append("the mode is off, nothing is judged")
-    code = CRITICAL if critical else EXIT_UNKNOWN if unknown else WARNING if warning else OK
-    return code, [*critical, *unknown, *warning]
+def exit_code(answer: Status) -> int:
+    """As a monitoring plugin's; a level that is not known is unknown."""
+    return CODES.get(answer.level, EXIT_UNKNOWN)
 
 
-def _headline(status: Status, code: int, reasons: list[str]) -> str:
-    watched = (
-        f"{count(len(status.jobs), 'job')} watched, {count(len(status.nodes.reporting), 'node')} reporting, "
-        f"mode {status.mode}"
-    )
-    return f"{WORDS[code]}: {'; '.join([*reasons, watched])}."
+def _headline(answer: Status) -> str:
+    return f"{WORDS[exit_code(answer)]}: {answer.headline}"
 
 
 def _row(job: Job) -> tuple[str, ...]:
@@ -213,14 +181,13 @@ def _row(job: Job) -> tuple[str, ...]:
         job.job_id,
         job.name,
         job.user,
-        job.state,
+        how(job).state,
         fold_nodes(job.nodes),
         f"{_number(job.ranks_alive)}/{_number(job.ranks)}",
         _number(job.step) + (f"/{job.total_steps}" if job.total_steps is not None else ""),
         duration(job.step_s),
         f"{duration(job.progress_age_s)} ago" if job.progress_age_s is not None else "-",
         duration(job.limit_s),
-        job.phase or "-",
         _number(job.checkpoint_step),
         str(job.restarts),
     )
@@ -230,8 +197,12 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
+def how(job: Job) -> JobHealth:
+    """How the job is; of one of which the controller says nothing, that it is not judged."""
+    return job.health or JobHealth()
+
+
 def _style(job: Job) -> str:
-    """Red for a job that is past its limit or has lost a rank."""
-    late = job.progress_age_s is not None and job.limit_s is not None and job.progress_age_s > job.limit_s
+    """Red for a job that is in trouble or has lost a rank."""
     lost = job.ranks is not None and job.ranks_alive is not None and job.ranks_alive < job.ranks
-    return "red" if late or lost else ""
+    return "red" if lost else JOB_STYLES.get(how(job).level, "")

@@ -88,16 +88,24 @@ def screen() -> Console:
 
 
 def sentence(text: str, style: str = "") -> None:
-    """One line, cleaned; coloured on a terminal."""
+    """One line, cleaned; coloured, and wrapped at words, on a terminal."""
     from rich.text import Text
 
-    screen().print(Text(clean(text), style=style))
+    console = screen()
+    console.print(Text(clean(text), style=style), soft_wrap=not console.is_terminal)
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    styles: Sequence[str] = (),
+    *,
+    wanted: Sequence[int] = (),
+) -> None:
     """A table: drawn and wrapped on a terminal, columns of plain text without any wrapping elsewhere.
 
-    `styles` has one for each row, or is empty.
+    `styles` has one for each row, or is empty. `wanted` are the columns in the order in which a narrow terminal leaves room for them;
+    without it a table that is too wide becomes paragraphs.
     """
     if not rows:
         return
@@ -106,7 +114,10 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequen
     if not console.is_terminal:
         click.echo(_plain([list(headings), *cells]))
         return
-    if _needed(headings, cells) > console.width:
+    if wanted:
+        kept = _fitting(headings, cells, wanted, console.width)
+        headings, cells = [headings[i] for i in kept], [[row[i] for i in kept] for row in cells]
+    elif _needed(headings, cells) > console.width:
         _paragraphs(console, headings, cells, styles)
         return
     from rich import box
@@ -125,6 +136,22 @@ def _needed(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
         [heading, *(word for row in cells for word in row[i].split())] for i, heading in enumerate(headings)
     )
     return sum(max(map(len, column)) + 3 for column in words)
+
+
+def _fitting(
+    headings: Sequence[str], cells: Sequence[Sequence[str]], wanted: Sequence[int], width: int
+) -> list[int]:
+    """The columns that fit beside each other, in their order; the first two of `wanted` always."""
+    from rich.cells import cell_len
+
+    kept: list[int] = []
+    left = width
+    for column in wanted:
+        needed = max(cell_len(headings[column]), *(cell_len(row[column]) for row in cells)) + 3
+        if needed <= left or len(kept) < 2:
+            kept.append(column)
+            left -= needed
+    return sorted(kept)
 
 
 def _paragraphs(

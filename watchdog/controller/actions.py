@@ -15,6 +15,7 @@ from watchdog.controller.judge import proves_stuck
 from watchdog.controller.settings import ladder_limits_of
 from watchdog.model.actions import Action, ActionRun, Decision, RungRecord
 from watchdog.model.incidents import Incident, IncidentState, Kind
+from watchdog.notify.harmless import duration
 
 if TYPE_CHECKING:
     from watchdog.controller.watch import Controller
@@ -109,6 +110,24 @@ class Actions:
             for driver in self._drivers.values()
             if driver.run.decision.fence is not None
         }
+
+    def under_way(self, wall: float) -> dict[str, str]:
+        """Job -> the action on it and what that waits for. What a wait quotes after its colon may be a user's, and everybody reads this."""
+        found = {}
+        for driver in self._drivers.values():
+            decision = driver.run.decision
+            if decision.fence is None:
+                continue
+            waits = driver.waiting_for.partition(":")[0]
+            left_s = None if driver.waiting_until is None else driver.waiting_until - wall
+            at_most = (
+                f" (for {duration(left_s)} at most)" if waits and left_s is not None and left_s > 0 else ""
+            )
+            what = str(decision.action).replace("_", " ")
+            found[decision.fence.job_id] = f"its {what} is under way" + (
+                f", {waits}{at_most}" if waits else ""
+            )
+        return found | self.stuck()
 
     def stuck(self) -> dict[str, str]:
         """Job -> why its restart does not come about, where its old run does not end on a node. No user's words: everybody reads it."""

@@ -30,8 +30,8 @@ from watchdog.controller.collected import (
 )
 from watchdog.controller.evidence_share import EvidenceShare
 from watchdog.controller.fair_slots import FairSlots
+from watchdog.controller.health import is_announced
 from watchdog.controller.packed import pack
-from watchdog.controller.pulses import is_announced
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.diagnose.filesystem import probes_wanted
 from watchdog.diagnose.verdict import Diagnosis, diagnose

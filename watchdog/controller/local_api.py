@@ -203,7 +203,7 @@ class LocalApi:
         c, now = self._c, clock.monotonic()
         resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
         sees = self.sees(request)
-        answer = status_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees)
+        answer = status_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health())
         answer["mode"] = c.config.mode
         answer["paused"] = self._paused()
         answer["controller"] = {

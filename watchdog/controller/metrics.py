@@ -13,18 +13,23 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from watchdog import __version__
 from watchdog.controller.capped import CAPS
 from watchdog.controller.gpu_time import GpuTime
+from watchdog.controller.health import Health, is_announced
+from watchdog.controller.job_health import Level
 from watchdog.controller.limits import CONNECTION_REASONS, REFUSED_REPORTS
 from watchdog.controller.policy import GUARDS
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.knowledge.log_signatures import SIGNATURES
 from watchdog.model.actions import Action, Verdict
 from watchdog.model.incidents import Incident, IncidentState, Kind
+from watchdog.notify.notice import Delivery
 
 MAX_RUNGS = 200
 MAX_LOG_ERRORS = 500
 """Series, of whichever jobs come first."""
 NO_RUNGS: Mapping[str, str] = MappingProxyType({})
 SIGNATURE_NAMES = frozenset(signature.name for signature in SIGNATURES)
+MAX_JOB_INCIDENTS = 800
+MAX_NOT_JUDGED = 400
 MAX_JOBS = 3500
 """Jobs with series of their own: five each, which leaves room for the rest below the 20,000 series that one controller may have."""
 
@@ -97,6 +102,45 @@ class ControllerMetrics:
             registry=registry,
         )
         self.gpu_time = GpuTime()
+        self._job_incident = Gauge(
+            f"{prefix}job_incident",
+            "1 for an incident that fires and that no other one explains, for each of its jobs",
+            ["job_id", "kind", "severity"],
+            registry=registry,
+        )
+        self._not_judged = Gauge(
+            f"{prefix}job_not_judged",
+            "1 for a job whose progress cannot be judged, with the reason",
+            ["job_id", "reason"],
+            registry=registry,
+        )
+        self._health = Gauge(
+            f"{prefix}health",
+            "1 for how everything is, as `status` and the page show it",
+            ["level"],
+            registry=registry,
+        )
+        self.notifications = Counter(
+            f"{prefix}notifications_total",
+            "Attempts to send messages, by channel: sent, failed (it is tried again), dropped (it is not)",
+            ["channel", "outcome"],
+            registry=registry,
+        )
+        self._waiting = Gauge(
+            f"{prefix}notifications_waiting", "Messages that wait to be sent", ["channel"], registry=registry
+        )
+        self._oldest = Gauge(
+            f"{prefix}notifications_oldest_age_seconds",
+            "Age of the oldest message that waits to be sent; 0: none does",
+            ["channel"],
+            registry=registry,
+        )
+        self._failing = Gauge(
+            f"{prefix}notifications_failing_seconds",
+            "Since a channel's messages began to fail; 0: the newest was delivered",
+            ["channel"],
+            registry=registry,
+        )
         self._nodes = Gauge(f"{prefix}nodes", "Nodes by what their agents do", ["state"], registry=registry)
         self.reports = Counter(f"{prefix}reports_total", "Reports received", ["outcome"], registry=registry)
         self.refused_connections = Counter(
@@ -139,6 +183,8 @@ class ControllerMetrics:
         )
         self._shown: dict[tuple[Gauge, tuple[str, ...]], Gauge] = {}
         """Series of jobs, by gauge and labels."""
+        self._ones: dict[Gauge, set[tuple[str, ...]]] = {}
+        """The series of a gauge that are 1, and all that it has."""
         self._left_out = Counter(
             f"{prefix}left_out_total",
             "Entries of a container that had no room, by container",
@@ -227,6 +273,36 @@ class ControllerMetrics:
             series.set(tally[key])
         self._nodes.labels("reporting").set(len(view.reporting_nodes))
         self._nodes.labels("silent").set(len(view.silent_nodes))
+
+    def show_health(self, found: Health, open_incidents: Iterable[Incident]) -> None:
+        """How everything is, the jobs that are not judged, and the incidents by job."""
+        for level in Level:
+            self._health.labels(level.value).set(level is found.level)
+        unseen = ((each.job_id, each.not_judged.value) for each in found.jobs if each.not_judged is not None)
+        wrong = (
+            (job_id, each.kind.value, each.severity.value)
+            for each in open_incidents
+            if is_announced(each)
+            for job_id in each.jobs_now or each.job_ids
+        )
+        self._show_only(self._not_judged, islice(unseen, MAX_NOT_JUDGED))
+        self._show_only(self._job_incident, islice(wrong, MAX_JOB_INCIDENTS))
+
+    def _show_only(self, gauge: Gauge, labels: Iterable[tuple[str, ...]]) -> None:
+        """1 for each of `labels`, and no other series of this gauge."""
+        wanted, there = set(labels), self._ones.setdefault(gauge, set())
+        for gone in there - wanted:
+            gauge.remove(*gone)
+        for new in wanted - there:
+            gauge.labels(*new).set(1)
+        self._ones[gauge] = wanted
+
+    def show_deliveries(self, deliveries: Iterable[Delivery]) -> None:
+        """How the messages of each channel fare."""
+        for each in deliveries:
+            self._waiting.labels(each.channel).set(each.waiting)
+            self._oldest.labels(each.channel).set(each.oldest_s)
+            self._failing.labels(each.channel).set(each.failing_s or 0.0)
 
     def _of_job(
         self, job: JobView, limits_s: dict[str, float]

@@ -68,6 +68,15 @@ class SqlOutbox:
         with self._database.transaction() as sql:
             return sorted(sql.execute(query).scalars())
 
+    def backlog(self, channel: str) -> tuple[int, float | None]:
+        """How many messages of a channel are not done, and the date of the oldest; None: there is none."""
+        query = sa.select(sa.func.count(), sa.func.min(OUTBOX.c.added_at)).where(
+            OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False)
+        )
+        with self._database.transaction() as sql:
+            number, oldest = sql.execute(query).one()
+        return int(number), oldest
+
     def done(self, item_id: int) -> None:
         """This message needs no more sending."""
         with self._database.transaction() as sql:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from watchdog.controller.health import Health, job_health_json
+from watchdog.controller.job_health import JobHealth
 from watchdog.controller.present import Sees, status_json, summary_for
 from watchdog.detect.view import ClusterView, GpuView, JobView, ProcessView
 from watchdog.model.incidents import Incident, IncidentState
@@ -26,10 +28,15 @@ it idles, b works, f free; u: its node is silent and nobody knows."""
 
 
 def overview_json(
-    view: ClusterView, limits_s: Mapping[str, float], incidents: Sequence[Incident], resolved: int, sees: Sees
+    view: ClusterView,
+    limits_s: Mapping[str, float],
+    incidents: Sequence[Incident],
+    resolved: int,
+    sees: Sees,
+    found: Health,
 ) -> dict[str, Any]:
     """Nodes with a letter for every GPU, jobs with their recent step times, open incidents in one line each."""
-    document = status_json(view, dict(limits_s), incidents, resolved, sees)
+    document = status_json(view, dict(limits_s), incidents, resolved, sees, found)
     points = max(FEW_POINTS, min(CURVE_POINTS, ALL_POINTS // max(1, len(view.jobs))))
     curves = {job.job.job_id: _curve(job, points) for job in view.jobs}
     for job in document["jobs"]:
@@ -126,7 +133,9 @@ def _cell(view: GpuView, named: set[str]) -> str:
     return "i" if gpu.pids else "f"
 
 
-def job_page_json(view: JobView, limit_s: float | None, *, may_see: bool = True) -> dict[str, Any]:
+def job_page_json(
+    view: JobView, limit_s: float | None, found: JobHealth | None, *, may_see: bool = True
+) -> dict[str, Any]:
     """One job: its ranks with what each of them does and its GPU, its curves, its earlier runs.
 
     For those who may not see it: what a status says, without its ranks, its losses and its past.
@@ -143,6 +152,7 @@ def job_page_json(view: JobView, limit_s: float | None, *, may_see: bool = True)
         "nodes": list(view.job.nodes),
         "restarts": view.job.restarts,
         "limit_s": limit_s,
+        "health": job_health_json(found),
         "step": progress.known_step if progress else None,
         "total_steps": progress.total_steps if progress else None,
         "progress_age_s": progress.age_s if progress else None,

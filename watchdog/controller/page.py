@@ -145,12 +145,14 @@ class Page:
         if now - made_at > FRESH_S:
             resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
             sees = self.api.sees(request)
-            document = overview_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees)
+            document = overview_json(
+                c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health()
+            )
             document["cluster"] = c.config.cluster_name
             document["mode"] = c.config.mode
+            document["slurm_seen"] = c.judge.view.slurm_age_s is not None
             paused = c.journal.paused()
             document["paused"] = None if paused is None else {"reason": paused[0], "by": paused[1]}
-            document["blind"] = c.blind(now)
             document["tick_age_s"] = None if c.last_tick is None else now - c.last_tick
             body = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
             self._overview = (now, body)
@@ -162,7 +164,7 @@ class Page:
         if found is None:
             raise Refused(404, f"job {job_id[:40]!r} is not running, or not watched")
         limit_s, may_see = self._c.judge.limits_s.get(job_id), self.api.may_see_job(request, found.job)
-        return web.json_response(job_page_json(found, limit_s, may_see=may_see))
+        return web.json_response(job_page_json(found, limit_s, self._c.health().of(job_id), may_see=may_see))
 
     async def incidents(self, request: web.Request) -> web.Response:
         """The newest ones, newest first."""

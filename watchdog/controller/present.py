@@ -9,6 +9,7 @@ import msgspec
 
 from watchdog.controller.access import public_sentence
 from watchdog.controller.capped import CAPS, Shortage
+from watchdog.controller.health import Health, health_json, is_announced, job_health_json
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.model.actions import ActionRun, Decision
 from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
@@ -152,15 +153,20 @@ def status_json(
     open_incidents: Sequence[Incident],
     resolved: int,
     sees: Sees,
+    found: Health,
 ) -> dict[str, Any]:
-    """Nodes, jobs and counts of incidents, for a person who `sees` some of them."""
-    states = [i.state for i in open_incidents if i.kind is not Kind.OPERATOR_RESTART]
-    return {
+    """How everything is, nodes, jobs and counts of incidents, for a person who `sees` some of them."""
+    how = {each.job_id: each for each in found.jobs}
+    return health_json(found) | {
         "nodes": {"reporting": list(view.reporting_nodes), "silent": list(view.silent_nodes)},
-        "jobs": [_job_json(job, limits_s.get(job.job.job_id)) for job in view.jobs],
+        "jobs": [
+            _job_json(job, limits_s.get(job.job.job_id))
+            | {"health": job_health_json(how.get(job.job.job_id))}
+            for job in view.jobs
+        ],
         "incidents": {
-            "firing": states.count(IncidentState.FIRING),
-            "pending": states.count(IncidentState.PENDING),
+            "firing": sum(map(is_announced, open_incidents)),
+            "pending": sum(each.state is IncidentState.PENDING for each in open_incidents),
             "resolved": resolved,
         },
         "open": [_open_json(each, sees) for each in _most_urgent(open_incidents)],

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from watchdog.controller.health import Health
+from watchdog.controller.job_health import JobHealth, Level
 from watchdog.detect.view import ClusterView, JobView
-from watchdog.model.incidents import Incident, IncidentState, Kind
 from watchdog.model.slurm_states import RUNNING
 from watchdog.notify.pulse import JobPulse
 
 
-def is_announced(incident: Incident) -> bool:
-    """Whether people were told of it: it fires, and no other one explains it."""
-    return (
-        incident.state is IncidentState.FIRING
-        and incident.inhibited_by is None
-        and incident.kind is not Kind.OPERATOR_RESTART
+def pulses(
+    view: ClusterView, limits_s: Mapping[str, float], wall: float, health: Health
+) -> tuple[JobPulse, ...]:
+    """One for each job that runs or waits; `limits_s` by job id, `wall` is the date of now, `health` how they are."""
+    found = {each.job_id: each for each in health.jobs}
+    return tuple(
+        _pulse(job, limits_s.get(job.job.job_id), wall, found.get(job.job.job_id))
+        for job in (*view.jobs, *view.waiting)
     )
 
 
-def pulses(view: ClusterView, limits_s: Mapping[str, float], wall: float) -> tuple[JobPulse, ...]:
-    """One for each job that runs or waits; `limits_s` by job id, `wall` is the date of now."""
-    return tuple(_pulse(job, limits_s.get(job.job.job_id), wall) for job in (*view.jobs, *view.waiting))
-
-
-def _pulse(view: JobView, limit_s: float | None, wall: float) -> JobPulse:
+def _pulse(view: JobView, limit_s: float | None, wall: float, health: JobHealth | None) -> JobPulse:
     job, progress = view.job, view.progress
     if job.state not in RUNNING:
         reason = "" if job.reason in ("", "None") else f" ({job.reason})"
@@ -40,5 +38,7 @@ def _pulse(view: JobView, limit_s: float | None, wall: float) -> JobPulse:
         step_s=progress.step_s if progress else None,
         progress_age_s=progress.age_s if progress else None,
         limit_s=limit_s,
-        phase=(progress.phase or "training") if progress else "starting",
+        phase=None if health is None else health.state,
+        level=Level.UNKNOWN if health is None else health.level,
+        reason="" if health is None else health.reason,
     )

@@ -15,10 +15,11 @@ from watchdog.controller.collect import Collector
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.decide import Decider
 from watchdog.controller.evidence import EvidenceDesk
+from watchdog.controller.health import Health, Seen, health, is_announced
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.judge import Change, Judge
 from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.pulses import is_announced, pulses
+from watchdog.controller.pulses import pulses
 from watchdog.controller.record import Recorder
 from watchdog.controller.state import ClusterState
 from watchdog.controller.wishes import fill
@@ -83,6 +84,8 @@ class Controller:
         self.last_tick: float | None = None
         """When a tick was last completed."""
         self._last_began: float | None = None
+        self._newest: Health | None = None
+        """Of the newest tick: all nodes may ask for it in one moment."""
         self.slurm_error: str | None = None
         self._odd: frozenset[str] = frozenset()
         """What of the newest listing could not be read."""
@@ -108,7 +111,10 @@ class Controller:
             Sources(
                 job_of=self.state.jobs.get,
                 firing=lambda: [each for each in self.judge.incidents if is_announced(each)],
-                pulses=lambda: pulses(self.judge.view, self.judge.limits_s, clock.wall()),
+                pulses=lambda: pulses(self.judge.view, self.judge.limits_s, clock.wall(), self.health()),
+                count=lambda channel, outcome, number: metrics.notifications.labels(channel, outcome).inc(
+                    number
+                ),
             )
         )
 
@@ -246,9 +252,16 @@ class Controller:
             self.metrics.show(
                 self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.rungs()
             )
+            self._show_health()
             self.metrics.show_left_out(self.state.left_out.totals)
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
+
+    def _show_health(self) -> None:
+        """The series of it; of this tick, which is about to be complete."""
+        self._newest = self.health(tick_age_s=0.0)
+        self.metrics.show_health(self._newest, self.judge.incidents)
+        self.metrics.show_deliveries(self.notifier.deliveries())
 
     def _tell_changes(self, changes: Iterable[Change], now: float) -> Iterator[None]:
         """All that has changed in this tick, in pieces."""
@@ -384,8 +397,42 @@ class Controller:
             log.error("the journal cannot be written, nothing will be done until it can: %s", error)
         self.journal_error = str(error)
 
+    def health(self, *, tick_age_s: float | None = None) -> Health:
+        """How everything is now: what every surface shows. `tick_age_s`: since the last complete tick, where the caller knows better."""
+        now = clock.monotonic()
+        if tick_age_s is None and self.last_tick is not None:
+            tick_age_s = now - self.last_tick
+        try:
+            paused = self.journal.paused()
+        except JournalError as error:
+            paused, self.journal_error = None, str(error)
+        return health(
+            Seen(
+                view=self.judge.view,
+                limits_s=self.judge.limits_s,
+                incidents=self.judge.incidents,
+                mode=self.config.mode,
+                tick_age_s=tick_age_s,
+                journal_error=self.journal_error,
+                slurm_error=self.slurm_error,
+                slurm_patience_s=self.judge.slurm_patience_s,
+                slurm_notes=self.slurm_notes(),
+                paused=None if paused is None else (paused[0], paused[1]),
+                warming_up=now - self.warm_from < self.config.controller.warm_up,
+                acting=self.actions.under_way(clock.wall()),
+                deliveries=self.notifier.deliveries(),
+            )
+        )
+
     def healthy(self) -> tuple[bool, str]:
-        """Whether a whole tick was completed lately by a controller that can see."""
+        """Whether a whole tick was completed lately by a controller that can see; with the headline that everybody is shown."""
+        good, why = self._sees()
+        return (
+            good,
+            why if not good or self._newest is None else f"{self._newest.level}: {self._newest.headline}",
+        )
+
+    def _sees(self) -> tuple[bool, str]:
         now = clock.monotonic()
         if self.last_tick is None or now - self.last_tick > max(10.0, 10 * self.config.controller.tick):
             return False, "no complete tick lately"

@@ -78,7 +78,11 @@ class AlertmanagerChannel:
         if not self._again:
             return None
         some, self._again = self._again[:BATCH], self._again[BATCH:]
-        await self._post(some)
+        try:
+            await self._post(some)
+        except SendFailed:
+            self._again = [*some, *self._again]
+            raise
         return GAP_S if self._again else None
 
     async def _post(self, alerts: Sequence[dict[str, Any]]) -> None:

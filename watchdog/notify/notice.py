@@ -33,6 +33,19 @@ class Topic(StrEnum):
     RESOLVED = "resolved"
 
 
+class Delivery(Value, frozen=True, kw_only=True):
+    """How the messages of one channel fare."""
+
+    channel: str
+    failing_s: float | None = None
+    """Since the first of the failures without a success between them; None: the newest was delivered, or there was none yet."""
+    error: str = ""
+    waiting: int = 0
+    """Messages that wait to be sent."""
+    oldest_s: float = 0.0
+    """Age of the oldest of these."""
+
+
 class JobNote(Value, frozen=True, kw_only=True):
     """Whose a job is."""
 

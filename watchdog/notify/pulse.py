@@ -29,13 +29,20 @@ class JobPulse(Value, frozen=True, kw_only=True):
     progress_age_s: float | None = None
     limit_s: float | None = None
     phase: str | None = None
+    level: str = ""
+    """How it is: `ok`, `warning`, `critical`, `unknown`."""
+    reason: str = ""
+    """Why it is not simply training."""
     waits_for: str = ""
     """Slurm's state and reason, for one that does not run."""
 
 
 def pulse_message(pulses: Sequence[JobPulse], cluster: str) -> Payload:
     """One message with a line for each job: those that make no steps first, then those that run, then those that wait."""
-    ranked = sorted(pulses, key=lambda pulse: (not _late(pulse), pulse.running_s is None))
+    ranked = sorted(
+        pulses,
+        key=lambda pulse: (not (_late(pulse) or pulse.level not in ("", "ok")), pulse.running_s is None),
+    )
     running = sum(1 for pulse in pulses if pulse.running_s is not None)
     text = safe(f"[{cluster}] {plural(running, 'job')} running, {len(pulses) - running} waiting", LINE_LIMIT)
     blocks: list[list[str]] = [[]]
@@ -61,7 +68,7 @@ def describe(pulse: JobPulse) -> str:
         return f"{head} waits: {pulse.waits_for or 'nobody says for what'}"
     parts = [f"{head} runs since {duration(pulse.running_s)} on {','.join(fold(pulse.nodes)) or 'no node'}"]
     if pulse.step is None:
-        parts.append(f"no step yet ({pulse.phase or 'starting'})")
+        parts.append("no step yet" if pulse.reason else f"no step yet ({pulse.phase or 'starting'})")
     else:
         of = f" of {pulse.total_steps}" if pulse.total_steps else ""
         parts.append(f"step {pulse.step}{of}")
@@ -72,8 +79,12 @@ def describe(pulse: JobPulse) -> str:
                 parts.append(f"{duration(left * pulse.step_s)} to go")
     if _late(pulse):
         parts.append(f"NO STEP for {duration(pulse.progress_age_s or 0.0)}")
-    elif pulse.phase not in (None, "training", "starting"):
-        parts.append(str(pulse.phase))
+    if pulse.phase not in (None, "training", "starting") or pulse.reason:
+        what = pulse.phase or ""
+        parts.append(
+            (what.upper() if pulse.level == "critical" else what)
+            + (f": {pulse.reason}" if pulse.reason else "")
+        )
     return ", ".join(parts)
 
 

@@ -17,7 +17,7 @@ from watchdog.model.incidents import Incident
 from watchdog.model.slurm import SlurmJob
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import one_line
-from watchdog.notify.notice import KEPT_JOBS, Notice, Topic, job_notes, to_row
+from watchdog.notify.notice import KEPT_JOBS, Delivery, Notice, Topic, job_notes, to_row
 from watchdog.notify.pulse import PULSE_ID, JobPulse, pulse_message
 
 if TYPE_CHECKING:
@@ -42,12 +42,17 @@ TAKEN_OVER = 10
 TAKEN_AT_ONCE = 5000
 
 
+OUTCOMES = ("sent", "failed", "dropped")
+Count = Callable[[str, str, int], None]
+
+
 class Outbox(Protocol):
     """The part of the journal that keeps messages. Every method raises JournalError."""
 
     def add(self, channel: str, incident_id: str, payload: dict[str, Any], at: float) -> None: ...
     def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]: ...
     def waiting_channels(self) -> list[str]: ...
+    def backlog(self, channel: str) -> tuple[int, float | None]: ...
     def done_all(self, channel: str, item_ids: Sequence[int]) -> None: ...
     def replace(
         self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
@@ -88,11 +93,14 @@ class Sources:
         job_of: Callable[[str], SlurmJob | None] = lambda job_id: None,
         firing: Callable[[], Sequence[Incident]] = tuple,
         pulses: Callable[[], Sequence[JobPulse]] = tuple,
+        count: Count = lambda channel, outcome, number: None,
     ) -> None:
         self.job_of = job_of
         self.firing = firing
         """Incidents that fire and are announced."""
         self.pulses = pulses
+        self.count = count
+        """Is called with channel, outcome (`sent`, `failed`, `dropped`) and how many."""
 
 
 class Notifier:
@@ -124,6 +132,14 @@ class Notifier:
     def attach(self, sources: Sources) -> None:
         """Where to look things up from now on."""
         self.sources = sources
+        for worker in self._workers:
+            for outcome in OUTCOMES:
+                sources.count(worker.channel.name, outcome, 0)
+            worker.count = sources.count
+
+    def deliveries(self) -> tuple[Delivery, ...]:
+        """How the messages of each channel fare; from memory, at once."""
+        return tuple(worker.delivery() for worker in self._workers)
 
     # -- for the controller: each returns at once; raises what the outbox raises (JournalError)
 
@@ -256,6 +272,24 @@ class Worker:
         self._first_retry_s = first_retry_s
         self._wall = wall
         self._added = asyncio.Event()
+        self.count: Count = lambda channel, outcome, number: None
+        self._failing_since: float | None = None
+        self._error = ""
+        self._told_again = False
+        """What failed last was no row: the channel repeats what fires by itself, and a turn without a failure has done so."""
+        self._backlog: tuple[int, float | None] = (0, None)
+
+    def delivery(self) -> Delivery:
+        """How this channel's messages fare."""
+        now = self._wall()
+        waiting, oldest_at = self._backlog
+        return Delivery(
+            channel=self.channel.name,
+            failing_s=None if self._failing_since is None else max(0.0, now - self._failing_since),
+            error=one_line(self._error, 200),
+            waiting=waiting,
+            oldest_s=0.0 if oldest_at is None else max(0.0, now - oldest_at),
+        )
 
     def wake(self) -> None:
         """There is something new."""
@@ -267,6 +301,7 @@ class Worker:
             self._added.clear()
             try:
                 wait_s = await self.step()
+                self._backlog = self._outbox.backlog(self.channel.name)
             except Exception:  # the boundary: an outbox that fails is tried again
                 LOG.exception("the outbox of %s can't be worked off", self.channel.name)
                 wait_s = None
@@ -288,6 +323,7 @@ class Worker:
         first = self._outbox.pending(1, name)
         if first and now - first[0].added_at > STALE_AFTER_S:
             dropped = self._outbox.expire(name, now - STALE_AFTER_S)
+            self.count(name, "dropped", dropped)
             LOG.error(
                 "%d messages to %s are dropped: a day old, last failure: %s", dropped, name, first[0].error
             )
@@ -296,14 +332,24 @@ class Worker:
         if first and now < first[0].retry_at <= now + LONGEST_WAIT_S:
             return first[0].retry_at - now
         try:
-            return await self.channel.turn(self._outbox, now)
+            wait_s = await self.channel.turn(self._outbox, now)
         except SendFailed as error:
+            self._failing_since = now if self._failing_since is None else self._failing_since
+            self._error, self._told_again = error.reason, not first
             return self._failed(error)
+        left = self._outbox.pending(1, name) if first else []
+        if first and (not left or left[0].id != first[0].id):
+            self.count(name, "sent", 1)
+            self._failing_since = None
+        elif not first and self._told_again:
+            self._failing_since = None
+        return wait_s
 
     def _failed(self, error: SendFailed) -> float:
         """Writes a failure down at the row that comes first; returns the pause until the next try."""
         name = self.channel.name
         pending = self._outbox.pending(1, name)
+        self.count(name, "dropped" if pending and error.permanent else "failed", 1)
         if not pending:
             LOG.warning("%s: %s", name, error.reason)
             return min(LONGEST_WAIT_S, error.retry_after_s or 10 * self._first_retry_s)

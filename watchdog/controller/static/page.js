@@ -3,6 +3,8 @@
 const EVERY_MS = 5000;
 const main = document.getElementById("main");
 const headline = document.getElementById("headline");
+// Slurm's last word about a run that was requeued is that of the job, which runs again or waits.
+const END_WORDS = { RUNNING: "requeued", PENDING: "requeued", REQUEUED: "requeued", COMPLETING: "ending", "": "-" };
 const GPU_WORDS = { b: "works", i: "held by a process, idle", t: "slowed down", x: "named by an incident", e: "does not answer", u: "unknown, its node is silent", f: "free" };
 const NODE_WORDS = { ok: "", named: "named by an incident", silent: "silent", away: "taken out by Slurm", unwatched: "no agent" };
 
@@ -103,9 +105,10 @@ function incidentCard(each) {
 }
 
 function jobRow(job) {
-  const late = job.limit_s && job.progress_age_s > job.limit_s;
+  const how = job.health || { state: "not judged", level: "unknown", reason: "", todo: "" };
+  const late = how.level === "critical" || (job.limit_s && job.progress_age_s > job.limit_s);
   const step = job.total_steps ? `${known(job.step)} / ${job.total_steps}` : known(job.step);
-  return { late, cells: [link(job.job_id, "job", job.job_id), job.name, job.user, job.state, job.phase || "-", step, seconds(job.step_s), curve(job.times, "seconds a step", { floor: 0 }),
+  return { late, cells: [link(job.job_id, "job", job.job_id), job.name, job.user, howCell(how), step, seconds(job.step_s), curve(job.times, "seconds a step", { floor: 0 }),
     age(job.progress_age_s, job.limit_s), `${known(job.ranks_alive)}/${known(job.ranks)}`, known(job.checkpoint_step), job.restarts] };
 }
 
@@ -113,7 +116,11 @@ function jobRow(job) {
 const share = (job) => (job.limit_s && job.progress_age_s !== null ? Math.floor(job.progress_age_s / job.limit_s * 2) : 0);
 const nearestFirst = (jobs) => [...jobs].sort((a, b) => share(b) - share(a));
 
-const JOB_HEADINGS = ["Job", "Name", "User", "State", "Phase", "Step", "Step time", "Curve", "Last step ago", "Ranks alive", "Checkpoint", "Restarts"];
+// What a job does, and why it is not simply training.
+const why = (how) => [how.reason, how.todo].filter(Boolean).join(". What to do: ");
+const howCell = (how) => make("span", { class: how.level, title: why(how) || null }, how.state);
+
+const JOB_HEADINGS = ["Job", "Name", "User", "State", "Step", "Step time", "Curve", "Last step ago", "Ranks alive", "Checkpoint", "Restarts"];
 
 // ------------------------------------------------------------------------------------------------ views
 
@@ -121,10 +128,10 @@ function cluster(all) {
   const open = all.open.filter((each) => each.state === "firing").slice(0, 50);
   return [
     make("h2", {}, "What is wrong"),
-    ...(open.length ? open.map(incidentCard) : [make("p", {}, "Nothing that the watchdog can see.")]),
+    ...(open.length ? open.map(incidentCard) : [make("p", {}, all.level === "ok" ? "Nothing." : "No incident; see the headline for what is not known.")]),
     all.open.length > 50 ? make("p", {}, link(`all ${all.open.length} incidents`, "incidents")) : null,
     make("h2", {}, `Jobs (${all.jobs.length})`),
-    all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, "No job is running."),
+    all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, all.slurm_seen ? "No job is running." : "Not known: Slurm has not answered."),
     make("h2", {}, `Nodes and their GPUs (${all.map.length})`),
     all.map.some((row) => row.gpus) ? legend() : null,
     make("div", { class: "map" }, ...all.map.map(nodeCell)),
@@ -133,7 +140,7 @@ function cluster(all) {
 
 function node(all, name) {
   const row = all.map.find((each) => each.node === name);
-  if (!row) return [make("h2", {}, name), make("p", {}, "Neither Slurm nor an agent speaks of this node.")];
+  if (!row) return [make("h2", {}, name), make("p", {}, "Unknown node: Slurm does not list it, and no agent reports from it.")];
   const open = all.open.filter((each) => each.summary.includes(name) && each.state === "firing");
   return [
     make("h2", {}, `Node ${name}`),
@@ -149,7 +156,8 @@ function job(all, found) {
   const clocks = found.ranks.map((each) => each.gpu_sm_clock_hz).filter((each) => each !== null);
   return [
     make("h2", {}, `Job ${found.job_id}: ${found.name}`),
-    make("p", {}, `${found.state} of ${found.user} on ${count(found.nodes.length, "node")}, ${found.phase}, step ${known(found.step)}${found.total_steps ? ` of ${found.total_steps}` : ""}, checkpoint ${known(found.checkpoint_step)}, ${count(found.restarts, "restart")}. Last step: `, age(found.progress_age_s, found.limit_s)),
+    make("p", {}, `${found.state} of ${found.user} on ${count(found.nodes.length, "node")}, ${found.health ? found.health.state : "not judged"}, step ${known(found.step)}${found.total_steps ? ` of ${found.total_steps}` : ""}, checkpoint ${known(found.checkpoint_step)}, ${count(found.restarts, "restart")}. Last step: `, age(found.progress_age_s, found.limit_s)),
+    found.health && found.health.reason ? make("p", { class: found.health.level }, `${found.health.state}: ${why(found.health)}`) : null,
     ...all.open.filter((each) => each.job_ids.includes(found.job_id)).map(incidentCard),
     make("h2", {}, "Step time"), curve(found.times, "seconds a step", { large: true, floor: 0 }),
     found.losses.length > 1 ? make("h2", {}, "Loss") : null, found.losses.length > 1 ? curve(found.losses, "loss", { large: true }) : null,
@@ -161,7 +169,7 @@ function job(all, found) {
         each.gpu_power_w === null ? "-" : `${Math.round(each.gpu_power_w)} W`, each.gpu_temperature_c === null ? "-" : `${Math.round(each.gpu_temperature_c)} °C`,
         each.blocked ? `${each.blocked}, ${seconds(each.blocked_s)}` : "-"],
     }))),
-    found.past.length ? table("Earlier runs", ["Restart", "End", "Steps", "Checkpoint", "Took"], found.past.map((run) => ({ cells: [run.restarts, run.state, `${known(run.first_step)} – ${known(run.last_step)}`, known(run.checkpoint_step), seconds(run.seconds)] }))) : null,
+    found.past.length ? table("Earlier runs", ["Restart", "End", "Steps", "Checkpoint", "Took"], found.past.map((run) => ({ cells: [run.restarts, END_WORDS[run.state] || run.state, `${known(run.first_step)} – ${known(run.last_step)}`, known(run.checkpoint_step), seconds(run.seconds)] }))) : null,
   ];
 }
 
@@ -206,30 +214,38 @@ function incidents(list) {
 async function ask(path) {
   const answer = await fetch(path, { signal: AbortSignal.timeout(10000) });
   const document = await answer.json();
-  if (!answer.ok) throw new Error(document.error || answer.statusText);
+  if (!answer.ok) throw Object.assign(new Error(document.error || answer.statusText), { status: answer.status });
   return document;
 }
 
+// The words and the level are the controller's: `status`, Slack and /healthz show the same.
+const LEVELS = { ok: "OK", warning: "Warning", critical: "Critical", unknown: "Unknown" };
 function say(all) {
-  const firing = all.open.filter((each) => each.state === "firing" && !each.inhibited_by).length;
-  const words = [
-    firing ? `${count(firing, "incident")} firing` : "All well",
-    `${count(all.jobs.length, "job")}, ${count(all.nodes.reporting.length, "node")} reporting`,
-    all.nodes.silent.length ? `${all.nodes.silent.length} silent` : "",
-    `mode ${all.mode}`, all.paused ? `paused by ${all.paused.by}: ${all.paused.reason}` : "", all.blind ? `looking on only: ${all.blind}` : "",
-  ];
-  const text = words.filter(Boolean).join(" · ");
+  const text = `${LEVELS[all.level] || LEVELS.unknown}: ${all.headline}`;
   if (headline.textContent !== text) headline.textContent = plain(text);
-  headline.className = firing ? "bad" : "";
+  headline.className = all.level === "ok" ? "" : all.level === "warning" ? "warn" : "bad";
   document.getElementById("cluster").textContent = all.cluster;
-  document.title = `${firing ? `(${firing}) ` : ""}slurm-watchdog ${all.cluster}`;
+  document.title = `${all.incidents.firing ? `(${all.incidents.firing}) ` : all.level === "ok" ? "" : "(?) "}slurm-watchdog ${all.cluster}`;
 }
 
 async function view(all, [kind, name]) {
   if (kind === "job") return job(all, await ask(`api/jobs/${part(name)}`));
   if (kind === "incident") return incident(await ask(`api/incidents/${part(name)}`));
   if (kind === "incidents") return incidents(await ask("api/incidents"));
-  return kind === "node" ? node(all, name) : cluster(all);
+  if (kind === "node") return node(all, name);
+  return kind ? absent("There is no such page here.") : cluster(all);
+}
+
+const absent = (sentence) => [make("h2", {}, "Not found"), make("p", {}, sentence), make("p", {}, make("a", { href: "#/" }, "To the cluster"))];
+
+// What does not exist is said as such: the controller answers, so it is no outage.
+async function viewOrAbsent(all, route) {
+  try {
+    return await view(all, route);
+  } catch (error) {
+    if (error.status === 404 || error.status === 400) return absent(error.message);
+    throw error;
+  }
 }
 
 async function draw(moved) {
@@ -237,7 +253,7 @@ async function draw(moved) {
   try {
     const all = await ask("api/overview");
     say(all);
-    const pieces = (await view(all, place.replace(/^#\/?/, "").split("/").map(read))).filter(Boolean);
+    const pieces = (await viewOrAbsent(all, place.replace(/^#\/?/, "").split("/").map(read))).filter(Boolean);
     if (place !== location.hash) return;
     const fresh = make("div", {}, ...pieces);
     const now = fresh.innerHTML;

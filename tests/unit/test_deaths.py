@@ -6,14 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
-from tests.unit.builders import slurm_job
+from tests.unit.builders import cluster, job, slurm_job
+from watchdog.detect.log_error import detect
 from watchdog.detect.view import PastRun
 from watchdog.detector_config import CollectiveHang
 from watchdog.diagnose.log_digest import Collector
 from watchdog.diagnose.log_errors import Cause, find_cause, locate
 from watchdog.diagnose.log_report import judge_job
 from watchdog.knowledge.launcher_words import ending_of
+from watchdog.model.incidents import Truth
 from watchdog.model.observed import Event, EventKind
 from watchdog.progress import kept_line, parse_line
 
@@ -26,9 +29,19 @@ class Defaults:
     nan_steps: int = 3
 
 
+@dataclass(frozen=True)
+class Waits:
+    gone_for: float = 3.0
+    recent: float = 600.0
+
+
 def live(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> Cause | None:
     """What the controller makes of the lines that agents report. `known`: the ranks had been seen before they died."""
-    job = slurm_job(nodes=nodes, batch_host=nodes[0])
+    return find_cause(past_of(text, nodes, known))
+
+
+def past_of(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> PastRun:
+    its_job = slurm_job(nodes=nodes, batch_host=nodes[0])
     seats = {rank: (nodes[rank * len(nodes) // 4], pid) for rank, pid in PIDS.items()} if known else {}
     errors = []
     for number, line in enumerate(text.splitlines()):
@@ -37,18 +50,18 @@ def live(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> Cau
             event = Event(
                 kind=EventKind.ERROR, job_id="7", age_s=0.0, source="log", line=kept_line(line), pattern=fact.pattern, rank=fact.rank
             )  # fmt: skip
-            errors.append(locate(event, nodes[0], 100.0 + number / 1000, job, seats))
-    run = PastRun(
+            errors.append(locate(event, nodes[0], 100.0 + number / 1000, its_job, seats))
+    return PastRun(
         restarts=0,
         began_at=0.0,
-        ended_at=200.0,
+        ended_at=9_990.0,
         steps_seen=9,
         last_step=9,
         rose_at=90.0,
         errors=tuple(errors),
         ranks=4,
+        log_read=True,
     )
-    return find_cause(run)
 
 
 def offline(text: str) -> tuple[str, int | None] | None:
@@ -245,3 +258,28 @@ def test_the_words_before_a_guess_count() -> None:
 )  # fmt: skip
 def test_a_line_that_only_looks_like_it_is_no_ending(line: str) -> None:
     assert ending_of(line) is None
+
+
+def test_what_a_run_says_after_we_ended_it_is_our_doing_and_what_it_said_before_was_reported() -> None:
+    raised = "[rank1]: RuntimeError: bad sample in shard 17\n"
+    (error,) = past_of(raised).errors
+    assert find_cause(replace(past_of(raised), touched_at=error.at - 1.0)) is None
+    assert find_cause(replace(past_of(raised), touched_at=error.at + 1.0)) is not None
+    ours = replace(past_of(raised + VICTIM_OF_TERM), restarts=0, touched_at=error.at + 0.0005)
+    after = job(job=slurm_job(restarts=1), past=(ours,))
+    assert [f.truth for f in detect(cluster(after), Waits(), CollectiveHang()) if f.subject == "run:7.0"] == [
+        Truth.OK
+    ]
+    alone = replace(ours, touched_at=None)
+    told = detect(cluster(job(job=slurm_job(restarts=1), past=(alone,))), Waits(), CollectiveHang())
+    assert [f.truth for f in told if f.subject == "run:7.0"] == [Truth.BAD]
+
+
+def test_a_worker_that_was_killed_is_reported_of_a_run_that_was_followed_by_another() -> None:
+    (finding,) = [
+        f
+        for f in detect(cluster(job(job=slurm_job(restarts=1), past=(past_of(COMPOSER),))), Waits(), CollectiveHang())
+        if f.subject == "run:7.0"
+    ]  # fmt: skip
+    assert finding.truth is Truth.BAD
+    assert "rank 1 on n1 was killed (SIGKILL), and its own words are not in the log" in finding.summary

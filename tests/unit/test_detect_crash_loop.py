@@ -51,8 +51,51 @@ def test_three_deaths_before_the_first_step_are_a_loop_with_its_common_cause() -
     finding = judge(DEAD)
     assert (finding.truth, finding.subject, finding.actionable) == (Truth.BAD, "loop:7", True)
     assert "each time a file is missing: " + ERROR in finding.summary
-    assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
-    assert "It is always n2" in finding.summary
+    assert [(c.node, c.rank) for c in finding.culprits] == [(None, 3)]
+    assert "leave that node out" not in finding.summary
+
+
+CUDA = "[rank3]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+HERE, ELSEWHERE = {"nodes": ("n1", "n2")}, {"nodes": ("n1", "n3")}
+
+
+@pytest.mark.parametrize(
+    ("lines", "before", "accused"),
+    [
+        ((CUDA, CUDA, CUDA), (), False),
+        ((CUDA, CUDA.replace("rank3", "rank2"), CUDA), (), True),
+        ((CUDA, CUDA, CUDA), (run(0, steps_seen=40, first_step=1, last_step=40, **ELSEWHERE),), True),
+        ((CUDA, CUDA, CUDA), (run(0, steps_seen=40, first_step=1, last_step=40, **HERE),), False),
+        ((ERROR, ERROR, ERROR), (run(0, steps_seen=40, first_step=1, last_step=40, **ELSEWHERE),), False),
+    ],
+    ids=["the same allocation", "two ranks of it", "lived without it", "lived with it", "Python's exception"],
+)  # fmt: skip
+def test_a_node_is_accused_only_by_contrast_and_of_what_a_node_can_cause(
+    lines: tuple[str, ...], before: tuple[PastRun, ...], accused: bool
+) -> None:
+    loop = tuple(run(n + 1, line, **HERE, steps_seen=0) for n, line in enumerate(lines))
+    finding = judge((*before, *loop))
+    assert finding.truth is Truth.BAD
+    assert ("leave that node out" in finding.summary) is accused
+    assert [c.node for c in finding.culprits] == (["n2"] if accused else [None])
+
+
+def test_each_time_is_said_of_the_same_error_and_not_of_the_same_class() -> None:
+    paths = (ERROR, ERROR.replace("/data/train.idx", "/data/a.idx"), ERROR.replace("/data/train", "/tmp/b"))
+    same = tuple(run(n, ERROR.replace("Errno 2", f"Errno {n}")) for n in range(3))
+    assert "each time" in judge(same).summary
+    assert (
+        "in 3 of 3 runs a file is missing (3 different lines)"
+        in judge(tuple(run(n, line) for n, line in enumerate(paths))).summary
+    )
+
+
+def test_a_run_that_we_ended_is_no_death_and_no_way_out_of_the_loop() -> None:
+    ours = run(3, ERROR, touched_at=NOW - 670.0)
+    assert judge((*DEAD[:2], ours)).truth is Truth.UNKNOWN
+    assert judge((*DEAD, ours)).truth is Truth.BAD
+    lived = run(3, ERROR, touched_at=NOW - 670.0, steps_seen=40, first_step=1, last_step=40)
+    assert judge((*DEAD[:2], lived, run(4, ERROR))).truth is Truth.UNKNOWN
 
 
 def test_steps_that_are_made_again_after_the_checkpoint_are_no_new_ones() -> None:

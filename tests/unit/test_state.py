@@ -441,3 +441,21 @@ def test_what_was_over_when_the_controller_was_started_is_not_told() -> None:
     cluster.apply_slurm(SlurmView(jobs=(slurm_job(state="FAILED"),), nodes=()), 1000.0)
     cluster.apply_slurm(SlurmView(jobs=(slurm_job(state="FAILED"),), nodes=()), 1015.0)
     assert cluster.view(1020.0).ended == ()
+
+
+def test_what_an_action_touched_is_known_of_the_run_and_afterwards_of_the_past_one() -> None:
+    cluster = Cluster()
+    cluster.step(1)
+    cluster.state.note_action("7", 0, cluster.now)
+    cluster.state.note_action("7", 0, cluster.now + 9.0)  # a second rung: the first one counts
+    assert cluster.job.touched_age_s == 0.0
+    cluster.slurm(restarts=1)
+    assert cluster.job.touched_age_s is None
+    assert [run.touched_at for run in cluster.job.past] == [cluster.now]
+    cluster.state.note_action(
+        "7", 0, cluster.now - 50.0
+    )  # a controller that takes the action up reads of it in the journal
+    assert [run.touched_at for run in cluster.job.past] == [cluster.now - 50.0]
+    cluster.state.note_action("7", 1, cluster.now)
+    cluster.state.note_action("7", 1, None)  # it was given up
+    assert cluster.job.touched_age_s is None

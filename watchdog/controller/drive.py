@@ -27,13 +27,24 @@ from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOut
 from watchdog.model.incidents import GpuProcess
 from watchdog.model.messages import Command, CommandResult, ProcessEnd
 from watchdog.model.slurm import SlurmJob, SlurmNode
-from watchdog.model.slurm_states import is_known
+from watchdog.model.slurm_states import RUNNING, is_known
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
 
 Outcome = tuple[RungOutcome, str]
 
+TOUCHES = frozenset(
+    {
+        Rung.WRITE_KILL_SWITCH,
+        Rung.SIGNAL_USR1,
+        Rung.SIGNAL_TERM,
+        Rung.REQUEUE_HOLD,
+        Rung.CANCEL,
+        Rung.RESUBMIT,
+    }
+)
+"""Rungs after which a run ends, and what it logs about that, because of us."""
 SURE_TRIES = 2
 """So often every node is asked to remove a kill switch, also one that does not report."""
 
@@ -110,11 +121,16 @@ class Driver:
 
     async def drive(self) -> ActionEnd:
         """Until the action has ended in writing. Errors of the journal end the task, never the intent."""
+        for record in self.run.records:  # of a controller before this one
+            if record.rung in TOUCHES:
+                self._note_touched(clock.monotonic() - max(0.0, clock.wall() - record.intent_at))
         while True:
             world = await self._look()
             self._write_abandoned()
             move = next_move(self.run, world, self._tools.limits)
             if isinstance(move, End):
+                if world.job is not None and world.job.state in RUNNING:
+                    self._note_touched(None)  # of the run that it was about only: that one goes on
                 if self.run.end is None:
                     self._tools.journal.end_action(self.run.decision.id, move.end)
                     self.run = replace(self.run, end=move.end)
@@ -136,8 +152,15 @@ class Driver:
             at = clock.wall()
             self._tools.journal.rung_intent(self.run.decision.id, move.rung, move.attempt, at)
             self._put(RungRecord(rung=move.rung, attempt=move.attempt, intent_at=at))
+            if move.rung in TOUCHES and not move.skip:
+                self._note_touched(clock.monotonic())
             outcome, detail = (RungOutcome.SKIPPED, move.skip) if move.skip else await self._pull(move)
             self._close(move.rung, move.attempt, outcome, detail)
+
+    def _note_touched(self, at: float | None) -> None:
+        fence = self.run.decision.fence
+        if fence is not None:
+            self._tools.state.note_action(fence.job_id, fence.restarts, at)
 
     @property
     def _job_id(self) -> str:

@@ -160,6 +160,8 @@ class Run:
     unseen: bool = False
     """It was never seen running, and has run."""
     inactive_since: float | None = None
+    touched_at: float | None = None
+    """When an action of ours first touched it: what it says after that is our doing."""
     log_starts: dict[str, int] = field(default_factory=dict)
     """Where this run's lines begin in the files of the run before."""
     log_offsets: Capped[tuple[str, str], int] = field(init=False)
@@ -266,6 +268,8 @@ def past_run(run: Run, now: float) -> PastRun:
         state=run.job.state,
         log_read=bool(run.log_offsets or run.clocks or run.errors.lines),
         unseen=run.unseen,
+        nodes=run.job.nodes,
+        touched_at=run.touched_at,
         errors=logged_errors(run),
         error_ranks=run.errors.said_by(),
         ranks=len({p.rank for p, _, _ in run.processes.values() if p.role is Role.RANK}),

@@ -54,6 +54,7 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         saved_age_s=None if run.saved_at == float("-inf") else now - run.saved_at,
         save_intervals_s=tuple(run.save_intervals_s),
         past=run.past,
+        touched_age_s=None if run.touched_at is None else now - run.touched_at,
         unlisted=sum(run.unlisted.values()),
     )
 

@@ -355,6 +355,22 @@ class ClusterState:
                 run.troubled_at = now
                 run.restless = True
 
+    def note_action(self, job_id: str, restarts: int, at: float | None) -> None:
+        """An action of ours touched this run at that moment, also of a run that is over by now; None: the run goes on without it."""
+        run = self._runs.get(job_id)
+        if run is None:
+            return
+        if run.job.restarts == restarts:
+            run.touched_at = at if at is None or run.touched_at is None else min(at, run.touched_at)
+            run.restless = True
+        elif at is not None:
+            run.past = tuple(
+                replace(past, touched_at=at if past.touched_at is None else min(at, past.touched_at))
+                if past.restarts == restarts
+                else past
+                for past in run.past
+            )
+
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
         self.agents.forget_silence(now)

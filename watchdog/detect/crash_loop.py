@@ -7,6 +7,7 @@ another one's log tells the cause. All of the last `runs` must have died; a job 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,8 +16,10 @@ from msgspec.structs import replace
 
 from watchdog.detect.view import ClusterView, JobView, PastRun
 from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause
+from watchdog.knowledge.log_signatures import NODE_CAN_CAUSE
 from watchdog.model.incidents import Finding, Kind, Severity, Truth
 
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 QUICK_S = 30.0
 """A log is found with the listing that shows the job and the report after it: 15 s by default, twice that if one is missed."""
 
@@ -51,6 +54,7 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: Settings
         is_new = highest is None or not job.progress.step_known or job.progress.step > highest
         if job.progress.steps_seen > 1 and is_new:
             return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes new steps")
+    past = _by_themselves(past)
     if len(past) < settings.runs:
         return replace(finding, summary=f"{len(past)} earlier runs of job {job_id} are known")
     recent = past[-settings.runs :]
@@ -65,6 +69,13 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: Settings
         unread_all = f"job {job_id} restarts again and again; its logs could not be read, so nobody knows why"
         return replace(finding, truth=Truth.UNKNOWN, summary=unread_all)
     return _accuse(finding, job, recent, causes, now)
+
+
+def _by_themselves(past: Sequence[PastRun]) -> Sequence[PastRun]:
+    """The runs since the last one that made steps until we ended it, without others that we ended: that we held a job is no way out of
+    its loop."""
+    lived = [place for place, run in enumerate(past) if run.touched_at is not None and run.steps_seen > 0]
+    return [run for run in past[lived[-1] + 1 if lived else 0 :] if run.touched_at is None]
 
 
 def _whole(run: PastRun) -> PastRun:
@@ -101,14 +112,19 @@ def _accuse(
     common, times = Counter(cause.pattern for cause in known).most_common(1)[0] if known else ("", 0)
     same = [cause for cause in known if cause.pattern == common]
     culprits = tuple(culprit for cause in same if (culprit := culprit_of(cause)) is not None)
-    nodes = {culprit.node for culprit in culprits}
-    one_node = len(nodes) == 1 and len(culprits) == len(runs) and len(job.job.nodes) > 1
+    node, contrast = _by_contrast(runs, causes, job.past)
+    if node is None:
+        culprits = tuple(
+            replace(culprit, node=None, pid=None) for culprit in culprits if culprit.rank is not None
+        )
     if not known:
         why = "no line of its log says why"
     else:
-        every = "each time" if times == len(runs) else f"in {times} of {len(runs)} runs"
-        why = f"{every} {same[-1].words}: {same[-1].error.line[:200]}"
-    where = f" It is always {culprits[0].node}: leave that node out." if one_node else ""
+        alike = {_essence(cause.error.line) for cause in same}
+        every = "each time" if times == len(runs) and len(alike) == 1 else f"in {times} of {len(runs)} runs"
+        also = f" ({len(alike)} different lines)" if len(alike) > 1 else ""
+        why = f"{every} {same[-1].how or same[-1].words}{also}: {same[-1].error.line[:200]}"
+    where = f" Each run failed on {node}, and {contrast}: leave that node out." if node else ""
     at = _highest(runs)
     step = "before its first step" if at is None else f"at step {at} at the latest"
     return replace(
@@ -125,6 +141,28 @@ def _accuse(
         lasted_s=max(0.0, now - runs[0].began_at),
         actionable=True,
     )
+
+
+def _essence(line: str) -> str:
+    """The line without its numbers: pids, times and addresses differ each time."""
+    return _NUMBERS.sub("#", line)
+
+
+def _by_contrast(
+    runs: Sequence[PastRun], causes: Sequence[Cause | None], past: Sequence[PastRun]
+) -> tuple[str | None, str]:
+    """(the node that is to blame, what shows it): each run of the loop failed there, of something that a node can cause, and the job made steps in a
+    run without that node, or failed there on different ranks. The same allocation each time proves nothing about one node of it."""
+    known = [cause for cause in causes if cause is not None and cause.pattern in NODE_CAN_CAUSE]
+    nodes = {cause.error.node for cause in known}
+    if len(known) != len(runs) or len(nodes) != 1 or None in nodes:
+        return None, ""
+    node = nodes.pop()
+    if any(run.nodes and node not in run.nodes and run.steps_seen > 0 for run in past):
+        return node, f"one without {node} made steps"
+    ranks = {cause.error.rank for cause in known if cause.error.rank is not None}
+    several = any(len(run.nodes) > 1 for run in runs)
+    return (node, "on different ranks") if several and len(ranks) > 1 else (None, "")
 
 
 def _line(run: PastRun, cause: Cause | None) -> str:

@@ -47,6 +47,10 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
         return replace(
             finding, summary=f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent"
         )
+    if job.touched_age_s is not None:
+        return replace(
+            finding, summary=f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s"
+        )
     dead = [rank for rank in ranks if not rank.alive]
     if not dead and not job.every_rank_known:
         return replace(finding, summary=f"not every rank of job {job_id} has been seen")

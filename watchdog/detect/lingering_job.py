@@ -68,6 +68,10 @@ def _judge(job: JobView, now: float, settings: Settings, limits: LimitSettings) 
         return replace(finding, summary=f"no ranks of job {job_id} are known")
     if job.silent_nodes:
         return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
+    if job.touched_age_s is not None:
+        return replace(
+            finding, summary=f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s"
+        )
     dead = sorted((rank for rank in ranks if not rank.alive), key=dead_for_s, reverse=True)
     survivors = [rank for rank in ranks if rank.alive]
     if not dead and not job.every_rank_known:

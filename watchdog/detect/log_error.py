@@ -136,6 +136,8 @@ def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: Settings
     """A run that was followed by another one of the same job. Who requeued it is not known: only a clear cause counts."""
     finding = _finding(job_id, run.restarts, f"run {run.restarts} of job {job_id} has ended", Truth.OK)
     age_s = view.now - run.ended_at
+    if run.touched_at is not None:
+        return replace(finding, summary=f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
     if age_s > settings.recent:
         return replace(finding, summary=f"run {run.restarts} of job {job_id} ended {age_s:.0f} s ago")
     cause = find_cause(run)
@@ -159,6 +161,8 @@ def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: Set
     age_s = view.now - ended.ended_at
     if job.state not in FAILED:
         return finding
+    if run.touched_at is not None:
+        return replace(finding, summary=f"job {job.job_id} was ended by slurm-watchdog")
     if age_s > settings.recent:
         return replace(finding, summary=f"job {job.job_id} ended {age_s:.0f} s ago")
     cause = find_cause(run)

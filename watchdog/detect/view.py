@@ -254,6 +254,10 @@ class PastRun(Value, frozen=True, kw_only=True):
     """Whether an agent could read its logs: otherwise that nothing was logged means nothing."""
     unseen: bool = False
     """It began and ended between two listings of Slurm: only its number says that it was there."""
+    nodes: tuple[str, ...] = ()
+    """Where it ran, as far as Slurm has said."""
+    touched_at: float | None = None
+    """When an action of ours first touched it (kill switch, signal, requeue, cancel)."""
     errors: tuple[LoggedError, ...] = ()
     """Bounded: the first and the last ones, in the order of their coming."""
     error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -390,6 +394,8 @@ class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
     """Times between the recent ones of these."""
     past: tuple[PastRun, ...] = ()
     """Earlier runs, oldest first, as far as this controller has seen them."""
+    touched_age_s: float | None = None
+    """Since an action of ours first touched this run and is not given up: it is ending because we end it."""
     unlisted: int = 0
     """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
 

@@ -157,6 +157,7 @@ def running(job: JobView, now: float) -> PastRun:
         checkpoint_step=max((s for s in steps if last_step is None or s <= last_step), default=None),
         state=job.job.state,
         log_read=progress is not None or bool(job.errors),
+        touched_at=None if job.touched_age_s is None else now - job.touched_age_s,
         errors=tuple(locate(e.event, e.node, now - e.age_s, job.job, seats) for e in job.errors),
         error_ranks=job.error_ranks,
         ranks=len(job.ranks),
@@ -164,8 +165,9 @@ def running(job: JobView, now: float) -> PastRun:
 
 
 def find_cause(run: PastRun) -> Cause | None:
-    """What went wrong since the last step of `run`; None if no error was logged since."""
+    """What went wrong since the last step of `run`; None if no error was logged since. What came after an action of ours is its echo."""
     lines = [e for e in run.errors if run.rose_at is None or e.at > run.rose_at - STEP_SLACK_S]
+    lines = [e for e in lines if run.touched_at is None or e.at < run.touched_at]
     lines.sort(key=lambda e: e.at)  # stable: what was read at once stays in its order
     if any(e.pattern == "launcher" and not e.line.startswith("srun:") for e in run.errors):
         lines = [e if _is_a_workers(e) else _without_its_task(e) for e in lines]

@@ -117,6 +117,11 @@ _HOST_AND_TAG = re.compile(r"(?P<host>\S+) (?P<tag>[^\s:\[]+)(?:\[\d+\])?(?:: ?|
 _KERNEL_TAG = re.compile(r"(?:(?P<host>[\w.-]+) )?kernel(?:\[\d+\])?: ?")
 
 
+GPFS_DAEMON = "mmfs"
+"""The only program whose lines in a syslog are read beside the kernel's: GPFS has its client there. What such a line may give is about GPFS
+alone, and takes no node away."""
+
+
 @dataclass(frozen=True)
 class Words:
     """The kernel's own words in a line, and what the line's prefix says of them."""
@@ -156,9 +161,11 @@ def split_line(line: str) -> Words | None:
     text = _without(_CALLER, text)
     if match := _DATE.match(text):
         source = _HOST_AND_TAG.match(text, match.end())
-        if source is None or source["tag"] != "kernel":
+        if source is None or source["tag"] not in ("kernel", GPFS_DAEMON):
             return None
         node, stamp, text = source["host"], match[0], text[source.end() :]
+        if source["tag"] == GPFS_DAEMON:
+            return Words(clean(f"{GPFS_DAEMON}: {text}"), node, stamp.strip(" []"))
     if match := _KERNEL_TAG.match(text):
         node, text = match["host"] or node, text[match.end() :]
     if match := _STAMP.match(text):
@@ -307,9 +314,18 @@ def _refine_xid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
         severity = FaultSeverity.ERROR
     elif number == 154:
         severity, exclude = _recovery_action(rest)
+    elif _ASKS_FOR_RESET.search(rest):
+        severity, exclude = FaultSeverity.CRITICAL, True
     return replace(
         fact, xid=number, severity=severity, may_exclude_node=exclude, consequence=row.consequence or "caused by previous xid" in rest
     )  # fmt: skip
+
+
+_ASKS_FOR_RESET = re.compile(
+    r"\bgpu requires (?:a )?reset\b|\bgpu reset (?:is )?required\b|\bgpu needs to be reset\b|\brst: yes, d-rst: "
+)
+"""All longer than a program's name (15 characters), which may stand in the same place. That a GPU is to be reset some time (63, `reset gpu to
+activate`) is none."""
 
 
 def _recovery_action(rest: str) -> tuple[FaultSeverity, bool]:

@@ -372,3 +372,23 @@ def test_a_storm_is_read_to_its_end_and_what_was_left_out_is_counted() -> None:
     numbers = [message.number for message in scan.messages(block, 1)]
     assert len(numbers) + scan.left_out == 30_000
     assert numbers[-1] == 30_000
+
+
+PARTED = """{stamp}NVRM: The NVIDIA GPU 0000:18:00.0
+{stamp}NVRM: (PCI ID: 10de:2330) installed in this system has
+{stamp}NVRM: fallen off the bus and is not responding to commands.
+"""
+
+
+def test_a_sentence_of_several_lines_has_the_address_of_its_first_and_another_nodes_has_not() -> None:
+    def found(text: str) -> list[str | None]:
+        messages = KernelScan().messages(text.encode(), 1)
+        return [
+            m.fact.pci_bus_id for m in messages if m.fact is not None and m.fact.name == "gpu_off_the_bus"
+        ]
+
+    assert found(PARTED.format(stamp="[ 8593.497005] ")) == ["0000:18:00.0"]
+    first, *rest = PARTED.format(stamp="Sep 19 02:29:46 n1 kernel: ").splitlines(keepends=True)
+    elsewhere = "".join(line.replace(" n1 ", " n2 ") for line in rest)
+    assert found(first + elsewhere) == [None]
+    assert found(first + "[ 9.0] usb 1-1: new device\n" * 9 + "".join(rest)) == [None]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from watchdog.diagnose.kernel_file import ELSEWHERE_NEEDLES, STUCK, TRACE_LINES
 from watchdog.kernel_text import Message, read_line, words_of
@@ -30,6 +31,8 @@ SAYS_NOTHING = 200
 TRACE_REACH = 5000
 """Lines after a stuck task in which its node's next lines are looked for, where the lines of many nodes lie over each other."""
 
+SENTENCE_LINES = 6
+MAX_NODES = 4096
 _COVER = cover([*(row.needle for row in SIGNATURES), *ELSEWHERE_NEEDLES])
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]*m|\\x[0-9a-fA-F]{2}")
 """Colours, and the kernel's way to write a byte: letters that are none of the message."""
@@ -54,6 +57,8 @@ class KernelScan:
         """Shapes of which enough lines were read, and none said anything."""
         self._following: dict[str | None, int] = {}
         self._follow_until = 0
+        self._gpus: dict[str | None, tuple[int, str]] = {}
+        """Node -> (line, address) of the GPU that the first of several lines named."""
 
     def messages(self, data: bytes, number: int | Sequence[int]) -> Iterator[Message]:
         """Every line of the block with a fact or a word about the node's disks, and those of call traces.
@@ -74,6 +79,7 @@ class KernelScan:
                     if line_number > self._follow_until:
                         self._following.clear()
                     if message is not None:
+                        message = self._with_address(message)
                         self._facts[shapes[at][:MAX_SHAPE_BYTES]] += message.fact is not None
                         self._follow(message)
                         yield message
@@ -97,6 +103,21 @@ class KernelScan:
                     self.left_out += self._facts[shape[:MAX_SHAPE_BYTES]] > 0
             elif self._following or (has_bytes and _BYTES in lines[at]):
                 yield at
+
+    def _with_address(self, message: Message) -> Message:
+        """The message with the GPU that a line just before it named: NVIDIA's driver parts one sentence into four lines."""
+        fact = message.fact
+        if fact is None or not fact.name.startswith("gpu_"):
+            return message
+        if fact.name == "gpu_identity" and fact.pci_bus_id is not None:
+            if len(self._gpus) >= MAX_NODES:
+                self._gpus.clear()
+            self._gpus[message.node] = (message.number, fact.pci_bus_id)
+        line, address = self._gpus.get(message.node, (0, ""))
+        near = 0 < message.number - line <= SENTENCE_LINES
+        if fact.pci_bus_id is not None or fact.gpu is not None or not near or not line:
+            return message
+        return replace(message, fact=replace(fact, pci_bus_id=address))
 
     def _follow(self, message: Message) -> None:
         """Notes whose call trace comes next."""

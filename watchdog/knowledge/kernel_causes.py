@@ -93,6 +93,7 @@ ENDS: dict[str, str] = {
     "lustre_connection_restored": "lustre_connection_lost",
     "ceph_session_ok": "ceph_session_lost",
     "ceph_mds_ok": "ceph_mds_silent",
+    "ceph_osd_up": "ceph_osd_down",
     "afs_server_ok": "afs_server_silent",
     "link_up": "link_down",
     "bond_slave_up": "bond_slave_down",

@@ -45,6 +45,8 @@ class Signature:
 PCI = r"(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 DEVICE = r"(?P<device>[\w!.:/-]+?)"
 SERVER = r"(?P<server>[^\s,;]+?)"
+NID = r"(?P<server>[\w.]{1,64}@(?:o2ib|tcp|gni|kfi|ptlf)\d{0,5})"
+"""LNet's name of a node."""
 PROCESS = r"(?P<process>.{1,64}?)"
 PID = r"(?P<pid>\d+)"
 HARDWARE = r"(?:\S+: )?(?:\{\d+\})?\s*\[Hardware Error\]: "
@@ -83,6 +85,13 @@ NVIDIA: tuple[Signature, ...] = (
     _row("gpu_locked", "nvr", "gpu is probably locked", r"NVRM: .*RC watchdog: GPU is probably locked", ERROR),
     _row("gpu_gsp_timeout", "nvr", "gsp timeout", rf"NVRM: (?:GPU\d* )?(?:GPU {PCI}: )?.*\bGSP Timeout\b", ERROR),
     _row("gpu_gsp_timeout", "nvr", "rate limiting gsp rpc error prints", rf"NVRM: Rate limiting GSP RPC error prints for GPU at (?:PCI:)?{PCI}", ERROR, consequence=True),
+    # kernel_gsp.c: a driver may name the GPU by its number before the function
+    _row("gpu_gsp_timeout", "nvr", "heartbeat timed out", r"NVRM: (?:GPU\d+ )?_kgsp\w+: (?:GSP RM )?[Hh]eartbeat timed out", ERROR),
+    _row("gpu_gsp_timeout", "nvr", "rpcrecvpoll timedout", r"NVRM: (?:GPU\d+ )?_\w+: rpcRecvPoll timedout for fn \d+", ERROR, consequence=True),
+    _row("gpu_gsp_timeout", "nvr", "gsp rpc timeout detected", r"NVRM: (?:GPU\d+ )?nvAssert\w+: Assertion failed: Back to back GSP RPC timeout detected", ERROR),
+    _row("gpu_reset_required", "nvr", "nv_err_reset_required", r"NVRM: (?:GPU\d+ )?nvAssert\w+: Assertion failed: Reset required \[NV_ERR_RESET_REQUIRED\]", ERROR, consequence=True),
+    # the first of several lines: the others have no address
+    _row("gpu_identity", "nvr", "nvrm: the nvidia gpu", r"NVRM: The NVIDIA GPU (?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?: NVRM:)?(?: \(PCI ID: [0-9a-f:]{9}\))?$", INFO),
     _row("gpu_gsp_crash", "nvr", "gsp-crashcat", r"NVRM: .*GSP-CrashCat Report", ERROR),
     _row("gpu_crash_dump", "nvr", "gpu crash dump", r"NVRM: A GPU crash dump has been created", WARNING, consequence=True),
     _row("gpu_region_invalid", "nvr", "region assigned to your nvidia device is invalid", r"NVRM: This (?:PCI I/O|is a).*region assigned to your NVIDIA device is invalid", ERROR),
@@ -133,7 +142,7 @@ NETWORK_FILESYSTEMS: tuple[Signature, ...] = (
     _row("lustre_operation_failed", "lus", "lustreerror: ", r"LustreError: .*?(?:rc|error|failed)[ =:]+-(?:107|108|110|113|5)\b", ERROR),
     _row("lustre_bug", "lus", "lbug", r"Lustre(?:Error)?: .*\bLBUG\b", CRITICAL),
     _row("lustre_bug", "lus", "lustreerror: ", r"LustreError: .*ASSERTION\(.*\) failed", CRITICAL),
-    _row("lnet_error", "lne", "lneterror: ", r"LNetError: .*?(?:timed out|timeout|failed|error|unreachable|dead).*", WARNING),
+    _row("lnet_error", "lne", "lneterror: ", rf"LNetError: (?:(?=.*?(?<![\w.:])(?:\d+-)?{NID}))?.*?(?:timed out|timeout|failed|error|unreachable|dead).*", WARNING),
     _row("lustre_error", "lus", "lustreerror: ", r"LustreError: (?!Skipped|.*\bmessage)", WARNING),
     _row("gpfs_deadman", "gpf|mmf", "deadman switch", r"(?:GPFS|mmfs).*[Dd]eadman [Ss]witch timer.*expired", CRITICAL),
     _row("gpfs_error", "gpf", "6027-", r"GPFS: 6027-\d+ .*(?:[Dd]isk failure|[Uu]nmount|[Ll]ost|[Ee]xpired|[Pp]anic|[Ff]ailed)", ERROR),
@@ -141,21 +150,24 @@ NETWORK_FILESYSTEMS: tuple[Signature, ...] = (
     _row("gpfs_error", "gpf|mmf|tra", "mmfs", r"(?:mmfs\w*|GPFS|mmfslinux|tracedev)(?:\[\d+\])?: (?:.*\[[EX]\]|Error=|.*(?:\bpanic|\bassert failed|lost membership|forced unmount|unmounting file system))", ERROR),
     _row("ceph_blocklisted", "cep|lib", "blocklisted", r"(?:lib)?ceph: .*\bb(?:lock|lack)listed", ERROR),
     _row("ceph_blocklisted", "cep|lib", "blacklisted", r"(?:lib)?ceph: .*\bblacklisted", ERROR),
-    _row("ceph_session_lost", "lib", "session lost", r"libceph: (?:\(\S+\): |\[\S+ \d+\]: )?(?P<server>mon\d+ (?:\(\d\))?\S+) session lost", ERROR),
-    _row("ceph_session_ok", "lib", "session established", r"libceph: (?:\(\S+\): |\[\S+ \d+\]: )?(?P<server>mon\d+ (?:\(\d\))?\S+) session established", INFO),
+    _row("ceph_session_lost", "lib", "session lost", r"libceph: (?:\(\S+(?: e\d+)?\): |\[\S+ \d+\]: )?(?P<server>mon\d+ (?:\(\d\))?\S+) session lost", ERROR),
+    _row("ceph_session_ok", "lib", "session established", r"libceph: (?:\(\S+(?: e\d+)?\): |\[\S+ \d+\]: )?(?P<server>mon\d+ (?:\(\d\))?\S+) session established", INFO),
     _row("ceph_mds_silent", "cep", " hung", r"ceph: +(?:\[\S+ \d+\]: +)?(?P<server>mds\d+) hung", ERROR),
     _row("ceph_caps_stale", "cep", "caps stale", r"ceph: +(?:\[\S+ \d+\]: +)?(?P<server>mds\d+) caps stale", WARNING),
+    _row("ceph_mds_ok", "cep", "came back", r"ceph: +(?:\[\S+ \d+\]: +)?(?P<server>mds\d+) came back", INFO),
+    _row("ceph_mds_ok", "cep", "caps renewed", r"ceph: +(?:\[\S+ \d+\]: +)?(?P<server>mds\d+) caps renewed", INFO),
     _row("ceph_mds_ok", "cep", "reconnect success", r"ceph: +(?:\[\S+ \d+\]: +)?(?P<server>mds\d+) reconnect success", INFO),
     _row("ceph_mds_ok", "cep", "recovery completed", r"ceph: +(?:\[\S+ \d+\]: +)?(?P<server>mds\d+) recovery completed", INFO),
     _row("ceph_mds_rejected", "cep", "rejected session", r"ceph: +(?:\[\S+ \d+\]: +)?(?P<server>mds\d+) rejected session", ERROR),
     _row("ceph_mds_rejected", "cep", "reconnect denied", r"ceph: +(?:\[\S+ \d+\]: +)?(?P<server>mds\d+) reconnect denied", ERROR),
-    _row("ceph_osd_down", "lib", " down", r"libceph: (?:\(\S+\): |\[\S+ \d+\]: )?(?P<server>osd\d+) down", WARNING),
-    _row("ceph_socket", "lib", "socket ", r"libceph: (?:\(\S+\): |\[\S+ \d+\]: )?(?P<server>(?:osd|mon|mds)\d+ (?:\(\d\))?\S+) socket (?:closed|error)", WARNING),
+    _row("ceph_osd_down", "lib", " down", r"libceph: (?:\(\S+(?: e\d+)?\): |\[\S+ \d+\]: )?(?P<server>osd\d+) down", WARNING),
+    _row("ceph_osd_up", "lib", " up", r"libceph: (?:\(\S+(?: e\d+)?\): |\[\S+ \d+\]: )?(?P<server>osd\d+) up\b", INFO),
+    _row("ceph_socket", "lib", "socket ", r"libceph: (?:\(\S+(?: e\d+)?\): |\[\S+ \d+\]: )?(?P<server>(?:osd|mon|mds)\d+ (?:\(\d\))?\S+) socket (?:closed|error)", WARNING),
     _row("cifs_server_silent", "cif", "has not responded in", r"CIFS:? (?:VFS: )?(?:\\\\(?P<server>[^\s\\]+)\S*|Server (?P<server2>\S+)) has not responded in", ERROR),
     _row("cifs_error", "cif", "send error in", r"CIFS:? (?:VFS: )?(?:\\\\(?P<server>[^\s\\]+)\S* )?Send error in \w+ = -\d+", WARNING),
     _row("afs_server_silent", "afs|kaf", "lost contact with", r"k?afs: Lost contact with (?:file|volume location) server (?P<server>[\w.:]+)", ERROR),
     _row("afs_server_ok", "afs|kaf", "is back up", r"k?afs: (?:file|volume location) server (?P<server>[\w.:]+) .*is back up", INFO),
-    _row("beegfs_error", "bee", "beegfs", r"beegfs(?:\(\d+\))?: .*(?:\berror\b|fail|timed? ?out|unreachable|disconnect|lost)", WARNING),
+    _row("beegfs_error", "bee", "beegfs", r"beegfs(?:\(\d+\))?: (?:(?=.*?\bbeegfs-(?:storage|meta|mgmtd) (?P<server>[\w.-]{1,100})))?.*(?:\berror\b|fail|timed? ?out|unreachable|disconnect|lost)", WARNING),
     _row("weka_frontend_down", "wek", "down", r"weka\w+: .*FEs? (?:was |is |are )?down", ERROR),
     _row("weka_error", "wek", "weka", r"weka\w+: .*(?:\berror\b|\bfail|timed? ?out|unreachable|hang|hung)", WARNING),
     _row("fuse_error", "fus", "fuse: ", r"fuse: (?:.*(?:error|fail|timed? ?out|bad )|trying to steal weird page)", WARNING),
@@ -290,6 +302,10 @@ CPU_AND_BUS: tuple[Signature, ...] = (
     _row("pcie_recovered", "", "device recovery", rf"\S+ {PCI}: AER: device recovery successful", INFO),
     _row("pcie_recovery_failed", "", "device recovery", rf"\S+ {PCI}: AER: device recovery failed", CRITICAL, exclude=True, as_information=True),
     _row("pcie_contained", "pci", "error", rf"pcieport {PCI}: (?:DPC|EDR): .*unmasked uncorrectable error", ERROR),
+    # dpc.c writes the trigger behind the status, or in a line of its own; `error containment capabilities` is said at boot
+    _row("pcie_contained", "pci", "containment event", rf"pcieport {PCI}: (?:DPC|EDR): containment event, status:", ERROR),
+    _row("pcie_contained", "pci", "fatal ", rf"pcieport {PCI}: (?:DPC|EDR): ERR_(?:NON)?FATAL (?:detected|received)", ERROR),
+    _row("pcie_contained", "pci", "rp pio error", rf"pcieport {PCI}: (?:DPC|EDR): (?:containment event, .*)?RP PIO error", ERROR),
     _row("pcie_link_down", "pci", "link down", rf"(?:pciehp|pcieport) (?:{PCI})?.*Slot\((?P<device>[\w-]+)\): Link Down", ERROR),
     _row("pcie_device_gone", "nvi|amd|nvm|mlx", "device inaccessible", rf"(?:nvidia|amdgpu|nvme|mlx5_core) {PCI}: .*device inaccessible", CRITICAL, exclude=True),
     _row("pcie_device_lost", "", "device inaccessible", rf"\S+ {PCI}: .*device inaccessible", ERROR),
@@ -320,6 +336,11 @@ NETWORK: tuple[Signature, ...] = (
     _row("rdma_error", "inf|mlx", "dump error cqe", r"(?:infiniband )?(?P<device>mlx[45]_\d+)[:_].*dump error cqe", WARNING, consequence=True),
     _row("rdma_error", "inf|mlx", "wc error", r"(?:infiniband )?(?P<device>mlx[45]_\d+)[:_].*WC error: \d+", WARNING, consequence=True),
     _row("rdma_error", "efa", "efa", rf"efa {PCI}: .*(?:timeout|failed|error|didn't send a completion)", WARNING),
+    # of the InfiniBand port itself: mlx5_ib and mlx4_ib in OFED's releases, ib_core's word since Linux 6.14
+    _row("link_down", "mlx|inf", "port", r"(?:infiniband |mlx[45]_(?:ib|core)[ :]+)?(?P<device>mlx[45]_\d+):? [Pp]ort:? ?\d+ (?:[Ll]ink |state |is )?(?:changed to )?(?:DOWN|[Dd]own)\b", WARNING),
+    _row("link_up", "mlx|inf", "port", r"(?:infiniband |mlx[45]_(?:ib|core)[ :]+)?(?P<device>mlx[45]_\d+):? [Pp]ort:? ?\d+ (?:[Ll]ink |state |is )?(?:changed to )?(?:ACTIVE|[Aa]ctive|UP|[Uu]p)\b", INFO),
+    _row("link_down", "mlx", "link ", rf"mlx[45]_core {PCI}: [Pp]ort:? ?\d+ (?:logical )?[Ll]ink (?:DOWN|[Dd]own)\b", WARNING),
+    _row("link_up", "mlx", "link ", rf"mlx[45]_core {PCI}: [Pp]ort:? ?\d+ (?:logical )?[Ll]ink (?:ACTIVE|[Aa]ctive|UP|[Uu]p)\b", INFO),
     _row("ipoib_stuck", "", "transmit timeout", r"(?P<device>ib\w+|\S+): transmit timeout: latency", ERROR),
     _row("link_down", "hfi", "hfi1", rf"hfi1 {PCI}: (?P<device>hfi1_\d+): .*(?:PORT_DOWN|PHYS_OFFLINE|[Ll]ink (?:is )?down|new OFFLINE)", WARNING),
     _row("link_up", "hfi", "hfi1", rf"hfi1 {PCI}: (?P<device>hfi1_\d+): .*(?:PORT_ACTIVE|PHYS_LINKUP|[Ll]ink up)", INFO),

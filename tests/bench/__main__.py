@@ -57,7 +57,6 @@ def main() -> int:
     parser.add_argument("--interval", type=float, default=5.0, help="of the agent and its peers (default 5)")
     parser.add_argument("--warm-up", type=float, default=30.0, help="seconds before it (default 30)")
     parser.add_argument("--no-peers", action="store_true", help="the agent alone")
-    parser.add_argument("--helper", action="store_true", help="the agent without rights, with its helper")
     parser.add_argument("--pairs", type=int, default=12, help="of rounds, for the noise (default 12)")
     parser.add_argument("--quanta", type=int, default=10_000, help="of 1 ms in a round (default 10000)")
     parser.add_argument(
@@ -99,7 +98,6 @@ def _agent(figures: Figures, options: argparse.Namespace) -> None:
             options.warm_up,
             not options.no_peers,
             min(65.0, options.seconds),
-            options.helper,
         ),
     )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from tests.bench.process_tree import Target, Usage, count_distinct_pages, read_t
 MIB = 1024**2
 MAX_CPU_PERCENT = 0.10
 MAX_PSS_MIB = 40.0
+MAX_PSS_OF_BOTH_MIB = 56.0
 MAX_TICK_CPU_MS = 15.0
 MAX_NVML_MS = 5.0
-"""What the project promises of its agent at an interval of 5 s."""
+"""What the project promises at an interval of 5 s: CPU of agent and helper together, memory of the agent and of both."""
 DRIVER_METRIC = "slurm_watchdog_nvml_driver_seconds"
 SCRAPES = 40
 TICK_GAP_S = 0.5
@@ -45,8 +46,6 @@ class Options:
     with_peers: bool = True
     driver_s: float = 65.0
     """How long the time in NVIDIA's driver is looked at: what is dear there comes once a minute."""
-    with_helper: bool = False
-    """The agent as a user without rights, and its helper: the figures are those of both together."""
 
 
 @dataclass(frozen=True)
@@ -56,70 +55,102 @@ class Scene:
     load: load.Load
     controller: controller.Controller
     agent: Target
+    helper: Target | None
+    """Who holds the agent's rights; None for an ordinary user's agent, which needs none."""
     metrics_port: int
+
+    @property
+    def ours(self) -> tuple[Target, ...]:
+        """All of the watchdog's processes on this node."""
+        return (self.agent,) if self.helper is None else (self.agent, self.helper)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(target.name for target in self.ours)
+
+    def cpu_s(self) -> float:
+        """CPU time of all of them so far."""
+        return sum(target.cpu_s() for target in self.ours)
+
+    def pids(self) -> list[int]:
+        """All of them, their children included."""
+        return [pid for target in self.ours for pid in read_tree(target.pid)]
 
 
 @contextmanager
-def scene(interval_s: float, cpus: set[int] | None = None, with_helper: bool = False) -> Iterator[Scene]:
-    """The agent as it is deployed, a process of its own, beside the load; with its helper as a child, which counts as its own."""
+def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
+    """The agent as it is deployed, beside the load: as root, an agent without a right and its helper, as their units start them; as an
+    ordinary user, who has jobs of his own to watch, the agent alone. Raises RuntimeError if it does not see the load."""
     with ExitStack() as stack:
         job = stack.enter_context(load.running())
         taker = stack.enter_context(controller.listening((job.watch,)))
         port = peers.free_port()
-        config = job.directory / "config.yaml"
-        config.write_text(
-            f"agent:\n  node_name: node1\n  interval: {round(interval_s * 1000)}ms\n"
+        config, log = job.directory / "config.yaml", job.directory / "agent.log"
+        settings = (
+            f"  node_name: node1\n  interval: {round(interval_s * 1000)}ms\n"
             f"  controller_url: http://127.0.0.1:{taker.port}\n  metrics_listen: 127.0.0.1:{port}\n"
             f"  state_directory: {job.directory}/state\n"
-            f"security: {json.dumps(taker.munged.security())}\n"
         )
+        security = f"security: {json.dumps(taker.munged.security())}\n"
         (job.directory / "state").mkdir()
-        start = "import sys; from watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
-        command = [sys.executable, "-c", start, "agent", "--config", str(config)]
-        log = job.directory / "agent.log"
         # Not the benchmark's own environment: a service has a small one.
         kept = {
             name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ
         }
-        environment = {**kept, **job.environment}
-        if with_helper:
-            command, more = stack.enter_context(_powerless(job, config))
-            environment |= more
+        helper = None
+        if os.geteuid() == 0:
+            place = stack.enter_context(helper_process.place(partial(_run_in, job)))
+            environment = {**kept, **job.environment, **place.environment}
+            helper, socket = stack.enter_context(_helper(job, place, environment, cpus))
+            settings += f"  helper_socket: {socket}\n"
+            os.chown(job.directory / "state", helper_process.AGENT_UID, -1)
+            command = helper_process.agent_command(place, "--config", str(config))
+        else:
+            environment = {**kept, **job.environment}
+            start = "import sys; from watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+            command = [sys.executable, "-c", start, "agent", "--config", str(config)]
+        config.write_text(f"agent:\n{settings}{security}")
+        config.chmod(0o644)
         agent = stack.enter_context(started("agent", command, log, environment, job.space, cpus))
         try:
             _await_good_report(taker)
         except TimeoutError as error:
             raise RuntimeError(f"{error}; its log:\n{log.read_text(errors='replace')[-4000:]}") from error
-        yield Scene(job, taker, agent, port)
-        complaints = [
-            line
-            for line in log.read_text(errors="replace").splitlines()
-            if "Traceback" in line or "ERROR" in line
-        ]
-        if complaints:
-            say(f"the agent complained {len(complaints)} times; the last time: {complaints[-1]}")
+        yield Scene(job, taker, agent, helper, port)
+        _say_complaints(job.directory)
+
+
+def _run_in(job: load.Load, *words: object) -> None:
+    subprocess.run(job.space.words([str(word) for word in words]), check=True)
 
 
 @contextmanager
-def _powerless(job: load.Load, config: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The command of an agent without rights, its helper before it in the background, and what their environment needs."""
+def _helper(
+    job: load.Load, place: helper_process.Place, environment: Mapping[str, str], cpus: set[int] | None
+) -> Iterator[tuple[Target, Path]]:
+    """A helper that serves, and its socket. Raises TimeoutError."""
+    directory = place.directory / "helper"
+    directory.mkdir()
+    os.chown(directory, helper_process.HELPER_UID, helper_process.HELPER_UID)
+    socket = directory / "socket"
+    command = helper_process.helper_command(place, socket)
+    log = job.directory / "helper.log"
+    with started("helper", command, log, environment, job.space, cpus) as helper:
+        end = time.monotonic() + START_S
+        while not socket.exists():
+            if time.monotonic() > end:
+                raise TimeoutError(f"the helper does not serve: {log.read_text(errors='replace')[-4000:]}")
+            time.sleep(0.1)
+        yield helper, socket
 
-    def run(*words: object) -> None:
-        subprocess.run(job.space.words([str(word) for word in words]), check=True)
 
-    with helper_process.place(run) as place:
-        directory = place.directory / "helper"
-        directory.mkdir()
-        os.chown(directory, helper_process.HELPER_UID, helper_process.HELPER_UID)
-        text = config.read_text().replace("agent:\n", f"agent:\n  helper_socket: {directory}/socket\n", 1)
-        config.write_text(text)
-        for path, mode in ((job.directory, 0o755), (config, 0o644)):
-            path.chmod(mode)
-        os.chown(job.directory / "state", helper_process.AGENT_UID, -1)
-        helper = helper_process.helper_command(place, directory / "socket")
-        agent = helper_process.agent_command(place, "--config", str(config))
-        script = f"{shlex.join(helper)} & while ! [ -S {directory}/socket ]; do sleep 0.1; done; exec {shlex.join(agent)}"
-        yield ["sh", "-c", script], dict(place.environment)
+def _say_complaints(directory: Path) -> None:
+    """Errors in the logs of the agent and its helper."""
+    for log in (directory / "agent.log", directory / "helper.log"):
+        text = log.read_text(errors="replace") if log.exists() else ""
+        complaints = [line for line in text.splitlines() if "Traceback" in line or "ERROR" in line]
+        if complaints:
+            say(f"{log.stem} complained {len(complaints)} times; the last time: {complaints[-1]}")
 
 
 def _await_good_report(taker: controller.Controller) -> None:
@@ -140,7 +171,7 @@ def _await_good_report(taker: controller.Controller) -> None:
 def run(figures: Figures, options: Options) -> None:
     """All figures of the agent and of its peers."""
     with ExitStack() as stack:
-        here = stack.enter_context(scene(options.interval_s, with_helper=options.with_helper))
+        here = stack.enter_context(scene(options.interval_s))
         others: list[Target] = []
         if options.with_peers:
             peers.install()
@@ -155,10 +186,10 @@ def run(figures: Figures, options: Options) -> None:
         say(f"warming up for {options.warm_up_s:.0f} s, then measuring for {options.seconds:.0f} s")
         time.sleep(options.warm_up_s)
         window = _measure(here, others, options)
-        _report_agent(figures, window, here, options)
+        _report_agent(figures, window, here)
         _report_ticks(figures, window, options)
         _report_driver(figures, here, options)
-        _report_peers(figures, window)
+        _report_peers(figures, window, here.names)
         _report_scrapes(figures, here, window)
 
 
@@ -176,15 +207,21 @@ class Window:
     reports: int
     report_bytes: int
 
-    def cpu_percent(self, name: str, of_proc: bool = False) -> float:
-        """CPU time of a tree, in per cent of one core."""
-        before, after = self.before[name], self.after[name]
-        used = after.cpu_proc_s - before.cpu_proc_s if of_proc else after.cpu_s - before.cpu_s
+    def cpu_percent(self, *names: str, of_proc: bool = False) -> float:
+        """CPU time of these trees together, in per cent of one core."""
+        used = 0.0
+        for name in names:
+            before, after = self.before[name], self.after[name]
+            used += after.cpu_proc_s - before.cpu_proc_s if of_proc else after.cpu_s - before.cpu_s
         return 100 * used / self.seconds
+
+    def pss_mib(self, *names: str) -> float:
+        """Memory of these trees together, in the end."""
+        return sum(self.after[name].pss_bytes for name in names) / MIB
 
 
 def _measure(here: Scene, others: list[Target], options: Options) -> Window:
-    targets = [here.agent, *others]
+    targets = [*here.ours, *others]
     here.controller.wait_for_report(START_S)
     time.sleep(options.interval_s / 2)  # begin and end in the silence between two ticks
     recording = None
@@ -196,11 +233,11 @@ def _measure(here: Scene, others: list[Target], options: Options) -> Window:
         before = {target.name: target.usage() for target in targets}
         first, began = len(here.controller.arrived), time.monotonic()
         tick_cpu_s = []
-        used = here.agent.cpu_s()
+        used = here.cpu_s()
         while time.monotonic() - began < options.seconds:
             here.controller.wait_for_report(START_S)
             time.sleep(options.interval_s / 2)
-            last, used = used, here.agent.cpu_s()
+            last, used = used, here.cpu_s()
             tick_cpu_s.append(used - last)
         after = {target.name: target.usage() for target in targets}
         seconds = time.monotonic() - began
@@ -221,30 +258,34 @@ def _measure(here: Scene, others: list[Target], options: Options) -> Window:
     )
 
 
-def _report_agent(figures: Figures, window: Window, here: Scene, options: Options) -> None:
+def _report_agent(figures: Figures, window: Window, here: Scene) -> None:
     before, after = window.before["agent"], window.after["agent"]
-    figures.add("agent.cpu_percent_of_core", window.cpu_percent("agent"), "%", at_most=MAX_CPU_PERCENT)
+    figures.add("both.cpu_percent_of_core", window.cpu_percent(*here.names), "%", at_most=MAX_CPU_PERCENT)
+    figures.add("both.pss_mib", window.pss_mib(*here.names), "MiB", at_most=MAX_PSS_OF_BOTH_MIB)
+    for target in here.ours:
+        of = window.after[target.name]
+        bound = MAX_PSS_MIB if target is here.agent else None
+        figures.add(f"{target.name}.cpu_percent_of_core", window.cpu_percent(target.name), "%")
+        figures.add(f"{target.name}.pss_mib", of.pss_bytes / MIB, "MiB", at_most=bound)
+        figures.add(f"{target.name}.rss_mib", of.rss_bytes / MIB, "MiB")
+        distinct = count_distinct_pages(target.pid)
+        if distinct is not None:
+            figures.add(f"{target.name}.distinct_memory_mib", distinct / MIB, "MiB")
+        for name in ("processes", "threads", "descriptors"):
+            figures.add(f"{target.name}.{name}", getattr(of, name), "1")
     figures.add("agent.cpu_percent_of_core_by_proc_stat", window.cpu_percent("agent", of_proc=True), "%")
-    figures.add("agent.pss_mib", after.pss_bytes / MIB, "MiB", at_most=MAX_PSS_MIB)
-    figures.add("agent.rss_mib", after.rss_bytes / MIB, "MiB")
-    distinct = count_distinct_pages(here.agent.pid)
-    if distinct is not None:
-        figures.add("agent.distinct_memory_mib", distinct / MIB, "MiB")
     figures.add("agent.wakeups_per_second", (after.switches - before.switches) / window.seconds, "1/s")
-    ticks = max(1, len(window.tick_cpu_s))
-    figures.add("agent.reads_per_tick", (after.reads - before.reads) / ticks, "1")
-    figures.add("agent.processes", after.processes, "1")
-    figures.add("agent.threads", after.threads, "1")
-    figures.add("agent.descriptors", after.descriptors, "1")
+    figures.add("agent.reads_per_tick", (after.reads - before.reads) / max(1, len(window.tick_cpu_s)), "1")
     figures.add("agent.report_bytes", window.report_bytes / max(1, window.reports), "B")
+    figures.add("load_average", os.getloadavg()[0], "1")
     if window.reports != len(window.tick_cpu_s):
         say(f"{window.reports} reports in {len(window.tick_cpu_s)} intervals")
 
 
 def _report_ticks(figures: Figures, window: Window, options: Options) -> None:
     ticks_ms = [1000 * seconds for seconds in window.tick_cpu_s]
-    figures.add("agent.tick_cpu_p50_ms", quantile(ticks_ms, 0.5), "ms")
-    figures.add("agent.tick_cpu_p99_ms", quantile(ticks_ms, 0.99), "ms", at_most=MAX_TICK_CPU_MS)
+    figures.add("both.tick_cpu_p50_ms", quantile(ticks_ms, 0.5), "ms")
+    figures.add("both.tick_cpu_p99_ms", quantile(ticks_ms, 0.99), "ms", at_most=MAX_TICK_CPU_MS)
     if window.schedule is None or not window.schedule.stretches_s:
         return
     main = [run for run in window.schedule.runs if run.thread == window.agent_pid]
@@ -284,36 +325,35 @@ def _report_driver(figures: Figures, here: Scene, options: Options) -> None:
     figures.add("agent.nvml_max_ms_per_tick", max(spent_ms), "ms", at_most=MAX_NVML_MS)
 
 
-def _report_peers(figures: Figures, window: Window) -> None:
-    for name in window.after:
-        if name != "agent":
-            figures.add(f"peer.{name}.cpu_percent_of_core", window.cpu_percent(name), "%")
-            figures.add(f"peer.{name}.pss_mib", window.after[name].pss_bytes / MIB, "MiB")
-    for name in window.after:
-        if name != "agent" and window.cpu_percent(name) > 0:
-            ratio = window.cpu_percent("agent") / window.cpu_percent(name)
-            figures.add(f"agent.cpu_ratio_to_{name}", ratio, "1")
+def _report_peers(figures: Figures, window: Window, ours: tuple[str, ...]) -> None:
+    others = [name for name in window.after if name not in ours]
+    for name in others:
+        figures.add(f"peer.{name}.cpu_percent_of_core", window.cpu_percent(name), "%")
+        figures.add(f"peer.{name}.pss_mib", window.after[name].pss_bytes / MIB, "MiB")
+    for name in others:
+        if window.cpu_percent(name) > 0:
+            ratio = window.cpu_percent(*ours) / window.cpu_percent(name)
+            figures.add(f"both.cpu_ratio_to_{name}", ratio, "1")
 
 
 def _report_scrapes(figures: Figures, here: Scene, window: Window) -> None:
     """What one scrape of the agent's own /metrics costs it, and what it costs with one every 15 s."""
     connection = HTTPConnection("127.0.0.1", here.metrics_port, timeout=10)
     here.controller.wait_for_report(START_S)
-    ticked, used = len(here.controller.arrived), here.agent.cpu_s()
+    ticked, used = len(here.controller.arrived), here.cpu_s()
     try:
         for _ in range(SCRAPES):
             peers.scrape(connection)
     except (OSError, HTTPException) as error:
         say(f"the agent's metrics can't be scraped: {error}")
         return
-    spent = here.agent.cpu_s() - used
+    spent = here.cpu_s() - used
     if len(here.controller.arrived) != ticked:
         spent -= quantile(window.tick_cpu_s, 0.5)
     each_s = max(0.0, spent) / SCRAPES
     figures.add("agent.scrape_cpu_ms", 1000 * each_s, "ms")
-    figures.add(
-        "agent.cpu_percent_of_core_scraped_every_15_s", window.cpu_percent("agent") + 100 * each_s / 15, "%"
-    )
+    scraped = window.cpu_percent(*here.names) + 100 * each_s / 15
+    figures.add("both.cpu_percent_of_core_scraped_every_15_s", scraped, "%")
 
 
 def read_metrics(port: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.bench import agent, load
 from tests.bench.figures import Figures, quantile, say
-from tests.bench.process_tree import Target, favoured, read_tree
+from tests.bench.process_tree import favoured
 
 QUANTUM_S = 0.001
 KEPT_SHARE = 0.02
@@ -87,7 +87,7 @@ def run(figures: Figures, options: Options) -> None:
             program = load.build(load.HERE / "quantum.c", here.load.directory / "bin" / "quantum")
             rounds_of_work = Core(program, core, None).run("calibrate", str(QUANTUM_S))[0]
             time.sleep(options.warm_up_s)
-            with favoured("noise", list(read_tree(here.agent.pid))) as group:
+            with favoured("noise", here.pids()) as group:
                 if group is None:
                     say("no processor can be had for the agent and the quanta alone: others are felt, too")
                 pairs = list(_measure_pairs(here, Core(program, core, group), rounds_of_work, options))
@@ -128,7 +128,7 @@ def _measure_pairs(
             if is_with:
                 rounds[is_with] = core.round(rounds_of_work, options.quanta)
                 continue
-            with stopped(here.agent):
+            with stopped(here.pids()):
                 time.sleep(SETTLE_S)
                 rounds[is_with] = core.round(rounds_of_work, options.quanta)
             here.controller.wait_for_report(agent.START_S)
@@ -162,9 +162,8 @@ def _report(figures: Figures, pairs: list[tuple[Round, Round]]) -> None:
 
 
 @contextmanager
-def stopped(target: Target) -> Iterator[None]:
-    """The whole tree stands still while the block runs."""
-    pids = list(read_tree(target.pid))
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """The agent and its helper, with all their children, are stopped while the block runs."""
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)

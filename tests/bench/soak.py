@@ -52,12 +52,17 @@ def run(figures: Figures, minutes: float) -> None:
                 _take(here, watch)
             told = any(f"(soak {rounds})" in line for line in watch.lines)
             found += told
-            usage = here.agent.usage()
-            marks.append((usage.pss_bytes, usage.descriptors, usage.threads))
+            usages = [target.usage() for target in here.ours]
+            pss_bytes = sum(usage.pss_bytes for usage in usages)
+            descriptors, threads = (
+                sum(usage.descriptors for usage in usages),
+                sum(usage.threads for usage in usages),
+            )
+            marks.append((pss_bytes, descriptors, threads))
             rounds += 1
             say(
                 f"round {rounds}: error {'told' if told else 'NOT told'}, hang {'seen' if hung else 'NOT seen'}, "
-                f"PSS {usage.pss_bytes / agent.MIB:.1f} MiB, {usage.descriptors} descriptors, {usage.threads} threads"
+                f"PSS {pss_bytes / agent.MIB:.1f} MiB, {descriptors} descriptors, {threads} threads"
             )
             watch.lines.clear()
     _report(figures, marks[WARM_UP_ROUNDS:], watch)

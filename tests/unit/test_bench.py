@@ -22,6 +22,8 @@ from tests.bench.figures import Figures, quantile
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 AGENT_FIGURES = {
+    "both.cpu_percent_of_core",
+    "both.pss_mib",
     "agent.cpu_percent_of_core",
     "agent.pss_mib",
     "agent.rss_mib",
@@ -29,8 +31,8 @@ AGENT_FIGURES = {
     "agent.reads_per_tick",
     "agent.descriptors",
     "agent.threads",
-    "agent.tick_cpu_p50_ms",
-    "agent.tick_cpu_p99_ms",
+    "both.tick_cpu_p50_ms",
+    "both.tick_cpu_p99_ms",
     "agent.scrape_cpu_ms",
 }
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler for the load")

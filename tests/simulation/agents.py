@@ -18,6 +18,7 @@ from tests.accuracy import looks
 from tests.accuracy.feed import Reader, report_of
 from tests.accuracy.training import Node
 from tests.simulation.cluster import Cluster, SimJob
+from watchdog.agent.channel import Proven
 from watchdog.agent.commands import Commands, Refused
 from watchdog.agent.probe import Answer
 from watchdog.agent.replies import parse_reply
@@ -271,7 +272,7 @@ class Agent:
                 timeline.after(delay_s + rng.uniform(0, 20), arrive)
 
     def _take(self, body: bytes) -> None:
-        reply, now = parse_reply(body), self.cluster.timeline.now
+        reply, now = parse_reply(Proven(body)), self.cluster.timeline.now
         self.logs.watch = {watch.job_id: watch for watch in reply.watch}
         if reply.controller_id != self.controller_id:
             self.controller_id = reply.controller_id

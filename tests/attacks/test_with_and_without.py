@@ -1,0 +1,404 @@
+"""Every attack here is made twice: on the build as it is, where it must fail, and on the same build with one defence taken out, where it
+must succeed. So no attack fails for want of an attack. The defence of a row is the function or constant that stops it, replaced by one
+that does not; everything else is the code that is shipped.
+
+Attacks on the identity of the controller are in test_impostors.py, and on the shipped units in tests/integration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+from msgspec.structs import replace
+
+from tests.unit import test_by_user as two_users
+from tests.unit.builders import process, slurm_job
+from tests.unit.test_access import MARK, PEOPLE, doors
+from tests.unit.test_agent_probe import Asker
+from tests.unit.test_kernel_lines import forgeries
+from tests.unit.test_kill_switch_file import PROGRAM_PATHS
+from tests.unit.wire_fill import filled
+from watchdog import wire
+from watchdog.agent import log_events, tasks
+from watchdog.agent.evidence import stacks, tool
+from watchdog.config import Config
+from watchdog.controller import collect
+from watchdog.controller.capped import LeftOut
+from watchdog.controller.commands import CommandDesk
+from watchdog.controller.evidence_share import EvidenceShare
+from watchdog.controller.fair_slots import FairSlots
+from watchdog.controller.limits import Limits, pace
+from watchdog.controller.open_incidents import within_room
+from watchdog.controller.policy import decide
+from watchdog.controller.state import ClusterState
+from watchdog.kill_switch_file import FIELDS, compose_line
+from watchdog.model.actions import Verdict
+from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from watchdog.model.messages import DumpStacks, JobWish, Report
+from watchdog.model.observed import EventKind, Role
+from watchdog.model.slurm import SlurmNode, SlurmView
+from watchdog.progress import parse_line
+
+MALLORY, VICTIM = 1500, 1501
+JOB = "7"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What an attack may use."""
+
+    place: Path
+    patch: pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attack. `findings` of the security review, `by` whom, `attack` says whether it succeeded, `without` takes its defence out."""
+
+    findings: str
+    by: str
+    attack: Callable[[Stage], bool]
+    without: tuple[tuple[str, Any], ...]
+
+
+# ------------------------------------------------------------------------------------------------ a user with a job
+
+
+def world() -> ClusterState:
+    """Job 7 of the victim runs on n1; Mallory has a process there that says that it is of job 7."""
+    found = ClusterState(silent_after_s=15, report_lifetime_s=60)
+    nodes = (SlurmNode(name="n1", address="", state="ALLOCATED"),)
+    found.apply_slurm(SlurmView(jobs=(slurm_job(job_id=JOB, nodes=("n1",), uid=VICTIM),), nodes=nodes), 0.0)
+    return found
+
+
+def claimed(**more: Any) -> Report:
+    rank = process(0, job_id=JOB, uid=MALLORY, member_by="claim")
+    return Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=(rank,), **more)
+
+
+def forged_rank(stage: Stage) -> bool:
+    """SLURM_JOB_ID of the victim's job in Mallory's environment: a rank that stops would have the job requeued."""
+    cluster = world()
+    cluster.apply_report(claimed(), 1.0)
+    view = cluster.job_view(JOB, 2.0)
+    assert view is not None
+    return bool(view.ranks)
+
+
+def forged_wish(stage: Stage) -> bool:
+    """SLURM_WATCHDOG=off, or a kill switch of Mallory's choice, for the victim's job."""
+    cluster = world()
+    wish = JobWish(job_id=JOB, restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=MALLORY)
+    cluster.apply_report(claimed(wishes=(wish,)), 1.0)
+    return JOB in cluster._wishes
+
+
+def switch_that_is_a_program(stage: Stage) -> bool:
+    """A kill switch at a place whose files are run, though a site allows switches below homes."""
+
+    def taken(path: str) -> bool:
+        request = {"path": path, "node": "n1", "by": "x", "why": "", "incident": "", "decision": ""}
+        with suppress(tasks.RefusedError):
+            tasks.check_request("write_kill_switch", request, VICTIM, True, ("/home",))
+            return True
+        return False
+
+    assert taken("/home/ann/job/switch"), "an honest request is one"
+    return any(taken(f"/home/ann/{path}") for path in PROGRAM_PATHS)
+
+
+def words_that_a_shell_runs(stage: Stage) -> bool:
+    """The line of a kill switch is given to sh, as sshd does with ~/.ssh/rc."""
+    owned = stage.place / "owned"
+    script = stage.place / "rc"
+    script.write_text(compose_line(dict.fromkeys(FIELDS, f"$(: > {owned})")))
+    subprocess.run(["/bin/sh", script], capture_output=True, check=False)
+    return owned.exists()
+
+
+def root_by_request(stage: Stage) -> bool:
+    """A task of the helper as root, a system account or nobody."""
+    request = {
+        "path": "/run/slurm-watchdog/jobs/7.0/switch",
+        "node": "n1",
+        "by": "x",
+        "why": "",
+        "incident": "",
+        "decision": "",
+    }
+    for uid in (0, 1, 99, 65534, 2**32 - 1):
+        with suppress(tasks.RefusedError):
+            tasks.check_request("write_kill_switch", request, uid)
+            return True
+    return False
+
+
+SECRET_OF_ROOT = "what-only-the-other-user-may-read"
+
+
+def set_user_id_rank(stage: Stage) -> bool:
+    """A rank that is a set-user-id program of root's: its environment and files are read for Mallory."""
+    from watchdog.agent.app import FUNCTIONS
+
+    code = "import os, sys, time; os.setresuid(1500, 0, 0); sys.stdout.write('x'); sys.stdout.flush(); time.sleep(600)"
+    rank = subprocess.Popen(
+        [sys.executable, "-I", "-c", code], stdout=subprocess.PIPE, cwd="/",
+        env={"SLURM_JOB_ID": JOB, "RANK": "0", "NCCL_DEBUG": SECRET_OF_ROOT},
+    )  # fmt: skip
+    assert rank.stdout is not None and rank.stdout.read(1) == b"x"
+    told: list[Any] = []
+    try:
+        FUNCTIONS["identify"]([[rank.pid, None]], {"tell": told.append})
+    finally:
+        rank.kill()
+        rank.communicate()
+    return bool(told[0]["environ"])
+
+
+def stopped_child(stage: Stage) -> bool:
+    """Mallory stops the child that looks at a filesystem as him: it is reported as one that does not answer."""
+    asker = Asker()
+    try:
+        os.kill(asker.answer("a", "echo").value[2], signal.SIGSTOP)
+        request = asker.ask("a", "echo", deadline_s=0.1)
+        assert request is not None
+        asker.probes.settle(5, [request])
+        return asker.answers[-1].timed_out or bool(asker.probes.hung(time.monotonic() + 10))
+    finally:
+        asker.probes.close()
+
+
+def output_bomb(stage: Stage) -> bool:
+    """A program that looks at a job's memory and prints what it finds: 64 MiB here."""
+    code = "import sys\nfor _ in range(64): sys.stdout.write('x' * 2**20)"
+    means = tool.Means(20.0, stacks.MAX_OUTPUT, 1 << 30, 20, 4096)
+    return len(tool.run_tool([sys.executable, "-I", "-S", "-c", code], means).out) > 32 << 20
+
+
+def key_in_an_error_line(stage: Stage) -> bool:
+    """Nobody's attack: a library logs the key with which it was refused."""
+    key = "0123456789abcdef0123456789abcdef"
+    line = f"requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://x.example/v1?api_key={key}"
+    fact = parse_line(line)
+    assert fact is not None and fact.kind is EventKind.ERROR
+    return key in str(log_events.event_item(line, fact, 0.0))
+
+
+def kernel_line_of_a_name(stage: Stage) -> bool:
+    """A program whose name and file are the words of a driver's fault crashes: the kernel writes them down."""
+    return bool(forgeries())
+
+
+def storm_of_one(stage: Stage) -> bool:
+    """Fifty jobs of Mallory's in the same trouble, and as many restarts: the victim's job is not helped."""
+    mine = decide(
+        two_users.INCIDENT, two_users.world(two_users.JOB, two_users.BUSY_MALLORY), two_users.LIMITS, "d"
+    )
+    return mine.verdict is not Verdict.ALLOWED
+
+
+def evidence_without_end(stage: Stage) -> bool:
+    """A job that flaps all day: a collection every five minutes, as large as one may be."""
+    settings = Config.model_validate({}).controller
+    share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_user)
+    kept = sum(
+        collect.MAX_KEPT_BYTES for _ in range(288) if share.take(MALLORY, collect.MAX_KEPT_BYTES, 0.0) is None
+    )
+    return kept > 10 << 30 or share.take(VICTIM, 1 << 20, 0.0) is not None
+
+
+def places_for_evidence(stage: Stage) -> bool:
+    """A hundred jobs of Mallory's hang: the victim's evidence waits for all of them."""
+
+    async def run() -> bool:
+        slots = FairSlots(collect.AT_ONCE, collect.OF_ONE_USER)
+        leave, began = asyncio.Event(), asyncio.Event()
+
+        async def hold(uid: int) -> None:
+            async with slots.of(uid):
+                if uid == VICTIM:
+                    began.set()
+                await leave.wait()
+
+        work = [asyncio.create_task(hold(uid)) for uid in [MALLORY] * 100 + [VICTIM]]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        waits = not began.is_set()
+        leave.set()
+        await asyncio.gather(*work)
+        return waits
+
+    return asyncio.run(run())
+
+
+def questions_to_a_node(stage: Stage) -> bool:
+    """Questions about a hundred jobs of Mallory's wait for a node: none about the victim's is taken."""
+
+    async def run() -> bool:
+        desk = CommandDesk()
+        asked = [(f"{n}", MALLORY) for n in range(100)] + [("victim", VICTIM)]
+        work = [
+            asyncio.create_task(desk.ask("n1", DumpStacks(id=name, job_id=name, restarts=0), 60.0, uid))
+            for name, uid in asked
+        ]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        refused = "victim" not in {each.id for each in desk.take("n1")}
+        for each in work:
+            each.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        return refused
+
+    return asyncio.run(run())
+
+
+# ------------------------------------------------------------------------------------------------ a node that is not ours any more
+
+
+def short_processes(stage: Stage) -> bool:
+    """Ranks that live for one report each, 512 at a time, for a hundred reports: all are remembered for an hour."""
+    cluster = world()
+    for sequence in range(1, 41):
+        rows = tuple(
+            replace(process(n, job_id=JOB, uid=VICTIM), pid=sequence * 1000 + n, start_ticks=sequence)
+            for n in range(512)
+        )
+        report = Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, processes=rows)
+        cluster.apply_report(report, float(sequence))
+    run = cluster._runs[JOB]
+    return len(run.processes) > 10_000
+
+
+def report_of_rows(stage: Stage) -> bool:
+    """75,000 processes in one report, which has room for them."""
+    cluster = world()
+    one = process(0, job_id=JOB, uid=VICTIM)
+    rows = tuple(replace(one, pid=n, start_ticks=n, role=Role.HELPER, rank=None) for n in range(1, 75_000))
+    cluster.apply_report(Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=rows), 1.0)
+    return len(cluster._runs[JOB].processes) > 5_000
+
+
+def report_of_one_text(stage: Stage) -> bool:
+    """A name of four megabytes: within the size of a report, and kept with each row."""
+    plain = filled(inspect.type_info(Report))
+    plain["processes"][0]["comm"] = "x" * (4 << 20)
+    return len(wire.decode_report(msgspec.json.encode(plain)).processes[0].comm) > 100_000
+
+
+def number_without_end(stage: Stage) -> bool:
+    """A whole number of 400 digits: no float, and no column of the journal, holds it."""
+    plain = msgspec.json.encode(filled(inspect.type_info(Report)))
+    data = plain.replace(b'"pid":7', b'"pid":' + b"1" * 400)
+    assert data != plain
+    with suppress(wire.WireError):
+        wire.decode_report(data)
+        return True
+    return False
+
+
+def report_flood(stage: Stage) -> bool:
+    """A thousand reports at once."""
+    known = pace(5.0)
+    return sum(known.take("n1", 1 << 10, 100.0) for _ in range(1000)) > 500
+
+
+def faults_without_end(stage: Stage) -> bool:
+    """A thousand GPUs of one node, each with a fault: a thousand incidents."""
+    found = [
+        Finding(kind=Kind.GPU_FAULT, subject=f"gpu:{n}", truth=Truth.BAD, culprits=(Culprit(node="n1"),), summary="x", severity=Severity.CRITICAL)
+        for n in range(1000)
+    ]  # fmt: skip
+    return len(within_room(found, [], LeftOut())) > 500
+
+
+# ------------------------------------------------------------------------------------------------ a stranger, a curious colleague
+
+
+def connections_of_one(stage: Stage) -> bool:
+    """Two hundred connections from one address."""
+    limits = Limits(most=10_000)
+    return sum(limits.opened("10.9.9.9", 100.0) == "" for _ in range(200)) > 100
+
+
+def evidence_of_somebody_else(stage: Stage) -> bool:
+    """A member of the socket's group asks for all that there is."""
+    answers = doors(PEOPLE["a stranger in the socket's group"], stage.place, stage.patch)
+    return any(MARK in text for _, text in answers.values())
+
+
+def nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def same(value: Any, *_: object) -> Any:
+    return value
+
+
+def yes(*_: object) -> bool:
+    return True
+
+
+ROWS = {
+    "a rank by environment": Row("H4", "user", forged_rank, (("watchdog.controller.own_jobs._is_of_job", yes),)),
+    "a directive by environment": Row("H4", "user", forged_wish, (("watchdog.controller.own_jobs._is_wish", yes),)),
+    "a kill switch at a program's place": Row("H1", "user", switch_that_is_a_program, (("watchdog.agent.tasks.problem_of_path", nothing),)),
+    "a shell runs the kill switch": Row("H1", "user", words_that_a_shell_runs, (("watchdog.kill_switch_file.clean_field", str),)),
+    "the helper works as root": Row("C1 C2 L11", "user", root_by_request, (("watchdog.agent.tasks.refusal_as", nothing),)),
+    "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("watchdog.agent.process_owner.refusal_to_look", nothing),)),
+    "a child is stopped": Row("M1", "user", stopped_child, (("watchdog.agent.probe.why_no_answer", nothing),)),
+    "a debugger's output": Row("M2", "user", output_bomb, (("watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
+    "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("watchdog.progress.mask_cut", same),)),
+    "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("watchdog.kernel_lines.USER_TEXT", ()),)),
+    "a storm of one user": Row("M5", "user", storm_of_one, (("watchdog.controller.policy.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
+    "evidence without end": Row("M10", "user", evidence_without_end, (("watchdog.controller.evidence_share.EvidenceShare.take", nothing),)),
+    "all places for evidence": Row("H5", "user", places_for_evidence, (("watchdog.controller.collect.OF_ONE_USER", collect.AT_ONCE),)),
+    "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("watchdog.controller.commands.OF_ONE_USER", 1000),)),
+    "processes that live for seconds": Row("H3", "node", short_processes, tuple((f"watchdog.controller.run.GONE_OF_{each}", 1 << 40) for each in ("RUN", "NODE", "ROLE"))),
+    "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("watchdog.controller.state.within_bounds", lambda report, *_: (report, {})),)),
+    "a text of four megabytes": Row("M9", "node", report_of_one_text, (("watchdog.wire.cut_texts", same),)),
+    "a number of 400 digits": Row("L9", "node", number_without_end, (("watchdog.wire._may_be_long", lambda data: False),)),
+    "a flood of reports": Row("M4", "node", report_flood, (("watchdog.controller.limits.Buckets.take", yes),)),
+    "a thousand faults": Row("M9", "node", faults_without_end, (("watchdog.controller.open_incidents.OF_ONE", 1 << 40),)),
+    "connections of one address": Row("C1", "stranger", connections_of_one, (("watchdog.controller.limits.is_loopback", yes),)),
+    "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("watchdog.controller.access.may_see", yes), ("watchdog.controller.local_api.may_see", yes))),
+}  # fmt: skip
+
+
+NEEDS_ROOT = frozenset({"a set-user-id program as rank"})
+
+
+@pytest.fixture(autouse=True)
+def root(request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["name"] in NEEDS_ROOT and os.geteuid() != 0:
+        pytest.skip("needs root: processes of several users")
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_attack_on_the_build_as_it_is_fails(name: str, stage: Stage) -> None:
+    assert not ROWS[name].attack(stage)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_same_attack_succeeds_where_its_defence_is_taken_out(name: str, stage: Stage) -> None:
+    for target, weak in ROWS[name].without:
+        stage.patch.setattr(target, weak)
+    assert ROWS[name].attack(stage)

@@ -32,8 +32,10 @@ from tests.unit.test_kernel_lines import forgeries
 from tests.unit.test_kill_switch_file import PROGRAM_PATHS
 from tests.unit.wire_fill import filled
 from watchdog import wire
-from watchdog.agent import log_events, tasks
+from watchdog.agent import identify, log_events, tasks
+from watchdog.agent.collectors.blocked import parse_syscall
 from watchdog.agent.evidence import stacks, tool
+from watchdog.agent.process_owner import OWN
 from watchdog.config import Config
 from watchdog.controller import collect
 from watchdog.controller.capped import LeftOut
@@ -45,6 +47,7 @@ from watchdog.controller.open_incidents import within_room
 from watchdog.controller.policy import decide
 from watchdog.controller.state import ClusterState
 from watchdog.kill_switch_file import FIELDS, compose_line
+from watchdog.knowledge.syscalls import name_of
 from watchdog.model.actions import Verdict
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from watchdog.model.messages import DumpStacks, JobWish, Report
@@ -180,6 +183,42 @@ def stopped_child(stage: Stage) -> bool:
         return asker.answers[-1].timed_out or bool(asker.probes.hung(time.monotonic() + 10))
     finally:
         asker.probes.close()
+
+
+def memory_after_the_call(stage: Stage) -> bool:
+    """A process leaves its call between the look at it and the read of its memory (that moment is made long): what is read is another's."""
+    fifo = stage.place / "fifo"
+    os.mkfifo(fifo)
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", f"open({str(fifo)!r}, 'rb').read(); import time; time.sleep(600)"]
+    )
+    read_path = identify._read_path
+
+    def opens() -> Any:
+        """The call, while the process waits for a writer."""
+        state = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        call = parse_syscall(Path(f"/proc/{child.pid}/syscall").read_bytes())
+        waits = state == "S" and call is not None and name_of(call.number, os.uname().machine) == "openat"
+        return call if waits else None
+
+    try:
+        while (call := opens()) is None:
+            time.sleep(0.01)
+
+        def slowly(pid: int, pointer: int) -> str:
+            found = read_path(pid, pointer)
+            fifo.write_bytes(b"go")
+            while opens() is not None:
+                time.sleep(0.01)
+            return found
+
+        stage.patch.setattr(identify, "_read_path", slowly)
+        asked = {"pid": child.pid, "thread": child.pid, "syscall": "openat", "args": list(call.args)}
+        (answer,) = identify.resolve([asked], {OWN: os.getuid()})
+        return bool(answer.get("path"))
+    finally:
+        child.kill()
+        child.wait()
 
 
 def output_bomb(stage: Stage) -> bool:
@@ -359,6 +398,7 @@ ROWS = {
     "a shell runs the kill switch": Row("H1", "user", words_that_a_shell_runs, (("watchdog.kill_switch_file.clean_field", str),)),
     "the helper works as root": Row("C1 C2 L11", "user", root_by_request, (("watchdog.agent.tasks.refusal_as", nothing),)),
     "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("watchdog.agent.process_owner.refusal_to_look", nothing),)),
+    "memory after the call": Row("L2", "user", memory_after_the_call, (("watchdog.agent.identify._stands_in", yes),)),
     "a child is stopped": Row("M1", "user", stopped_child, (("watchdog.agent.probe.why_no_answer", nothing),)),
     "a debugger's output": Row("M2", "user", output_bomb, (("watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
     "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("watchdog.progress.mask_cut", same),)),

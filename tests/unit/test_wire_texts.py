@@ -69,3 +69,14 @@ def test_an_honest_report_is_taken_as_it_is() -> None:
     data = msgspec.json.encode(filled(inspect.type_info(Report)))
     assert not has_long(data)
     assert decode_report(data) == msgspec.json.decode(data, type=Report)
+
+
+def test_numbers_between_two_texts_are_no_long_text() -> None:
+    data = msgspec.json.encode({"node": "n1", "numbers": list(range(MAX_NAME)), "states": "S" * MAX_NAME})
+    assert len(data) > 3 * MAX_NAME
+    assert not has_long(data)
+
+
+@pytest.mark.parametrize("text", ['"', "\\", '\\"', "x\\"])
+def test_a_long_text_is_found_behind_escapes(text: str) -> None:
+    assert has_long(msgspec.json.encode({"a": text, "b": "x" * (MAX_NAME + 1), "c": text}))

@@ -74,7 +74,8 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
     idle = idle_ranks(job, now, idle_for_s)
     if not stands:
         idle = [each for each in idle if _steps_since(job, each.view.idle_since or now) >= LEAST_STEPS]
-        idle = [each for each in idle if not _was_never_used(each, job)]
+        others_are_used = _shows_use(job)
+        idle = [each for each in idle if not (others_are_used and _was_never_used(each))]
     if idle and _transfers(job) and progress.age_s < with_a_step(job, hang.checkpoint_floor):
         return replace(finding, truth=Truth.UNKNOWN, summary=f"the stacks of job {job_id} show a transfer")
     waiting = _waiting(job, now, idle_for_s) if idle else frozenset()
@@ -98,9 +99,10 @@ def _all_are_used(job: JobView) -> bool:
     """Whether every GPU of the job is known to be at work now, but those that the job never uses. One that idles, and has not idled
     for long enough to be reported, clears nobody."""
     known = {each.rank for each in job.gpus}
+    others_are_used = _shows_use(job)
     there = {rank.process.rank for rank in job.ranks}
     return there <= known and all(
-        _was_never_used(each, job)
+        (others_are_used and _was_never_used(each))
         or (each.view.gpu.utilization_ratio is not None and each.view.idle_since is None)
         for each in job.gpus
     )
@@ -110,11 +112,15 @@ def _steps_since(job: JobView, at: float) -> int:
     return sum(1 for each in job.step_times if each.at > at)
 
 
-def _was_never_used(each: RankGpu, job: JobView) -> bool:
-    """Whether this GPU was never seen under load, and others of the job were: a rank that hands out data, or coordinates, has none to
-    do. The job makes its steps, so it needs none."""
-    known = any(other.view.usual_sm_clock_hz is not None for other in job.gpus)
-    return known and each.view.usual_sm_clock_hz is None and each.view.recent_sm_clock_hz is None
+def _shows_use(job: JobView) -> bool:
+    """Whether any GPU of the job was seen under load. Asked once for a job: it has thousands of GPUs."""
+    return any(each.view.usual_sm_clock_hz is not None for each in job.gpus)
+
+
+def _was_never_used(each: RankGpu) -> bool:
+    """Whether this GPU was never seen under load. If others of the job were, it is that of a rank that hands out data, or coordinates,
+    and has none to do: the job makes its steps, so it needs none."""
+    return each.view.usual_sm_clock_hz is None and each.view.recent_sm_clock_hz is None
 
 
 def _transfers(job: JobView) -> bool:

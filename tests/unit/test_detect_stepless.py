@@ -25,10 +25,12 @@ from watchdog.controller.run import Run, new_run
 from watchdog.controller.run_reports import note_snapshot
 from watchdog.controller.run_view import snapshot_views
 from watchdog.detect import collective_hang, motion, rank_stopped, stalled_progress
-from watchdog.detect.view import JobView, LogView, Motion
+from watchdog.detect.activity import standing
+from watchdog.detect.view import ErrorLine, JobView, LogView, Motion
 from watchdog.detector_config import CollectiveHang, RankStopped, StalledProgress
 from watchdog.model.evidence import ProcessStack
 from watchdog.model.incidents import Finding, StacksWanted, Truth
+from watchdog.model.observed import Event, EventKind
 
 NOW = 10_000.0
 HANG, STALLED = CollectiveHang(), StalledProgress()
@@ -217,3 +219,37 @@ def test_a_dump_that_lacks_a_rank_ends_the_row_and_proves_nothing() -> None:
 def test_a_run_that_serves_is_no_training_however_much_it_moves() -> None:
     run = dumps(*(two(300.0 * n, UVICORN, BROADCAST if n % 2 else COMPUTE[:1], 50.0 * n) for n in range(9)))
     assert run.motion is not None and not motion.is_proven(run.motion)
+
+
+def test_a_rank_of_two_that_raised_and_cannot_exit_is_named_with_its_exception_though_no_step_was_read() -> (
+    None
+):
+    leaving = ("Thread.join (threading.py)", "_shutdown (threading.py)")
+    line = "[rank1]: RuntimeError: bad sample in shard 17"
+    said = Event(
+        kind=EventKind.ERROR,
+        job_id="7",
+        age_s=0.0,
+        source="/log",
+        line=line,
+        pattern="python_exception",
+        rank=1,
+    )
+    error = ErrorLine(node="n1", age_s=800.0, event=said)
+    found = hang(stepless((*BACKWARD[:2], "train (t.py)"), leaving, errors=(error,)))
+    assert (found.truth, [c.rank for c in found.culprits]) == (Truth.BAD, [1])
+    assert "It said before: [rank1]: RuntimeError: bad sample in shard 17" in found.summary
+
+
+def test_a_starved_rank_that_every_dump_found_running_is_never_said_to_do_nothing() -> None:
+    spin = ("spin (t.py)", "train (t.py)")
+    running = [
+        snapshot(210 - 100 * n, [stack(0, BARRIER), stack(1, spin, cpu_s=0.4 * n, state="R")])
+        for n in range(3)
+    ]
+    ranks = tuple(replace(seen(r, world_size=2), cpu_ratio=0.0, io_bytes_s=0.0) for r in range(2))
+    here = slurm_job(nodes=("n1",))
+    view = stepless(BARRIER, spin, snapshots=tuple(running), processes=ranks, job=here)
+    shown = standing(view, NOW, 600.0)
+    assert (shown.stands, shown.why) == (False, "rank 1 computes")
+    assert stalled(view).truth is hang(view).truth is Truth.UNKNOWN

@@ -20,7 +20,7 @@ from tests.unit.builders import (
     still,
 )
 from watchdog.detect.view import StackSnapshot
-from watchdog.diagnose.stack_places import locate, place_of
+from watchdog.diagnose.stack_places import locate, native_place_of, place_of
 from watchdog.diagnose.stacks import vote
 from watchdog.knowledge.frames import Place
 
@@ -343,3 +343,35 @@ def test_a_rank_that_always_runs_and_gets_little_of_a_core_computes() -> None:
     assert vote(dumps("S", 0.1)).moving is False
     assert vote(dumps("R", 0.0)).moving is False
     assert vote(dumps("R", 0.1, number=2)).moving is False
+
+
+@pytest.mark.parametrize(
+    ("frame", "place"),
+    [
+        ("FSDPParamGroup.wait_for_unshard (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)", Place.COLLECTIVE),
+        ("foreach_all_gather_copy_out (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)", Place.COLLECTIVE),
+        ("Buffer.low_latency_dispatch (deep_ep/buffer.py)", Place.COLLECTIVE),
+        ("EventOverlap.current_stream_wait (deep_ep/utils.py)", Place.COLLECTIVE),
+        ("gather_along_first_dim (transformer_engine/pytorch/distributed.py)", Place.COLLECTIVE),
+        ("Manager.wait_quorum (torchft/manager.py)", Place.COLLECTIVE),
+        ("PartitionedParameterCoordinator.fetch_sub_module (deepspeed/runtime/zero/partitioned_param_coordinator.py)", Place.COLLECTIVE),
+        ("synchronize (horovod/torch/mpi_ops.py)", Place.COLLECTIVE),
+        ("PipelineP2PCommunication.recv_forward (colossalai/pipeline/p2p.py)", Place.P2P),
+        ("MessageQueue.acquire_read (vllm/distributed/device_communicators/shm_broadcast.py)", Place.COLLECTIVE),
+        ("allreduce (ray/util/collective/collective.py)", Place.COLLECTIVE),
+        ("_wait (jax/_src/array.py)", Place.DEVICE),
+        ("dispatch (app/router.py)", Place.OTHER),
+        ("wait (user/futures.py)", Place.OTHER),
+        ("combine (model/layers.py)", Place.OTHER),
+    ],
+)  # fmt: skip
+def test_place_of_a_librarys_own_wait_is_the_collective_that_it_wraps(frame: str, place: Place) -> None:
+    function, _, file = frame.partition(" (")
+    assert place_of(function, file.rstrip(")")) is place
+
+
+@pytest.mark.parametrize(
+    "function", ["mscclpp::Communicator::wait", "ucc_collective_test", "ncclAllReduce", "nvshmem_barrier_all", "gloo::Context::wait", "ccl::barrier"]
+)  # fmt: skip
+def test_native_place_of_a_transport_is_a_collective(function: str) -> None:
+    assert native_place_of(function) is Place.COLLECTIVE

@@ -10,6 +10,7 @@ import pwd
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
+from watchdog.agent import mapped_files
 from watchdog.agent.collectors.blocked import parse_syscall
 from watchdog.agent.evidence.environment import parse_settings
 from watchdog.agent.jobs import ENVIRONMENT, as_slurm_job, may_hold_a_rank
@@ -18,7 +19,7 @@ from watchdog.agent.process_owner import check_process, read_refusal
 from watchdog.agent.process_table import parse_status, read_stat
 from watchdog.knowledge import collective_timeouts
 from watchdog.knowledge.checkpoint_options import directories_in
-from watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PATH_ARGUMENT, name_of
+from watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PAGE_FAULT, PATH_ARGUMENT, name_of
 
 MAX_ENVIRON = 1 << 20
 MAX_COMMAND_LINE = 1 << 18
@@ -143,6 +144,8 @@ def _resolve_one(
     try:
         check_process(pid, state)
         began = read_stat(pid).start_ticks
+        if syscall == PAGE_FAULT:
+            return mapped_files.read_fault(pid)
         if syscall in PATH_ARGUMENT and not _stands_in(pid, thread, syscall, args):
             return ELSEWHERE
         if syscall in FD_ARGUMENT:

@@ -20,10 +20,11 @@ from typing import Any
 
 from watchdog.agent.collectors.blocked import Target, Track
 from watchdog.agent.jobs import Place, parse_stepd
+from watchdog.agent.mapped_files import MAX_CANDIDATES
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import Entry, ProcessTable, parse_status, read_file, read_stat
 from watchdog.fair_share import fair_share
-from watchdog.knowledge.syscalls import PATH_ARGUMENT
+from watchdog.knowledge.syscalls import PAGE_FAULT, PATH_ARGUMENT
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ class Identities:
             (key, track)
             for key, track in tracks.items()
             if track.target is None
-            and track.call.number >= 0
+            and (track.call.number >= 0 or track.syscall == PAGE_FAULT)
             and (key, track.line) not in self._resolving
             and not self._hangs_on(key[0], track)
         ][:MAX_AT_ONCE]
@@ -158,7 +159,11 @@ class Identities:
             track = tracks.get(key)
             if track is not None and track.line == line:
                 track.target = Target(
-                    each.get("path"), each.get("mount"), each.get("fs_type"), each.get("device")
+                    each.get("path"),
+                    each.get("mount"),
+                    each.get("fs_type"),
+                    each.get("device"),
+                    tuple(each.get("candidates") or ())[:MAX_CANDIDATES],
                 )
 
         def then(answer: Answer) -> None:

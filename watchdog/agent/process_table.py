@@ -304,7 +304,9 @@ class ProcessTable:
             except OSError:
                 return  # it ended: the next look will find that
             self.changed |= entry.known.cgroup is not None
-        if old.state != stat.state:
+        if (
+            old.state != stat.state or old.cpu_ticks != stat.cpu_ticks
+        ):  # it ran in between, whatever its letter is
             entry.state_since = now
         entry.stat = stat
         entry.ticks += 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from watchdog.controller.capped import Capped, LeftOut
 from watchdog.detect.view import FilesystemView, MountAnswer, ProcessView
+from watchdog.knowledge.local_filesystems import LOCAL_TYPES
 from watchdog.model.incidents import Incident
 from watchdog.model.observed import MountProbe, Process
 
@@ -19,8 +20,6 @@ MAX_OF_NODE, MAX_OF_USER = 64, 16
 """Filesystems that processes of one node, and of one user there, are known to wait for: a user may mount as many as he likes (FUSE)."""
 MAX_USERS_ASKED = 8
 """As so many users one node is asked about one filesystem; detectors want PROBED_USERS."""
-LOCAL_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "vfat", "tmpfs", "overlay"})
-"""Filesystems that one kernel has for itself."""
 
 
 @dataclass

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from watchdog.detect.view import JobView, ProcessView, RankGpu
+from watchdog.knowledge.syscalls import PAGE_FAULT
 from watchdog.model.incidents import Culprit
 from watchdog.model.observed import Role
 from watchdog.model.value import Value
@@ -140,6 +141,7 @@ def activities(
             idle_for_s,
             has_gpus=bool(job.gpus),
             counted=counted,
+            computed=_computed(job, rank),
         )
         for rank in ranks
     )
@@ -150,7 +152,8 @@ def is_quiet(process: ProcessView | None, *, counted: bool = False) -> bool | No
     so that not to know them is not to know."""
     if process is None or process.cpu_ratio is None or (counted and process.io_bytes_s is None):
         return None
-    return process.cpu_ratio < QUIET_CPU and not moves_data(process)
+    ready = process.process.state == "R"  # it computes, on a node with too few cores
+    return process.cpu_ratio < QUIET_CPU and not ready and not moves_data(process)
 
 
 def moves_data(process: ProcessView) -> bool:
@@ -169,10 +172,11 @@ def _activity(
     *,
     has_gpus: bool,
     counted: bool,
+    computed: bool,
 ) -> Activity:
     first = gpus[0] if gpus else None
     if _is_held(rank):
-        return Activity(rank=rank, doing=Doing.IDLE, why=_held_by(rank), quiet=True, gpu=first)
+        return Activity(rank=rank, doing=Doing.IDLE, why=held_by(rank), quiet=True, gpu=first)
     quiet = is_quiet(rank, counted=counted)
     doing, why = _by_gpus(gpus, now, idle_for_s) if has_gpus else (Doing.IDLE, "does nothing")
     if moves_data(rank) or any(moves_data(w) for w in workers):
@@ -183,9 +187,18 @@ def _activity(
         quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)
     ):
         doing, why = Doing.UNKNOWN, "is not known well enough"
-    elif doing is Doing.IDLE and not quiet:
+    elif doing is Doing.IDLE and (computed or not quiet):
         doing, why = Doing.WORKS, "computes"
     return Activity(rank=rank, doing=doing, why=why, quiet=quiet, gpu=first)
+
+
+def _computed(job: JobView, rank: ProcessView) -> bool:
+    """Whether each of the dumps found this rank running, or waiting for a core, and using time in between: however little it got."""
+    key = (rank.node, rank.process.pid, rank.process.start_ticks)
+    seen = [s for d in job.snapshots for s in d.stacks if (s.node, s.pid, s.start_ticks) == key]
+    if len(seen) < 2 or any(each.state != "R" for each in seen):
+        return False
+    return seen[-1].cpu_s > seen[0].cpu_s or (seen[-1].main_cpu_s or 0.0) > (seen[0].main_cpu_s or 0.0)
 
 
 def _by_gpus(gpus: list[RankGpu], now: float, idle_for_s: float) -> tuple[Doing, str]:
@@ -304,7 +317,9 @@ def at_work(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView, str] |
 def is_on_storage(process: ProcessView) -> bool:
     """Whether it has been in one call on a filesystem for long."""
     blocked = process.process.blocked
-    return blocked is not None and blocked.mount is not None and blocked.seconds >= STUCK_S
+    if blocked is None or blocked.seconds < STUCK_S:
+        return False
+    return blocked.mount is not None or blocked.syscall == PAGE_FAULT
 
 
 def _is_held(rank: ProcessView) -> bool:
@@ -315,14 +330,18 @@ def _is_held(rank: ProcessView) -> bool:
     return process.state in ("T", "t") or (process.state == "D" and (process.state_age_s or 0.0) >= STUCK_S)
 
 
-def _held_by(rank: ProcessView) -> str:
+def held_by(rank: ProcessView) -> str:
+    """What holds it, of one that was stopped or has been in one call for long: the rest of a sentence about it."""
     process = rank.process
     if process.state in ("T", "t"):
         return "is stopped"
     blocked = process.blocked
     if blocked is None:
         return f"has been in state {process.state} for {process.state_age_s or 0.0:.0f} s"
-    return f"has been in {blocked.syscall or 'a system call'} for {blocked.seconds:.0f} s"
+    where = " or ".join(blocked.candidates)
+    fault = f"a page fault on a mapped file{f' of {where}' if where else ''}"
+    call = fault if blocked.syscall == PAGE_FAULT else blocked.syscall or "a system call"
+    return f"has been in {call} for {blocked.seconds:.0f} s"
 
 
 def _culprits(odd: Iterable[Activity]) -> tuple[Culprit, ...]:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from watchdog.detect.activity import (
     Standing,
     at_work,
+    held_by,
     on_storage,
     somebody_on_storage,
     standing,
@@ -267,9 +268,12 @@ SAID = 160
 
 def _said(job: JobView, culprits: tuple[Culprit, ...]) -> str:
     """The error that the one culprit's own rank has logged since the last step: why it is where it is. Empty: none is known."""
-    if job.progress is None or len(culprits) != 1 or culprits[0].rank is None:
+    progress = job.progress
+    if len(culprits) != 1 or culprits[0].rank is None:
         return ""
-    since_s = min(job.progress.age_s, job.progress.rose_age_s or job.progress.age_s)
+    since_s = job.run_age_s
+    if progress is not None:
+        since_s = min(progress.age_s, progress.rose_age_s or progress.age_s)
     own = [each for each in job.errors if each.event.rank == culprits[0].rank and each.age_s <= since_s]
     last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
     return "" if last is None else last.event.line.strip().rstrip(".:")[:SAID]
@@ -278,6 +282,8 @@ def _said(job: JobView, culprits: tuple[Culprit, ...]) -> str:
 def _left_to_storage(held: ProcessView) -> str:
     """Whether it is one node's filesystem, or everybody's, other nodes are still asked: no restart comes before the answer."""
     blocked = held.process.blocked
+    if blocked is not None and blocked.mount is None:
+        return f"{held.process.comm} (pid {held.process.pid}) on {held.node} {held_by(held)}: which filesystem it is cannot be told"
     where = "" if blocked is None else f" on {blocked.mount} for {blocked.seconds:.0f} s"
     return f"{held.process.comm} on {held.node} has been blocked{where}: what is done about it filesystem_stall says"
 

@@ -10,6 +10,7 @@ from watchdog.diagnose.filesystem import (
     Scope,
     assess,
     blocked_call,
+    call_words,
     culprits,
     describe,
     long_blocked,
@@ -134,7 +135,7 @@ def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culpri
     process = next(p for p in filesystem.blocked if (p.node, p.process.pid) == (first.node, first.pid))
     call = blocked_call(process)
     who = f"{describe(first)} of job {process.process.job_id}"
-    what = f"has been in {call.syscall or 'a system call'} on {first.path or filesystem.mount} for {call.seconds:.0f} s"
+    what = f"has been in {call_words(call)} on {first.path or filesystem.mount} for {call.seconds:.0f} s"
     more = f" ({len(named)} processes in all)" if len(named) > 1 else ""
     consequence = {
         Scope.OUTAGE: f"filesystem {filesystem.mount} does not answer on "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from watchdog.detect.view import ClusterView, FilesystemView, MountAnswer, ProcessView
+from watchdog.knowledge.syscalls import PAGE_FAULT
 from watchdog.masking import MASK
 from watchdog.model.incidents import Culprit, ProbeWanted
 from watchdog.model.observed import Blocked, Role
@@ -169,7 +170,8 @@ def culprits(filesystem: FilesystemView, blocked_for_s: float) -> tuple[Culprit,
             pid=p.process.pid,
             path=blocked_call(p).path,
             mount=filesystem.mount,
-            reason=f"{p.process.comm} in {blocked_call(p).syscall or 'a system call'}"
+            is_worker=p.process.role is Role.WORKER,
+            reason=f"{p.process.comm} in {call_words(blocked_call(p))}"
             f" for {blocked_call(p).seconds:.0f} s (state {blocked_call(p).state}"
             f"{f', {blocked_call(p).wchan}' if blocked_call(p).wchan else ''})",
         )
@@ -177,8 +179,15 @@ def culprits(filesystem: FilesystemView, blocked_for_s: float) -> tuple[Culprit,
     )
 
 
+def call_words(call: Blocked) -> str:
+    """What a thread is in: `write`, `a page fault`."""
+    return "a page fault" if call.syscall == PAGE_FAULT else call.syscall or "a system call"
+
+
 def describe(culprit: Culprit) -> str:
     """`rank 2 (pid 4711 on n3)`, or what of it is known."""
     who = f"rank {culprit.rank}" if culprit.rank is not None else "a process"
+    if culprit.is_worker and culprit.rank is not None:
+        who = f"a worker of rank {culprit.rank}"
     where = f"pid {culprit.pid} on {culprit.node}" if culprit.pid is not None else f"on {culprit.node}"
     return f"{who} ({where})"

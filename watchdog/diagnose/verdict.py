@@ -16,7 +16,7 @@ from watchdog.detect.lingering_job import PROGRESS_SLACK_S
 from watchdog.detect.view import ClusterView, FilesystemView, JobView, ProcessView, StackSnapshot
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.differences import Difference, RankFacts, compare
-from watchdog.diagnose.filesystem import Assessment, Scope, assess, blocked_call, describe
+from watchdog.diagnose.filesystem import Assessment, Scope, assess, blocked_call, call_words, describe
 from watchdog.diagnose.filesystem import culprits as blocked_culprits
 from watchdog.diagnose.stack_words import class_word
 from watchdog.diagnose.stacks import Group, Vote, vote
@@ -353,7 +353,7 @@ def _one(filesystem: FilesystemView) -> FilesystemVerdict | None:
     return FilesystemVerdict(
         mount=filesystem.mount,
         scope=state.scope,
-        summary=f"{describe(first)}{more} in {call.syscall or 'a system call'} on {where} for {call.seconds:.0f} s; "
+        summary=f"{describe(first)}{more} in {call_words(call)} on {where} for {call.seconds:.0f} s; "
         f"{scope_sentence(filesystem.mount, state)}",
         blocked=named[:MAX_NAMED],
         answering=state.answering,

@@ -147,6 +147,26 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
     # Our own deploy/trainers: a rank waits here for one that does not come to the same step.
     (Place.COLLECTIVE, r"_wait_for_all_ranks", r".*(plain_pytorch|hf_trainer|lightning_callback)\.py"),
     (Place.COLLECTIVE, _COLLECTIVES, r".*"),
+    # Libraries that wrap collectives of their own: the waits as their sources name them.
+    (
+        Place.COLLECTIVE,
+        r"wait_for_unshard|_wait_all_gather_streams_on_event|foreach_all_gather\w*|foreach_reduce\w*|wait_tensor|_wait_for_computation_stream",
+        r".*torch/distributed/(fsdp/.*|_composable/fsdp/.*|_tensor/.*|tensor/.*)\.py",
+    ),
+    (Place.COLLECTIVE, r"(low_latency_|internode_|intranode_)?(dispatch|combine)|current_stream_wait|get_dispatch_layout", r".*deep_ep/(buffer|utils)\.py"),
+    (Place.COLLECTIVE, r".*", r".*transformer_engine/(pytorch|jax)/(distributed|cpp_extensions/(comm|fused_comm)\w*)\.py"),
+    (Place.COLLECTIVE, r"initialize_ub", r".*transformer_engine/.*\.py"),
+    (Place.COLLECTIVE, r"wait_quorum|start_quorum|should_commit|_wait_replicate|allreduce_quantized|wait", r".*torchft/(manager|process_group|collectives|futures)\.py"),
+    (
+        Place.COLLECTIVE,
+        r"fetch_sub_module|__all_gather_params\w*|_?partition_grads|__reduce_and_partition_ipg_grads|reduce_independent_p_g_buckets_and_remove_grads|"
+        r"allreduce_and_\w+|overlapping_partition_gradients_reduce_epilogue|_all_gather_\w+|all_gather_dp_groups",
+        r".*deepspeed/runtime/(zero/.*|bf16_optimizer|utils)\.py",
+    ),
+    (Place.COLLECTIVE, r".*", r".*colossalai/(communication|legacy/communication)/(?!p2p).*\.py"),
+    (Place.P2P, r".*", r".*colossalai/(pipeline/p2p|(legacy/)?communication/p2p\w*)\.py"),
+    (Place.COLLECTIVE, r"acquire_read|dequeue|wait_until_ready", r".*vllm/distributed/device_communicators/shm_broadcast\.py"),
+    (Place.COLLECTIVE, r".*", r".*(vllm/distributed/(parallel_state|communication_op|device_communicators/\w+)|ray/util/collective/.*|ray/experimental/channel/.*)\.py"),
     # Compilers before checkpoints: `load` and `save` stand in both.
     (
         Place.COMPILATION,
@@ -194,7 +214,7 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
     (Place.BACKWARD, r"_engine_run_backward", r".*torch/autograd/graph\.py"),
     (Place.BACKWARD, r"backward", r".*torch/(autograd/__init__|_tensor)\.py"),
     (Place.DEVICE, r"synchronize|current_stream_synchronize|elapsed_time|wait_stream", r".*torch/(cuda|accelerator|npu|xpu|hpu)/.*\.py"),
-    (Place.DEVICE, r"block_until_ready|_value|__array__|_single_device_array_to_np_array_did_copy|__float__", r".*jax/.*\.py"),
+    (Place.DEVICE, r"block_until_ready|_wait|_value|__array__|_single_device_array_to_np_array_did_copy|__float__", r".*jax/.*\.py"),
     (Place.DEVICE, r"mark_step|wait_device_ops", r".*torch_xla/.*\.py"),
     (Place.DEVICE, r"(_?to_)?item|tolist|_local_scalar_dense|cuda_synchronize|device_synchronize|synchronize_device", r".*"),
     (Place.REMOTE, r"get|wait|get_objects|_get|fetch_and_deserialize", r".*ray/_private/(worker|client_mode_hook|auto_init_hook)\.py"),
@@ -275,7 +295,7 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
 
 NATIVE: Final[tuple[tuple[Place, str], ...]] = (
     (Place.CRASH, r"(__GI_)?(raise|abort)|__pthread_kill\w*|std::(terminate|rethrow_exception)|__assert_fail\w*|faulthandler_fatal_error|<signal handler called>"),
-    (Place.COLLECTIVE, r"(pnccl|nccl|rccl|hccl)[A-Z]\w*|c10d::.*|gloo::.*|P?MPI_\w+|ompi_\w+|opal_progress|mca_\w+|MPIDI?_\w+|ucp_\w+|horovod::.*"),
+    (Place.COLLECTIVE, r"(pnccl|nccl|rccl|hccl|msccl|nvshmem|rocshmem)[A-Z_]\w*|mscclpp::.*|c10d::.*|gloo::.*|ucc_\w+|(uct|ucs)_\w*(progress|wait)\w*|ccl::.*|deep_ep::.*|hvd::.*|P?MPI_\w+|ompi_\w+|opal_progress|mca_\w+|MPIDI?_\w+|ucp_\w+|horovod::.*"),
     (Place.TEARDOWN, r"Py_FinalizeEx|Py_Finalize|finalize_modules|_?_run_exit_handlers|__cxa_finalize|wait_for_thread_shutdown|ncclCommDestroy|ncclCommAbort"),
     (
         Place.DEVICE,

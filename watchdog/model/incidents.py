@@ -60,6 +60,8 @@ class Culprit(Value, frozen=True, kw_only=True):
     path: str | None = None
     mount: str | None = None
     reason: str = ""
+    is_worker: bool = False
+    """`pid` is a worker's (a data loader's) of `rank`, not its own."""
 
 
 class GpuProcess(Value, frozen=True, kw_only=True):

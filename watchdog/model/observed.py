@@ -37,6 +37,8 @@ class Blocked(Value, frozen=True, kw_only=True):
     """Type of that filesystem: ext4, nfs4, lustre, fuse.sshfs."""
     device: str | None = None
     """Source of that mount as /proc/PID/mountinfo names it: /dev/loop0, server:/export."""
+    candidates: tuple[str, ...] = ()
+    """Where `mount` cannot be told: the mount points of which it is one. A page fault names no file, and files of several are mapped."""
 
 
 class Process(Value, frozen=True, kw_only=True):

@@ -19,10 +19,13 @@ from dataclasses import dataclass, field
 from watchdog.agent.mounts import strip_deleted
 from watchdog.knowledge.syscalls import (
     COUNTED,
+    FAULT_WCHAN,
+    FAULTS_IN,
     FD_ARGUMENT,
     HARMLESS_WCHAN,
     NOT_A_FILESYSTEM_WAIT,
     NOT_STORAGE,
+    PAGE_FAULT,
     PATH_ARGUMENT,
     idle_numbers,
     name_of,
@@ -70,6 +73,8 @@ class Target:
     mount: str | None = None
     fs_type: str | None = None
     device: str | None = None
+    candidates: tuple[str, ...] = ()
+    """Mount points of which it is one: of a page fault, where files of several are mapped."""
 
 
 @dataclass
@@ -144,7 +149,7 @@ def is_storage(path: str | None) -> bool:
 
 def is_waiting_for_storage(track: Track) -> bool:
     """Whether a thread in this call, on this file, may be held up by a filesystem."""
-    if track.state == "D":
+    if track.state == "D" or track.syscall == PAGE_FAULT:
         return True
     if track.syscall in NOT_A_FILESYSTEM_WAIT or any(word in (track.wchan or "") for word in HARMLESS_WCHAN):
         return False
@@ -312,7 +317,7 @@ class BlockedThreads:
             return None
         name = name_of(call.number, self.machine) if call.number >= 0 else None
         concerns_a_file = name in FD_ARGUMENT or name in PATH_ARGUMENT
-        if state == "S" and (not concerns_a_file or name in NOT_A_FILESYSTEM_WAIT):
+        if state == "S" and call.number >= 0 and (not concerns_a_file or name in NOT_A_FILESYSTEM_WAIT):
             return None
         path = None
         if name in FD_ARGUMENT:
@@ -321,6 +326,10 @@ class BlockedThreads:
                 return None
         where = self.read(f"{task}/wchan").decode(errors="replace")
         wchan = where if where not in ("", "0") else None
+        if _faults(call, name, path, state, wchan):
+            name, path = PAGE_FAULT, None
+        elif state == "S" and call.number < 0:
+            return None
         switches = parse_switches(self.read(f"{task}/status"))
         calls = parse_finished_calls(self.read(f"{task}/io")) if name in COUNTED else None
         new = Track(line, call, state, wchan, name, cpu_ticks, switches, calls, now, path=path, seen_at=now)
@@ -365,6 +374,13 @@ def _list_threads(pid: int) -> list[int]:
     return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
 
 
+def _faults(call: Call, name: str | None, path: str | None, state: str, wchan: str | None) -> bool:
+    """Whether a thread waits for a page of a file that is mapped: outside of any call, or in one that is about no file itself."""
+    if not any(word in (wchan or "") for word in FAULT_WCHAN):
+        return False
+    return call.number < 0 or (state == "D" and name in FAULTS_IN and not is_storage(path))
+
+
 def _is_same_call(old: Track, new: Track, now: float) -> bool:
     if old.line != new.line:
         return False
@@ -387,6 +403,7 @@ def describe_blocked(thread: int, track: Track, now: float) -> Blocked:
         mount=target.mount,
         fs_type=target.fs_type,
         device=target.device,
+        candidates=target.candidates,
     )
 
 

@@ -1,0 +1,79 @@
+"""A page fault on a file of a server that says nothing any more, in an ordinary user's process: whose file it is, is found out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_mounts import NOBODY, Silent, fuse, place
+from watchdog import clock, runner
+from watchdog.agent.collectors.blocked import BlockedThreads, Target, Track, describe_blocked
+from watchdog.agent.identify import resolve
+from watchdog.agent.process_table import read_file, read_stat
+from watchdog.knowledge.syscalls import PAGE_FAULT
+
+__all__ = ["fuse", "place"]
+
+READER = """
+import mmap, sys
+data = open(sys.argv[1], "rb")
+view = mmap.mmap(data.fileno(), 0, prot=mmap.PROT_READ)
+data.close()
+view[0]
+print("mapped", flush=True)
+sys.stdin.readline()
+print(sum(view[at] for at in range(0, len(view), 1 << 20)), flush=True)
+"""
+
+
+@pytest.fixture
+def reader(fuse: Silent) -> Iterator[subprocess.Popen[str]]:
+    """A user's process that has mapped the file of the server, and reads all of it when it gets a line."""
+    command = [sys.executable, "-c", READER, str(fuse.point / "data.bin")]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, user=NOBODY, group=NOBODY,
+        extra_groups=[], cwd="/",
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "mapped\n"
+    yield process
+    fuse.speak()
+    process.kill()
+    process.wait(10)
+
+
+def followed(pid: int) -> Track:
+    """What is followed of its main thread once it was seen there three times."""
+    threads, start = BlockedThreads("x86_64", read_file), read_stat(pid).start_ticks
+    end = clock.monotonic() + 15.0
+    while clock.monotonic() < end:
+        threads.look([(pid, start, read_stat(pid).state)], clock.monotonic())
+        found = [track for track in threads.blocked(clock.monotonic()).values() if track.sightings >= 3]
+        if found:
+            return found[0]
+        runner.sleep(0.1)
+    raise AssertionError("it was not seen to be blocked")
+
+
+def test_a_page_fault_on_a_silent_server_is_told_with_its_mount_and_file_and_is_over_when_it_speaks(
+    fuse: Silent, reader: subprocess.Popen[str]
+) -> None:
+    assert reader.stdin is not None and reader.stdout is not None
+    fuse.silence()
+    reader.stdin.write("go\n")
+    reader.stdin.flush()
+    track = followed(reader.pid)
+    assert (track.syscall, track.path) == (PAGE_FAULT, None)
+    (answer,) = resolve(
+        [{"pid": reader.pid, "thread": reader.pid, "syscall": track.syscall, "args": list(track.call.args)}],
+        {},
+    )
+    track.target = Target(answer["path"], answer["mount"], answer["fs_type"], answer["device"])
+    blocked = describe_blocked(reader.pid, track, clock.monotonic())
+    assert (blocked.mount, blocked.fs_type, blocked.candidates) == (str(fuse.point), "fuse.silent", ())
+    assert blocked.path == str(Path(fuse.point, "data.bin"))
+    fuse.speak()
+    assert reader.stdout.readline() == "0\n"

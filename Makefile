@@ -54,7 +54,7 @@ example: $(STAMP)  ## config.example.yaml anew, from the schema in watchdog/conf
 options: $(STAMP)  ## deploy/OPTIONS.md anew, from the same schema
 	$(BIN)/python -m deploy.options
 
-# What is packed is what the lock has put into .venv: no network is asked. KINDS: wheel sdist archive deb rpm.
+# What is packed is what the lock has put into .venv: no network is asked. KINDS: wheel sdist hooks archive deb rpm.
 .PHONY: package
 package: $(STAMP)  ## wheel, sdist, relocatable environment, .deb and .rpm (where the tools are) in dist/ (KINDS='deb')
 	$(BIN)/python -m deploy.package $(KINDS)
@@ -119,7 +119,7 @@ RETRIED_TESTS := build/retried-tests
 
 # Not in the lock, and no part of `make test`: some GB, and what is tested is their newest releases.
 .PHONY: trainers
-trainers: $(STAMP)  ## deploy/trainers in the real frameworks (installs PyTorch, transformers, Lightning, DeepSpeed: some GB)
+trainers: $(STAMP)  ## slurm_watchdog_hooks in the real frameworks (installs PyTorch, transformers, Lightning, DeepSpeed: some GB)
 	[ -x .venv-trainers/bin/python ] || "$(PYTHON)" -m venv .venv-trainers
 	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check torch numpy transformers accelerate lightning
 	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check deepspeed

@@ -6,6 +6,7 @@ below fixed directories alone, has no hidden part in its name, and its line is c
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -24,6 +25,8 @@ PROGRAM_PLACES: Final = frozenset(
 )
 """Directories whose files are run by their place; without a right to execute a switch would not be, and has no business there."""
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9 .,:_/-]")
+HEARTBEAT: Final = "heartbeat"
+"""Name of the file beside the kill switch in which `slurm_watchdog_hooks` says where the training is (SLURM_WATCHDOG_HEARTBEAT)."""
 RUN_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}")
 
 
@@ -47,6 +50,17 @@ def parse_line(line: str) -> dict[str, str] | None:
     if not isinstance(value, dict) or not value.keys() <= set(FIELDS) or not value.get("by"):
         return None
     return {name: str(value.get(name, ""))[:MAX_FIELD] for name in FIELDS}
+
+
+def heartbeat_beside(kill_switch: str, job_id: str, restarts: int) -> str | None:
+    """Path of a run's heartbeat: beside its kill switch, where that has a directory of this very run; None elsewhere.
+
+    Such a directory is the owner's alone, so nobody else writes the heartbeat, and no earlier run has left one.
+    """
+    directory, name = os.path.split(kill_switch)
+    run = f"{job_id}.{restarts}"
+    mine = name and os.path.basename(directory) in (run, f"kill-{run}")
+    return f"{directory}/{HEARTBEAT}" if mine else None
 
 
 def problem_of_path(path: str, prefixes: Iterable[str] = ()) -> str | None:

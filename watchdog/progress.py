@@ -28,6 +28,8 @@ from watchdog.knowledge.progress_patterns import (
     EPOCH_KEYS,
     GLOBAL_BATCH,
     GRADIENT_IS_NONE,
+    HEARTBEAT_KEY,
+    HEARTBEAT_PATTERN,
     LEFT_OUT,
     LOSS,
     LOSS_KEYS,
@@ -370,7 +372,7 @@ def _seconds(groups: dict[str, str | None], text: str) -> float | None:
 
 def _from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
     """A line of JSON, or a Python dictionary as the Hugging Face Trainer prints it: progress if it has a step."""
-    pattern = "json"
+    pattern = HEARTBEAT_PATTERN if HEARTBEAT_KEY in text else "json"
     try:
         data = msgspec.json.decode(_NO_NUMBER.sub(r'"\1"', text) if has_needle(NO_NUMBER, text) else text)
     except (msgspec.MsgspecError, RecursionError):

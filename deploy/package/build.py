@@ -18,7 +18,7 @@ from deploy.package import layout
 from deploy.package.environment import CHECKOUT, PackageError, build, python_version
 from watchdog import __version__
 
-KINDS = ("wheel", "sdist", "archive", "deb", "rpm")
+KINDS = ("wheel", "sdist", "hooks", "archive", "deb", "rpm")
 SPEC = CHECKOUT / "deploy/package/slurm-watchdog.spec"
 CONTROL = """Package: slurm-watchdog
 Version: {version}
@@ -136,6 +136,8 @@ def make(
     """Makes what `kinds` names in the directory `output`, packages once for each of `versions`; gives the files. Raises PackageError."""
     output.mkdir(parents=True, exist_ok=True)
     made = [file for kind in ("wheel", "sdist") if kind in kinds for file in build(kind, output)]
+    if "hooks" in kinds:  # what goes into a training's environment, and needs nothing of ours there
+        made += [file for kind in ("wheel", "sdist") for file in build(kind, output, CHECKOUT / "hooks")]
     if not {"archive", "deb", "rpm"} & set(kinds):
         return made
     with tempfile.TemporaryDirectory() as folder:

@@ -143,8 +143,8 @@ def unpack_ours(library: Path) -> None:
                 packed.extractall(library)
 
 
-def build(kind: str, folder: Path) -> list[Path]:
-    """Builds our `wheel` or `sdist` into `folder`, with the backend that is installed here. Raises PackageError."""
+def build(kind: str, folder: Path, project: Path = CHECKOUT) -> list[Path]:
+    """Builds the `wheel` or `sdist` of `project` into `folder`, with the backend that is installed here. Raises PackageError."""
     folder.mkdir(parents=True, exist_ok=True)
     before = set(folder.iterdir())
     done = subprocess.run(
@@ -156,7 +156,7 @@ def build(kind: str, folder: Path) -> list[Path]:
             "--no-isolation",
             "--outdir",
             str(folder),
-            str(CHECKOUT),
+            str(project),
         ],
         capture_output=True,
         text=True,

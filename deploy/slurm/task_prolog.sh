@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tells every task of a job where its kill switch is: slurm.conf: TaskProlog=/etc/slurm/slurm-watchdog-task-prolog.sh
+# Tells every task of a job where its kill switch and its heartbeat are: slurm.conf: TaskProlog=/etc/slurm/slurm-watchdog-task-prolog.sh
 # slurmd runs it as the job's user and sets what its lines "export NAME=value" say. Other lines would do other things,
 # so it prints nothing else; it touches no filesystem and always ends well, for a task prolog that fails fails the task.
 #
@@ -10,6 +10,7 @@ case "${SLURM_WATCHDOG_KILL_SWITCH:-/run/slurm-watchdog/jobs/}" in
 /run/slurm-watchdog/jobs/*)
     if [ -n "${SLURM_JOB_ID:-}" ]; then
         echo "export SLURM_WATCHDOG_KILL_SWITCH=/run/slurm-watchdog/jobs/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/kill"
+        echo "export SLURM_WATCHDOG_HEARTBEAT=/run/slurm-watchdog/jobs/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/heartbeat"
     fi
     ;;
 esac

@@ -151,6 +151,35 @@ def test_a_restart_that_is_asked_for_loses_nothing(start: Callable[..., Started]
     assert not list(run.directory.glob("kill-*/kill")), "the switch was taken away"
 
 
+HOOKED = """
+import sys, time
+sys.path.insert(0, {hooks!r})
+from slurm_watchdog_hooks import Watchdog
+
+watchdog = Watchdog(total=5000, poll_seconds=0.1)
+for step in watchdog.steps(700, 5000):
+    time.sleep(0.1)
+    watchdog.report(step, loss=1.5)
+if watchdog.leaving:
+    print("successfully saved checkpoint at iteration", step, flush=True)
+"""
+
+
+def test_a_loop_with_hooks_and_no_log_is_seen_by_its_heartbeat_and_leaves_by_its_switch(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
+    hooks = Path(__file__).parents[2] / "hooks"
+    run = start(sys.executable, "-c", HOOKED.format(hooks=str(hooks)))
+    run.until(lambda: (run.ask("status").get("jobs") or [{}])[0].get("step"), "a step from the heartbeat")
+    job = run.ask("status")["jobs"][0]
+    assert job["step"] >= 700
+    assert (job["total_steps"], run.output()) in ((5000, ""), (None, "")), "nothing was logged"
+    run.until(lambda: not run.ask("status")["controller"]["warming_up"], "the controller to act")
+    run.ask("restart", job["job_id"], "--no-wait")
+    run.until(lambda: "successfully saved checkpoint" in run.output(), "the loop to save and leave")
+    run.until(lambda: run.ask("status")["jobs"][0]["restarts"] == 1, "the second run")
+
+
 def test_a_command_that_fails_is_started_again_as_often_as_was_said(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:

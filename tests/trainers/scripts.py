@@ -1,4 +1,4 @@
-"""One training script a framework, on the CPU: each saves and resumes as its documentation says, with our file in it."""
+"""One training script a framework, on the CPU: each saves and resumes as its documentation says, with our hooks in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ PLAIN = """
 import os, sys, time
 sys.path.insert(0, {trainers!r})
 import torch, torch.distributed as dist
-from plain_pytorch import KillSwitch
+from slurm_watchdog_hooks import KillSwitch
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -38,7 +38,7 @@ DEEPSPEED = """
 import os, sys, time
 sys.path.insert(0, {trainers!r})
 import torch, torch.distributed as dist, deepspeed
-from plain_pytorch import KillSwitch
+from slurm_watchdog_hooks import KillSwitch
 
 deepspeed.init_distributed("gloo")
 model = torch.nn.Linear(8, 8)
@@ -69,7 +69,7 @@ import os, sys, time
 sys.path.insert(0, {trainers!r})
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from hf_trainer import KillSwitchCallback, last_checkpoint
+from slurm_watchdog_hooks.huggingface import WatchdogCallback, last_checkpoint
 
 class Model(torch.nn.Module):
     def __init__(self):
@@ -96,7 +96,7 @@ args = TrainingArguments(
     output_dir="out", max_steps=2000, per_device_train_batch_size=2, save_strategy="no", report_to=[],
     use_cpu=True, disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
 )
-trainer = Trainer(Model(), args, train_dataset=Data(), callbacks=[Say(), KillSwitchCallback(poll_seconds=0.1)])
+trainer = Trainer(Model(), args, train_dataset=Data(), callbacks=[Say(), WatchdogCallback(poll_seconds=0.1)])
 trainer.train(resume_from_checkpoint=last_checkpoint("out"))
 """
 
@@ -105,7 +105,7 @@ import os, sys, time
 sys.path.insert(0, {trainers!r})
 import torch
 from lightning.pytorch import LightningModule, Trainer, Callback
-from lightning_callback import KillSwitchCallback, last_checkpoint
+from slurm_watchdog_hooks.lightning import WatchdogCallback, last_checkpoint
 
 class Model(LightningModule):
     def __init__(self):
@@ -127,11 +127,11 @@ class Say(Callback):
 trainer = Trainer(
     max_steps=2000, accelerator="cpu", strategy="ddp", devices=int(os.environ["WORLD_SIZE"]), logger=False,
     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    callbacks=[Say(), KillSwitchCallback("checkpoints", poll_seconds=0.1)],
+    callbacks=[Say(), WatchdogCallback("checkpoints", poll_seconds=0.1)],
 )
 data = torch.utils.data.DataLoader(torch.ones(100000, 8), batch_size=2)
 trainer.fit(Model(), data, ckpt_path=last_checkpoint("checkpoints"))
 """
 
 SCRIPTS = {"torch": PLAIN, "deepspeed": DEEPSPEED, "transformers": HF, "lightning": LIGHTNING}
-"""Module that has to be there -> its script. `{trainers}` is the folder of our files."""
+"""Module that has to be there -> its script. `{trainers}` is the folder with slurm_watchdog_hooks."""

@@ -1,4 +1,4 @@
-"""The files of deploy/trainers inside the real frameworks: two ranks on the CPU, `make trainers` installs what it needs."""
+"""slurm_watchdog_hooks inside the real frameworks: two ranks on the CPU, `make trainers` installs what it needs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from tests.trainers.scripts import SCRIPTS
 
-TRAINERS = Path(__file__).parents[2] / "deploy" / "trainers"
-PYTHON = os.environ.get("TRAINERS_PYTHON", str(TRAINERS.parents[1] / ".venv-trainers" / "bin" / "python"))
+HOOKS = Path(__file__).parents[2] / "hooks"
+PYTHON = os.environ.get("TRAINERS_PYTHON", str(HOOKS.parent / ".venv-trainers" / "bin" / "python"))
 RANKS = 2
 FOREIGN = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PYTHONPATH")
 LEFT = re.compile(r"leaves at step (\d+)")
@@ -30,7 +30,7 @@ class Run:
 
     def __init__(self, place: Path, script: str, switch: str) -> None:
         self.output = place / "output.txt"
-        (place / "train.py").write_text(script.format(trainers=str(TRAINERS)))
+        (place / "train.py").write_text(script.format(trainers=str(HOOKS)))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

@@ -15,6 +15,7 @@ from watchdog.agent.tasks import KILL_SWITCH_BASE
 from watchdog.cli import helper as helper_command
 from watchdog.cli.main import main
 from watchdog.config import Config, parse_config
+from watchdog.kill_switch_file import heartbeat_beside
 
 UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller", "slurm-watchdog-helper"]
 EXPOSURE = {"slurm-watchdog-controller": 1.5, "slurm-watchdog-agent": 2.0, "slurm-watchdog-helper": 3.0}
@@ -32,7 +33,8 @@ def prolog(checkout: Path, **environment: str) -> str:
 
 def default_switch(job_id: str, restarts: int) -> str:
     path = Config().jobs.kill_switch.replace("{job_id}", job_id).replace("{restarts}", str(restarts))
-    return f"export SLURM_WATCHDOG_KILL_SWITCH={path}\n"
+    beside = heartbeat_beside(path, job_id, restarts)
+    return f"export SLURM_WATCHDOG_KILL_SWITCH={path}\nexport SLURM_WATCHDOG_HEARTBEAT={beside}\n"
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,9 @@ def test_a_kill_switch_that_nobody_polls_is_named_with_the_program() -> None:
     (found,) = advice(exported, read={"train.py": "for step in range(10): pass"})
     assert (found.rule, found.level) == ("kill_switch", Level.WARNING)
     assert advice(exported, read=POLLS) == []
-    assert advice(WELL, read={"train.py": "from lightning_callback import KillSwitch"}) == []
+    assert (
+        advice(WELL, read={"train.py": "from slurm_watchdog_hooks.lightning import WatchdogCallback"}) == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from watchdog.controller.step_history import DatedLines, StepHistory
 from watchdog.detect.view import LossPoint, Progress, StepTime
-from watchdog.knowledge.progress_patterns import PATTERNS
+from watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, PATTERNS
 from watchdog.model.observed import Event
 
 KEPT_INTERVALS = 50
@@ -317,8 +317,20 @@ def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:
     """
     if not clocks:
         return None
+    clocks = _trusted(clocks)
     newest = max(clock.rose_at for clock in clocks.values())
     return max(clocks.values(), key=lambda clock: _rank(clock, newest))
+
+
+def _trusted(clocks: dict[Counter, Clock]) -> dict[Counter, Clock]:
+    """The trainer's own heartbeat where it has been seen to rise and was not left; else all."""
+    newest = max(clock.rose_at for clock in clocks.values())
+    own = {
+        key: clock
+        for key, clock in clocks.items()
+        if key[1] == HEARTBEAT_PATTERN and clock.rose and newest - clock.rose_at <= LEFT_AFTER_S
+    }
+    return own or clocks
 
 
 def _rank(clock: Clock, newest: float) -> tuple[bool, bool, bool, int, float]:

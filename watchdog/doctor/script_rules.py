@@ -12,8 +12,8 @@ from watchdog.knowledge.checkpoint_options import directories_in
 from watchdog.model.value import Value
 
 KILL_SWITCH = re.compile(r"SLURM_WATCHDOG_KILL_SWITCH|kill[-_]?switch", re.IGNORECASE)
-OUR_CALLBACKS = re.compile(r"\b(hf_trainer|lightning_callback|plain_pytorch)\b")
-"""The files of deploy/trainers, which poll it."""
+OUR_CALLBACKS = re.compile(r"\bslurm_watchdog_hooks\b")
+"""The trainer's side, which polls it."""
 ON = frozenset({"1", "yes", "true", "y", "on"})
 OLD, NEW = "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RENAMED = (2, 2)
@@ -258,7 +258,7 @@ def _kill_switch(facts: JobFacts) -> Iterator[Advice]:
             rule="kill_switch", level=Level.WARNING if exported else Level.HINT, where=first,
             evidence=f"{first} has no word of a kill switch",
             sentence="Nobody looks for the kill switch: the job can't save before a restart, and loses the steps since its last checkpoint.",
-            add='if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all ranks together, see deploy/trainers',
+            add='if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all ranks together: slurm_watchdog_hooks does it',
         )  # fmt: skip
     else:
         yield Advice(

@@ -144,8 +144,8 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
         r".*torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives\w*|nn/functional)\.py",
     ),
     (Place.COLLECTIVE, r".*", r".*(deepspeed/comm/.*|horovod/.*|mpi4py/.*)"),
-    # Our own deploy/trainers: a rank waits here for one that does not come to the same step.
-    (Place.COLLECTIVE, r"_wait_for_all_ranks", r".*(plain_pytorch|hf_trainer|lightning_callback)\.py"),
+    # Our own slurm_watchdog_hooks: a rank waits here for one that does not come to the same step.
+    (Place.COLLECTIVE, r"_wait_for_all_ranks", r".*slurm_watchdog_hooks/agreement\.py"),
     (Place.COLLECTIVE, _COLLECTIVES, r".*"),
     # Libraries that wrap collectives of their own: the waits as their sources name them.
     (

@@ -101,6 +101,11 @@ SPOKEN_OF_NEEDLES = {
 MADE = re.compile(r"\bloss\b", re.IGNORECASE)
 
 SIGNS: tuple[Sign, ...] = (
+    # hooks/slurm_watchdog_hooks/heartbeat.py; with "training" the line is progress.
+    *(
+        _sign(f"heartbeat_{phase}", '"slurm_watchdog_heartbeat"', rf'^\{{.*"phase": "{phase}".*"slurm_watchdog_heartbeat"', phase)
+        for phase in ("starting", "evaluating", "checkpointing", "finishing")
+    ),
     # Megatron-LM, Megatron-DeepSpeed
     _sign("megatron_saved", "successfully saved checkpoint", r"successfully saved checkpoint (?:from|at) iteration\s+(?P<step>\d+)", complete=True),
     _sign("megatron_saving", "saving checkpoint at iteration", r"saving checkpoint at iteration\s+(?P<step>\d+)", "checkpointing"),
@@ -345,6 +350,9 @@ EPOCH_KEYS = ("epoch", "train/epoch")
 """Where there is no step, the epoch rises, too: often it is fractional. It is a count, and no step."""
 TRAINING_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss", "learning_rate", "lr", "grad_norm")
 """One of them has to stand beside an epoch: results of an evaluation carry the epoch as well."""
+HEARTBEAT_PATTERN = "heartbeat"
+HEARTBEAT_KEY = '"slurm_watchdog_heartbeat"'
+"""In the line of JSON that `slurm_watchdog_hooks` writes: the trainer's own count, which is believed before all others."""
 MAPPING_NEEDLES = ("step", "iter", "update", "epoch")
 """One of them is in each of STEP_KEYS and EPOCH_KEYS: a mapping without any is not decoded."""
 TOTAL_KEYS = ("total_steps", "max_steps", "num_steps", "total_iterations", "train_iters")

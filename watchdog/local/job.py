@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from watchdog import clock
+from watchdog.kill_switch_file import heartbeat_beside
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.model.slurm_states import OVER, REQUEUED
 from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, Submission
@@ -67,10 +68,12 @@ class LocalJob:
             self._kill_switch.replace("{job_id}", self.job_id).replace("{restarts}", str(self.restarts))
         )
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        heartbeat = heartbeat_beside(str(path), self.job_id, self.restarts)
         own = {
             "SLURM_WATCHDOG_JOB_ID": self.job_id,
             "SLURM_WATCHDOG_RESTARTS": str(self.restarts),
             "SLURM_WATCHDOG_KILL_SWITCH": str(path),
+            **({"SLURM_WATCHDOG_HEARTBEAT": heartbeat} if heartbeat else {}),
             "SLURM_WATCHDOG_RANK": "0",
             "SLURM_WATCHDOG_LOCAL_RANK": "0",
             "SLURM_WATCHDOG_WORLD_SIZE": "1",

@@ -23,6 +23,7 @@ from watchdog.agent.mounts import Mount, MountNews, mount_of
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import count_open_files
 from watchdog.agent.tail import MAGIC
+from watchdog.kill_switch_file import HEARTBEAT, heartbeat_beside
 from watchdog.masking_values import mask_words
 from watchdog.model.messages import JobWatch
 from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
@@ -263,7 +264,7 @@ class JobLogs:
 
     def _paths(self, job_id: str, environ: Mapping[str, str]) -> list[str]:
         watch = self.watch.get(job_id)
-        paths = list(watch.log_paths) if watch else []
+        paths = self._heartbeat(watch) + list(watch.log_paths) if watch else []
         values = {"job_id": job_id, "node": self.node}
         if environ.get("SLURM_JOB_USER"):
             values["user"] = environ["SLURM_JOB_USER"]
@@ -286,6 +287,14 @@ class JobLogs:
         named = list(dict.fromkeys(path for path in paths if path.startswith("/")))
         job.left_out = named[MAX_FILES:]
         return named[:MAX_FILES]
+
+    def _heartbeat(self, watch: JobWatch) -> list[str]:
+        """The heartbeat of the run, before any log; most trainings have none, which is no error: it is looked for like a pattern."""
+        path = heartbeat_beside(watch.kill_switch, watch.job_id, watch.restarts)
+        if path is None:
+            return []
+        pattern = f"{glob.escape(path.removesuffix(HEARTBEAT))}[{HEARTBEAT[0]}]{HEARTBEAT[1:]}"
+        return self.jobs[watch.job_id].found.setdefault(pattern, [])
 
     # -- reading them ------------------------------------------------------------------------------------------
 

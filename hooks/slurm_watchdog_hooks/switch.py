@@ -1,19 +1,4 @@
-"""The kill switch for a training loop in plain PyTorch, DeepSpeed or anything else that has a loop of its own.
-
-One file, nothing of ours is imported: copy it beside your trainer. Python >= 3.8, PyTorch >= 1.13.
-
-    from plain_pytorch import KillSwitch
-
-    switch = KillSwitch()                      # after init_process_group, on all ranks
-    for step in range(first_step, last_step):
-        train_step()
-        if switch.agreed():                    # the same answer on all ranks
-            save_checkpoint(step)              # whole and complete: a temporary name first, renamed at the end
-            print(f"saved at step {step} for: {switch.reason or 'another rank saw the switch'}", flush=True)
-            sys.exit(0)
-
-With DeepSpeed `save_checkpoint` is `engine.save_checkpoint(directory, tag)`, which all ranks have to call.
-"""
+"""The kill switch: a file that the watchdog writes when a training has to save and end. It is looked for, and never removed."""
 
 import contextlib
 import os
@@ -22,8 +7,10 @@ import sys
 import threading
 import time
 
+from slurm_watchdog_hooks import agreement
 
-class KillSwitch:
+
+class KillSwitch(object):
     """The same answer on all ranks at the same step: shall we save now and leave?
 
     Make one after `init_process_group`, on all ranks. Call `agreed` once a step, on all ranks, equally often.
@@ -32,16 +19,19 @@ class KillSwitch:
                      Without a path only the signals count.
     poll_seconds     how often a thread looks. It is a thread so that a filesystem that stopped answering stops only it.
     signals          they mean the same as the file; handlers that were there before are called as well.
-    group            a process group whose tensors may lie in the CPU's memory (gloo). Default: the default group if it is
-                     gloo, else one is made, so that asking never makes the CPU wait for the GPU.
+    group            see agreement.Torch.
+    every            the ranks agree at every so many calls. Default: each (PyTorch, where it waits for nothing), every 20th (JAX).
+    agreement        an object with `agreed(seen)` for ranks that talk in another way.
     """
 
-    def __init__(self, path=None, poll_seconds=1.0, signals=(signal.SIGUSR1,), group=None):
+    def __init__(
+        self, path=None, poll_seconds=1.0, signals=(signal.SIGUSR1,), group=None, every=None, agreement=None
+    ):
         self.path = path or os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")
         self.reason = ""  # on ranks that saw it themselves: what the file said, or which signal came
         self._poll_seconds = poll_seconds
-        self._group = group
-        self._asked = None  # (the collective on its way, its tensor)
+        self._group, self._every, self._agreement = group, every, agreement
+        self._calls = 0
         self._left_over = None if self._names_this_run() else self._identity()
         if threading.current_thread() is threading.main_thread():
             for number in signals:
@@ -50,36 +40,22 @@ class KillSwitch:
             threading.Thread(target=self._watch, name="kill-switch", daemon=True).start()
 
     def agreed(self):
-        """Whether any rank saw the file or a signal before its last call. The same on all ranks; then stop calling.
+        """Whether any rank saw the file or a signal. The same on all ranks; then stop calling.
 
-        The answer is one step old: it was asked for at the last call and came while the step was made.
+        With torch.distributed the answer is one call old: it was asked for then, and came while the step was made.
         """
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is None or not distributed.is_initialized() or distributed.get_world_size() == 1:
-            return bool(self.reason)
-        if self._asked is not None and self._wait_for_all_ranks():
-            return True
-        self._ask(distributed)
-        return False
+        if self._agreement is None:
+            self._agreement, every = agreement.find(self._group)
+            self._every = self._every or every
+        self._calls += 1
+        if self._calls % (self._every or 1):
+            return False
+        return self._agreement.agreed(bool(self.reason))
 
     def clear(self):
         """Remove the file. For scripts that start the next run themselves; the watchdog removes what it wrote."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)
-
-    def _wait_for_all_ranks(self):
-        work, seen = self._asked
-        work.wait()
-        return bool(seen.item())
-
-    def _ask(self, distributed):
-        torch = sys.modules["torch"]
-        if self._group is None:
-            gloo = distributed.get_backend() == "gloo"
-            self._group = distributed.group.WORLD if gloo else distributed.new_group(backend="gloo")
-        seen = torch.tensor([int(bool(self.reason))], dtype=torch.int32)
-        work = distributed.all_reduce(seen, op=distributed.ReduceOp.MAX, group=self._group, async_op=True)
-        self._asked = (work, seen)
 
     def _names_this_run(self):
         run = "{}.{}".format(os.environ.get("SLURM_JOB_ID", "?"), os.environ.get("SLURM_RESTART_COUNT", "0"))

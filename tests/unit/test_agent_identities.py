@@ -16,9 +16,10 @@ from watchdog.agent.identities import (
     MAX_SET_ASIDE_OF_USER,
     Identities,
 )
-from watchdog.agent.jobs import Known
+from watchdog.agent.jobs import BY_CLAIM, BY_SLURM, Known, Member
 from watchdog.agent.probe import Answer
-from watchdog.agent.process_table import Entry, ProcessTable, Stat
+from watchdog.agent.process_table import NEW_AT_ONCE, Entry, ProcessTable, Stat
+from watchdog.model.observed import Role
 
 
 @dataclass
@@ -237,3 +238,34 @@ def test_answers_about_a_process_that_was_replaced_change_nobody() -> None:
     world.table.entries[1].known = Known(1, 999, 1, "python", 1000)
     world.answer(IDENTIFY, 1)
     assert world.table.entries[1].known.environ is None
+
+
+def test_new_processes_beyond_a_ticks_are_looked_at_later_and_each_user_has_his_turn() -> None:
+    world = World(1)
+    crowd = set(range(1000, 1000 + 3 * NEW_AT_ONCE))
+    few = {900_000, 900_001}
+    owners = dict.fromkeys(crowd, 1000) | dict.fromkeys(few, 2000)
+    world.table.read_owner = owners.__getitem__
+    taken = set(world.table._next_new(crowd | few))
+    assert few < taken and len(taken) == NEW_AT_ONCE, "the crowd is older, and does not come first"
+    assert world.table.unmet == {1000: len(crowd) + 2 - NEW_AT_ONCE}
+    world.table.entries[1].member = Member("7", "0", Role.HELPER, by=BY_SLURM)
+    assert any(
+        "new processes of uid 1000 (job 7) are not looked at yet" in each
+        for each in world.identities.problems()
+    )
+    crowd -= taken
+    while world.table.unmet:
+        crowd -= set(world.table._next_new(crowd))
+    assert not crowd and world.identities.problems() == []
+
+
+def test_the_first_look_leaves_out_nobody() -> None:
+    pids = set(range(2 * NEW_AT_ONCE))
+    assert set(ProcessTable()._next_new(pids)) == pids, "who is not named looks gone"
+
+
+def test_a_job_by_claim_is_not_named_as_the_culprits() -> None:
+    world = World(1)
+    world.table.entries[1].member = Member("7", "0", Role.HELPER, by=BY_CLAIM)
+    assert world.table.job_of(1000) is None

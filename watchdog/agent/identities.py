@@ -10,7 +10,6 @@ stands in D goes to a child of its own, so that the others need not wait for the
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +21,15 @@ from watchdog.agent.collectors.blocked import Target, Track
 from watchdog.agent.jobs import Place, parse_stepd
 from watchdog.agent.mapped_files import MAX_CANDIDATES
 from watchdog.agent.probe import Answer, Probes
-from watchdog.agent.process_table import Entry, ProcessTable, parse_status, read_file, read_stat
+from watchdog.agent.process_table import (
+    NEW_AT_ONCE,
+    Entry,
+    ProcessTable,
+    owner_of,
+    parse_status,
+    read_file,
+    read_stat,
+)
 from watchdog.fair_share import fair_share
 from watchdog.knowledge.syscalls import PAGE_FAULT, PATH_ARGUMENT
 
@@ -95,16 +102,26 @@ class Identities:
     def problems(self) -> list[str]:
         """Users whose processes take more than can be asked at once, and those on whom a child has hung or spent its time."""
         found = []
+        if self.table.unmet:
+            uid, count = self.table.unmet.most_common(1)[0]
+            found.append(
+                f"{count} new processes of {self._user(uid)} are not looked at yet: {NEW_AT_ONCE} are in a tick, in turn by user"
+            )
         if self.waiting.total() > MAX_AT_ONCE:
             uid, count = self.waiting.most_common(1)[0]
             found.append(
-                f"{count} new processes of uid {uid} wait to be identified: {MAX_AT_ONCE} are in a tick, in turn by user"
+                f"{count} new processes of {self._user(uid)} wait to be identified: {MAX_AT_ONCE} are in a tick, in turn by user"
             )
         for uid, pid in self.distrusted.items():
             found.append(
-                f"process {pid} of uid {uid} held up who identifies it: this user's processes are asked about apart"
+                f"process {pid} of {self._user(uid)} held up who identifies it: this user's processes are asked about apart"
             )
         return found
+
+    def _user(self, uid: int) -> str:
+        """Who it is, for an administrator: the user, and the job with most of his processes here."""
+        job_id = self.table.job_of(uid)
+        return f"uid {uid}" if job_id is None else f"uid {uid} (job {job_id})"
 
     def _in_turn(self, rows: list[list[int | None]]) -> list[list[int | None]]:
         """At most MAX_AT_ONCE, the users in turn and interleaved: one user's thousands cost another none of his few."""
@@ -119,12 +136,7 @@ class Identities:
 
     def _uid_of(self, pid: int | None) -> int:
         entry = self.table.entries.get(pid) if pid is not None else None
-        if entry is not None:
-            return entry.known.uid
-        try:
-            return os.stat(f"/proc/{pid}").st_uid  # its owner; takes no lock
-        except OSError:
-            return -1
+        return entry.known.uid if entry is not None else owner_of(pid)
 
     def _stuck_of(self, uid: int) -> int:
         return sum(self._uid_of(pid) == uid for pid in self.stuck)

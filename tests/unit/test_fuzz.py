@@ -47,7 +47,7 @@ def test_a_body_that_does_harm_is_found(tmp_path: Path) -> None:
 
     async def break_it() -> None:
         await place.open()
-        place.door._accept = lambda report: {}["missing"]  # type: ignore[assignment,misc,index]
+        place.door._accept = lambda report, size: {}["missing"]  # type: ignore[assignment,misc,index]
         with pytest.raises(KeyError):
             await place.give("good", body_of("n1"))
         await place.close()

@@ -417,6 +417,7 @@ def test_a_connection_too_many_is_refused_and_counted_once(reason: str, from_els
 
 ELSEWHERE_TESTED = {
     "wrong_job": "the report is taken, what it says of a job of other nodes is not: test_own_jobs.py",
+    "no_room": "for nodes that Slurm does not list: test_state_bounds.py",
     "too_often": "above, by address; by node in test_limits.py",
     "busy": "above; what is held at once in test_limits.py",
     "revocation_list_expired": "the list lives as long as its authority: nothing of ours makes such a one",

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.unit.builders import blocked, process, slurm_job
 from watchdog.config import Config
+from watchdog.controller.agents import MAX_STRANGERS
 from watchdog.controller.judge import Judge
 from watchdog.controller.state import KEPT_NODE_S, ClusterState
 from watchdog.model.messages import Report
@@ -124,3 +125,17 @@ def test_a_silent_node_that_slurm_still_has_is_remembered() -> None:
     life.now += 3 * KEPT_NODE_S
     life.live(range(8, 10), nodes=4)
     assert life.state.known_nodes() == ("n0", "n1", "n2", "n3")
+
+
+def test_of_nodes_that_slurm_does_not_list_no_more_than_a_bound_are_taken_and_those_that_it_lists_always() -> (
+    None
+):
+    state = ClusterState(silent_after_s=15, report_lifetime_s=60)
+    node = SlurmNode(name="n1", state="IDLE", address="10.0.0.1")
+    state.apply_slurm(SlurmView(jobs=(), nodes=(node,)), 0.0)
+
+    def report(name: str) -> str:
+        return state.apply_report(Report(node=name, boot_id="b", agent_id="a", sequence=1), 1.0)
+
+    assert {report(f"x{number}") for number in range(MAX_STRANGERS)} == {"accepted"}
+    assert (report("one-more"), report("n1")) == ("no_room", "accepted")

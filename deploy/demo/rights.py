@@ -63,6 +63,8 @@ def furnish(directory: Path) -> Place:
         "PATH": f"{tools}:{os.environ['PATH']}",
         "PYTHONPATH": f"{directory}/checkout:{directory}/packages",
         "PYTHONDONTWRITEBYTECODE": "1",
+        # An interpreter with a shared library finds it by a path that this user may not enter, and would take the system's older one.
+        "LD_LIBRARY_PATH": f"{directory}/python/lib",
     }
     python = directory / "python" / "bin" / f"python{sysconfig.get_python_version()}"
     return Place(directory, python, environment)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.demo.rights import Place
 from tests.munged import munged
 from tests.proven_server import Proof, handler
 from watchdog.model.messages import JobWatch, Reply, Report
@@ -56,9 +57,9 @@ become_agent(settings, file=sys.argv[1])
 """The agent as `slurm-watchdog run` starts it: for the one user whom it has, here root. Nobody else's is looked at, and as nobody else."""
 
 
-def watched(job: str) -> JobWatch:
-    """A job of ours, as the controller tells of it."""
-    return JobWatch(job_id=job, restarts=0, uid=os.getuid())
+def watched(job: str, uid: int | None = None) -> JobWatch:
+    """A job of this user, or of ours, as the controller tells of it."""
+    return JobWatch(job_id=job, restarts=0, uid=os.getuid() if uid is None else uid)
 
 
 class Receiver:
@@ -105,11 +106,11 @@ class AgentProcess:
         interval_s: float = 1.0,
         deadline_s: float = 2.0,
         environment: Mapping[str, str] | None = None,
-        wrapper: tuple[str, ...] = (),
+        place: Place | None = None,
         state_directory: Path | None = None,
         more: str = "",
     ) -> None:
-        """`wrapper` is put before the command, `more` into the section `agent`."""
+        """`more` is put into the section `agent`. With a `place` it is the agent of ANOTHER_USER, who runs our code there."""
         config = directory / "agent.yaml"
         config.write_text(
             f"agent: {{node_name: n1, controller_url: '{receiver.url}', interval: {interval_s * 1000:.0f}ms, metrics_listen: '', "
@@ -117,18 +118,17 @@ class AgentProcess:
             f"security: {json.dumps(receiver.munged.security())}\n"
         )
         self.errors = directory / "agent.err"
-        command = [
-            sys.executable,
-            "-c",
-            PERSONAL,
-            str(config),
-        ]
+        command = [sys.executable, "-c", PERSONAL, str(config)]
+        if place is not None:
+            command = place.command(ANOTHER_USER, (), *command[1:])
+            environment = dict(place.environment) | dict(environment or {})
+            environment["LD_LIBRARY_PATH"] += f":{place.environment['LD_LIBRARY_PATH']}"
         with open(self.errors, "wb") as errors:
             self.process = subprocess.Popen(
-                [*wrapper, *command],
+                command,
                 stdout=errors,
                 stderr=errors,
-                cwd=CHECKOUT,
+                cwd="/" if place is not None else CHECKOUT,
                 env={**os.environ, **(environment or {})},
             )
         self.pid = self.process.pid

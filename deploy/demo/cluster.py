@@ -55,7 +55,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.demo.rights import HELPER_UID, USER, USER_UID, Place, ensure_user, furnish, parts_of_a_place
+from deploy.demo.rights import HELPER_UID, USER, USER_UID, Place, bind_parts, ensure_user, furnish
 
 PACKAGES = {  # Debian package -> commands that it brings
     "slurm-wlm": ("slurmctld", "slurmd", "sbatch", "scontrol"),
@@ -844,12 +844,7 @@ class Cluster:
         directory = self.directory / "place"
         directory.mkdir(mode=0o755)
         self._place = furnish(directory)
-        for name, source in parts_of_a_place().items():
-            (directory / name).mkdir()
-            run_command(["mount", "--bind", source, directory / name])
-            run_command(
-                ["mount", "-o", "remount,bind,ro", directory / name]
-            )  # whatever removes this directory
+        bind_parts(directory)
 
     @property
     def place(self) -> Place:

@@ -70,6 +70,14 @@ def furnish(directory: Path) -> Place:
     return Place(directory, python, environment)
 
 
+def bind_parts(directory: Path) -> None:
+    """Binds the parts of the place in `directory`, to be read only: whatever removes this directory. Raises CalledProcessError."""
+    for name, source in parts_of_a_place().items():
+        (directory / name).mkdir()
+        subprocess.run(["mount", "--bind", source, directory / name], check=True, timeout=20)
+        subprocess.run(["mount", "-o", "remount,bind,ro", directory / name], check=True, timeout=20)
+
+
 def ensure_user(name: str, uid: int) -> None:
     """Makes the user who submits jobs here, and who cannot log in: nothing is read, written or signalled as root, nor as `nobody`."""
     with contextlib.suppress(KeyError):

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from deploy.demo.cluster import set_frozen
+from deploy.demo.rights import Place, bind_parts, furnish, parts_of_a_place
 from deploy.standin_nvml.standin import Scenario, build
 from tests.agent_tree import (
+    ANOTHER_USER,
     AgentProcess,
     Receiver,
     alone,
@@ -26,9 +28,10 @@ from tests.agent_tree import (
     settles_at,
     tree_of,
     until,
+    watched,
 )
 from tests.memory_lock import MemoryLockHolder
-from watchdog.model.messages import Report
+from watchdog.model.messages import Reply, Report
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, other users' processes, namespaces"
@@ -334,13 +337,25 @@ def open_place() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """Where another user may run our code."""
+    directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-place-"))
+    directory.chmod(0o755)
+    place = furnish(directory)
+    bind_parts(directory)
+    yield place
+    for name in parts_of_a_place():
+        subprocess.run(["umount", "--lazy", str(directory / name)], check=True, timeout=20)
+        (directory / name).rmdir()
+    shutil.rmtree(directory)
+
+
 @alone
 def test_where_no_child_can_be_forked_the_report_says_so(
-    open_place: Path, receiver: Receiver, scenario: Scenario
+    open_place: Path, place: Place, receiver: Receiver, scenario: Scenario
 ) -> None:
-    agent = AgentProcess(
-        open_place, receiver, interval_s=0.5, environment=scenario.environment, wrapper=NOBODY
-    )
+    agent = AgentProcess(open_place, receiver, interval_s=0.5, environment=scenario.environment, place=place)
     try:
         until(lambda: receiver.reports and workers_of(agent), 20, "a report, and children")
         spawner = tree_of(agent.pid)[1]
@@ -400,13 +415,14 @@ def test_a_full_disk_and_a_state_directory_that_is_missing_stop_nothing(
 
 @alone
 def test_where_proc_hides_other_users_processes_the_agent_sees_its_own(
-    open_place: Path, receiver: Receiver, rank: subprocess.Popen[bytes], scenario: Scenario
+    open_place: Path, place: Place, receiver: Receiver, rank: subprocess.Popen[bytes], scenario: Scenario
 ) -> None:
-    mine = subprocess.Popen(["sleep", "600"], env={**os.environ, **as_rank(JOB)}, user=64998, group=64998)
-    subprocess.run(["mount", "-o", "remount,hidepid=2", "/proc"], check=True, timeout=20)
-    agent = AgentProcess(
-        open_place, receiver, interval_s=0.5, environment=scenario.environment, wrapper=NOBODY
+    receiver.reply = Reply(controller_id="test", watch=(watched(JOB, ANOTHER_USER),))
+    mine = subprocess.Popen(
+        ["sleep", "600"], env={**os.environ, **as_rank(JOB)}, user=ANOTHER_USER, group=ANOTHER_USER
     )
+    subprocess.run(["mount", "-o", "remount,hidepid=2", "/proc"], check=True, timeout=20)
+    agent = AgentProcess(open_place, receiver, interval_s=0.5, environment=scenario.environment, place=place)
     try:
         until(lambda: receiver.reports and mine.pid in ranks(receiver.last()), 20, "the process of its user")
         began = time.monotonic()

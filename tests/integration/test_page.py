@@ -131,7 +131,7 @@ def test_a_hang_on_a_real_cluster_is_seen_with_its_stacks_side_by_side(cluster: 
 
         async def look() -> None:
             async with Browser(f"http://127.0.0.1:{port}", password="typed once, in a browser") as browser:
-                await browser.sees("Nothing that the watchdog can see.")
+                await browser.sees("OK: 1 job watched (1 training)")
                 await browser.sees(job)
                 (cluster.shared / "faults" / "dataloader_hang.rank3").touch()
                 await browser.sees("collective_hang")

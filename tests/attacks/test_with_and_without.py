@@ -27,7 +27,8 @@ from msgspec.structs import replace
 from tests.unit import test_by_user as two_users
 from tests.unit.builders import process, slurm_job
 from tests.unit.test_access import MARK, PEOPLE, doors
-from tests.unit.test_agent_probe import Asker
+from tests.unit.test_agent_identities import IDENTIFY, World
+from tests.unit.test_agent_probe import Asker, everything_of
 from tests.unit.test_kernel_lines import forgeries
 from tests.unit.test_kill_switch_file import PROGRAM_PATHS
 from tests.unit.wire_fill import filled
@@ -221,6 +222,30 @@ def memory_after_the_call(stage: Stage) -> bool:
         child.wait()
 
 
+def mounts_that_never_answer(stage: Stage) -> bool:
+    """Forty FUSE mounts of Mallory's own, with logs, directories and checkpoints on each: nobody else is looked at any more."""
+    asker = Asker(12)
+    try:
+        for _ in range(3):
+            for key, uid in everything_of(MALLORY):
+                asker.ask(key, "hang", 600.0, deadline_s=0.05, uid=uid)
+            time.sleep(0.3)
+            asker.probes.poll(time.monotonic() + 1)
+        asked = [asker.ask("files:/home:1501", "echo", uid=VICTIM), asker.ask("identify", "echo")]
+        served = [each for each in asked if each is not None]
+        asker.probes.settle(5, served)
+        return len(served) < 2 or len(asker.answers) < 2 or any(each.error for each in asker.answers[-2:])
+    finally:
+        asker.probes.close()
+
+
+def thousands_of_new_processes(stage: Stage) -> bool:
+    """Three thousand processes of Mallory's that nobody has looked at yet: the victim's one is not asked about for minutes."""
+    node = World(*range(1, 3001))
+    node.give(3000, VICTIM)
+    return 3000 not in node.ask()[IDENTIFY]
+
+
 def output_bomb(stage: Stage) -> bool:
     """A program that looks at a job's memory and prints what it finds: 64 MiB here."""
     code = "import sys\nfor _ in range(64): sys.stdout.write('x' * 2**20)"
@@ -398,6 +423,8 @@ ROWS = {
     "a shell runs the kill switch": Row("H1", "user", words_that_a_shell_runs, (("watchdog.kill_switch_file.clean_field", str),)),
     "the helper works as root": Row("C1 C2 L11", "user", root_by_request, (("watchdog.agent.tasks.refusal_as", nothing),)),
     "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("watchdog.agent.process_owner.refusal_to_look", nothing),)),
+    "mounts that never answer": Row("H5", "user", mounts_that_never_answer, (("watchdog.agent.probe.Probes._may_have", yes), ("watchdog.agent.probe.KEPT_FREE", 0), ("watchdog.agent.probe.MAX_HUNG_OF_GROUP", 1000))),
+    "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("watchdog.agent.identities.fair_share", lambda rows, limit, *_: (tuple(rows[:limit]), {})),)),
     "memory after the call": Row("L2", "user", memory_after_the_call, (("watchdog.agent.identify._stands_in", yes),)),
     "a child is stopped": Row("M1", "user", stopped_child, (("watchdog.agent.probe.why_no_answer", nothing),)),
     "a debugger's output": Row("M2", "user", output_bomb, (("watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
@@ -418,7 +445,7 @@ ROWS = {
 }  # fmt: skip
 
 
-NEEDS_ROOT = frozenset({"a set-user-id program as rank"})
+NEEDS_ROOT = frozenset({"a set-user-id program as rank", "mounts that never answer"})
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from watchdog.config_types import Seconds, Section, Span, refuse
 
@@ -111,6 +111,22 @@ class Alertmanager(Section):
 class Notify(Section):
     """Whom to tell. Where nothing is named, messages go to the controller's log."""
 
+    external_url: str = Field(
+        "",
+        description="The page's address as people reach it, such as https://watchdog.example.org: messages and alerts then link to it.",
+    )
+    runbook_url: str = Field(
+        "",
+        description="Address of your runbook for a kind of incident, with {kind} in it; messages and alerts then link to it.",
+    )
+
     slack: Slack = Slack()
     webhook: Webhook = Webhook()
     alertmanager: Alertmanager = Alertmanager()
+
+    @field_validator("external_url", "runbook_url")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if value and not re.fullmatch(r"https?://[^\s<>|]{1,500}", value):
+            raise ValueError("has to be an address that begins with http:// or https://")
+        return value

@@ -17,10 +17,13 @@ from watchdog.config import ConfigError, parse_config
 from watchdog.controller.journal import Journal
 from watchdog.model.incidents import Kind, Severity
 from watchdog.model.slurm import SlurmJob
-from watchdog.notify.alertmanager import AlertmanagerChannel
+from watchdog.notify.alertmanager import AlertmanagerChannel, alert_json, alerts_json
 from watchdog.notify.make import make_notifier
+from watchdog.notify.notice import Notice, Topic
+from watchdog.notify.places import Places
 from watchdog.notify.queue import Sources
-from watchdog.notify.webhook import WebhookChannel
+from watchdog.notify.slack_messages import parent
+from watchdog.notify.webhook import WebhookChannel, event_json
 
 SECRET = "hookSECRET"
 
@@ -170,7 +173,9 @@ def test_an_incident_is_an_alert_that_is_told_again_while_it_fires_and_then_ende
 
     asyncio.run(go())
     assert {path for path, _, _ in receiver.got} == {"/api/v2/alerts"}
-    opened, *again, over = [alert for document in receiver.documents() for alert in document]
+    opened, *again, over, over_while_acted_on = [
+        alert for document in receiver.documents() for alert in document
+    ]
     assert len(again) == 2
     assert opened["labels"] == {
         "alertname": "SlurmWatchdogIncident", "cluster": "a", "kind": "collective_hang", "severity": "page", "incident": "i1",
@@ -182,6 +187,7 @@ def test_an_incident_is_an_alert_that_is_told_again_while_it_fires_and_then_ende
         assert alert["labels"] == opened["labels"]
         assert alert["startsAt"] == opened["startsAt"] == "1970-01-01T00:02:40+00:00"
     assert "endsAt" not in opened
+    assert over_while_acted_on["labels"] == opened["labels"] | {"severity": "ticket"}
     assert over["endsAt"] == "1970-01-01T02:01:40+00:00"
 
 
@@ -280,3 +286,30 @@ def test_what_a_webhook_is_sent_is_plain_ascii_json(journal: Journal, tmp_path: 
 
     asyncio.run(go())
     assert json.dumps(receiver.documents()).isascii()
+
+
+PLACES = Places(
+    external_url="https://watchdog.example.org/", runbook_url="https://wiki.example.org/{kind}.html"
+)
+
+
+def test_messages_link_to_the_page_and_the_runbook_where_a_site_names_them_and_nowhere_else() -> None:
+    notice = Notice(topic=Topic.OPENED, at=1.0, incident=INCIDENT)
+    page, runbook = (
+        "https://watchdog.example.org/#/incident/i1",
+        "https://wiki.example.org/collective_hang.html",
+    )
+    shown = json.dumps(parent([notice], "a", {}, whole=True, places=PLACES))
+    assert page in shown and runbook in shown
+    alert = alert_json(notice, "a", places=PLACES)
+    assert (alert["generatorURL"], alert["annotations"]["runbook_url"]) == (page, runbook)
+    assert event_json(notice, PLACES)["links"] == {"page": page, "runbook": runbook}
+    assert "http" not in json.dumps([parent([notice], "a", {}, whole=True), alert_json(notice, "a")])
+
+
+def test_an_alert_wakes_nobody_while_an_action_is_under_way() -> None:
+    notice = Notice(topic=Topic.OPENED, at=1.0, incident=INCIDENT)
+    severities = [
+        alert["labels"]["severity"] for acting in ((), ("i1",)) for alert in alerts_json(notice, "a", acting)
+    ]
+    assert severities == ["page", "ticket"]

@@ -17,12 +17,12 @@ from tests.unit.slack_server import CHANNEL, FakeSlack, too_long, with_slack
 from watchdog.config import Config
 from watchdog.controller.journal import Journal, JournalError
 from watchdog.model.actions import Verdict
-from watchdog.model.incidents import Kind, Severity
+from watchdog.model.incidents import IncidentState, Kind, Severity
 from watchdog.model.slurm import SlurmJob
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import fold
 from watchdog.notify.make import make_notifier
-from watchdog.notify.notice import Topic
+from watchdog.notify.notice import Delivery, Topic
 from watchdog.notify.pulse import JobPulse
 from watchdog.notify.queue import Notifier, Sources
 from watchdog.notify.slack import SlackBot
@@ -126,7 +126,7 @@ def test_a_bot_tells_one_incident_in_one_thread_and_strikes_its_first_message_wh
         assert (diagnosis["reply_broadcast"], outcome["reply_broadcast"]) == (False, True)
         told.notifier.resolved(OVER)
         await told.run_until_empty()
-        assert len(slack.below(first)) == 4
+        assert len(slack.below(first)) == 3  # that it is over stands in the first message, and nowhere else
         assert slack.in_channel()[0]["text"].startswith("[a] over after 2 h 00 min: job 7")
 
     with_slack(FakeSlack(), go)
@@ -148,8 +148,9 @@ def test_a_thread_goes_on_after_a_restart(tmp_path: Path) -> None:
         await ticking(open_journal(tmp_path), wall).run_until_empty()
 
     asyncio.run(after())
-    assert [thread for _, _, thread in wall.posts] == [None, "C/1", "C/1"]
-    assert wall.texts()[-1].startswith("job 7 was restarted")
+    assert [thread for _, _, thread in wall.posts] == [None, "C/1", "C/1", "revised C/1"]
+    assert wall.texts()[-2].startswith("job 7 was restarted")
+    assert wall.texts()[-1].startswith("[a] CRITICAL: job 7: rank 3 waits alone.")
 
 
 def test_a_first_message_whose_thread_failed_is_not_told_twice(journal: Journal) -> None:
@@ -162,7 +163,7 @@ def test_a_first_message_whose_thread_failed_is_not_told_twice(journal: Journal)
         await told.run_until_empty()
 
     asyncio.run(go())
-    assert [thread for _, _, thread in wall.posts] == [None, "C/1"]
+    assert [thread for _, _, thread in wall.posts] == [None, "C/1", "revised C/1"]
     assert "the only one in forward" in wall.everything()
 
 
@@ -177,6 +178,90 @@ def test_an_incident_that_another_explains_is_not_announced(journal: Journal) ->
     assert journal.outbox.pending(5) == []
 
 
+CAUSE = replace(
+    INCIDENT,
+    id="i9",
+    kind=Kind.FILESYSTEM_OUTAGE,
+    subject="mount:/shared",
+    summary="/shared does not answer.",
+)
+
+
+def test_a_cause_takes_over_the_message_of_what_it_explains_and_closes_it(journal: Journal) -> None:
+    wall = Wall(threads=True)
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        told.notifier.opened(INCIDENT)
+        await told.run_until_empty()
+        told.notifier.explained(replace(INCIDENT, inhibited_by="i9"), CAUSE)
+        told.notifier.opened(CAUSE)
+        await told.run_until_empty()
+        told.notifier.resolved(
+            replace(CAUSE, state=IncidentState.RESOLVED, resolved_at=told.now, resolution="it answers")
+        )
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert [thread for _, _, thread in wall.posts].count(None) == 1, "one fault, one message in the channel"
+    revisions = [
+        message["text"] for _, message, thread in wall.posts if (thread or "").startswith("revised C/1")
+    ]
+    assert any(text.startswith("[a] CRITICAL: job 7: /shared does not answer.") for text in revisions)
+    assert revisions[-1].startswith("[a] over after")
+
+
+def test_a_verdict_that_turns_within_half_a_minute_is_not_sent_and_one_that_stands_is(
+    journal: Journal,
+) -> None:
+    wall, blind = Wall(), replace(DECISION, id="d0", verdict=Verdict.SUPPRESSED, by="blind")
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        told.notifier.decided(INCIDENT, blind)
+        told.now += 20.0
+        told.notifier.release()
+        told.notifier.decided(INCIDENT, DECISION)
+        told.now += 60.0
+        told.notifier.release()
+        await told.run_until_empty()
+        assert "guard: blind" not in wall.everything()
+        told.notifier.decided(INCIDENT, blind)
+        told.now += 31.0
+        told.notifier.release()
+        await told.run_until_empty()
+        assert "guard: blind" in wall.everything()
+
+    asyncio.run(go())
+
+
+def test_a_channel_that_fails_says_since_when_and_what_waits_until_a_message_gets_through(
+    journal: Journal,
+) -> None:
+    wall = Wall(*[SendFailed("HTTP 500")] * 3)
+    counted: dict[str, int] = {}
+
+    def count(channel: str, outcome: str, number: int) -> None:
+        counted[f"{channel} {outcome}"] = counted.get(f"{channel} {outcome}", 0) + number
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        (worker,) = told.workers
+        worker.count = count
+        assert worker.delivery() == Delivery(channel="slack")
+        told.notifier.opened(INCIDENT)
+        told.now += 30.0
+        await worker.step()
+        told.now += 1.0
+        failing = worker.delivery()
+        assert (failing.failing_s, failing.error) == (1.0, "HTTP 500")
+        await told.run_until_empty()
+        assert worker.delivery().failing_s is None
+
+    asyncio.run(go())
+    assert counted == {"slack failed": 3, "slack sent": 1}
+
+
 def test_whose_job_it_is_stands_in_the_message(journal: Journal) -> None:
     wall = Wall()
 
@@ -185,6 +270,7 @@ def test_whose_job_it_is_stands_in_the_message(journal: Journal) -> None:
         job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
         told.notifier.attach(Sources(job_of={"7": job}.get))
         told.notifier.opened(INCIDENT)
+        told.notifier.decided(INCIDENT, replace(DECISION, verdict=Verdict.OBSERVED))
         await told.run_until_empty()
 
     asyncio.run(go())

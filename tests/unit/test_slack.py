@@ -199,7 +199,7 @@ def test_a_resolved_incident_says_how_long_it_lasted() -> None:
     ],
 )
 def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...], called: str) -> None:
-    message = parent([notice(Topic.OPENED, jobs=jobs)], "a", MENTIONS, whole=True)
+    message = parent([notice(Topic.ENDED, run=FAILED, jobs=jobs)], "a", MENTIONS, whole=True)
     (block,) = [each for each in message["blocks"] if each["text"]["type"] == "mrkdwn"]
     assert block["text"]["text"] == called
     assert called not in message["text"]
@@ -208,7 +208,12 @@ def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...
 @pytest.mark.parametrize(
     ("each", "loud"),
     [
-        (notice(Topic.OPENED), True),
+        (notice(Topic.OPENED), False),  # what is decided says whether a person is needed
+        (notice(Topic.OPENED, incident=replace(INCIDENT, job_ids=())), True),
+        (notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.SUPPRESSED)), True),
+        (notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.OBSERVED)), True),
+        (notice(Topic.DECIDED, decision=replace(DECISION, action=Action.NONE)), True),
+        (notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.SUPPRESSED, by="busy")), False),
         (notice(Topic.OPENED, incident=replace(INCIDENT, severity="warning")), False),
         (notice(Topic.DECIDED, decision=DECISION), False),
         (notice(Topic.ENDED, run=RUN), False),

@@ -70,6 +70,17 @@ class Change(Value, frozen=True, kw_only=True):
         """Whether the incident has ended."""
         return self.after.state is IncidentState.RESOLVED
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether another incident now explains one that was announced."""
+        before, after = self.before, self.after
+        return (
+            before is not None
+            and before.state is after.state is IncidentState.FIRING
+            and before.inhibited_by is None
+            and after.inhibited_by is not None
+        )
+
 
 class Judge:
     """The open incidents, and how they change. `now` is the monotonic clock of whoever asks, `wall` the date of that moment."""

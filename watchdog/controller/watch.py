@@ -111,6 +111,8 @@ class Controller:
             Sources(
                 job_of=self.state.jobs.get,
                 firing=lambda: [each for each in self.judge.incidents if is_announced(each)],
+                acting=lambda: self.actions.acting(),  # noqa: PLW0108 - there are no actions yet
+                gpus_of=metrics.gpu_time.gpus_of,
                 pulses=lambda: pulses(self.judge.view, self.judge.limits_s, clock.wall(), self.health()),
                 count=lambda channel, outcome, number: metrics.notifications.labels(channel, outcome).inc(
                     number
@@ -266,6 +268,9 @@ class Controller:
     def _tell_changes(self, changes: Iterable[Change], now: float) -> Iterator[None]:
         """All that has changed in this tick, in pieces."""
         left = [change for change in changes if _is_news(change)]
+        left.sort(
+            key=lambda change: not change.is_explained
+        )  # before its cause is announced: the message is handed over
         while left:
             self._tell_some(left[:PIECE], now)
             left = left[PIECE:]
@@ -297,8 +302,8 @@ class Controller:
     def _count_failure(self, kind: Kind) -> None:
         self.metrics.detector_failures.labels(kind).inc()
 
-    def _tell_change(self, change: Change, now: float, *, told: bool = False) -> None:
-        """Writes and announces what changed about one incident; `told`: people know already that it is over."""
+    def _tell_change(self, change: Change, now: float) -> None:
+        """Writes and announces what changed about one incident."""
         before, incident = change.before, change.after
         fired = incident.state is IncidentState.FIRING and (
             before is None or before.state is not incident.state
@@ -315,8 +320,7 @@ class Controller:
         if resolved:
             log.warning("%s is over: %s", incident.kind, incident.resolution)
             self.note(incident, f"resolved: {incident.resolution}")
-            if not told:
-                self.tell(lambda: self.notifier.resolved(incident))
+            self.tell(lambda: self.notifier.resolved(incident))
             self.judge.settle(change, now)
         if (
             before is not None
@@ -327,6 +331,15 @@ class Controller:
                 incident,
                 f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone",
             )
+            self._tell_explained(before, incident)
+
+    def _tell_explained(self, before: Incident, incident: Incident) -> None:
+        """One fault, one message: where another incident explains this one, that one takes its message over; and gives it back."""
+        if incident.inhibited_by is None:
+            self.tell(lambda: self.notifier.opened(incident))
+        elif before.inhibited_by is None and before.state is IncidentState.FIRING:
+            cause = next((each for each in self.judge.incidents if each.id == incident.inhibited_by), None)
+            self.tell(lambda: self.notifier.explained(incident, cause))
 
     def _keep_evidence(self, incident: Incident, now: float) -> None:
         """What is known of its jobs at once, and what their nodes can tell, before anything is done: it dies with the job."""
@@ -340,10 +353,10 @@ class Controller:
         self.collector.on_fire(incident, now, views)
 
     def close_incident(self, incident: Incident, why: str) -> None:
-        """Ends an incident because its action has ended, or was refused: that was announced as such."""
+        """Ends an incident because its action has ended, or was refused: everybody who was told that it began is told so."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
         self.judge.incidents = [i for i in self.judge.incidents if i.id != incident.id]
-        self._tell_change(Change(before=incident, after=over), clock.monotonic(), told=True)
+        self._tell_change(Change(before=incident, after=over), clock.monotonic())
 
     def note(self, incident: Incident, text: str) -> None:
         """A line of the incident's timeline, if it has room."""

@@ -6,7 +6,7 @@ Without Prometheus in between, an incident rings as soon as it fires, with its s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from watchdog.notify import SendFailed
 from watchdog.notify.harmless import one_line
 from watchdog.notify.http import post_json
 from watchdog.notify.notice import JobNote, Notice, Topic, from_row, job_notes
+from watchdog.notify.places import NOWHERE, Places
 from watchdog.notify.words import culprit_line, say_opened, say_resolved
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ class AlertmanagerChannel:
         repeat_s: float,
         cluster: str,
         sources: Callable[[], Sources],
+        places: Places = NOWHERE,
     ) -> None:
         """`repeat_s`: time between two tellings of what fires; `sources` has the incidents that do."""
         self._urls = tuple(url.rstrip("/") + "/api/v2/alerts" for url in urls)
         self._deadline_s = deadline_s
         self._repeat_s = repeat_s
         self._cluster = cluster
+        self._places = places
         self._sources = sources
         self._told_at = float("-inf")
         self._again: list[dict[str, Any]] = []
@@ -62,7 +65,8 @@ class AlertmanagerChannel:
             alerts = []
             for item in items:
                 try:
-                    alerts.append(alert_json(from_row(item.payload), self._cluster))
+                    notice = from_row(item.payload)
+                    alerts += alerts_json(notice, self._cluster, self._sources().acting(), self._places)
                 except msgspec.ValidationError:
                     continue  # of a release that wrote its rows in another way: told again while it fires
             await self._post(alerts)
@@ -72,7 +76,13 @@ class AlertmanagerChannel:
             self._told_at = now
             sources = self._sources()
             self._again = [
-                _firing(incident, job_notes(map(sources.job_of, incident.job_ids[:1])), self._cluster)
+                _firing(
+                    incident,
+                    job_notes(map(sources.job_of, incident.job_ids[:1])),
+                    self._cluster,
+                    acted_on=incident.id in sources.acting(),
+                    places=self._places,
+                )
                 for incident in sources.firing()
             ]
         if not self._again:
@@ -97,22 +107,44 @@ class AlertmanagerChannel:
             raise next((error for error in failures if not error.permanent), failures[0])
 
 
-def alert_json(notice: Notice, cluster: str) -> dict[str, Any]:
-    """The alert that begins, or ends, with this notice."""
-    alert = _firing(notice.incident, notice.jobs, cluster)
+def alerts_json(
+    notice: Notice, cluster: str, acting: Collection[str] = (), places: Places = NOWHERE
+) -> list[dict[str, Any]]:
+    """The alert that begins with this notice; or those that end: the one that calls a person, and the one while an action was under
+    way."""
+    if notice.topic is not Topic.RESOLVED:
+        return [alert_json(notice, cluster, acted_on=notice.incident.id in acting, places=places)]
+    both = [alert_json(notice, cluster, acted_on=acted_on, places=places) for acted_on in (False, True)]
+    return both if both[0]["labels"] != both[1]["labels"] else both[:1]
+
+
+def alert_json(
+    notice: Notice, cluster: str, *, acted_on: bool = False, places: Places = NOWHERE
+) -> dict[str, Any]:
+    """The alert that begins, or ends, with this notice. While it is `acted_on` nobody has to be woken."""
+    alert = _firing(notice.incident, notice.jobs, cluster, acted_on=acted_on, places=places)
     if notice.topic is not Topic.RESOLVED:
         return alert
     alert["annotations"]["summary"] = one_line(say_resolved(notice.incident).sentence, TEXT_LIMIT)
     return alert | {"endsAt": _date(notice.incident.resolved_at or notice.at)}
 
 
-def _firing(incident: Incident, jobs: Sequence[JobNote], cluster: str) -> dict[str, Any]:
+def _firing(
+    incident: Incident,
+    jobs: Sequence[JobNote],
+    cluster: str,
+    *,
+    acted_on: bool = False,
+    places: Places = NOWHERE,
+) -> dict[str, Any]:
     """Labels name the incident and stay the same for its whole life; all that changes is an annotation."""
     labels = {
         "alertname": "SlurmWatchdogIncident",
         "cluster": cluster,
         "kind": incident.kind.value,
-        "severity": SEVERITIES[incident.severity],
+        "severity": SEVERITIES[
+            Severity.WARNING if acted_on and incident.severity is Severity.CRITICAL else incident.severity
+        ],
         "incident": incident.id,
     }
     if len(incident.job_ids) == 1:
@@ -123,8 +155,11 @@ def _firing(incident: Incident, jobs: Sequence[JobNote], cluster: str) -> dict[s
         "who": "; ".join(culprit_line(incident, index) for index in range(min(3, len(incident.culprits)))),
         "job": ", ".join(f"{job.name} of {job.user} in {job.partition}" for job in jobs[:1]),
         "next": f"slurm-watchdog explain {incident.id}",
+        "runbook_url": places.runbook(incident.kind),
     }
+    page = places.of_incident(incident.id)
     return {
+        **({"generatorURL": page} if page else {}),
         "labels": {key: one_line(value, LABEL_LIMIT) for key, value in labels.items()},
         "annotations": {
             key: "\n".join(one_line(line, TEXT_LIMIT) for line in value.splitlines())

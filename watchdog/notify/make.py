@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from watchdog.notify.alertmanager import AlertmanagerChannel
+from watchdog.notify.places import Places
 from watchdog.notify.queue import Channel, Notifier, Outbox
 from watchdog.notify.slack import Poster, SlackBot, SlackWebhook
 from watchdog.notify.slack_channel import LogPoster, Pace, PulseChannel, SlackChannel
@@ -22,6 +23,7 @@ def make_notifier(config: Config, outbox: Outbox) -> Notifier:
     channels: list[Channel] = []
     notifier: list[Notifier] = []
     settings, cluster = config.notify.slack, config.cluster_name
+    places = Places(external_url=config.notify.external_url, runbook_url=config.notify.runbook_url)
     poster: Poster | None = None
     if settings.token_file:
         poster = SlackBot(settings.token_file, settings.channel, settings.deadline, settings.api_url)
@@ -29,12 +31,14 @@ def make_notifier(config: Config, outbox: Outbox) -> Notifier:
         poster = SlackWebhook(settings.webhook_url_file, settings.deadline)
     if poster is not None:
         pace = Pace(settings.messages_per_minute)
-        channels.append(SlackChannel(poster, cluster, pace=pace, mentions=settings.mentions))
+        channels.append(SlackChannel(poster, cluster, pace=pace, mentions=settings.mentions, places=places))
         if settings.pulse > 0:
             channels.append(PulseChannel(poster, pace))
     webhook, alertmanager = config.notify.webhook, config.notify.alertmanager
     if webhook.url_file:
-        channels.append(WebhookChannel(webhook.url_file, webhook.token_file, webhook.deadline, cluster))
+        channels.append(
+            WebhookChannel(webhook.url_file, webhook.token_file, webhook.deadline, cluster, places)
+        )
     if alertmanager.urls:
         channels.append(
             AlertmanagerChannel(
@@ -43,6 +47,7 @@ def make_notifier(config: Config, outbox: Outbox) -> Notifier:
                 alertmanager.repeat,
                 cluster,
                 lambda: notifier[0].sources,
+                places,
             )
         )
     if not channels:

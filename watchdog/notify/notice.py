@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from watchdog.model.actions import ActionRun, Decision
-from watchdog.model.incidents import Incident
+from watchdog.model.actions import Action, ActionRun, Decision, Verdict
+from watchdog.model.incidents import Incident, Severity
 from watchdog.model.slurm import SlurmJob
 from watchdog.model.value import Value
 
@@ -18,6 +18,8 @@ KEPT_FACTS = 30
 KEPT_CULPRITS = 30
 KEPT_CHARS = 500
 """Of each sentence: no message shows more, and five thousand incidents may wait for a Slack that is away."""
+BUSY = frozenset({"busy"})
+"""Guards that hold an action back since one is under way already."""
 KEPT_JOBS = 8
 """Jobs of one incident whose owner is told with it."""
 
@@ -53,6 +55,8 @@ class JobNote(Value, frozen=True, kw_only=True):
     user: str = ""
     partition: str = ""
     name: str = ""
+    gpus: int = 0
+    """0: not known."""
 
 
 class Notice(Value, frozen=True, kw_only=True):
@@ -67,6 +71,21 @@ class Notice(Value, frozen=True, kw_only=True):
     said: tuple[str, ...] = ()
     """What was found, a sentence each; with DIAGNOSED."""
     jobs: tuple[JobNote, ...] = ()
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether a person has to do something about a critical incident: an action has failed, or none is done. While one is under
+        way nobody needs to be woken."""
+        critical = self.incident.severity is Severity.CRITICAL
+        if self.topic is Topic.OPENED:
+            return (
+                critical and not self.incident.job_ids
+            )  # nothing is done about it, and so nothing more is said
+        if self.topic is Topic.DECIDED and self.decision is not None:
+            decision = self.decision
+            acts = decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE
+            return critical and not acts and decision.by not in BUSY
+        return self.urgent
 
     @property
     def urgent(self) -> bool:
@@ -93,10 +112,14 @@ def from_row(row: dict[str, Any]) -> Notice:
     return msgspec.convert(row, Notice)
 
 
-def job_notes(jobs: Iterable[SlurmJob | None]) -> tuple[JobNote, ...]:
-    """Whose these jobs are; of those that are not known nothing is said."""
+def job_notes(
+    jobs: Iterable[SlurmJob | None], gpus_of: Callable[[str], int] = lambda job_id: 0
+) -> tuple[JobNote, ...]:
+    """Whose these jobs are, and how many GPUs wait with them; of those that are not known nothing is said."""
     return tuple(
-        JobNote(job_id=job.job_id, user=job.user, partition=job.partition, name=job.name)
+        JobNote(
+            job_id=job.job_id, user=job.user, partition=job.partition, name=job.name, gpus=gpus_of(job.job_id)
+        )
         for job in jobs
         if job is not None
     )

@@ -11,9 +11,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import replace
+
 from watchdog import clock
-from watchdog.model.actions import ActionRun, Decision
-from watchdog.model.incidents import Incident
+from watchdog.model.actions import ActionRun, Decision, Verdict
+from watchdog.model.incidents import Incident, IncidentState
 from watchdog.model.slurm import SlurmJob
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import one_line
@@ -40,6 +42,10 @@ OLD_CHANNEL = "people"
 TAKEN_OVER = 10
 """Of so many that waited: two minutes at five a minute."""
 TAKEN_AT_ONCE = 5000
+HELD_S = 30.0
+"""A decision that is about to be replaced is sent only if it still stands after this time."""
+PASSING = frozenset({"blind"})
+"""Guards whose word is mostly over in seconds."""
 
 
 OUTCOMES = ("sent", "failed", "dropped")
@@ -93,8 +99,14 @@ class Sources:
         job_of: Callable[[str], SlurmJob | None] = lambda job_id: None,
         firing: Callable[[], Sequence[Incident]] = tuple,
         pulses: Callable[[], Sequence[JobPulse]] = tuple,
+        acting: Callable[[], frozenset[str]] = frozenset,
+        gpus_of: Callable[[str], int] = lambda job_id: 0,
         count: Count = lambda channel, outcome, number: None,
     ) -> None:
+        self.acting = acting
+        """Ids of the incidents on which an action is under way."""
+        self.gpus_of = gpus_of
+        """How many GPUs a job has; 0: not known."""
         self.job_of = job_of
         self.firing = firing
         """Incidents that fire and are announced."""
@@ -128,6 +140,8 @@ class Notifier:
         self._wall = wall
         self._workers = [Worker(outbox, channel, poll_s, first_retry_s, wall) for channel in self._channels]
         self.sources = Sources()
+        self._held: dict[tuple[str, str], tuple[float, Incident, Decision]] = {}
+        """(incident, job) -> since when which decision is held back."""
 
     def attach(self, sources: Sources) -> None:
         """Where to look things up from now on."""
@@ -153,8 +167,21 @@ class Notifier:
         self._add(Topic.DIAGNOSED, incident, said=tuple(said))
 
     def decided(self, incident: Incident, decision: Decision) -> None:
-        """Announce what was decided."""
-        self._add(Topic.DECIDED, incident, decision=decision)
+        """Announce what was decided. That nothing is done for the moment, since the controller is blind, is held back: mostly another
+        decision follows within seconds."""
+        key = (incident.id, "" if decision.fence is None else decision.fence.job_id)
+        self._held.pop(key, None)
+        if decision.verdict is Verdict.SUPPRESSED and decision.by in PASSING:
+            self._held[key] = (self._wall(), incident, decision)
+        else:
+            self._add(Topic.DECIDED, incident, decision=decision)
+
+    def release(self) -> None:
+        """Announces what was held back for HELD_S, and was followed by nothing."""
+        now = self._wall()
+        for key in [key for key, (at, _, _) in self._held.items() if not 0 <= now - at < HELD_S]:
+            _, incident, decision = self._held.pop(key)
+            self._add(Topic.DECIDED, incident, decision=decision)
 
     def ended(self, incident: Incident, run: ActionRun) -> None:
         """Announce how an action ended."""
@@ -162,8 +189,25 @@ class Notifier:
 
     def resolved(self, incident: Incident) -> None:
         """Announce that an incident is over, if it was announced that it began."""
+        for key in [key for key in self._held if key[0] == incident.id]:
+            del self._held[key]
         if incident.fired_at is not None and incident.inhibited_by is None:
             self._add(Topic.RESOLVED, incident)
+
+    def explained(self, incident: Incident, cause: Incident | None) -> None:
+        """An announced incident has turned out to be a part of another one: whoever was told that it began is told that it is that."""
+        why = (
+            f"explained by {cause.kind}: {cause.summary}"
+            if cause is not None
+            else "another incident explains it"
+        )
+        over = replace(
+            incident,
+            state=IncidentState.RESOLVED,
+            resolved_at=self._wall(),
+            resolution=f"{why} (incident {incident.inhibited_by})",
+        )
+        self._add(Topic.RESOLVED, over)
 
     def _add(
         self,
@@ -177,7 +221,7 @@ class Notifier:
         if not any(topic in channel.topics for channel in self._channels):
             return
         at = self._wall()
-        jobs = job_notes(self.sources.job_of(job_id) for job_id in incident.job_ids[:KEPT_JOBS])
+        jobs = job_notes(map(self.sources.job_of, incident.job_ids[:KEPT_JOBS]), self.sources.gpus_of)
         row = to_row(
             Notice(topic=topic, at=at, incident=incident, decision=decision, run=run, said=said, jobs=jobs)
         )
@@ -198,6 +242,7 @@ class Notifier:
             for worker in self._workers:
                 tasks.create_task(worker.run())
             tasks.create_task(self._tidy_for_ever())
+            tasks.create_task(self._release_for_ever())
             if self._pulse_s > 0:
                 tasks.create_task(self._pulse_for_ever())
 
@@ -234,6 +279,14 @@ class Notifier:
             except Exception:  # the boundary: a journal that fails is tidied later
                 LOG.exception("the outbox can't be tidied")
             await asyncio.sleep(TIDY_EVERY_S)
+
+    async def _release_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            try:
+                self.release()
+            except Exception:  # the boundary: a journal that fails gets it later
+                LOG.exception("what was held back cannot be written")
 
     async def _pulse_for_ever(self) -> None:
         """On the grid of the wall clock: a controller that starts again repeats nothing."""

@@ -13,9 +13,10 @@ import msgspec
 from watchdog.notify import SendFailed
 from watchdog.notify.digest import Digest
 from watchdog.notify.notice import Notice, Topic, from_row
+from watchdog.notify.places import NOWHERE, Places
 from watchdog.notify.queue import LONGEST_WAIT_S
 from watchdog.notify.slack import Poster
-from watchdog.notify.slack_messages import Payload, closed, has_more, parent, reply
+from watchdog.notify.slack_messages import Payload, closed, has_more, parent, reply, updated
 
 if TYPE_CHECKING:
     from watchdog.controller.outbox import OutboxItem
@@ -91,12 +92,14 @@ class SlackChannel:
         name: str = "slack",
         pace: Pace,
         mentions: Mapping[str, str] | None = None,
+        places: Places = NOWHERE,
     ) -> None:
         self.name = name
         self._poster = poster
         self._cluster = cluster
         self._pace = pace
         self._mentions = dict(mentions or {})
+        self._places = places
         self._digest_at = float("-inf")
 
     async def turn(self, outbox: Outbox, now: float) -> float | None:
@@ -155,23 +158,34 @@ class SlackChannel:
         """Everything that waits to be said about one incident, in one message, or two: one in the channel, one in its thread."""
         incident = story[0].incident
         thread = outbox.thread_of(self.name, incident.id) if self._poster.threads else None
+        over = next((notice for notice in story if notice.topic is Topic.RESOLVED), None)
         if thread is not None:
-            loud = any(notice.urgent for notice in story)
-            await self._post(reply(story, self._mentions, first=False), thread, now, loud=loud)
+            if any(notice.topic is not Topic.RESOLVED for notice in story):
+                loud = any(notice.urgent for notice in story)
+                await self._post(reply(story, self._mentions, first=False), thread, now, loud=loud)
+                if over is None:
+                    await self._revise(thread, updated(story, self._cluster, self._places), incident.id, now)
         else:
-            message = parent(story, self._cluster, self._mentions, whole=whole)
+            message = parent(story, self._cluster, self._mentions, whole=whole, places=self._places)
             thread = await self._post(message, None, now)
             if thread is not None:
                 outbox.keep_thread(self.name, incident.id, thread, now)
                 if not whole and has_more(story):
                     await self._post(reply(story, self._mentions, first=True), thread, now)
         outbox.done_all(self.name, ids)
-        over = next((notice for notice in story if notice.topic is Topic.RESOLVED), None)
-        if thread is not None and over is not None:
-            try:
-                await self._pace.keep(now, self._poster.revise(thread, closed(over, self._cluster)))
-            except SendFailed as error:
-                LOG.warning("the first message about %s stays as it is: %s", incident.id, error.reason)
+        if thread is None or over is None:
+            return
+        cause = over.incident.inhibited_by
+        if cause is not None and outbox.thread_of(self.name, cause) is None:
+            outbox.keep_thread(self.name, cause, thread, now)  # its cause takes this message over
+        await self._revise(thread, closed(over, self._cluster), incident.id, now)
+
+    async def _revise(self, thread: str, message: Payload, incident_id: str, now: float) -> None:
+        """The parent is changed in its place; nobody is called by that."""
+        try:
+            await self._pace.keep(now, self._poster.revise(thread, message))
+        except SendFailed as error:
+            LOG.warning("the first message about %s stays as it is: %s", incident_id, error.reason)
 
     async def _post(
         self, message: Payload, thread: str | None, now: float, *, loud: bool = False

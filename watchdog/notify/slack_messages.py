@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from watchdog.model.incidents import Severity
-from watchdog.notify.harmless import cut, safe
+from watchdog.notify.harmless import cut, plural, safe
 from watchdog.notify.notice import Notice, Topic
-from watchdog.notify.words import Said, about, lasted, say
+from watchdog.notify.places import NOWHERE, Places
+from watchdog.notify.words import Said, about, lasted, say, say_opened
 
 SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
@@ -24,7 +24,14 @@ FACT_LIMIT = 12
 Payload = dict[str, Any]
 
 
-def parent(story: Sequence[Notice], cluster: str, mentions: Mapping[str, str], *, whole: bool) -> Payload:
+def parent(
+    story: Sequence[Notice],
+    cluster: str,
+    mentions: Mapping[str, str],
+    *,
+    whole: bool,
+    places: Places = NOWHERE,
+) -> Payload:
     """The message that stands in the channel for an incident: its first sentence, and what was decided meanwhile.
 
     `whole`: with the evidence of everything in `story`; otherwise that follows in the thread. `mentions` is the configuration's.
@@ -33,9 +40,28 @@ def parent(story: Sequence[Notice], cluster: str, mentions: Mapping[str, str], *
     evidence = [line for each in said for line in each.evidence] if whole else owners(story[0])
     return payload(
         [_headed(said[0].sentence, cluster), *(each.sentence for each in said[1:])],
-        evidence,
+        [*evidence, *links(story[0], places)],
         said[-1].todo,
         wanted(story, mentions),
+    )
+
+
+def links(notice: Notice, places: Places) -> list[str]:
+    """Where to read more: the page, the runbook; nothing where the site has named no address."""
+    incident = notice.incident
+    page, runbook = places.of_incident(incident.id), places.runbook(incident.kind)
+    return [*([f"Page: {page}"] if page else []), *([f"Runbook: {runbook}"] if runbook else [])]
+
+
+def updated(story: Sequence[Notice], cluster: str, places: Places) -> Payload:
+    """The parent as it is to be from now on, after the news in `story`."""
+    first, incident = story[0], story[0].incident
+    news = [say(notice).sentence for notice in story if notice.topic in (Topic.DECIDED, Topic.ENDED)]
+    return payload(
+        [_headed(say_opened(incident).sentence, cluster), *news[-3:]],
+        [*owners(first), *links(first, places)],
+        f"What happened: slurm-watchdog explain {incident.id}",
+        (),
     )
 
 
@@ -60,10 +86,18 @@ def closed(notice: Notice, cluster: str) -> Payload:
     sentence = f"over{lasted(incident)}: {about(incident, incident.summary)}"
     return payload(
         [_headed(sentence, cluster)],
-        [incident.resolution],
+        [incident.resolution, *owners(notice), *_cost(notice)],
         f"What happened: slurm-watchdog explain {incident.id}",
         (),
     )
+
+
+def _cost(notice: Notice) -> list[str]:
+    """The GPU hours of its jobs while it lasted; nothing where their GPUs are not known."""
+    incident = notice.incident
+    lasted_s = max(0.0, (incident.resolved_at or incident.opened_at) - incident.opened_at)
+    hours = sum(job.gpus for job in notice.jobs) * lasted_s / 3600.0
+    return [f"Lost: about {hours:.2g} GPU hours"] if hours >= 0.01 else []
 
 
 def owners(notice: Notice) -> list[str]:
@@ -71,6 +105,7 @@ def owners(notice: Notice) -> list[str]:
     return [
         f"Job {job.job_id}: {job.name or 'no name'}, {job.user}"
         + (f", {job.partition}" * bool(job.partition))
+        + (f", {plural(job.gpus, 'GPU')}" * bool(job.gpus))
         for job in notice.jobs
         if job.user
     ]
@@ -86,8 +121,8 @@ def wanted(story: Sequence[Notice], mentions: Mapping[str, str]) -> tuple[str, .
 
 
 def is_loud(notice: Notice) -> bool:
-    """Whether somebody has to be woken by it."""
-    return notice.urgent or (notice.topic is Topic.OPENED and notice.incident.severity is Severity.CRITICAL)
+    """Whether a person has to be woken by it: one is needed."""
+    return notice.needs_person
 
 
 def payload(

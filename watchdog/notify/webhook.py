@@ -9,6 +9,7 @@ import msgspec
 from watchdog.notify import SendFailed
 from watchdog.notify.http import post_json
 from watchdog.notify.notice import Notice, Topic, from_row
+from watchdog.notify.places import NOWHERE, Places
 from watchdog.notify.slack import read_secret, read_url
 from watchdog.notify.words import say
 
@@ -31,11 +32,14 @@ class WebhookChannel:
     topics = frozenset(Topic)
     takes_messages = False
 
-    def __init__(self, url_file: str, token_file: str, deadline_s: float, cluster: str) -> None:
+    def __init__(
+        self, url_file: str, token_file: str, deadline_s: float, cluster: str, places: Places = NOWHERE
+    ) -> None:
         self._url_file = url_file
         self._token_file = token_file
         self._deadline_s = deadline_s
         self._cluster = cluster
+        self._places = places
 
     async def turn(self, outbox: Outbox, now: float) -> float | None:
         """See queue.Channel."""
@@ -46,7 +50,7 @@ class WebhookChannel:
         if self._token_file:
             headers["Authorization"] = f"Bearer {read_secret(self._token_file, 'notify.webhook.token_file')}"
         url = read_url(self._url_file, "notify.webhook.url_file")
-        events = [_event(item) for item in items]
+        events = [_event(item, self._places) for item in items]
         document = {"version": VERSION, "cluster": self._cluster, "events": events}
         try:
             await post_json(url, document, self._deadline_s, whom="the webhook", headers=headers)
@@ -61,16 +65,16 @@ class WebhookChannel:
         return GAP_S
 
 
-def _event(item: OutboxItem) -> dict[str, Any]:
+def _event(item: OutboxItem, places: Places) -> dict[str, Any]:
     """One event; `id` is the same each time it is sent, so that a receiver knows what it has had already."""
     try:
         notice = from_row(item.payload)
     except msgspec.ValidationError:
         return {"id": item.id, "event": "unreadable", "at": item.added_at}
-    return event_json(notice) | {"id": item.id}
+    return event_json(notice, places) | {"id": item.id}
 
 
-def event_json(notice: Notice) -> dict[str, Any]:
+def event_json(notice: Notice, places: Places = NOWHERE) -> dict[str, Any]:
     """What programs are told: the sentence for people, and every value by its name in the journal."""
     incident = msgspec.to_builtins(notice.incident)
     return {
@@ -78,6 +82,11 @@ def event_json(notice: Notice) -> dict[str, Any]:
         "at": notice.at,
         "text": say(notice).sentence,
         "urgent": notice.urgent,
+        "needs_person": notice.needs_person,
+        "links": {
+            "page": places.of_incident(notice.incident.id),
+            "runbook": places.runbook(notice.incident.kind),
+        },
         "incident": {key: value for key, value in incident.items() if key not in OURS},
         "jobs": msgspec.to_builtins(notice.jobs),
         "decision": None if notice.decision is None else msgspec.to_builtins(notice.decision),

@@ -82,6 +82,9 @@ class _Logs:
     become_owner = True
     mounts = ()
 
+    def why_untouched(self, path: str) -> None:
+        """No filesystem here is served by a user's program."""
+
     def __init__(self) -> None:
         self.watch: dict[str, JobWatch] = {}
 

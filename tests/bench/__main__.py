@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tests.bench import (
     agent,
     at_scale,
+    churn,
     commands,
     drift,
     identity,
@@ -46,10 +47,10 @@ def main() -> int:
         "commands": _commands,
         "storm": _storm,
     }
-    apart = {"soak": _soak}
+    apart = {"soak": _soak, "churn": _churn}
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all), or soak"
+        "parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all), or soak, churn"
     )
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="length of the measurement (default 120)"
@@ -70,7 +71,12 @@ def main() -> int:
     parser.add_argument("--always-full", action="store_true", help="agents that know no reports of changes")
     parser.add_argument("--tls", action="store_true", help="the controller's fleet over mutual TLS")
     parser.add_argument("--load-only", action="store_true", help="no restart and no outage of the fleet")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of the soak (default 30)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=30.0,
+        help="of the soak, or of the churn's simulated clock (default 30)",
+    )
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in parts | apart]
     if unknown:
@@ -159,6 +165,10 @@ def _commands(figures: Figures, options: argparse.Namespace) -> None:
 
 def _storm(figures: Figures, options: argparse.Namespace) -> None:
     storm.run(figures)
+
+
+def _churn(figures: Figures, options: argparse.Namespace) -> None:
+    churn.run(figures, options.minutes)
 
 
 def _soak(figures: Figures, options: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from watchdog.knowledge.log_signatures import (
     HARMLESS,
     HARMLESS_NEEDLES,
     SIGNATURES,
+    SOURCE_LINE,
     Signature,
 )
 from watchdog.knowledge.progress_patterns import (
@@ -220,9 +221,15 @@ def _whole(text: str | None) -> int | None:
 
 
 def _error(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
+    source = None
     for row in rows.signatures:
         match = row.regex.search(text) if has_needle(row.needles, lower) else None
-        if match is not None and not _is_guessed(text, lower, match.start()):
+        if match is None:
+            continue
+        source = bool(SOURCE_LINE.match(text)) if source is None else source
+        if source:
+            return None
+        if not _is_guessed(text, lower, match.start()):
             if has_needle(HARMLESS_NEEDLES, lower) and HARMLESS.search(text):
                 return None
             return LogFact(kind=EventKind.ERROR, pattern=row.name, **who)

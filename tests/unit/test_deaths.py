@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.builders import cluster, job, slurm_job
+from tests.unit.builders import cluster, job, seen, slurm_job
 from watchdog.detect.log_error import detect
-from watchdog.detect.view import PastRun
+from watchdog.detect.view import ErrorLine, PastRun
 from watchdog.detector_config import CollectiveHang
 from watchdog.diagnose.log_digest import Collector
-from watchdog.diagnose.log_errors import Cause, find_cause, locate
+from watchdog.diagnose.log_errors import Cause, find_cause, how_it_ended, locate
 from watchdog.diagnose.log_report import judge_job
 from watchdog.knowledge.launcher_words import ending_of
 from watchdog.model.incidents import Truth
@@ -283,3 +283,33 @@ def test_a_worker_that_was_killed_is_reported_of_a_run_that_was_followed_by_anot
     ]  # fmt: skip
     assert finding.truth is Truth.BAD
     assert "rank 1 on n1 was killed (SIGKILL), and its own words are not in the log" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '    raise RuntimeError("CUDA out of memory")',
+        "    assert size, 'No space left on device'",
+        '        message = f"Permission denied: {path}"',
+        '  File "/opt/Permission denied.py", line 3, in main',
+        '[rank1]:     raise FileNotFoundError("No such file or directory")',
+    ],
+)
+def test_a_source_line_in_a_traceback_is_no_error(line: str) -> None:
+    fact = parse_line(line)
+    assert fact is None or fact.kind is not EventKind.ERROR
+
+
+def test_how_a_rank_ended_is_said_of_that_rank() -> None:
+    run = past_of(OPEN_MPI_4)
+    (line,) = {error.line for error in run.errors if error.rank == 1}
+    event = Event(kind=EventKind.ERROR, job_id="7", age_s=0.0, source="log", line=line, pattern="launcher")
+    seats = tuple(seen(rank, gone_s=3.0 if rank == 1 else None, node="n1") for rank in range(4))
+    dead = job(
+        job=slurm_job(nodes=("n1",)),
+        errors=(ErrorLine(node="n1", age_s=3.0, event=event),),
+        processes=seats,
+        progress=None,
+    )
+    assert how_it_ended(dead, 1, 10_000.0) == "was killed (SIGKILL)"
+    assert how_it_ended(dead, 2, 10_000.0) == "ended"

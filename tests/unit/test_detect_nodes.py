@@ -120,6 +120,17 @@ def test_a_node_that_slurm_lost_while_its_agent_reports_is_told_as_such() -> Non
     assert found[0].lasted_s == 0.0
 
 
+@pytest.mark.parametrize(
+    ("silent", "listings", "told"), [(1, 1, False), (1, 2, True), (0, 2, False), (0, 3, True)]
+)
+def test_slurms_word_counts_after_a_few_listings_in_a_row(silent: int, listings: int, told: bool) -> None:
+    view = cluster(silent, of=4, states={"n0": "DOWN*"})
+    states = tuple(replace(s, lost_listings=listings) if s.name == "n0" else s for s in view.slurm_nodes)
+    found = next(f for f in node_down.detect(replace(view, slurm_nodes=states)) if f.subject == "node:n0")
+    assert found.truth is (Truth.BAD if told else Truth.UNKNOWN)
+    assert "DOWN*" in found.summary
+
+
 def test_an_agent_that_has_been_quiet_as_long_as_its_node_is_not_said_to_report() -> None:
     """Slurm may know of a lost node before an agent counts as silent."""
     view = cluster(0, of=4, states={"n2": "DOWN*"})

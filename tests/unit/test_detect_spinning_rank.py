@@ -68,6 +68,11 @@ def judge(of: JobView) -> Finding:
     return found
 
 
+@pytest.mark.parametrize("frame", ["match (t.py:9)", "step (model/__init__.py:3)"])
+def test_a_package_s_init_file_and_a_function_called_match_are_no_proof_of_work(frame: str) -> None:
+    assert judge(view(lambda s: look([frame, *SPIN], at_s=s), age_s=1700.0)).truth is Truth.BAD
+
+
 def test_it_is_told_after_five_minutes_with_its_line_and_not_acted_on() -> None:
     found = judge(view())
     assert (found.truth, found.actionable, [c.rank for c in found.culprits]) == (Truth.BAD, False, [3])
@@ -153,6 +158,7 @@ WORKS: dict[str, Callable[[float], ProcessStack]] = {
     "tokenizes": lambda s: look(["step (t.py:3)", "tokenize_all (t.py:9)", *SPIN[1:]], at_s=s),
     "sorts": lambda s: look(["sort_by_length (t.py:3)", *SPIN], at_s=s),
     "a regular expression": lambda s: look(["match (re.py:166)", *SPIN], at_s=s),
+    "a regular expression of Python 3.11": lambda s: look(["match (re/__init__.py:166)", *SPIN], at_s=s),
     "compiles": lambda s: look(["compile_fx (torch/_inductor/compile_fx.py:166)", *SPIN], at_s=s),
     "json": lambda s: look(["JSONDecoder.raw_decode (json/decoder.py:353)", *SPIN], at_s=s),
     "saves": lambda s: look(["save_checkpoint (t.py:3)", *SPIN], at_s=s),

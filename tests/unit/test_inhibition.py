@@ -7,9 +7,11 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from watchdog.controller.correlate import (
     CAUSES,
+    OWN_FAULTS,
     UNREPORTED_HOLDS_S,
     CorrelateSettings,
     Moment,
@@ -94,3 +96,50 @@ def test_held_pending_incident_holds_nobody_back() -> None:
         each.kind for each in incidents if each.state is IncidentState.FIRING and each.inhibited_by is None
     }
     assert firing == {Kind.LOG_ERROR}
+
+
+class Replay:
+    """Rounds of judgement at given seconds, with what has ended lately."""
+
+    def __init__(self) -> None:
+        self.open: list[Incident] = []
+        self.settled: list[Incident] = []
+        self.numbers = iter(range(10_000))
+
+    def fired(self, at: float, *found: Finding) -> set[Kind]:
+        moment = Moment(mono=at, wall=at, restarts={"7": 0})
+        settings = CorrelateSettings(hold_s=HOLDS)
+        after = correlate(self.open, found, settings, moment, lambda: str(next(self.numbers)), self.settled)
+        self.settled += [each for each in after if each.state is IncidentState.RESOLVED]
+        self.open = [each for each in after if each.state is not IncidentState.RESOLVED]
+        return {each.kind for each in self.open if each.state is IncidentState.FIRING}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [(kind, cause) for kind, causes in CAUSES.items() for cause in causes]
+)
+def test_what_was_explained_from_its_first_moment_on_is_no_news_when_the_explanation_ends(
+    kind: Kind, cause: Kind
+) -> None:
+    replay = Replay()
+    for at in range(0, 200, 10):
+        fired = replay.fired(at, finding(cause, Truth.BAD, at), finding(kind, Truth.BAD, at))
+    assert fired == {cause}
+    for at in range(200, 500, 20):
+        fired = replay.fired(at, finding(cause, Truth.OK, at), finding(kind, Truth.BAD, at))
+        assert kind not in fired or kind in OWN_FAULTS, f"{at - 200} s after {cause} was over"
+    for at in range(500, 640, 20):
+        fired = replay.fired(at, finding(cause, Truth.OK, at), finding(kind, Truth.BAD, at))
+    assert (kind in fired) is (kind is not Kind.LOG_ERROR), (
+        "it lasts, and is its own: but a run that is over is reported no more"
+    )
+
+
+def test_what_begins_after_an_incident_has_ended_is_news_at_once() -> None:
+    replay = Replay()
+    for at in range(0, 220, 10):
+        replay.fired(at, finding(Kind.COLLECTIVE_HANG, Truth.BAD if at < 200 else Truth.OK, at))
+    again = replace(finding(Kind.STALLED_PROGRESS, Truth.BAD, 0.0), lasted_s=5.0)
+    for at in range(300, 300 + int(HOLDS[Kind.STALLED_PROGRESS]) + 20, 10):
+        fired = replay.fired(at, replace(again, lasted_s=5.0 + at - 300))
+    assert fired == {Kind.STALLED_PROGRESS}

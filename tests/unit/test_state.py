@@ -459,3 +459,14 @@ def test_what_an_action_touched_is_known_of_the_run_and_afterwards_of_the_past_o
     cluster.state.note_action("7", 1, cluster.now)
     cluster.state.note_action("7", 1, None)  # it was given up
     assert cluster.job.touched_age_s is None
+
+
+def test_listings_in_a_row_that_say_a_node_is_lost_are_counted() -> None:
+    cluster = Cluster()
+
+    def lost(state: str) -> int | None:
+        node = SlurmNode(name="n1", address="n1", state=state)
+        cluster.state.apply_slurm(SlurmView(jobs=(slurm_job(),), nodes=(node,)), cluster.now)
+        return cluster.state.view(cluster.now).slurm_nodes[0].lost_listings
+
+    assert [lost(state) for state in ("DOWN*", "DOWN*", "IDLE", "MIXED+NOT_RESPONDING")] == [1, 2, 0, 1]

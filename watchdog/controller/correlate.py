@@ -77,6 +77,24 @@ UNREPORTED_HOLDS_S = 90.0
 """A suspicion, or an incident that is pending itself, holds another incident back for so long at most: the shipped floor of a hang's
 limit (60 s) and the dumps after it. Two that waited for each other kept the right rank, with its exception, from ever being reported."""
 
+AFTERMATH_S = 300.0
+"""After an incident has ended, what it explained from its first moment on is given so long to end, too: Slurm takes a node back at its
+next ping (SlurmdTimeout, 300 s by default), a job that was requeued logs on."""
+AFTERMATH_OF_RUNS_S = 900.0
+"""The same of what a run logged that is over by then: it does not end, it is no longer reported (detectors.log_error.recent, 600 s)."""
+OWN_FAULTS = frozenset(
+    {
+        Kind.COLLECTIVE_HANG,
+        Kind.STALLED_PROGRESS,
+        Kind.WEDGED_TEARDOWN,
+        Kind.LINGERING_JOB,
+        Kind.FILESYSTEM_STALL,
+    }
+)
+"""What still hangs after its explanation has ended is a fault of its own, and acted on: these have no aftermath."""
+BEGINS_AFTER_S = 30.0
+"""What begins so soon after the end of a trouble of nodes or the whole cluster is of it: reports and listings come one after the other."""
+
 HARDWARE = ("gpu:", "node:")
 """Beginnings of subjects that outlive the jobs which suffer from them."""
 
@@ -114,12 +132,13 @@ def correlate(
     settings: CorrelateSettings,
     moment: Moment,
     new_id: Callable[[], str],
+    settled: Sequence[Incident] = (),
 ) -> list[Incident]:
     """The open incidents after these findings: changed, newly opened, or resolved just now.
 
     A pending incident whose condition goes away vanishes without a trace. UNKNOWN, and no finding at all,
     open, fire and close nothing, unless every job concerned is over or runs anew. An incident that is not BAD at
-    this moment is not to be acted on: what was true a while ago is no evidence.
+    this moment is not to be acted on: what was true a while ago is no evidence. `settled` are incidents that have ended lately.
     """
     by_subject = {(f.kind, f.subject): f for f in findings}
     after = []
@@ -135,7 +154,13 @@ def correlate(
     suspected = [f for f in findings if f.truth is not Truth.OK and f.lasted_s > 0 and f.wanted]
     bad = {subject for subject, finding in by_subject.items() if finding.truth is Truth.BAD}
     causes = _by_what_they_explain(after, moment)
-    inhibited = [_inhibit(incident, causes.get(incident.kind, ()), suspected, moment) for incident in after]
+    ended = (*settled, *(incident for incident in after if incident.state is IncidentState.RESOLVED))
+    inhibited = [
+        _in_aftermath(
+            _inhibit(incident, causes.get(incident.kind, ()), suspected, moment), ended, settings, moment
+        )
+        for incident in after
+    ]
     return [
         _fire(incident, settings, moment) if (incident.kind, incident.subject) in bad else incident
         for incident in inhibited
@@ -308,6 +333,33 @@ def _inhibit(
     return replace(incident, inhibited_by=None) if incident.inhibited_by else incident
 
 
+def lasts_in_aftermath(ended: Incident, wall: float) -> bool:
+    """Whether an incident that has ended may still explain another one."""
+    return ended.resolved_at is not None and wall - ended.resolved_at <= AFTERMATH_OF_RUNS_S
+
+
+def _in_aftermath(
+    incident: Incident, ended: Sequence[Incident], settings: CorrelateSettings, moment: Moment
+) -> Incident:
+    """A pending incident that nothing explains now, held back by one that has ended and explained it from its first moment on."""
+    if (
+        incident.state is not IncidentState.PENDING
+        or incident.inhibited_by is not None
+        or incident.kind in OWN_FAULTS
+    ):
+        return incident
+    lasts_s = AFTERMATH_OF_RUNS_S if run_named(incident.subject) is not None else AFTERMATH_S
+    for other in ended:
+        if other.kind not in CAUSES.get(incident.kind, ()) or other.resolved_at is None:
+            continue
+        of_nodes = other.kind in _OF_NODES
+        began_before = other.resolved_at + (BEGINS_AFTER_S if of_nodes else -settings.resolve_after_s)
+        young = moment.wall - other.resolved_at <= lasts_s
+        if young and incident.opened_at < began_before and _same_matter(incident, other):
+            return replace(incident, inhibited_by=other.id)
+    return incident
+
+
 def _same_matter(incident: Incident, cause: Incident) -> bool:
     """Of two kinds of which one may explain the other: whether they are about the same filesystem, node or job."""
     if cause.subject == "cluster":
@@ -333,6 +385,7 @@ def _same_run(incident: Incident, cause: Incident) -> bool:
     return True
 
 
+_OF_NODES = (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN, Kind.AGENT_SILENT)
 _PLACES = (Kind.GPU_FAULT, Kind.NODE_DOWN)
 """Kinds that are about a place, and name no job."""
 

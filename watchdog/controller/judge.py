@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec.structs import replace
 
 from watchdog.config import Config
-from watchdog.controller.correlate import CorrelateSettings, Moment, correlate
+from watchdog.controller.correlate import CorrelateSettings, Moment, correlate, lasts_in_aftermath
 from watchdog.controller.open_incidents import within_room
 from watchdog.controller.state import ClusterState
 from watchdog.detect.limits import progress_limit
@@ -42,6 +42,10 @@ JOB_BY_JOB: frozenset[Kind] = frozenset(
 )  # fmt: skip
 """Detectors of which each finding is about one running job, and of no job that is not in the view. On a large cluster they are not
 asked about every job in every tick: see watchdog.controller.turns."""
+
+
+MAX_SETTLED = 1000
+"""Incidents that ended lately and are remembered."""
 
 
 def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
@@ -104,6 +108,8 @@ class Judge:
         self._holds_s = {
             kind: float(getattr(getattr(config.detectors, kind), "hold", 0.0)) for kind, _ in DETECTORS
         }
+        self._settled: list[Incident] = []
+        """Those that ended lately: what they explained is no news."""
         self._said: dict[Kind, dict[str, list[Finding]]] = {}
         """What detectors that judge job by job said of each when it was looked at last."""
         self.view = ClusterView(now=0.0)
@@ -180,7 +186,9 @@ class Judge:
         )
         findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
         findings = within_room(findings, self.incidents, self.state.left_out)
-        after = correlate(self.incidents, findings, settings, moment, self._new_id)
+        self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]
+        after = correlate(self.incidents, findings, settings, moment, self._new_id, self._settled)
+        self._settled += [each for each in after if each.state is IncidentState.RESOLVED]
         self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
         for incident in self.incidents:
             if incident.kind in STANDING:

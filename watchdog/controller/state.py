@@ -44,7 +44,16 @@ from watchdog.model.evidence import ProcessStack
 from watchdog.model.messages import JobWish, Report
 from watchdog.model.observed import MountProbe, Process
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_away, is_known, may_hold_nodes
+from watchdog.model.slurm_states import (
+    ALIVE,
+    FAILED,
+    RUNNING,
+    WAITING,
+    is_away,
+    is_known,
+    is_lost,
+    may_hold_nodes,
+)
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
@@ -153,9 +162,15 @@ class ClusterState:
             back_at = old.back_at if old is not None else None
             if old is not None and is_away(old.state, old.runs_job) and not is_away(node.state, runs_job):
                 back_at = now
+            lost = 1 + (old.lost_listings or 0 if old is not None else 0) if is_lost(node.state) else 0
             found.append(
                 SlurmNodeView(
-                    name=node.name, state=node.state, reason=node.reason, runs_job=runs_job, back_at=back_at
+                    name=node.name,
+                    state=node.state,
+                    reason=node.reason,
+                    runs_job=runs_job,
+                    back_at=back_at,
+                    lost_listings=lost,
                 )
             )
         self._slurm_nodes = tuple(found)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.lingering_job import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
 from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
+from watchdog.diagnose.log_errors import how_it_ended
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 FEW = 0.25
@@ -34,10 +35,10 @@ class Settings(Protocol):
 
 def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     """One finding for each running job."""
-    return [_judge(job, settings.gone_for) for job in view.jobs]
+    return [_judge(job, settings.gone_for, view.now) for job in view.jobs]
 
 
-def _judge(job: JobView, gone_for_s: float) -> Finding:
+def _judge(job: JobView, gone_for_s: float, now: float) -> Finding:
     job_id, ranks, progress = job.job.job_id, job.ranks, job.progress
     finding = Finding(
         kind=Kind.DEAD_RANK, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
@@ -86,11 +87,12 @@ def _judge(job: JobView, gone_for_s: float) -> Finding:
         for r in dead
     )
     words = last_words(job, first)
+    how = how_it_ended(job, first.process.rank, now) if len(dead) == 1 else "ended"
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
-        f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}ended {age_s:.0f} s ago, after {progress.place}; "
+        f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, after {progress.place}; "
         f"{len(ranks) - len(dead)} of {len(ranks)} are left.",
         culprits=culprits,
         facts=tuple(f"last words: {line}" for line in words),

@@ -17,6 +17,7 @@ from watchdog.detect.limits import progress_limit
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
+from watchdog.diagnose.log_errors import how_it_ended
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.model.incidents import Culprit, Finding, Kind, StacksWanted, Truth
 from watchdog.model.value import Value
@@ -99,7 +100,7 @@ def _judge(job: JobView, now: float, settings: Settings, limits: LimitSettings) 
         finding = replace(finding, wanted=(StacksWanted(job_id=job_id, apart_s=apart_s),))
     if age_s < settings.grace:
         return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
-    return _accuse(job, finding, dead, survivors, _waiting(job, now, limits), settings.grace)
+    return _accuse(job, finding, dead, survivors, _waiting(job, now, limits), settings.grace, now)
 
 
 SPACING = 0.25
@@ -154,6 +155,7 @@ def _accuse(
     survivors: list[ProcessView],
     waiting: _Waiting,
     grace_s: float,
+    now: float,
 ) -> Finding:
     """The grace is over: BAD if the survivors are seen to wait and to stand still, to be acted on only if their stacks say so.
 
@@ -173,10 +175,11 @@ def _accuse(
     culprits, followed = _named(with_it), len(dead) - len(with_it)
     more = f" and {len(with_it) - 1} more" if len(with_it) > 1 else ""
     words = last_words(job, first)
+    how = how_it_ended(job, first.process.rank, now) if not more else "ended"
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} ended "
+        summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} {how} "
         f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
         f"{_what_they_do(waiting)}.",
         culprits=culprits,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from watchdog.detect.nodes import asked_nodes, jobs_by_node
 from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from watchdog.model.slurm_states import is_away, is_lost
 
+LISTINGS, LISTINGS_REPORTING = 2, 3
+"""So many listings in a row, of a node whose agent is silent, too, and of one whose agent reports: after a broken connection Slurm's own
+ping (SlurmdTimeout of slurm.conf(5)) has to come through before it takes a node back."""
 FRESH_S = 12.0
 """An agent that reports every 5 s was heard within this time, or it is as quiet as its node."""
 
@@ -34,10 +39,17 @@ def _judge(
     if not is_lost(slurm.state) or is_away(slurm.state, slurm.runs_job):
         return finding
     age_s = view.now - node.reported_at
+    quiet = silent or age_s > FRESH_S
+    enough = LISTINGS if quiet else LISTINGS_REPORTING
+    if slurm.lost_listings is not None and slurm.lost_listings < enough:
+        return replace(
+            finding, truth=Truth.UNKNOWN,
+            summary=f"Slurm has {node.name} as {slurm.state} in {slurm.lost_listings} of the {enough} listings that count",
+        )  # fmt: skip
     agent = (
         f"its agent has not reported for {age_s:.0f} s, too"
-        if silent or age_s > FRESH_S
-        else "yet its agent reports: slurmd is gone, not the node"
+        if quiet
+        else "yet its agent reports: the node runs, and Slurm does not reach its slurmd"
     )
     jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else ""
     reason = f" ({slurm.reason})" if slurm.reason else ""

@@ -190,6 +190,8 @@ class SlurmNodeView(Value, frozen=True, kw_only=True):
     """Whether a job that runs, of whatever partition, has it: then it is in use, whatever else its state says."""
     back_at: float | None = None
     """When it was given back after it had been taken away (maintenance, power saving, drain); None if it was not seen to be."""
+    lost_listings: int | None = None
+    """In so many listings, one after the other, up to the newest one Slurm has said that it lost the node; None: not counted."""
 
 
 class StepTime(Value, frozen=True, kw_only=True):

@@ -266,6 +266,12 @@ def _own_headers(lines: Sequence[LoggedError]) -> frozenset[int]:
     return frozenset(found)
 
 
+def how_it_ended(job: JobView, rank: int | None, now: float) -> str:
+    """`was killed (SIGKILL)`, `exited with code 1`, as a launcher or Slurm has told it of this rank; else `ended`."""
+    cause = find_cause(running(job, now)) if job.errors else None
+    return cause.how if cause is not None and cause.how and cause.error.rank == rank is not None else "ended"
+
+
 def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
     """Whether a header announces what only follows from another's failure: its rank says so next."""
     if error.pattern not in HEADERS:

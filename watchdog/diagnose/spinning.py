@@ -29,6 +29,8 @@ DEPTH = 6
 """Functions that it may call below each other."""
 LINES = 12
 """Between the first and the last line of it."""
+REGULAR = frozenset({"re", "regex", "re2"})
+"""Modules of regular expressions: one call may take minutes. A function of the program's own that is called `match` proves nothing."""
 MEMORY_BYTES = 1 << 20
 """What is collected and given back again; an index or a list of results grows by more within seconds."""
 IO_BYTES = 256
@@ -69,8 +71,13 @@ def _may_spin(place: RankPlace) -> bool:
     own = [frame for frame in frames if not is_waiting_room(frame.file)]
     if any(has_word(frame.function, WORK) for frame in own):
         return False
-    files = [normal_file(frame.file).rpartition("/")[2].removesuffix(".py") for frame in own[:NAMED_FILES]]
-    return not any(has_word(name, WORK) for name in files)
+    files = [_named_after(frame.file) for frame in own[:NAMED_FILES]]
+    return not any(name in REGULAR or has_word(name, WORK) for name in files)
+
+
+def _named_after(file: str) -> str:
+    """`index` of data/index.py; of a package's `__init__.py` the package, for every package has one."""
+    return normal_file(file).removesuffix("/__init__.py").rpartition("/")[2].removesuffix(".py")
 
 
 def _one_more(before: Steady | None, stack: ProcessStack, place: RankPlace, at: float) -> Steady:

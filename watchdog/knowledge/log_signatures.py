@@ -189,6 +189,11 @@ process was killed by the OOM killer, …")."""
 GUESS_NEEDLES = ("cause", "reason", "1) ", "2) ", "3) ", "4) ", "5) ")
 """One of them is in each lower-cased line that GUESSES matches."""
 
+SOURCE_LINE = re.compile(
+    r"\s*(?:raise|assert|return|yield|await|del|except)[ (](?!.{0,40}(?:failed|error)$)|\s*File \"|\s{4,}(?:[\w.]+ = |if |elif |with |for |while |self\.)"
+)
+"""A line of a program that Python prints in a traceback, above what the exception itself says."""
+
 CONSEQUENCES: frozenset[str] = frozenset(row.name for row in SIGNATURES if row.consequence)
 """Names of the rows that never are a cause."""
 FROM_OUTSIDE: frozenset[str] = frozenset({"time_limit", "preempted", "requeued", "cancelled", "interrupted"})

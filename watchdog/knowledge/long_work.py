@@ -20,7 +20,7 @@ WORK: Final[tuple[str, ...]] = (
     "counts", "counting", "stats", "statistics", "hist*", "map", "mapping", "collat*", "encod*", "decod*", "pars*", "json*", "yaml*",
     "csv*", "regex*", "clean*", "normali*", "augment*", "transform*", "prepar*", "preproc*", "process", "processing", "postproc*", "mask*",
     "sampl*", "generat*", "infer*", "predict*", "compil*", "jit*", "trace", "tracing", "autotun*", "tune", "tuning", "quant*", "calib*",
-    "bench*", "profil*", "warm*", "setup*", "init*", "import*", "analy*", "cluster*", "kmeans", "hash*", "match*", "search*", "mcts",
+    "bench*", "profil*", "warm*", "setup*", "init*", "import*", "analy*", "cluster*", "kmeans", "hash*", "matching", "matcher*", "search*", "mcts",
     "rollout*", "simul*", "env", "envs", "environment", "episode*", "solv*", "assign*", "hungarian", "partition*", "balanc*", "plan",
     "planning", "tree*", "graph*", "comput*", "calc*", "crunch*", "work", "works", "workload", "burn*", "report*", "summar*", "plot*",
     "draw*", "render*", "visuali*", "print*", "log", "logs", "logging", "collect", "gc", "walk*", "scan*", "skip*", "interpolat*",

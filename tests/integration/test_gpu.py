@@ -240,7 +240,7 @@ class Watcher:
         config = directory / "config.yaml"
         config.write_text(
             f"agent: {{node_name: n1, probe_deadline: 1s, interval: 300ms, metrics_listen: '127.0.0.1:{port}',"
-            " controller_url: 'http://127.0.0.1:9'}\n"
+            " controller_url: 'http://127.0.0.1:9', give_up_after: 1h}\n"
         )
         self.port = port
         start = "from watchdog.cli.main import main; main()"

@@ -101,7 +101,7 @@ def test_what_does_not_exist_is_said_and_the_page_goes_on() -> None:
             await browser.evaluate("location.hash = '#/job/99'")
             await browser.sees("job '99' is not running, or not watched")
             await browser.evaluate("location.hash = '#/node/nowhere'")
-            await browser.sees("Neither Slurm nor an agent speaks of this node.")
+            await browser.sees("Unknown node: Slurm does not list it")
             await browser.evaluate("location.hash = '#/'")
             await browser.sees("1 incident firing")
 

@@ -186,7 +186,7 @@ def test_a_secret_is_in_no_argument_environment_log_metric_journal_trace_bundle_
     ports = [free_port() for _ in range(3)]
     config = place / "config.yaml"
     config.write_text(f"""
-agent: {{controller_url: 'https://localhost:{ports[0]}', node_name: n1, interval: 1s, metrics_listen: '127.0.0.1:{ports[1]}', state_directory: {place}/agent}}
+agent: {{controller_url: 'https://localhost:{ports[0]}', node_name: n1, interval: 1s, metrics_listen: '127.0.0.1:{ports[1]}', state_directory: {place}/agent, give_up_after: 1h}}
 controller: {{listen: '127.0.0.1:{ports[0]}', page_listen: '127.0.0.1:{ports[2]}', socket: {place}/socket, state_directory: {place}/state}}
 security: {{tls_directory: {tls}, page_token_file: {page}}}
 notify:

@@ -147,7 +147,7 @@ def test_what_hangs_at_once_is_told_as_what_it_is_and_the_agent_reports_on(
             set_frozen(frozen, True)
             scenario.rule("hang nvmlDeviceGetUtilizationRates")
             os.kill(server, signal.SIGSTOP)
-            files = f"files:{net}:0"
+            files = f"files:{net}:self"
             everything = {identity, "nvml", files, f"probe:{net}"}
             until(lambda: everything <= hung(receiver.last()), 20, "all of them hang")
             time.sleep(5)

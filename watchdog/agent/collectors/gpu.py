@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from watchdog.agent.child_state import STARVED, STOPPED
 from watchdog.agent.gpu_rows import parse_event, parse_gpu, parse_health, parse_processes, without_values
 from watchdog.agent.nvml import HEALTH, PROCESSES
 from watchdog.agent.probe import Answer, Probes
@@ -158,7 +159,9 @@ class GpuCollector:
         if "missing" in value and not self._known:
             self._retry_at = self._asked_at + RETRY_MISSING_S
         else:
-            self._retry_at, self.problem = self._asked_at + RETRY_S, why
+            # Of a child that was stopped or starved, and is ended, the driver has said nothing: the next one is asked at once.
+            later_s = 0.0 if answer.error in (STOPPED, STARVED) else RETRY_S
+            self._retry_at, self.problem = self._asked_at + later_s, why
 
     def _renew(self) -> None:
         """The next request finds a new child with a new session, which knows nothing of the old one's GPUs."""

@@ -86,6 +86,8 @@ class Driver:
         self._total_steps: int | None = None
         self._stride = 1
         """Steps between two log lines of the run that the decision is about."""
+        self._saved: int | None = None
+        """Step of the newest complete checkpoint that was seen of it."""
         self._submission_noticed: float | None = None
         """Monotonic: since when we look for a job that may have been submitted."""
         self._seen = ProcessEnd()
@@ -325,7 +327,9 @@ class Driver:
         if before is not None and before.progress is not None and before.progress.step_known:
             self._step = max(self._step or 0, before.progress.step)
             self._total_steps, self._stride = before.progress.total_steps, before.progress.stride
-        loaded_step = self._loaded_step(before, after)
+        if before is not None and before.checkpoint is not None:
+            self._saved = max(self._saved or 0, before.checkpoint.step)
+        loaded_step = self._loaded_step(after)
         return World(
             now=clock.wall(),
             job_known=known,
@@ -352,15 +356,16 @@ class Driver:
             stuck=stuck,
         )
 
-    def _loaded_step(self, before: JobView | None, after: JobView | None) -> int | None:
-        """Of the newest complete checkpoint of the run that the decision is about, as far as it is known."""
+    def _loaded_step(self, after: JobView | None) -> int | None:
+        """Of the newest complete checkpoint of the run that the decision is about, as far as it is known. What was saved last of all may be
+        newer than the last step that was read."""
         fence = self.run.decision.fence
         past = after.past if after is not None else ()
         of_past = next((run for run in past if fence is not None and run.restarts == fence.restarts), None)
         if of_past is not None:
             self._stride = max(self._stride, of_past.stride)
-            return of_past.checkpoint_step
-        return before.checkpoint.step if before is not None and before.checkpoint is not None else None
+        known = (of_past.checkpoint_step if of_past is not None else None, self._saved)
+        return max((step for step in known if step is not None), default=None)
 
     def _submitted(self) -> SlurmJob | None:
         """The job that was submitted in place of ours, known by its comment; of several the first one."""

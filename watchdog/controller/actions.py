@@ -62,7 +62,9 @@ class Actions:
         for run in self._c.journal.open_actions():
             if run.decision.action is not Action.NONE and run.decision.id not in self._drivers:
                 if run.decision.fence is not None:
-                    self._c.state.remember_action(run.decision.fence)
+                    self._c.state.remember_action(
+                        run.decision.fence, run.decision.nodes, run.decision.process_job_id or None
+                    )
                 log.warning("taking up the %s of %s (%s)", *_names(run))
                 self.drive(run)
 

@@ -36,6 +36,10 @@ class JobNodes:
             found[job.process_id] = had
         self._had = found
 
+    def remember(self, process_job_id: str, nodes: Iterable[str]) -> None:
+        """What an earlier controller has written down: of a job that has ended since, Slurm may list no node any more."""
+        self._had.setdefault(process_job_id, set()).update(nodes)
+
     def stranger(self, node: str, process_job_id: str) -> bool:
         """Whether this node has nothing to do with that job, as far as Slurm has said."""
         return node not in self._had.get(process_job_id, ())

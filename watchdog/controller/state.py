@@ -560,6 +560,9 @@ class ClusterState:
                 if gone_at is None and waits and boot_id is not None:
                     yield ProcessView(node=name, process=process, seen_age_s=now - seen_at), boot_id
 
-    def remember_action(self, fence: Fence) -> None:
+    def remember_action(
+        self, fence: Fence, nodes: Iterable[str] = (), process_job_id: str | None = None
+    ) -> None:
         """This run may have ended because of an action, while nobody listened: agents tell the recent past again."""
         self._acted_on[fence.job_id] = fence.restarts
+        self._job_nodes.remember(fence.job_id if process_job_id is None else process_job_id, nodes)

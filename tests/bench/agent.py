@@ -101,6 +101,13 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
         if os.geteuid() == 0:
             place = stack.enter_context(helper_process.place(partial(_run_in, job)))
             environment = {**kept, **job.environment, **place.environment}
+            # The stand-in of the driver's library, and where the interpreter's own library is bound.
+            libraries = [
+                each["LD_LIBRARY_PATH"]
+                for each in (job.environment, place.environment)
+                if each.get("LD_LIBRARY_PATH")
+            ]
+            environment["LD_LIBRARY_PATH"] = ":".join(libraries)
             helper, socket = stack.enter_context(_helper(job, place, environment, cpus))
             settings += f"  helper_socket: {socket}\n"
             os.chown(job.directory / "state", helper_process.AGENT_UID, -1)

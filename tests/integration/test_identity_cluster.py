@@ -15,6 +15,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -338,10 +339,11 @@ def said(file: Path) -> str:
 
 
 def test_slurmd_runs_the_scripts_and_a_node_is_drained_for_what_the_administrator_has_named_and_for_nothing_else(
-    watchdog: TlsWatchdog, tmp_path_factory: pytest.TempPathFactory
+    watchdog: TlsWatchdog,
 ) -> None:
     site, cluster = watchdog.site, watchdog.cluster
-    place = tmp_path_factory.mktemp("etc-slurm")
+    place = Path(tempfile.mkdtemp(prefix="etc-slurm-", dir=cluster.directory))
+    place.chmod(0o755)  # the prolog of a task runs as the job's user
     install_scripts(site, place)
     check, calls, log = place / "slurm-watchdog-health-check.sh", place / "calls", place / "log"
     edit(check, 'PATH="', f'PATH="{site.bin}:')

@@ -99,6 +99,7 @@ class Stage:
             raise
         self.runs_log = self.cluster.directory / "log" / "runs.log"
         self.runs_log.touch()
+        self.runs_log.chmod(0o666)  # written by the jobs, which are an ordinary user's
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -241,7 +242,7 @@ def test_an_error_is_the_mounts_answer_and_another_mount_is_no_answer(job: Job, 
     (filesystem / "closed").mkdir(mode=0o700)
     commands = (
         ProbeMount(id="a", mount=str(filesystem), directory=str(filesystem / "closed"), uid=USER),
-        ProbeMount(id="b", mount=str(filesystem) + "x", directory="/nowhere", uid=0),
+        ProbeMount(id="b", mount=str(filesystem) + "x", directory="/nowhere", uid=USER),
     )
     job.agent.commands.accept(commands, clock.monotonic())
     results = {result.command_id: result for _ in range(5) for result in job.tick().results}
@@ -428,5 +429,5 @@ def look(cluster: Cluster, node: str) -> Report:
         "import sys; from watchdog.config import parse_config; from watchdog.agent.app import run_agent; "
         "sys.exit(run_agent(parse_config('agent: {node_name: %s}' % sys.argv[1]), once=True, as_json=True))"
     )
-    done = cluster.node_run(node, [PYTHON, "-c", program, node], timeout_s=30, cwd=CHECKOUT)
+    done = cluster.node_run(node, [sys.executable, "-c", program, node], timeout_s=30, cwd=CHECKOUT)
     return decode_report(done.stdout.encode())

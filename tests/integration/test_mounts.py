@@ -28,7 +28,7 @@ from watchdog.agent.probe import Probes
 from watchdog.model.messages import JobWatch
 from watchdog.model.observed import Checkpoint, Event, MountProbe
 
-NOBODY = 65534
+NOBODY = 60983
 DEADLINE_S = 0.5
 
 

@@ -156,7 +156,7 @@ def test_a_worker_that_outlives_its_job_is_told_of_after_the_grace_and_nobody_el
     assert row["pid"] in mine
     assert workers_of(report, ending) == {row["pid"]}  # it stays known under its job's id
     assert (row["job_id"], row["comm"], row["minors"], row["gpu_uuids"]) == (ending, "perl", [1], ["GPU-b"])
-    assert (row["uid"], row["listed_by_nvml"]) == (65534, False)
+    assert (row["uid"], row["listed_by_nvml"]) == (rights.USER_UID, False)
     assert GRACE_S <= row["orphan_for_s"] < GRACE_S + 5
     assert row["age_s"] > row["orphan_for_s"]
     (row,) = node.until(lambda report: report["holders"] and report["holders"][0]["user"] == USER)["holders"]

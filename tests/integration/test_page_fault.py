@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +32,7 @@ print(sum(view[at] for at in range(0, len(view), 1 << 20)), flush=True)
 @pytest.fixture
 def reader(fuse: Silent) -> Iterator[subprocess.Popen[str]]:
     """A user's process that has mapped the file of the server, and reads all of it when it gets a line."""
-    command = [sys.executable, "-c", READER, str(fuse.point / "data.bin")]
+    command = ["/usr/bin/python3", "-c", READER, str(fuse.point / "data.bin")]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, user=NOBODY, group=NOBODY,
         extra_groups=[], cwd="/",

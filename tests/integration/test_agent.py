@@ -427,7 +427,9 @@ def look(cluster: Cluster, node: str) -> Report:
 
     program = (
         "import sys; from watchdog.config import parse_config; from watchdog.agent.app import run_agent; "
-        "sys.exit(run_agent(parse_config('agent: {node_name: %s}' % sys.argv[1]), once=True, as_json=True))"
+        "from watchdog.agent.settings import settings_of; "
+        "config = settings_of(parse_config('agent: {node_name: %s}' % sys.argv[1])); "
+        "sys.exit(run_agent(config, once=True, as_json=True))"
     )
     done = cluster.node_run(node, [sys.executable, "-c", program, node], timeout_s=30, cwd=CHECKOUT)
     return decode_report(done.stdout.encode())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from rich.console import Console
 
@@ -151,7 +152,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 
 def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
     assert set(COMMANDS) == {
-        "agent", "helper", "controller", "check-config", "ca", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "doctor", "run", "attach", "demo",
+        "agent", "helper", "controller", "check-config", "notify", "ca", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "doctor", "run", "attach", "demo",
     }  # fmt: skip
 
 
@@ -372,7 +373,7 @@ def test_incidents_are_listed_and_a_firing_one_is_something_found(controller: Fa
     result = run("incidents", socket=controller.path)
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
-    assert lines[0] == "2 incidents, 1 of them is firing."
+    assert lines[0] == "2 incidents, 1 firing."
     assert "rank 2 pid 471 on n3" in lines[2]
     assert "requeue observed" in lines[2]
     assert lines[2].endswith("Job 4711 hangs after step 120.")
@@ -722,3 +723,78 @@ def test_on_a_narrow_terminal_a_row_is_a_few_lines_with_the_names_of_its_values(
     assert "PHASE" not in " ".join(lines[:2])  # nothing is known of it
     assert " ".join(lines).count("JOB") == 2
     assert text._needed(["JOB", "NAME"], [["1", "two words"]]) == 3 + 3 + 5 + 3
+
+
+def test_explain_of_an_empty_id_is_refused_without_a_question_to_the_controller(
+    controller: FakeController,
+) -> None:
+    result = run("explain", " ", socket=controller.path)
+    assert (result.exit_code, controller.requests) == (2, [])
+    assert "The incident's id is empty" in result.stderr
+
+
+def test_incidents_counts_as_firing_neither_explained_ones_nor_a_persons_restart(
+    controller: FakeController,
+) -> None:
+    others = [incident(id="b", inhibited_by="7f3a"), incident(id="c", kind="operator_restart")]
+    controller.answers["GET", "/v1/incidents"] = others
+    result = run("incidents", socket=controller.path)
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "2 incidents, none firing.")
+    controller.answers["GET", "/v1/incidents"] = [incident(), *others]
+    result = run("incidents", socket=controller.path)
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (1, "3 incidents, 1 firing.")
+
+
+# ------------------------------------------------------------------------------------------------ completion
+
+
+def completed(words: list[str], begun: str) -> list[tuple[str, str]]:
+    """(type, word) of what a shell would offer."""
+    offers = ShellComplete(main, {}, "slurm-watchdog", "_SLURM_WATCHDOG_COMPLETE").get_completions(
+        words, begun
+    )
+    return [(each.type, each.value) for each in offers]
+
+
+@pytest.mark.parametrize("command", ["scan-log", "check-config", "doctor", "replay", "group-stacks"])
+def test_completion_of_an_argument_that_is_a_file_offers_files(command: str) -> None:
+    assert completed([command], "x") == [("file", "x")]
+    assert completed(["status", "--config"], "x") == [("file", "x")]
+
+
+def test_completion_offers_the_controllers_incidents_jobs_and_nodes(controller: FakeController) -> None:
+    resolved = incident(id="7a11", state="resolved")
+    controller.answers["GET", "/v1/incidents"] = [resolved, incident(), incident(id="b0")]
+    controller.answers["GET", "/v1/status"] = status()
+    asked = ["--socket", str(controller.path)]
+    assert completed(["explain", *asked], "7") == [("plain", "7f3a"), ("plain", "7a11")]
+    for words in (["diagnose", *asked], ["restart", *asked], ["incidents", *asked, "--job"]):
+        assert completed(words, "") == [("plain", "4711")]
+    assert ("plain", "n2") in completed(["restart", *asked, "4711", "--exclude"], "n")
+
+
+def test_completion_without_a_controller_offers_nothing_and_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("mode: [\n")
+    assert completed(["explain", "--socket", str(tmp_path / "none")], "") == []
+    assert completed(["explain", "--config", str(broken)], "") == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_incidents_on_eighty_columns_are_a_table_with_the_whole_sentence(controller: FakeController) -> None:
+    said = "Job 4711 hangs after step 120: rank 2 waits for its data loader and seven ranks wait for it."
+    controller.answers["GET", "/v1/incidents"] = [
+        incident(id="0123456789ab", summary=said),
+        incident(id="ba9876543210", inhibited_by="0123456789ab"),
+    ]
+    result = run(
+        "incidents", socket=controller.path, FORCE_COLOR="1", COLUMNS="80", NO_COLOR="1", TERM="xterm"
+    )
+    lines = [line for line in result.stdout.splitlines() if line.strip()]
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == ["ID", "STATE", "JOB", "SUMMARY"]
+    assert "explained" in result.stdout
+    words = " ".join(line[30:] for line in lines[2:]).split()
+    assert set(said.split()) <= set(words), "no word is broken, none is left out"

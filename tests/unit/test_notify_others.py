@@ -23,6 +23,7 @@ from watchdog.notify.notice import Notice, Topic
 from watchdog.notify.places import Places
 from watchdog.notify.queue import Sources
 from watchdog.notify.slack_messages import parent
+from watchdog.notify.trial import Outcome, try_receivers
 from watchdog.notify.webhook import WebhookChannel, event_json
 
 SECRET = "hookSECRET"
@@ -313,3 +314,37 @@ def test_an_alert_wakes_nobody_while_an_action_is_under_way() -> None:
         alert["labels"]["severity"] for acting in ((), ("i1",)) for alert in alerts_json(notice, "a", acting)
     ]
     assert severities == ["page", "ticket"]
+
+
+# ------------------------------------------------------------------------------------------------- notify test
+
+
+def test_a_test_reaches_every_receiver_is_closed_there_and_each_failure_has_its_reason(
+    tmp_path: Path,
+) -> None:
+    hook, good, bad = Receiver(), Receiver(), Receiver(*[(404, "no such tenant")] * 3)
+
+    async def go() -> list[Outcome]:
+        async with hook.listening(), good.listening(), bad.listening():
+            (tmp_path / "hook").write_text(f"{hook.url}/{SECRET}\n")
+            config = parse_config(
+                f"notify: {{webhook: {{url_file: {tmp_path / 'hook'}}}, alertmanager: {{urls: [{good.url}, {bad.url}]}}}}"
+            )
+            return await try_receivers(
+                config, lambda: Journal("sqlite://").outbox, Severity.INFO, 1700000000.0
+            )
+
+    assert asyncio.run(go()) == [
+        Outcome(receiver="webhook", error=None),
+        Outcome(receiver=f"alertmanager {good.url}", error=None),
+        Outcome(receiver=f"alertmanager {bad.url}", error="Alertmanager answered 404: no such tenant"),
+    ]
+    events = [event for document in hook.documents() for event in document["events"]]
+    assert [event["event"] for event in events] == ["opened", "resolved"]
+    assert all("This is a test" in event["text"] + event["incident"]["summary"] for event in events)
+    alerts = [alert for document in good.documents() for alert in document]
+    assert [("endsAt" in alert, alert["labels"]["severity"]) for alert in alerts] == [
+        (False, "none"),
+        (True, "none"),
+    ]
+    assert alerts[0]["annotations"]["next"] == "Nothing to do: this is a test"

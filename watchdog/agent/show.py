@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 
 import psutil
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,6 +16,8 @@ from watchdog.model.messages import Report
 from watchdog.model.observed import Blocked, FaultSeverity, Gpu, GpuHolder, Process
 
 PIPE_WIDTH = 200
+WHOLE = frozenset({"job", "rank", "pid", "age", "when", "GPU", "minor", "busy"})
+"""Columns that are never folded."""
 _STYLES = {FaultSeverity.CRITICAL: "bold red", FaultSeverity.ERROR: "red", FaultSeverity.WARNING: "yellow"}
 
 
@@ -51,7 +54,11 @@ def _node_line(report: Report) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left", expand=False)
+    table = Table(title=title, title_justify="left", expand=False, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        # A number that was cut is another number; what is long is folded.
+        table.add_column(column, no_wrap=column in WHOLE, overflow="fold")
+    return table
 
 
 def _add(table: Table, cells: Iterable[object], style: str = "") -> None:

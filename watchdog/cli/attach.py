@@ -23,7 +23,12 @@ from watchdog.cli.options import EXIT_USAGE
     type=click.Path(exists=True, dir_okay=False),
     help="Thresholds, detectors, Slack, as for the services; places are this command's own.",
 )
-@click.option("--directory", metavar="DIR", help="Seen by all nodes. [default: ~/.slurm-watchdog/JOBID]")
+@click.option(
+    "--directory",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Seen by all nodes. [default: ~/.slurm-watchdog/JOBID]",
+)
 @click.option(
     "--listen",
     metavar="HOST:PORT",

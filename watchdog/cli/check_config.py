@@ -11,7 +11,7 @@ from watchdog.cli.text import clean, count, sentence
 
 
 @click.command("check-config", short_help="Every error of a configuration file at once.")
-@click.argument("file", metavar="F")
+@click.argument("file", metavar="F", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 def check_config(file: str, as_json: bool) -> None:
     """Checks a configuration file and lists every error with its key and line. Exit code 0, or 2 with errors.

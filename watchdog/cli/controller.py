@@ -14,6 +14,7 @@ from watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
 @click.option(
     "--record",
     metavar="FILE",
+    type=click.Path(),
     help="Append every report and listing to FILE, for `slurm-watchdog replay`; it holds names, paths and log lines of users.",
 )
 def controller(config_file: str, once: bool, record: str | None) -> None:

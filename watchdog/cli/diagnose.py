@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from watchdog import clock
+from watchdog.cli import complete
 from watchdog.cli.answers import DiagnosisProgress, NodeRow
 from watchdog.cli.client import Client, ClientError
 from watchdog.cli.diagnosis_text import print_diagnosis
@@ -47,7 +48,7 @@ def _check_job_id(context: click.Context, parameter: click.Parameter, value: str
 
 
 @click.command(short_help="All ranks of a running job, now: where they stand, who is odd.")
-@click.argument("job_id", metavar="JOB", callback=_check_job_id)
+@click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=complete.jobs)
 @operator_options
 def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
     """Asks every node of a running job for the stacks and the state of its ranks, several times over some 20 s, and says in

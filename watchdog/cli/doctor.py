@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from watchdog.cli import complete
 from watchdog.cli.client import ClientError
 from watchdog.cli.options import (
     DEFAULT_CONFIG,
@@ -34,9 +35,13 @@ MAX_SCRIPT_BYTES = 4 << 20
 
 
 @click.command(short_help="What is missing to be protected: cluster, node, job or job script.")
-@click.argument("script", required=False, metavar="[SCRIPT]")
+@click.argument("script", required=False, metavar="[SCRIPT]", type=click.Path(allow_dash=True))
 @click.option(
-    "--job", "job_id", metavar="J", help="A job that waits or runs: its script, and what is seen of it."
+    "--job",
+    "job_id",
+    metavar="J",
+    shell_complete=complete.jobs,
+    help="A job that waits or runs: its script, and what is seen of it.",
 )
 @click.option("--node", "on_node", is_flag=True, help="This compute node, for the agent.")
 @click.option(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import click
 import msgspec
 
 from watchdog import clock
+from watchdog.cli import complete
 from watchdog.cli.answers import ActionRun, Diagnosis, Evidence, Explanation, Incident, Rung
 from watchdog.cli.bundle import Fetch, check_name, write_bundle
 from watchdog.cli.diagnosis_text import print_diagnosis
 from watchdog.cli.incidents import STYLES, as_text, hints_of, who
-from watchdog.cli.options import failures_told, open_client, operator_options, print_json
+from watchdog.cli.options import EXIT_USAGE, failures_told, open_client, operator_options, print_json
 from watchdog.cli.text import clean_lines, count, duration, moment, sentence, table
 
 LINES_OF_EVIDENCE: Final = 40
@@ -20,11 +22,12 @@ LINES_OF_EVIDENCE: Final = 40
 
 
 @click.command(short_help="One incident: who, since when, why, what was done.")
-@click.argument("incident_id", metavar="INCIDENT")
+@click.argument("incident_id", metavar="INCIDENT", shell_complete=complete.incidents)
 @click.option(
     "--bundle",
     "bundle_file",
     metavar="F.tar.zst",
+    type=click.Path(dir_okay=False),
     help="Write everything that is kept of it into one file (.tar.zst or .tar.gz).",
 )
 @operator_options
@@ -42,6 +45,9 @@ def explain(
       slurm-watchdog explain 7f3a         the first characters of an id are enough
       slurm-watchdog explain 7f3a --bundle incident.tar.zst
     """
+    if not incident_id.strip():
+        click.echo("The incident's id is empty. List the ids with: slurm-watchdog incidents", err=True)
+        sys.exit(EXIT_USAGE)
     client = open_client(socket_path, config_file)
     with failures_told(as_json):
         if bundle_file is not None:

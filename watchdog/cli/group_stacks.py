@@ -35,7 +35,7 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 @click.command("group-stacks", short_help="Stacks of all ranks that somebody sent: who is the odd one.")
-@click.argument("paths", metavar="PATH…", nargs=-1, required=True)
+@click.argument("paths", metavar="PATH…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--ranks",
     type=click.IntRange(1, 10_000_000),

@@ -38,6 +38,7 @@ AGENT = "slurm-watchdog-agent"
     "--config",
     "config_file",
     metavar="FILE",
+    type=click.Path(),
     help="Take `jobs.kill_switch_prefixes`, and nothing else, from this file, which has to be root's.",
 )
 @click.option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from watchdog.cli import complete
 from watchdog.cli.answers import Culprit, Incident
 from watchdog.cli.options import (
     EXIT_FINE,
@@ -22,11 +23,19 @@ from watchdog.cli.text import count, duration, moment, sentence, table
 if TYPE_CHECKING:
     from watchdog.knowledge.hints import Hint
 
-STYLES = {"firing": "bold red", "pending": "yellow", "resolved": "dim"}
+STYLES = {"firing": "bold red", "pending": "yellow", "resolved": "dim", "explained": "dim"}
+HEADINGS = ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "DECISION", "SUMMARY")
+WANTED = [
+    HEADINGS.index(name)
+    for name in ("ID", "SUMMARY", "STATE", "JOB", "OPENED", "KIND", "WHO", "DECISION", "FOUND AFTER")
+]
+"""The order in which a narrow terminal leaves room for them."""
 
 
 @click.command()
-@click.option("--job", "job_id", metavar="J", help="Only incidents of this job.")
+@click.option(
+    "--job", "job_id", metavar="J", shell_complete=complete.jobs, help="Only incidents of this job."
+)
 @operator_options
 def incidents(job_id: str | None, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
     """What happened: pending, firing and resolved incidents. Exit code 1 while one of those listed is firing.
@@ -39,7 +48,7 @@ def incidents(job_id: str | None, socket_path: str | None, config_file: str | No
     client = open_client(socket_path, config_file)
     with failures_told(as_json):
         found, document = client.incidents(job_id)
-    firing = [each for each in found if each.state == "firing"]
+    firing = [each for each in found if is_wrong(each)]
     if as_json:
         rows = [
             {**row, "hints": [hint.as_json() for hint in hints_of(each)]}
@@ -51,19 +60,30 @@ def incidents(job_id: str | None, socket_path: str | None, config_file: str | No
     sys.exit(EXIT_FOUND if firing else EXIT_FINE)
 
 
+def is_wrong(each: Incident) -> bool:
+    """Whether it fires, no other incident explains it, and it is no person's own restart: what `status` and the page count."""
+    return each.state == "firing" and each.inhibited_by is None and each.kind != "operator_restart"
+
+
 def _print(found: list[Incident], firing: int, job_id: str | None) -> None:
     of_job = f" of job {job_id}" if job_id else ""
     if not found:
         sentence(f"No incident{of_job} is known.")
         return
-    are = "is" if firing == 1 else "are"
-    sentence(f"{count(len(found), 'incident')}{of_job}, {firing or 'none'} of them {are} firing.")
+    sentence(f"{count(len(found), 'incident')}{of_job}, {firing or 'none'} firing.")
     table(
-        ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "DECISION", "SUMMARY"),
+        HEADINGS,
         [_row(each) for each in found],
-        [STYLES.get(each.state, "") for each in found],
+        [STYLES.get(shown_state(each), "") for each in found],
+        wanted=WANTED,
+        wraps=HEADINGS.index("SUMMARY"),
     )
     sentence("More: slurm-watchdog explain ID")
+
+
+def shown_state(each: Incident) -> str:
+    """Its state; `explained` if another incident that is open explains it, so that it is neither announced nor acted on."""
+    return "explained" if each.inhibited_by is not None and each.state != "resolved" else each.state
 
 
 def _row(each: Incident) -> tuple[str, ...]:
@@ -75,7 +95,7 @@ def _row(each: Incident) -> tuple[str, ...]:
     )
     return (
         each.id,
-        each.state,
+        shown_state(each),
         each.kind,
         each.job_id or "-",
         moment(each.opened_at) if each.opened_at is not None else "-",

@@ -18,6 +18,7 @@ from watchdog.cli.explain import explain
 from watchdog.cli.group_stacks import group_stacks
 from watchdog.cli.helper import helper
 from watchdog.cli.incidents import incidents
+from watchdog.cli.notify import notify
 from watchdog.cli.pause import pause
 from watchdog.cli.replay import replay
 from watchdog.cli.restart import restart
@@ -66,6 +67,7 @@ for _command in (
     resume,
     restart,
     check_config,
+    notify,
     ca,
     replay,
     scan_log,

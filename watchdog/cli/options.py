@@ -35,6 +35,7 @@ def service_options(command: F) -> F:
         "--config",
         "config_file",
         metavar="F",
+        type=click.Path(),
         default=DEFAULT_CONFIG,
         show_default=True,
         help="Configuration file.",
@@ -50,12 +51,14 @@ def operator_options(command: F) -> F:
         "--config",
         "config_file",
         metavar="F",
+        type=click.Path(),
         help=f"Configuration file that names the socket. [default: {DEFAULT_CONFIG}, where it can be read]",
     )(command)
     return click.option(
         "--socket",
         "socket_path",
         metavar="PATH",
+        type=click.Path(),
         envvar="SLURM_WATCHDOG_SOCKET",
         help="Socket of the controller. [default: $SLURM_WATCHDOG_SOCKET, else what the configuration says, else "
         f"{DEFAULT_SOCKET}]",
@@ -77,11 +80,16 @@ def load_or_exit(config_file: str) -> Config:
 
 def open_client(socket_path: str | None, config_file: str | None) -> Client:
     """A client for the socket that the options, the environment or the configuration name, in this order."""
+    return Client(find_socket(socket_path, config_file))
+
+
+def find_socket(socket_path: str | None, config_file: str | None) -> str:
+    """The socket that the options, the environment or the configuration name, in this order."""
     if socket_path:
-        return Client(socket_path)
+        return socket_path
     if config_file is not None:
-        return Client(load_or_exit(config_file).controller.socket)
-    return Client(_socket_of_default_config())
+        return load_or_exit(config_file).controller.socket
+    return _socket_of_default_config()
 
 
 def _socket_of_default_config() -> str:

@@ -24,9 +24,13 @@ DATED_FROM: Final = 1e8
 
 
 @click.command(short_help="A trace through detectors and policy, acting on nothing.")
-@click.argument("traces", metavar="TRACE…", nargs=-1, required=True)
+@click.argument("traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
-    "--config", "config_file", metavar="F", help="Configuration file. [default: every setting's default]"
+    "--config",
+    "config_file",
+    metavar="F",
+    type=click.Path(),
+    help="Configuration file. [default: every setting's default]",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="For programs: one JSON document, as `incidents --json`."

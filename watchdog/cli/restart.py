@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from watchdog import clock
+from watchdog.cli import complete
 from watchdog.cli.answers import Accepted, ActionRun, Rung
 from watchdog.cli.client import Client, ClientError
 from watchdog.cli.explain import describe_end
@@ -54,11 +55,12 @@ def _expand_nodes(context: click.Context, parameter: click.Parameter, value: tup
 
 
 @click.command(short_help="Moves a job gracefully, off a node if you say so.")
-@click.argument("job_id", metavar="JOB", callback=_check_job_id)
+@click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=complete.jobs)
 @click.option(
     "--exclude",
     multiple=True,
     metavar="NODE",
+    shell_complete=complete.nodes,
     callback=_expand_nodes,
     help="Restart without this node; repeatable.",
 )

@@ -41,11 +41,13 @@ from watchdog.cli.options import EXIT_USAGE, load_or_exit
     "--config",
     "config_file",
     metavar="F",
+    type=click.Path(),
     help="Thresholds, detectors, Slack, as for the services; places are this run's own.",
 )
 @click.option(
     "--directory",
     metavar="DIR",
+    type=click.Path(file_okay=False),
     help="For the log, the journal and the kill switch. [default: below ~/.local/state/slurm-watchdog]",
 )
 @click.option("--no-page", is_flag=True, help="Serve no page.")

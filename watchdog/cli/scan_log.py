@@ -25,7 +25,7 @@ MARKDOWN_BYTES: Final = 4 * 1024**2
 
 
 @click.command("scan-log", short_help="What logs alone say: progress, cause and cascade, verdict.")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True)
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--at",
     metavar="TIME",

@@ -18,6 +18,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+LEAST_SENTENCE = 34
+"""Columns for sentences in a table on a narrow terminal: fewer and every second line is one word."""
 _TERMINAL_SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC: window title, links
@@ -101,30 +103,35 @@ def table(
     styles: Sequence[str] = (),
     *,
     wanted: Sequence[int] = (),
+    wraps: int | None = None,
 ) -> None:
     """A table: drawn and wrapped on a terminal, columns of plain text without any wrapping elsewhere.
 
     `styles` has one for each row, or is empty. `wanted` are the columns in the order in which a narrow terminal leaves room for them;
-    without it a table that is too wide becomes paragraphs.
+    without it a table that is too wide becomes paragraphs. `wraps` is the column of sentences: it gets the width that is left.
     """
     if not rows:
         return
     cells = [[clean(cell) for cell in row] for row in rows]
+    sentences: str | None = None
     console = screen()
     if not console.is_terminal:
         click.echo(_plain([list(headings), *cells]))
         return
     if wanted:
-        kept = _fitting(headings, cells, wanted, console.width)
+        kept = _fitting(headings, cells, wanted, console.width, wraps)
+        sentences = None if wraps is None else headings[wraps]
         headings, cells = [headings[i] for i in kept], [[row[i] for i in kept] for row in cells]
-    elif _needed(headings, cells) > console.width:
+    elif wraps is None and _needed(headings, cells) > console.width:
         _paragraphs(console, headings, cells, styles)
         return
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        drawn.add_column(heading, no_wrap=bool(wanted) and heading != sentences, overflow="fold")
     for index, row in enumerate(cells):
         drawn.add_row(*(Text(cell) for cell in row), style=styles[index] if styles else None)
     console.print(drawn, soft_wrap=False)
@@ -139,7 +146,11 @@ def _needed(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
 
 
 def _fitting(
-    headings: Sequence[str], cells: Sequence[Sequence[str]], wanted: Sequence[int], width: int
+    headings: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    wanted: Sequence[int],
+    width: int,
+    wraps: int | None,
 ) -> list[int]:
     """The columns that fit beside each other, in their order; the first two of `wanted` always."""
     from rich.cells import cell_len
@@ -148,6 +159,7 @@ def _fitting(
     left = width
     for column in wanted:
         needed = max(cell_len(headings[column]), *(cell_len(row[column]) for row in cells)) + 3
+        needed = min(needed, LEAST_SENTENCE) if column == wraps else needed
         if needed <= left or len(kept) < 2:
             kept.append(column)
             left -= needed

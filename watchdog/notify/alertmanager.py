@@ -18,7 +18,7 @@ from watchdog.notify.harmless import one_line
 from watchdog.notify.http import post_json
 from watchdog.notify.notice import JobNote, Notice, Topic, from_row, job_notes
 from watchdog.notify.places import NOWHERE, Places
-from watchdog.notify.words import culprit_line, say_opened, say_resolved
+from watchdog.notify.words import culprit_line, next_step, say_opened, say_resolved
 
 if TYPE_CHECKING:
     from watchdog.notify.queue import Outbox, Sources
@@ -154,7 +154,7 @@ def _firing(
         "description": "\n".join(incident.facts[:10]),
         "who": "; ".join(culprit_line(incident, index) for index in range(min(3, len(incident.culprits)))),
         "job": ", ".join(f"{job.name} of {job.user} in {job.partition}" for job in jobs[:1]),
-        "next": f"slurm-watchdog explain {incident.id}",
+        "next": next_step(incident, "{}"),
         "runbook_url": places.runbook(incident.kind),
     }
     page = places.of_incident(incident.id)

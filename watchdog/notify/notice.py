@@ -24,6 +24,10 @@ KEPT_JOBS = 8
 """Jobs of one incident whose owner is told with it."""
 
 
+TEST_SUBJECT = "test"
+"""Subject of the incident that `notify test` sends."""
+
+
 class Topic(StrEnum):
     """What has happened to an incident."""
 

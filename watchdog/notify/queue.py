@@ -246,6 +246,20 @@ class Notifier:
             if self._pulse_s > 0:
                 tasks.create_task(self._pulse_for_ever())
 
+    async def deliver(self, tries: int, pause_s: float) -> str | None:
+        """Sends what waits, at once, in at most `tries` turns of a channel; the first failure, None if nothing is left."""
+        for worker in self._workers:
+            name = worker.channel.name
+            for _ in range(tries):
+                if not self._outbox.pending(1, name) or worker.delivery().failing_s is not None:
+                    break
+                await asyncio.sleep(min(pause_s, await worker.step() or 0.0))
+            if worker.delivery().failing_s is not None:
+                return worker.delivery().error
+            if self._outbox.pending(1, name):
+                return f"not delivered within {tries} turns"
+        return None
+
     def take_over(self) -> None:
         """What waits for a channel that is not there any more: after an upgrade, or without a notifier that was configured before.
 

@@ -12,7 +12,7 @@ from typing import Any
 from watchdog.notify.harmless import cut, plural, safe
 from watchdog.notify.notice import Notice, Topic
 from watchdog.notify.places import NOWHERE, Places
-from watchdog.notify.words import Said, about, lasted, say, say_opened
+from watchdog.notify.words import Said, about, lasted, next_step, say, say_opened
 
 SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
@@ -87,7 +87,7 @@ def closed(notice: Notice, cluster: str) -> Payload:
     return payload(
         [_headed(sentence, cluster)],
         [incident.resolution, *owners(notice), *_cost(notice)],
-        f"What happened: slurm-watchdog explain {incident.id}",
+        next_step(incident, "What happened: {}"),
         (),
     )
 

@@ -8,7 +8,7 @@ from watchdog.model.actions import Action, ActionRun, Decision, Verdict
 from watchdog.model.incidents import Incident, Severity
 from watchdog.model.value import Value
 from watchdog.notify.harmless import duration, plural
-from watchdog.notify.notice import Notice, Topic
+from watchdog.notify.notice import TEST_SUBJECT, Notice, Topic
 
 SIGNS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
 
@@ -40,7 +40,16 @@ def say_opened(incident: Incident) -> Said:
     return Said(
         sentence=f"{SIGNS[incident.severity]}: {about(incident, incident.summary)}{since}",
         evidence=who + incident.facts,
-        todo=f"All evidence: slurm-watchdog explain {incident.id}. Keep the watchdog from acting: slurm-watchdog pause",
+        todo=next_step(incident, "All evidence: {}. Keep the watchdog from acting: slurm-watchdog pause"),
+    )
+
+
+def next_step(incident: Incident, words: str) -> str:
+    """`words` with the command that shows an incident in the place of {}; a test has nothing to show."""
+    return (
+        "Nothing to do: this is a test"
+        if incident.subject == TEST_SUBJECT
+        else words.format(f"slurm-watchdog explain {incident.id}")
     )
 
 
@@ -172,7 +181,7 @@ def say_resolved(incident: Incident) -> Said:
     return Said(
         sentence=f"over{lasted(incident)}: {about(incident, incident.resolution or incident.summary)}",
         evidence=(f"Was: {incident.summary}",),
-        todo=f"Nothing to do. What happened: slurm-watchdog explain {incident.id}",
+        todo=next_step(incident, "Nothing to do. What happened: {}"),
     )
 
 

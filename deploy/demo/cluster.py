@@ -56,6 +56,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.demo.rights import HELPER_UID, USER, USER_UID, Place, bind_parts, ensure_user, furnish
+from watchdog.kill_switch_file import KILL_SWITCH_BASE
 
 PACKAGES = {  # Debian package -> commands that it brings
     "slurm-wlm": ("slurmctld", "slurmd", "sbatch", "scontrol"),
@@ -184,7 +185,10 @@ def mount_points(below: Path, filesystem: str | None = None) -> list[Path]:
 
 
 def empty(directory: Path) -> None:
-    """Remove all that is in a directory, but for what mkfs puts there."""
+    """Remove all that is in a directory, but for what mkfs puts there.
+
+    None of it may be a mount point of another namespace: removing its directory takes the mount off there.
+    """
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             if path.name != "lost+found":
@@ -762,7 +766,7 @@ class Cluster:
                 self.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
             self.wait_for_node_state(node, "IDLE", timeout_s)
             empty(self.node_local(node))
-            empty(self.node_path(node, "/run/slurm-watchdog"))
+            empty(self.node_path(node, KILL_SWITCH_BASE))
         empty(self.shared)
 
     # -- what and where

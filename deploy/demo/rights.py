@@ -44,8 +44,16 @@ def as_user(uid: int, capabilities: Sequence[str], command: list[str]) -> list[s
     """`command` as this user, with exactly these capabilities."""
     chosen = ",".join(["-all", *(f"+{each}" for each in capabilities)])
     rights = [f"--inh-caps={chosen}", f"--ambient-caps={chosen}", f"--bounding-set={chosen}"]
-    who = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs"]
+    who = [f"--reuid={uid}", f"--regid={group_of(uid)}", "--clear-groups", "--no-new-privs"]
     return ["setpriv", *who, *rights, "--", *command]
+
+
+def group_of(uid: int) -> int:
+    """The user's own group, as Slurm checks it of whoever starts a step; a group of that number for an unknown user."""
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return uid
 
 
 def parts_of_a_place() -> dict[str, Path]:

@@ -119,12 +119,12 @@ def test_every_node_has_its_own_name_processes_and_run_directory(cluster: Cluste
         assert cluster.node_run(node, ["hostname"]).stdout.strip() == node
         processes = cluster.node_run(node, ["ps", "-e", "-o", "args="]).stdout
         assert processes.count("slurmd -D") == 1
-        cluster.node_run(node, ["sh", "-c", "echo $(hostname) >/run/slurm-watchdog/name"])
+        cluster.node_run(node, ["sh", "-c", "echo $(hostname) >/run/name"])
     names = [
-        cluster.node_path(node, "/run/slurm-watchdog/name").read_text().strip() for node in cluster.nodes
+        cluster.node_path(node, "/run/name").read_text().strip() for node in cluster.nodes
     ]
     assert names == ["n1", "n2", "n3"]
-    assert not Path("/run/slurm-watchdog/name").exists()
+    assert not Path("/run/name").exists()
 
 
 def test_a_node_sees_of_all_clusters_only_its_own_filesystems(cluster: Cluster) -> None:

@@ -112,7 +112,7 @@ def test_every_panel_shows_data_on_a_cluster_with_a_hang(
             )}  # fmt: skip
             assert ranks == {"0", "1", "2", "3"}
             # Last, for it takes the job away: an action is under way for a while, from its first rung on.
-            assert watchdog.command("restart", job, "--no-wait").returncode == 0
+            assert watchdog.command("restart", job, "--now", "--no-wait").returncode == 0
             document = json.loads((DASHBOARDS / "job.json").read_text())
             for title, expression in asked(document):
                 if title in ACTING:

@@ -354,7 +354,7 @@ def test_garbage_at_the_door_is_refused_and_counted(cluster: Cluster, watch: Cal
         assert post(watchdog, "n2", garbage) == "400"
     forged = b'{"node":"n1","boot_id":"b","agent_id":"a","sequence":1}'
     assert post(watchdog, "n2", forged) == "403"
-    assert post(watchdog, "n2", b"x" * (9 * 1024 * 1024)) in ("400", "413", "BrokenPipeError", "_Closed")
+    assert post(watchdog, "n2", b"x" * (9 * 1024 * 1024)) in ("400", "413", "BrokenPipeError", "NotKept")
     text = watchdog.metrics()
     for outcome in ("unauthorized", "garbage", "wrong_node", "too_large"):
         assert f'slurm_watchdog_reports_total{{outcome="{outcome}"}}' in text
@@ -397,7 +397,7 @@ def test_pause_holds_every_action_until_resume(cluster: Cluster, watch: Callable
     assert [c["rank"] for c in incident["culprits"]] == [2]
     time.sleep(3)
     assert cluster.job(job)["Restarts"] == "0"
-    refused = watchdog.command("restart", job, "--json")
+    refused = watchdog.command("restart", job, "--now", "--json")
     assert refused.returncode == 1
     assert "paused" in refused.stdout
     watchdog.kill_controller()

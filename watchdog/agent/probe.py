@@ -506,17 +506,13 @@ class Probes:
 
     def _look_at(self, worker: Worker, now: float) -> None:
         """One look at a child that has been at work for a while; what only the helper may see of it is asked for."""
-        last = worker.last_look
-        if not worker.born or worker.pid <= 0 or now - (last.at if last else worker.asked_at) < APART_S:
+        if not worker.born or worker.pid <= 0 or now - max(worker.looked_at, worker.asked_at) < APART_S:
             return
+        worker.looked_at = now
         look = look_at(worker.pid, worker.start_ticks, now)
-        note_look(worker, look)
-        if (
-            not look.call
-            and look.state in ("D", "S")
-            and worker.key != LOOK_AT_CHILDREN
-            and self.helper is not None
-        ):
+        if look.call or look.state not in ("D", "S") or self.helper is None or worker.key == LOOK_AT_CHILDREN:
+            note_look(worker, look)
+        else:  # in a call that only the helper may see: a look without it would count as another call
             asked = [("call", worker.pid, worker.pid)]
             then = partial(self._take_call, worker, worker.request, look)
             self.ask(LOOK_AT_CHILDREN, "look_at_calls", asked, LOOK_S, now, then)

@@ -83,6 +83,8 @@ class Worker:
     first_look: Look | None = None
     last_look: Look | None = None
     """At what it does instead of answering: the first in its present call, and the newest."""
+    looked_at: float = 0.0
+    """When the newest look was taken, which the helper may not have completed yet."""
     proven: bool = False
     """It has answered, so children can be started."""
     then: Then | None = None

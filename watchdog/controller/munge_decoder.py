@@ -91,7 +91,7 @@ class MungeProcess:
         """`socket` of munged, empty for its usual one."""
         self._argv = list(argv) or [
             sys.executable,
-            "-I",
+            "-P",
             "-m",
             "watchdog.identity.munge_child",
             *([socket] if socket else []),

@@ -320,7 +320,7 @@ def test_at_a_socket_of_the_same_user_the_same_answer_is_the_controller_s(stage:
     assert [each.commands for each in found] == [(impostor.command,)]
 
 
-def test_an_agent_of_root_believes_nobody_at_a_socket(stage: Stage) -> None:
+def test_an_agent_of_root_believes_no_ordinary_user_at_its_socket(stage: Stage) -> None:
     impostor = Impostor(command_of(COMMANDS[0]), says_yes, address=str(stage.place / "root"))
-    found, problem = attack(stage, impostor, lambda address: unix_channel(address, 10**6, 0), 0)
-    assert found == [] and "ordinary user" in problem
+    found, problem = attack(stage, impostor, lambda address: unix_channel(address, 10**6, 0), ORDINARY)
+    assert found == [] and str(ORDINARY) in problem

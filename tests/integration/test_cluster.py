@@ -26,6 +26,7 @@ from deploy.demo.cluster import (
     processes_of,
     wait_until,
 )
+from deploy.demo.rights import parts_of_a_place
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Writes a line every 20 ms to an open descriptor, as a training job writes its log.
@@ -120,9 +121,7 @@ def test_every_node_has_its_own_name_processes_and_run_directory(cluster: Cluste
         processes = cluster.node_run(node, ["ps", "-e", "-o", "args="]).stdout
         assert processes.count("slurmd -D") == 1
         cluster.node_run(node, ["sh", "-c", "echo $(hostname) >/run/name"])
-    names = [
-        cluster.node_path(node, "/run/name").read_text().strip() for node in cluster.nodes
-    ]
+    names = [cluster.node_path(node, "/run/name").read_text().strip() for node in cluster.nodes]
     assert names == ["n1", "n2", "n3"]
     assert not Path("/run/name").exists()
 
@@ -130,7 +129,8 @@ def test_every_node_has_its_own_name_processes_and_run_directory(cluster: Cluste
 def test_a_node_sees_of_all_clusters_only_its_own_filesystems(cluster: Cluster) -> None:
     mounts = [line.split()[1] for line in cluster.node_run("n3", ["cat", "/proc/mounts"]).stdout.splitlines()]
     of_clusters = {mount for mount in mounts if mount.startswith("/tmp/slurm-watchdog-demo.")}
-    assert of_clusters == {str(cluster.shared), str(cluster.scratch)}
+    place = {str(cluster.place.directory / part) for part in parts_of_a_place()}  # to run our own code from
+    assert of_clusters == {str(cluster.shared), str(cluster.scratch), *place}
 
 
 def test_a_node_reaches_the_controllers_address_and_its_neighbours_by_name(cluster: Cluster) -> None:

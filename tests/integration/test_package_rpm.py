@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.package.build import make
-from deploy.package.layout import system_files, units
+from deploy.package.layout import services, system_files, units
 from tests.integration import packages
 from watchdog import __version__
 
@@ -71,8 +71,9 @@ def test_its_scripts_are_valid_and_name_every_unit(made: tuple[Path, Path]) -> N
     ).stdout
     text = "\n".join(line for line in scripts.splitlines() if not line.endswith("scriptlet (using /bin/sh):"))
     assert subprocess.run(["sh", "-n"], input=text, text=True, timeout=20).returncode == 0
-    for unit in units():
+    for unit in services():
         assert scripts.count(unit) >= 3
+    assert all(unit in scripts for unit in units())
     needs = subprocess.run(
         ["rpm", "--query", "--requires", "--package", str(package)],
         capture_output=True,

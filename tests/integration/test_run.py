@@ -177,7 +177,10 @@ def test_a_loop_with_hooks_and_no_log_is_seen_by_its_heartbeat_and_leaves_by_its
     run.until(lambda: not run.ask("status")["controller"]["warming_up"], "the controller to act")
     run.ask("restart", job["job_id"], "--no-wait")
     run.until(lambda: "successfully saved checkpoint" in run.output(), "the loop to save and leave")
-    run.until(lambda: run.ask("status")["jobs"][0]["restarts"] == 1, "the second run")
+    run.until(
+        lambda: (run.ask("status").get("jobs") or [{}])[0].get("restarts") == 1,
+        "the second run",
+    )
 
 
 def test_a_command_that_fails_is_started_again_as_often_as_was_said(

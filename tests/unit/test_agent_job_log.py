@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_value
 
 from watchdog import clock
 from watchdog.agent import tail
@@ -21,6 +22,7 @@ from watchdog.agent.collectors import job_log
 from watchdog.agent.collectors.job_log import MAX_FILES, JobLogs
 from watchdog.agent.mounts import Mount, MountNews
 from watchdog.agent.probe import Answer, Probes
+from watchdog.knowledge.ray_train import Seat
 from watchdog.model.messages import JobWatch
 from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
 
@@ -336,3 +338,21 @@ def test_where_the_table_of_mounts_cannot_be_watched_it_may_always_have_changed(
     news = MountNews(str(tmp_path / "nothing"))
     assert news()
     assert news()
+
+
+def test_the_ranks_that_rays_log_names_are_known_until_another_run_begins(
+    tmp_path: Path, make_node: Callable[..., Node]
+) -> None:
+    log, row = tmp_path / "out", "- (ip=192.0.2.2, pid={}) world_rank={}, local_rank={}, node_rank=0\n"
+    node = make_node()
+    node.watch(log)
+    write(log, "Started training worker group of size 2: \n" + row.format(71, 0, 0) + row.format(72, 1, 1))
+    node.until(lambda _: bool(node.logs.seats()))
+    assert node.logs.seats() == {"4": {71: Seat(0, 0, 2), 72: Seat(1, 1, 2)}}
+    with log.open("a") as lines:
+        lines.write("(RayTrainWorker pid=72) RuntimeError: bad sample in shard 17\n")
+    node.until(lambda _: bool(node.events))
+    assert node.events[0].rank == 1
+    node.logs.watch = {"4": replace_value(node.logs.watch["4"], restarts=1)}
+    node.collect()
+    assert node.logs.seats() == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.builders import (
     BACKWARD,
@@ -14,6 +15,7 @@ from tests.unit.builders import (
     RECV,
     SAVE,
     captured,
+    frames,
     seen,
     snapshot,
     stack,
@@ -23,6 +25,7 @@ from watchdog.detect.view import StackSnapshot
 from watchdog.diagnose.stack_places import locate, native_place_of, place_of
 from watchdog.diagnose.stacks import vote
 from watchdog.knowledge.frames import Place
+from watchdog.model.evidence import ThreadStack
 
 EVALUATE = (
     "eval_batch (deepspeed/runtime/pipe/engine.py)",
@@ -375,3 +378,35 @@ def test_place_of_a_librarys_own_wait_is_the_collective_that_it_wraps(frame: str
 )  # fmt: skip
 def test_native_place_of_a_transport_is_a_collective(function: str) -> None:
     assert native_place_of(function) is Place.COLLECTIVE
+
+
+RAY_MAIN = (
+    "main_loop (ray/_private/worker.py)",
+    "<module> (ray/_private/workers/default_worker.py)",
+)
+RAY_OWN = (
+    "wait (threading.py)",
+    "PythonGCThread.run (ray/_private/gc_collect_manager.py)",
+    "_bootstrap (threading.py)",
+)
+TRAINS = (
+    "all_reduce (torch/distributed/distributed_c10d.py)",
+    "train_func (train.py)",
+    "_bootstrap (threading.py)",
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["TrainingThread(train_func)", "TrainingThread(train_and_monitor)", "Thread-3 (loop)"]
+)
+def test_in_a_worker_of_ray_the_thread_that_trains_counts_and_no_thread_of_rays_own(name: str) -> None:
+    main = stack(1, RAY_MAIN)
+    threads = (
+        *main.threads,
+        ThreadStack(thread_id=7, name="PythonGCThread", active=False, frames=frames(RAY_OWN)),
+        ThreadStack(thread_id=8, name="MonitoringThread(train_func)", active=False, frames=frames(RAY_OWN)),
+        ThreadStack(thread_id=6, name=name, active=False, frames=frames(TRAINS)),
+    )
+    assert locate(replace(main, threads=threads)).place is Place.COLLECTIVE
+    alone = replace(main, threads=(*threads[:3], replace(threads[3], frames=frames(TRAINS[1:]))))
+    assert locate(alone).frames[0].function == "train_func"

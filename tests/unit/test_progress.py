@@ -173,6 +173,7 @@ ERRORS = [
     ("too_many_files", "OSError: [Errno 24] Too many open files", None),
     ("stale_file_handle", "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/x'", None),
     ("oom_kill", "(raylet, ip=10.0.0.7) 1 Workers (tasks / actors) killed due to memory pressure (OOM)", None),
+    ("python_exception", "\x1b[36m(RayTrainWorker pid=72, ip=10.0.0.7)\x1b[0m RuntimeError: bad sample in shard 17", None),
     ("node_failure", "srun: error: Node failure on n7", None),
     ("terminated", "Sending process 4711 closing signal SIGTERM", None),
     ("segmentation_fault", "[n1:00077] Signal: Segmentation fault (11)", None),

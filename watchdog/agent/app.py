@@ -195,6 +195,7 @@ class Agent:
         self.probes.poll(now)
         self.gpus.ask(now, deadline_s)
         self.processes.owners = {watch.job_id: watch.uid for watch in self.logs.watch.values()}
+        self.processes.seats = self.logs.seats()
         processes = runner.isolate(
             "process", lambda: self.processes.collect(now, deadline_s), _NO_PROCESSES, seen
         )

@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from watchdog.knowledge.ray_train import WORKER_NAMES, Seat
 from watchdog.model.observed import Role
 
 RANK_SOURCES: tuple[tuple[str, str, str], ...] = (
@@ -31,7 +33,8 @@ RANK_SOURCES: tuple[tuple[str, str, str], ...] = (
 )
 """Rank, local rank, world size, as set by: torchrun, accelerate and DeepSpeed's launcher; Open MPI; MVAPICH2; PMIx; MPICH's and
 Intel's Hydra (PMI 1 and 2); Cray's PMI; Cray PALS; ALPS; Flux; our own `run`, for a program that is alone; srun. What is set closest to the trainer comes first. Ray
-gives its workers no rank in their environment: there the process that srun started is the rank, with workers."""
+gives its workers no rank in their environment: its log says which is which, see `_ranks_of_ray`; until then, and where it spans
+several nodes, the process that srun started is the rank, with workers."""
 RANK_VARIABLES = tuple(dict.fromkeys(rank for rank, _, _ in RANK_SOURCES))
 LOCAL_RANK_VARIABLES = tuple(dict.fromkeys(local for _, local, _ in RANK_SOURCES))
 WORLD_SIZE_VARIABLES = tuple(dict.fromkeys(size for _, _, size in RANK_SOURCES))
@@ -106,6 +109,8 @@ class Known:
     """Of a slurmstepd only: the step it looks after."""
     denied: bool = False
     """Its environment may not be read (another user's namespace): it counts as having its parent's."""
+    own_pid: int | None = None
+    """Its number in its own PID namespace, where that is another one than the agent's."""
     cwd: str = ""
     """Working directory of what may hold a rank, when it was identified."""
     checkpoint_directories: tuple[str, ...] = ()
@@ -174,11 +179,15 @@ def as_slurm_job(environ: dict[str, str]) -> dict[str, str]:
 
 
 def assign(
-    table: Mapping[int, Known], before: Mapping[Key, Member], owners: Mapping[str, int]
+    table: Mapping[int, Known],
+    before: Mapping[Key, Member],
+    owners: Mapping[str, int],
+    seats: Mapping[str, Mapping[int, Seat]] = MappingProxyType({}),
 ) -> dict[int, Member]:
     """Membership by pid of every process that belongs to a job. `before` is the last result, by pid and start.
 
     `owners`: the jobs that Slurm has here, and whose they are; an environment counts for no other job, and for no other user.
+    `seats`: of a job, which of its processes is which rank, by the pid that the process itself has, as its log says.
     """
     table = _with_inherited(table)
     places, certain, how = _places(table, before, owners)
@@ -192,7 +201,10 @@ def assign(
             groups.setdefault(place, []).append(table[pid])
     for place, group in groups.items():
         others = [each for each in groups if each.job_id == place.job_id and each != place]
-        members |= _ranks_of_step(place, group, others, table, before)
+        if place.job_id in seats:
+            members |= _ranks_of_ray(place, group, seats[place.job_id], before)
+        else:
+            members |= _ranks_of_step(place, group, others, table, before)
     return {pid: replace(member, by=how[pid]) for pid, member in members.items()}
 
 
@@ -348,6 +360,40 @@ def _ranks_of_step(
         else:
             local_rank, world_size = old.local_rank, old.world_size
         members[process.pid] = Member(place.job_id, place.step_id, role, rank, local_rank, world_size)
+    return members
+
+
+def _ranks_of_ray(
+    place: Place, group: list[Known], seats: Mapping[int, Seat], before: Mapping[Key, Member]
+) -> dict[int, Member]:
+    """Roles in one step of a job whose log says which of Ray's workers is which rank.
+
+    A worker of which it is not said (yet) is a rank without a number. No other process is one: the driver and Ray's own
+    daemons have the variables of the task that started them.
+    """
+    inside = {process.pid: process for process in group}
+    ranks: dict[int, Member] = {}
+    for process in group:
+        if process.comm in WORKER_NAMES and not process.foreign:
+            seat = seats.get(process.own_pid or process.pid)
+            numbers = (None, None, None) if seat is None else (seat.rank, seat.local_rank, seat.world_size)
+            ranks[process.pid] = Member(place.job_id, place.step_id, Role.RANK, *numbers)
+    above_ranks = {above for pid in ranks for above in _ancestors(inside[pid], inside)}
+    members = dict(ranks)
+    for process in group:
+        if process.pid in ranks:
+            continue
+        old = before.get((process.pid, process.start_ticks))
+        above = next((ranks[pid] for pid in _ancestors(process, inside) if pid in ranks), None)
+        orphaned = old is not None and old.role is Role.WORKER and process.ppid not in inside
+        owner = above or (old if orphaned else None)
+        members[process.pid] = (
+            Member(place.job_id, place.step_id, Role.HELPER, launcher=process.pid in above_ranks)
+            if owner is None
+            else Member(
+                place.job_id, place.step_id, Role.WORKER, owner.rank, owner.local_rank, owner.world_size
+            )
+        )
     return members
 
 

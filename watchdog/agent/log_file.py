@@ -17,6 +17,7 @@ from watchdog.agent.own_files import check_regular, open_log
 from watchdog.agent.words import describe
 from watchdog.knowledge.frameworks import recognise
 from watchdog.knowledge.progress_patterns import Pattern
+from watchdog.knowledge.ray_train import SeatReader
 from watchdog.learnt_progress import KNOWN_AFTER, Learner
 from watchdog.log_scan import Scan, Seen, scan
 from watchdog.model.observed import EventKind
@@ -64,6 +65,8 @@ class Tail:
     """Events since the last take()."""
     framework: str | None = None
     """Which one wrote the file, None while nothing shows it."""
+    seats: SeatReader = field(default_factory=SeatReader)
+    """Which process is which rank, where Ray says it."""
     _searched: int = 0
     """Bytes that were searched for the framework's words."""
     _items: list[Item] = field(default_factory=list)
@@ -292,7 +295,9 @@ class Tail:
         assert self.place is not None
         self.place.advance(data)
         self._recognise(data)
-        self._gather(scan(self.place.lines.feed(data), own=self.own), age_s)
+        whole = self.place.lines.feed(data)
+        self.seats.feed(whole)
+        self._gather(scan(whole, own=self.own), age_s)
         items, self._items = self._items, []
         last_step = max(
             (at for at, item in enumerate(items) if item["kind"] == EventKind.PROGRESS), default=-1
@@ -307,6 +312,7 @@ class Tail:
     def _take(self, whole: bytes, now: float, end: int) -> None:
         if whole:
             self._recognise(whole)
+            self.seats.feed(whole)
             age_s, found = self._age_s(now, end), scan(whole, self._seen, self.own)
             if self._learner is not None:
                 self._learn(self._learner, found, whole, now - age_s)

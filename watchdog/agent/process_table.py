@@ -242,7 +242,15 @@ class ProcessTable:
                 cgroup = read_cgroup(pid)
             except OSError:
                 return None
-            known = Known(pid, stat.start_ticks, stat.ppid, stat.comm, status.real_uid, cgroup)
+            known = Known(
+                pid,
+                stat.start_ticks,
+                stat.ppid,
+                stat.comm,
+                status.real_uid,
+                cgroup,
+                own_pid=status.container_pid,
+            )
             if stat.ppid != self.spawner:
                 self.to_identify.add(pid)
         entry = self.entries[pid] = Entry(known, stat, status.container_pid, state_since=now)

@@ -44,7 +44,7 @@ def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     Given {"files": [[job, path, start or None]…], "globs": [[job, pattern]…], "own": {job: [pattern of progress…]},
     "taken": token}.
     Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset, lag, skipped,
-    framework}…], "token": …,
+    framework, seats: [[pid, rank, local rank, world size]…]}…], "token": …,
     "globs": [[job, pattern, [path…]]…]}; patterns are in it only when they were looked up anew. Files that are no longer
     named are closed.
 
@@ -165,6 +165,7 @@ def _row(key: Key, tail: Tail, reader: Tail, news: tuple[list[Item], int], now: 
     return {
         "job": key[0], "path": key[1], "growth_age_s": age_s, "error": tail.error, "events": news[0],
         "dropped": news[1], "offset": offset, "lag": reader.lag_bytes, "skipped": tail.skipped_bytes, "framework": reader.framework,
+        "seats": [[pid, seat.rank, seat.local_rank, seat.world_size] for pid, seat in reader.seats.seats().items()],
     }  # fmt: skip
 
 

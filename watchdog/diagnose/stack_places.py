@@ -13,6 +13,7 @@ from watchdog.knowledge.frames import (
     NATIVE,
     SHORTENED_WAITING_ROOMS,
     THREADS,
+    TRAINING_THREAD,
     WAITING_ROOMS,
     Place,
 )
@@ -150,6 +151,9 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
     main: ThreadStack | None = next(iter((*named, *by_id, *with_script[:1], *sole)), None)
     if main is None or not _idles(main):
         return main
+    trains = [each for each in stack.threads if each.frames and re.match(TRAINING_THREAD, each.name)]
+    if trains:
+        return trains[0]
     others = [each for each in stack.threads if each is not main and each.frames and not thread_role(each)]
     known = [each for each in others if _place(each.frames)[0] is not Place.OTHER]
     return max(known or others or [main], key=lambda each: (len(each.frames), each.thread_id))

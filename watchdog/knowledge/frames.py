@@ -375,8 +375,12 @@ THREADS: Final[tuple[tuple[str, str, str], ...]] = (
     ("compiler", r".*(compile|inductor|subproc|SubprocPool).*", r"_read_thread"),
     ("logger", r".*(wandb|tensorboard|mlflow|_EventLoggerThread|logger|NetStat|MsgRouter|IntMsgThr|ChkStop).*", r"message_loop"),
     ("executor", r"(ThreadPoolExecutor|asyncio|Executor|QueueManager).*", r"_worker"),
+    ("ray", r"PythonGCThread|ray_\w+|PreemptionWatcher|train-resource-reservation|nccl-ras-poller", r"_print_logs"),
 )  # fmt: skip
 """What a thread other than the main one is for: (role, pattern of its name, pattern of a function in it)."""
+
+TRAINING_THREAD: Final = r"TrainingThread\(.*"
+"""Name of the thread in which Ray Train runs the training function (`ray/train/v2/_internal/execution/worker_group/thread_runner.py`)."""
 
 IDLE_LOOPS: Final[tuple[tuple[str, str], ...]] = (
     (r"main_loop", r".*ray/_private/worker\.py"),

@@ -373,7 +373,7 @@ SECONDS_KEYS = (
 MILLISECONDS_KEYS = ("step_time_ms", "iter_time_ms", "ms_per_step", "step_ms")
 LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")
 
-# What stands before a line and names the rank; `local` is a rank on an unnamed node and therefore names no rank.
+# What stands before a line, most often to name the rank (Ray names a process: `(RayTrainWorker pid=7, ip=10.0.0.4) `); `local` is a rank on an unnamed node and therefore names no rank.
 PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("torchrun", re.compile(r"\[(?:default|[A-Za-z_]*worker)(?P<local>\d+)\]:\s?")),
     ("rank", re.compile(r"\[rank(?P<rank>\d+)\]:?\s?")),
@@ -384,6 +384,12 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
         ),
     ),
     ("module", re.compile(r"\[[A-Za-z][\w./-]*:\d{1,5}\]:?\s?")),  # a logger's, of nobody
+    (
+        "ray",
+        re.compile(
+            r"\((?:raylet|[A-Za-z_]\w{0,60}(?:\([^()]{0,80}\))? (?:\w{1,20}=[^\s)]{1,80} )?pid=\d{1,9})(?:, ip=[\w.:-]{1,60})?\) ?"
+        ),
+    ),
     ("srun_label", re.compile(r" {0,5}(?P<rank>\d{1,6}): ")),
     ("host", re.compile(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
 )

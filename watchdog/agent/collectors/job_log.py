@@ -24,6 +24,7 @@ from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import count_open_files
 from watchdog.agent.tail import MAGIC
 from watchdog.kill_switch_file import HEARTBEAT, heartbeat_beside
+from watchdog.knowledge.ray_train import Seat, speaker_of
 from watchdog.masking_values import mask_words
 from watchdog.model.messages import JobWatch
 from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
@@ -70,6 +71,11 @@ class _Job:
     """What stands for each pattern with wildcards."""
     left_out: list[str] = field(default_factory=list)
     """Logs that are not followed, for there are too many."""
+    seats: dict[int, Seat] = field(default_factory=dict)
+    """Pid, as the job sees it -> rank, as a log of this run said last."""
+    said: list[list[int]] = field(default_factory=list)
+    """The rows of that, also where an earlier run wrote them."""
+    restarts: int | None = None
 
 
 class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +175,10 @@ class JobLogs:
             return None
         return f"not read: {mount.point} is served by a program of uid {mount.owner} ({mount.fs_type})"
 
+    def seats(self) -> dict[str, dict[int, Seat]]:
+        """Of each job whose log says it: pid, in the job's own namespace -> which rank that process is."""
+        return {job_id: job.seats for job_id, job in self.jobs.items() if job.seats}
+
     def followed_of(self, job_id: str) -> list[str]:
         """The files of a job that are followed, those that were opened longest ago first."""
         return [path for job, path in self._rows if job == job_id]
@@ -197,6 +207,11 @@ class JobLogs:
                 continue  # nobody has said whose it is: nothing of it is read
             job = self.jobs.setdefault(job_id, _Job(-1 if uid is None else uid, now))
             job.seen_at, job.uid = now, job.uid if uid is None else uid
+            watch = self.watch.get(job_id)
+            if watch is not None and watch.restarts != job.restarts:
+                # Another run has other processes.
+                job.seats = {} if job.restarts is not None else job.seats
+                job.restarts = watch.restarts
         for job_id in [job_id for job_id, job in self.jobs.items() if now - job.seen_at > KEPT_AFTER_END_S]:
             del self.jobs[job_id]
         if any(key[0] not in self.jobs for key in self._recent):
@@ -371,13 +386,26 @@ class JobLogs:
                 framework=each["framework"] or (self._rows[key][0].framework if key in self._rows else None),
             )
             self._rows[key] = (row, asked_at)
+            self._take_seats(self.jobs.get(key[0]), each["seats"])
             self.dropped += each["dropped"]
             for item in each["events"]:
-                self._take_event(asked_at, _event(key, item))
+                self._take_event(asked_at, self._of_rank(_event(key, item)))
         for job_id, pattern, paths in answer.value["globs"]:
             if job_id in self.jobs and pattern in self.jobs[job_id].found:
                 self.jobs[job_id].found[pattern] = paths
         self._drop_excess()
+
+    def _of_rank(self, event: Event) -> Event:
+        """The event, with the rank of the process that Ray names before the line."""
+        job = self.jobs.get(event.job_id)
+        if job is None or not job.seats or event.rank is not None:
+            return event
+        seat = job.seats.get(speaker_of(event.line) or 0)
+        return event if seat is None else replace(event, rank=seat.rank)
+
+    def _take_seats(self, job: _Job | None, rows: list[list[int]]) -> None:
+        if job is not None and rows and rows != job.said:
+            job.said, job.seats = rows, {pid: Seat(rank, local, size) for pid, rank, local, size in rows}
 
     def _drop_excess(self) -> None:
         excess = len(self._events) - MAX_WAITING_EVENTS

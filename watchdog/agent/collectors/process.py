@@ -29,6 +29,7 @@ from watchdog.agent.jobs import BY_SLURM, WISH_VARIABLES, Key, Known, Member, as
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import LASTING_STATES, Entry, Files, ProcessTable, Stat, read_file
+from watchdog.knowledge.ray_train import Seat
 from watchdog.knowledge.syscalls import PATH_ARGUMENT
 from watchdog.model.messages import JobWish
 from watchdog.model.observed import Blocked, Process, Role
@@ -88,8 +89,11 @@ class ProcessCollector:
     """What this agent may not see, in a sentence."""
     owners: Mapping[str, int] = field(default_factory=dict)
     """The jobs that Slurm has here, as the controller has said, and whose they are."""
+    seats: Mapping[str, Mapping[int, Seat]] = field(default_factory=dict)
+    """Of each job whose log says it: pid, as the job sees it -> rank."""
     _mine: list[Entry] = field(default_factory=list)
     _assigned_for: Mapping[str, int] = field(default_factory=dict)
+    _seated: Mapping[str, Mapping[int, Seat]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.table = ProcessTable(self.files, spawner=self.probes.spawner_pid)
@@ -105,7 +109,7 @@ class ProcessCollector:
         requests = self.identities.ask(now, deadline_s)
         if requests:
             self.probes.settle(SETTLE_S, requests)
-        if self.table.changed or self.owners != self._assigned_for:
+        if self.table.changed or self.owners != self._assigned_for or self.seats != self._seated:
             self._assign()
         living = [entry for entry in self._mine if entry.stat.state not in ("Z", "X")]
         mains = [entry for entry in living if self._is_due(entry)]
@@ -214,8 +218,8 @@ class ProcessCollector:
         # It may itself run inside a job, or have started one.
         self.ours = frozenset({os.getpid()} | self.table.below(self.probes.spawner_pid))
         known = {pid: entry.known for pid, entry in entries.items() if pid not in self.ours}
-        self._assigned_for = dict(self.owners)
-        assigned = assign(known, self.members, self.owners)
+        self._assigned_for, self._seated = dict(self.owners), dict(self.seats)
+        assigned = assign(known, self.members, self.owners, self.seats)
         for pid, entry in entries.items():
             entry.member = assigned.get(pid)
         self.members = {entries[pid].key: member for pid, member in assigned.items()}

@@ -1,0 +1,76 @@
+"""The workers of Ray Train: how their processes are called, and where the log says which rank each of them is.
+
+raylet starts them, so they have the environment of the task that started Ray, and no rank in it: Ray sets RANK and its like from
+inside, which /proc/PID/environ does not show. The controller of a run logs the ranks when its group of workers has started (Ray 2.7
+to 2.60, `ray/train/_internal/backend_executor.py` and `ray/train/v2/_internal/execution/worker_group/worker_group.py`):
+
+    Started training worker group of size 2:
+    - (ip=192.0.2.2, pid=12426) world_rank=0, local_rank=0, node_rank=0
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+WORKER_NAMES = ("ray::RayTrainWo", "ray::_RayTrainW")
+"""Of a worker's process (15 characters, as the kernel keeps them): the titles `ray::RayTrainWorker[.METHOD]` and
+`ray::_RayTrainWorker__execute.METHOD` (before Train V2)."""
+MAX_WORKERS = 1024
+"""Of one node."""
+
+_STARTED = re.compile(rb"Started (?:distributed worker processes|training worker group of size \d+): ?")
+_SEAT = re.compile(
+    rb"- \((?:node_id=\w{1,64}, )?ip=([\w.:-]{1,64}), pid=(\d{1,9})\) "
+    rb"world_rank=(\d{1,6}), local_rank=(\d{1,4}), node_rank=\d{1,6}"
+)
+
+_SPEAKER = re.compile(r"\W{0,12}(?:\d{1,3}m)?\(_?RayTrainWorker\w{0,20} pid=(\d{1,9})\)")
+"""Who wrote a line, in front of it as the driver prints it; an address behind the pid means another node."""
+
+
+def speaker_of(line: str) -> int | None:
+    """The pid of the worker that wrote a line of the driver's log, on the driver's node; None if it does not say."""
+    found = _SPEAKER.match(line)
+    return int(found[1]) if found else None
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which rank a process is."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+@dataclass
+class SeatReader:
+    """Gathers the newest table of ranks from the blocks of a log; one for each file."""
+
+    by_pid: dict[int, tuple[int, int]] | None = None
+    """Pid -> rank and local rank; None: no table was seen."""
+    hosts: frozenset[bytes] = frozenset()
+
+    def feed(self, lines: bytes) -> None:
+        """Takes whole lines of the log."""
+        if b"world_rank=" not in lines and b"Started " not in lines:
+            return
+        for line in lines.splitlines():
+            if b"Started " in line and _STARTED.search(line):
+                self.by_pid, self.hosts = {}, frozenset()
+            elif self.by_pid is not None and b"world_rank=" in line and (found := _SEAT.search(line)):
+                # A replica group that is replaced gives its ranks to new processes.
+                self.by_pid = {pid: seat for pid, seat in self.by_pid.items() if seat[0] != int(found[3])}
+                if len(self.by_pid) < MAX_WORKERS:
+                    self.by_pid[int(found[2])] = (int(found[3]), int(found[4]))
+                    self.hosts |= {found[1]}
+
+    def seats(self) -> dict[int, Seat]:
+        """Pid -> rank of the newest group, if all of it is on one node: of several, a log names addresses, and a pid is no process."""
+        if not self.by_pid or len(self.hosts) != 1:
+            return {}
+        ranks = {rank for rank, _ in self.by_pid.values()}
+        if ranks != set(range(len(self.by_pid))):
+            return {}  # a line is missing, or has not been written yet
+        return {pid: Seat(rank, local, len(ranks)) for pid, (rank, local) in self.by_pid.items()}

@@ -31,11 +31,14 @@ class _JournalFormatter(MaskingFormatter):
         return f"{_PRIORITY.get(record.levelno, '<6>')}{text}"
 
 
-def set_up(level: str = "INFO") -> None:
-    """Sends all records of `level` and above to standard error; dates only where journald does not add them."""
+def set_up(level: str = "INFO", *, for_person: bool = False) -> None:
+    """Sends all records of `level` and above to standard error; dates only where journald does not add them. `for_person`: between
+    the lines of his own command, so without names of modules."""
     handler = logging.StreamHandler(sys.stderr)
     if os.environ.get("JOURNAL_STREAM"):
         handler.setFormatter(_JournalFormatter("%(name)s: %(message)s"))
+    elif for_person:
+        handler.setFormatter(MaskingFormatter("slurm-watchdog %(asctime)s: %(message)s", "%H:%M:%S"))
     else:
         handler.setFormatter(MaskingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()

@@ -81,7 +81,7 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
     from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
     place = Path(directory) if directory else Path.home() / ".slurm-watchdog" / job_id
-    log.set_up("INFO")
+    log.set_up("WARNING", for_person=True)
     try:
         code = service.run(
             service.Wanted(

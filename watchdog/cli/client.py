@@ -6,6 +6,8 @@ import http.client
 import json
 import socket
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -20,8 +22,13 @@ DEADLINE_S: Final = 10.0
 MAX_BYTES: Final = 64 * 1024**2
 """Stacks of a thousand ranks are a few MiB; more than this is not an answer of ours."""
 
+SERVICE_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
+"""Of the service; any other is mostly that of somebody's own `run` or `attach`."""
 _IS_IT_RUNNING = "Is the controller running? systemctl status slurm-watchdog-controller"
 _SEE_ITS_LOG = "See its log: journalctl -u slurm-watchdog-controller -n 50"
+_HAS_IT_ENDED = "Has that `run` or `attach` ended? Its journal answers: slurm-watchdog incidents --journal {}"
+Exchange = Callable[[str, str, object], tuple[int, str, bytes]]
+"""(method, target, body) to (status, its words, body)."""
 
 
 class ClientError(Exception):
@@ -70,9 +77,11 @@ class _UnixConnection(http.client.HTTPConnection):
 class Client:
     """The controller behind one socket. Every method raises ClientError."""
 
-    def __init__(self, path: str, deadline_s: float = DEADLINE_S):
+    def __init__(self, path: str, deadline_s: float = DEADLINE_S, exchange: Exchange | None = None):
+        """`exchange` answers in the place of a socket: a journal does."""
         self.path = path
         self._deadline_s = deadline_s
+        self._exchange = exchange or self._over_socket
 
     def status(self) -> tuple[Status, Any]:
         """The state of everything, and the same as the plain document."""
@@ -141,7 +150,7 @@ class Client:
                 "Are the command and the controller of one release? Compare: slurm-watchdog --version",
             ) from error
 
-    def _exchange(self, method: str, target: str, body: object) -> tuple[int, str, bytes]:
+    def _over_socket(self, method: str, target: str, body: object) -> tuple[int, str, bytes]:
         connection = _UnixConnection(self.path, self._deadline_s)
         headers = {"Accept": "application/json", "Connection": "close"}
         data = None
@@ -165,24 +174,29 @@ class Client:
         return response.status, response.reason, answer
 
     def _explain(self, error: Exception, overdue: bool) -> ClientError:
+        own = Path(self.path).parent
+        is_own = self.path != SERVICE_SOCKET and (own / "journal.sqlite").is_file()
+        look = _HAS_IT_ENDED.format(own) if is_own else _IS_IT_RUNNING
         if overdue or isinstance(error, TimeoutError):
             return ClientError(
                 f"The controller did not answer on {self.path} within {self._deadline_s:g} s.",
-                f"{_IS_IT_RUNNING}; {_SEE_ITS_LOG[0].lower()}{_SEE_ITS_LOG[1:]}",
+                "It may be busy, or stopped."
+                if is_own
+                else f"{look}; {_SEE_ITS_LOG[0].lower()}{_SEE_ITS_LOG[1:]}",
             )
         if isinstance(error, FileNotFoundError):
-            return ClientError(f"The controller's socket {self.path} does not exist.", _IS_IT_RUNNING)
+            return ClientError(f"The controller's socket {self.path} does not exist.", look)
         if isinstance(error, ConnectionRefusedError):
-            return ClientError(f"Nobody listens on the controller's socket {self.path}.", _IS_IT_RUNNING)
+            return ClientError(f"Nobody listens on the controller's socket {self.path}.", look)
         if isinstance(error, PermissionError):
             return ClientError(
                 f"You may not use the controller's socket {self.path}.",
-                f"Try again as root, or see who may: ls -l {self.path}",
+                "Ask an administrator to add you to the group of that socket (ls -l shows it), such as slurm-watchdog.",
             )
         reason = (
             (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         )
-        return ClientError(f"Talking to the controller on {self.path} failed: {reason}.", _IS_IT_RUNNING)
+        return ClientError(f"Talking to the controller on {self.path} failed: {reason}.", look)
 
 
 def _error(data: bytes, key: str) -> str:

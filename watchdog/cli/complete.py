@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from watchdog.cli.client import Client, ClientError
-from watchdog.cli.options import find_socket
+from watchdog.cli.sources import choose
 
 DEADLINE_S: Final = 2.0
 """Of a question to the controller: somebody has pressed Tab and waits."""
@@ -28,11 +28,8 @@ def _offers(ask: Callable[[Client], Offered]) -> Complete:
             with redirect_stderr(
                 io.StringIO()
             ):  # a broken configuration must not write into the command line
-                client = Client(
-                    find_socket(context.params.get("socket_path"), context.params.get("config_file")),
-                    DEADLINE_S,
-                )
-                offered = list(ask(client))
+                asked = choose(context.params.get("socket_path"), context.params.get("config_file"))
+                offered = list(ask(Client(asked.path, DEADLINE_S)))
         except (ClientError, OSError, ValueError, SystemExit):
             return []
         fitting = [each for each in offered if each[0].startswith(begun)]

@@ -20,10 +20,10 @@ from watchdog.cli.options import (
     EXIT_FOUND,
     EXIT_UNKNOWN,
     fail,
-    open_client,
     operator_options,
     print_json,
 )
+from watchdog.cli.sources import choose
 from watchdog.cli.text import clean, count, screen, sentence
 from watchdog.runner import wait_readable
 
@@ -62,7 +62,7 @@ def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_j
       slurm-watchdog diagnose 4711
       slurm-watchdog diagnose 4711 --json | jq .culprits
     """
-    client = open_client(socket_path, config_file)
+    client = choose(socket_path, config_file)
     try:
         started, _ = client.start_diagnosis(job_id)
         found, document = _follow(client, started, quiet=as_json)

@@ -16,10 +16,10 @@ from watchdog.cli.options import (
     DEFAULT_CONFIG,
     EXIT_USAGE,
     load_or_exit,
-    open_client,
     operator_options,
     print_json,
 )
+from watchdog.cli.sources import choose
 from watchdog.cli.text import clean, count, sentence
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def examine_cluster(config: Config, socket_path: str | None, config_file: str | 
 
 def _status(socket_path: str | None, config_file: str | None) -> Status | ClientError:
     try:
-        return open_client(socket_path, config_file).status()[0]
+        return choose(socket_path, config_file).status()[0]
     except ClientError as error:
         return error
 

@@ -14,7 +14,8 @@ from watchdog.cli.answers import ActionRun, Diagnosis, Evidence, Explanation, In
 from watchdog.cli.bundle import Fetch, check_name, write_bundle
 from watchdog.cli.diagnosis_text import print_diagnosis
 from watchdog.cli.incidents import STYLES, as_text, hints_of, who
-from watchdog.cli.options import EXIT_USAGE, failures_told, open_client, operator_options, print_json
+from watchdog.cli.options import EXIT_USAGE, failures_told, journal_option, operator_options, print_json
+from watchdog.cli.sources import choose_or_journal
 from watchdog.cli.text import clean_lines, count, duration, moment, sentence, table
 
 LINES_OF_EVIDENCE: Final = 40
@@ -30,9 +31,15 @@ LINES_OF_EVIDENCE: Final = 40
     type=click.Path(dir_okay=False),
     help="Write everything that is kept of it into one file (.tar.zst or .tar.gz).",
 )
+@journal_option
 @operator_options
 def explain(
-    incident_id: str, bundle_file: str | None, socket_path: str | None, config_file: str | None, as_json: bool
+    incident_id: str,
+    bundle_file: str | None,
+    journal: str | None,
+    socket_path: str | None,
+    config_file: str | None,
+    as_json: bool,
 ) -> None:
     """One incident: who is named, the timeline, the evidence, every decision with its reason, every rung.
 
@@ -48,8 +55,8 @@ def explain(
     if not incident_id.strip():
         click.echo("The incident's id is empty. List the ids with: slurm-watchdog incidents", err=True)
         sys.exit(EXIT_USAGE)
-    client = open_client(socket_path, config_file)
     with failures_told(as_json):
+        client = choose_or_journal(socket_path, config_file, journal, incident_id)
         if bundle_file is not None:
             check_name(bundle_file)
         found, document = client.incident(incident_id)

@@ -14,10 +14,11 @@ from watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     failures_told,
-    open_client,
+    journal_option,
     operator_options,
     print_json,
 )
+from watchdog.cli.sources import choose_or_journal
 from watchdog.cli.text import count, duration, moment, sentence, table
 
 if TYPE_CHECKING:
@@ -36,17 +37,21 @@ WANTED = [
 @click.option(
     "--job", "job_id", metavar="J", shell_complete=complete.jobs, help="Only incidents of this job."
 )
+@journal_option
 @operator_options
-def incidents(job_id: str | None, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+def incidents(
+    job_id: str | None, journal: str | None, socket_path: str | None, config_file: str | None, as_json: bool
+) -> None:
     """What happened: pending, firing and resolved incidents. Exit code 1 while one of those listed is firing.
 
     \b
     Examples:
       slurm-watchdog incidents
       slurm-watchdog incidents --job 4711 --json
+      slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `attach` that has ended
     """
-    client = open_client(socket_path, config_file)
     with failures_told(as_json):
+        client = choose_or_journal(socket_path, config_file, journal)
         found, document = client.incidents(job_id)
     firing = [each for each in found if is_wrong(each)]
     if as_json:

@@ -109,6 +109,17 @@ def _socket_of_default_config() -> str:
         return DEFAULT_SOCKET
 
 
+def journal_option(command: F) -> F:
+    """`--journal` of the commands that a journal can answer."""
+    return click.option(
+        "--journal",
+        metavar="DIR",
+        type=click.Path(),
+        help="Ask the journal of a `run` or `attach` that has ended, in DIR. [default: your newest one, where no controller answers "
+        "and none is configured]",
+    )(command)
+
+
 @contextmanager
 def failures_told(as_json: bool) -> Iterator[None]:
     """Turns a ClientError into words and an exit code: 2 if the request was wrong, otherwise 3, unknown."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from watchdog.cli.options import failures_told, open_client, operator_options, print_json
+from watchdog.cli.options import failures_told, operator_options, print_json
+from watchdog.cli.sources import choose
 from watchdog.cli.text import sentence
 
 
@@ -18,7 +19,7 @@ def pause(reason: str, socket_path: str | None, config_file: str | None, as_json
     Example:
       slurm-watchdog pause "storage maintenance until Monday"
     """
-    client = open_client(socket_path, config_file)
+    client = choose(socket_path, config_file)
     with failures_told(as_json):
         answer, document = client.pause(reason)
     if as_json:

@@ -18,10 +18,10 @@ from watchdog.cli.options import (
     EXIT_FOUND,
     EXIT_UNKNOWN,
     fail,
-    open_client,
     operator_options,
     print_json,
 )
+from watchdog.cli.sources import choose
 from watchdog.cli.text import clean, moment, sentence
 from watchdog.runner import wait_readable
 
@@ -104,7 +104,7 @@ def restart(
       slurm-watchdog restart 4711 --cancel
       slurm-watchdog restart 4711 --exclude 'n[7-8]' --no-wait --json
     """
-    client = open_client(socket_path, config_file)
+    client = choose(socket_path, config_file)
     try:
         if how == "cancel":
             sys.exit(_cancel(client, job_id, as_json))

@@ -97,7 +97,7 @@ def run(
         page=not no_page,
         quiet=quiet,
     )
-    log.set_up("WARNING")
+    log.set_up("WARNING", for_person=True)
     try:
         code = service.run(base, wanted)
     except (OSError, JournalError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -13,11 +13,14 @@ import click
 from watchdog import clock
 from watchdog.cli.answers import ControllerState, IncidentCounts, Job, JobHealth, Nodes, SlurmState, Status
 from watchdog.cli.client import Client, ClientError
-from watchdog.cli.options import EXIT_UNKNOWN, failures_told, open_client, operator_options, print_json
+from watchdog.cli.options import EXIT_UNKNOWN, failures_told, operator_options, print_json
+from watchdog.cli.sources import choose, describe, own_instead
 from watchdog.cli.text import duration, fold_nodes, screen, sentence, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from watchdog.local.own_runs import OwnRun
 
 OK: Final = 0
 WARNING: Final = 1
@@ -66,6 +69,9 @@ def status(
     limit has passed without a step, those in trouble first. Piped, the same text as without it, again and again; with --json
     one document a line.
 
+    Without --socket it asks the controller of this machine; where none answers, your own `run` and `attach`: several are shown one
+    after the other (with --json: a list).
+
     Exit code 0 OK, 1 warning, 2 critical (an incident is firing), 3 unknown (the controller gives no answer, or
     sees nothing). With --watch that of the last look.
 
@@ -75,7 +81,10 @@ def status(
       slurm-watchdog status --watch
       slurm-watchdog status --json | jq .incidents
     """
-    client = open_client(socket_path, config_file)
+    own = own_instead(socket_path, config_file)
+    if len(own) > 1 and not watching:
+        sys.exit(_print_each(own, as_json))
+    client = choose(socket_path, config_file)
     if watching:
         sys.exit(_watch(client, every_s, as_json))
     with failures_told(as_json):
@@ -102,6 +111,29 @@ def _print(answer: Status) -> None:
         sentence(f"Not looked at: {each.count} of {each.whose}{who} ({each.meaning})")
     if answer.incidents.firing or answer.incidents.pending:
         sentence("More: slurm-watchdog incidents")
+
+
+def _print_each(own: Sequence[OwnRun], as_json: bool) -> int:
+    """Several runs of one's own, one after the other; the exit code is the worst."""
+    codes, documents = [], []
+    for run in own:
+        if not as_json:
+            sentence(describe(run), "bold")
+        try:
+            answer, document = Client(run.socket).status()
+        except ClientError as error:
+            codes.append(EXIT_UNKNOWN)
+            documents.append({"directory": run.directory, "error": error.what})
+            if not as_json:
+                sentence(f"{WORDS[EXIT_UNKNOWN]}: {error.what}")
+            continue
+        codes.append(exit_code(answer))
+        documents.append({"directory": run.directory, "status": document})
+        if not as_json:
+            _print(answer)
+    if as_json:
+        print_json(documents)
+    return max(codes, key=(OK, WARNING, EXIT_UNKNOWN, CRITICAL).index)
 
 
 def _watch(client: Client, every_s: float, as_json: bool) -> int:

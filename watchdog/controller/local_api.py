@@ -17,19 +17,16 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from watchdog import __version__, clock
+from watchdog.controller import journal_view
 from watchdog.controller.access import Person, may_see, may_see_incident, resolve
 from watchdog.controller.collected import Collected, diagnosis_json, nodes_json
-from watchdog.controller.journal import JournalError, Piece
+from watchdog.controller.journal import JournalError
 from watchdog.controller.judge import proves_stuck
 from watchdog.controller.present import (
     DETAILS_FOR,
     Sees,
-    action_json,
-    incident_json,
     left_out_json,
-    public_incident_json,
     status_json,
-    taken,
 )
 from watchdog.masking import mask_cut
 from watchdog.model.incidents import Incident, IncidentState
@@ -50,8 +47,6 @@ MAX_GROUPS = 256
 """What Python's getsockopt takes: 1024 bytes."""
 MAX_BODY_BYTES = 64 * 1024
 MAX_REASON = 300
-LARGE_KINDS = frozenset({"node", "job"})
-"""Evidence that is fetched piece by piece."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 
@@ -225,63 +220,19 @@ class LocalApi:
         return None if paused is None else {"reason": paused[0], "by": paused[1], "at": paused[2]}
 
     async def incidents(self, request: web.Request) -> web.Response:
-        job = request.query.get("job")
-        stored = self._c.journal.incidents(job_id=job)
-        known = {incident.id for incident in stored}
-        pending = [
-            i for i in self._c.judge.incidents if i.id not in known and (job is None or job in i.job_ids)
-        ]
-        sees = self.sees(request)
-        return web.json_response([self._incident(i, sees) for i in (*pending, *stored)])
-
-    def _incident(self, incident: Incident, sees: Sees) -> dict[str, Any]:
-        current = next((i for i in self._c.judge.incidents if i.id == incident.id), incident)
-        journal = self._c.journal
-        if not sees(current):
-            return public_incident_json(current, journal.decisions(incident.id))
-        return incident_json(current, journal.decisions(incident.id), journal.actions(incident.id))
+        open_now = self._c.judge.incidents
+        found = journal_view.listed(self._c.journal, request.query.get("job"), self.sees(request), open_now)
+        return web.json_response(found)
 
     async def explain(self, request: web.Request) -> web.Response:
-        journal = self._c.journal
         incident = self._find(request.match_info["id"])
-        incident_id, sees = incident.id, self.sees(request)
-        shown = self._incident(incident, sees)
-        if not sees(incident):
-            return web.json_response({"incident": shown, "timeline": [], "evidence": [], "actions": []})
+        current = next((i for i in self._c.judge.incidents if i.id == incident.id), incident)
         return web.json_response(
-            {
-                "incident": shown,
-                "timeline": [{"at": at, "text": text} for at, text in journal.timeline(incident_id)],
-                "evidence": [self._evidence(incident, piece) for piece in self._pieces(incident, sees)],
-                "actions": [
-                    action_json(run, self._c.decider.actions.waiting(run.decision.id))
-                    for run in journal.actions(incident_id)
-                ],
-            }
+            journal_view.explained(self._c.journal, incident, current, self.sees(request), self._waiting)
         )
 
-    def _pieces(self, incident: Incident, sees: Sees) -> list[Piece]:
-        """The evidence of an incident; of what is stored with another one, that which the same person may see there."""
-        pieces = self._c.journal.pieces(incident.id)
-        others = {each.stored_with for each in pieces} - {incident.id}
-        hidden = {
-            each for each in others if (found := self._c.journal.incident(each)) is None or not sees(found)
-        }
-        return [each for each in pieces if each.stored_with not in hidden]
-
-    def _evidence(self, incident: Incident, piece: Piece) -> dict[str, Any]:
-        """One piece; what a whole node said is fetched by its number, for there may be hundreds of megabytes of it."""
-        shown: dict[str, Any] = {
-            "at": piece.at, "kind": piece.kind, "number": piece.number, "incident": piece.stored_with,
-        }  # fmt: skip
-        taken_at = piece.at
-        if piece.kind not in LARGE_KINDS:
-            document = json.loads(
-                self._c.journal.evidence_document(piece.stored_with, piece.number) or b"null"
-            )
-            shown["document"] = document
-            taken_at = document.get("taken_at", taken_at) if isinstance(document, dict) else taken_at
-        return shown | {"taken": taken(incident, taken_at)}
+    def _waiting(self, decision_id: str) -> tuple[str, float | None] | None:
+        return self._c.decider.actions.waiting(decision_id)
 
     async def evidence(self, request: web.Request) -> web.Response:
         """The document of one piece of evidence."""
@@ -334,16 +285,10 @@ class LocalApi:
 
     def _find(self, given: str) -> Incident:
         """The incident with this id, or the only one whose id begins so. Raises Refused."""
-        exact = self._c.journal.incident(given)
-        if exact is not None:
-            return exact
-        known = {i.id: i for i in (*self._c.judge.incidents, *self._c.journal.incidents())}
-        found = [each for each in known if each.startswith(given)]
-        if len(found) > 1:
-            raise Refused(400, f"{len(found)} incidents begin with {given[:40]!r}; give more of the id")
-        if not found:
-            raise Refused(404, f"there is no incident {given[:40]!r}; `slurm-watchdog incidents` lists them")
-        return known[found[0]]
+        try:
+            return journal_view.find(self._c.journal, given, self._c.judge.incidents)
+        except journal_view.NotFound as error:
+            raise Refused(error.status, str(error)) from error
 
     async def pause(self, request: web.Request) -> web.Response:
         body, name = await self._body(request), self._administrator(request)

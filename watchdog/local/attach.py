@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from watchdog import clock
 from watchdog.agent.jobs import LOCAL_RANK_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES
 from watchdog.config import Config, load_config
 from watchdog.controller.app import live, open_doors, open_identity
@@ -30,10 +31,13 @@ from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
 from watchdog.doctor.read import read_slurm_config
 from watchdog.kill_switch_file import problem_of_prefix
+from watchdog.local import own_runs, report
 from watchdog.local.service import QUIET, die_with_parent, free_port, page_password
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from watchdog.model.slurm_states import ALIVE, RUNNING
+from watchdog.notify.harmless import one_line, plural
 from watchdog.notify.make import make_notifier
+from watchdog.notify.notice import Caller
 from watchdog.slurm.client import SlurmUnavailable
 from watchdog.slurm.command_line import CommandLineSlurm
 from watchdog.slurm.commands import Commands
@@ -117,9 +121,16 @@ async def _run(wanted: Wanted) -> int:
         )
         return 1
     config = _configuration(wanted, wanted.listen or f"{_address_towards(view.nodes)}:{free_port()}")
-    journal = Journal(f"sqlite:///{wanted.directory / 'journal.sqlite'}")
+    place, began = own_runs.state_home(Path.home(), os.environ), clock.monotonic()
+    started = own_runs.OwnRun(
+        command="attach", what=f"job {job.job_id} ({one_line(job.name, 60)})", directory=str(wanted.directory),
+        host=socket.gethostname(), started_at=clock.wall(),
+    )  # fmt: skip
+    how, restarts = "is no longer watched", 0
+    journal = Journal(f"sqlite:///{wanted.directory / own_runs.JOURNAL}")
+    own_runs.note(place, started)
     try:
-        notifier = make_notifier(config, journal.outbox)
+        notifier = make_notifier(config, journal.outbox, Caller.ATTACH)
         controller = Controller(
             config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics()
         )
@@ -130,16 +141,20 @@ async def _run(wanted: Wanted) -> int:
             asyncio.get_running_loop().add_signal_handler(number, asked.set)
         watching = asyncio.create_task(live(controller, notifier, stop))
         agents = Agents(wanted)
+        report.tell(report.greeting(started, mode=config.mode, page=config.controller.page_listen))
         try:
-            await _until_over(slurm, controller, agents, wanted.job_id, asked)
+            how, restarts = await _until_over(slurm, controller, agents, job, asked)
         finally:
             await agents.stop()
             stop.set()
             await asyncio.gather(watching, return_exceptions=True)
             for door in doors:
                 await door.cleanup()
+        took_s = clock.monotonic() - began
+        report.tell(report.summary(started, journal, how=how, took_s=took_s, restarts=restarts))
     finally:
         journal.close()
+        own_runs.ended(place, started, clock.wall())
     return 0
 
 
@@ -216,28 +231,30 @@ def _address_towards(nodes: Sequence[SlurmNode]) -> str:
 
 
 async def _until_over(
-    slurm: CommandLineSlurm, controller: Controller, agents: Agents, job_id: str, asked: asyncio.Event
-) -> None:
-    """Keeps agents on the nodes of every run of the job; returns when somebody wants us to end, or when it is over for good."""
+    slurm: CommandLineSlurm, controller: Controller, agents: Agents, first: SlurmJob, asked: asyncio.Event
+) -> tuple[str, int]:
+    """Keeps agents on the nodes of every run of the job; returns when somebody wants us to end, or when it is over for good: how it
+    ended, for a sentence with the job as its subject, and its restarts meanwhile."""
+    newest = first
     over_since: float | None = None
     loop = asyncio.get_running_loop()
     while not asked.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), LOOK_S)
         try:
-            job = await slurm.read_job(job_id)
+            job = await slurm.read_job(first.job_id)
         except SlurmUnavailable:
             continue
+        newest = job or newest
         if job is not None and job.state in ALIVE:
             over_since = None
             await agents.follow(job if job.state in RUNNING else None)
             continue
         over_since = over_since or loop.time()
         if loop.time() - over_since > LAST_LOOK_S and not controller.actions.acting():
-            log.warning(
-                "job %s is %s: it is not watched any more", job_id, "gone" if job is None else job.state
-            )
-            return
+            how = "is no longer known to Slurm" if job is None else f"is {job.state}"
+            return how, newest.restarts - first.restarts
+    return f"is no longer watched (it is {newest.state})", newest.restarts - first.restarts
 
 
 class Agents:
@@ -260,7 +277,7 @@ class Agents:
         if job is None or lives or now - self._tried_at < AGAIN_S:
             return
         self._tried_at, self._run = now, run
-        log.info("agents are started on %d nodes of job %s", len(job.nodes), job.job_id)
+        log.warning("agents are started on %s of job %s", plural(len(job.nodes), "node"), job.job_id)
         with (self._wanted.directory / "agents.log").open("ab") as lines:
             self._step = await asyncio.create_subprocess_exec(
                 *command(job, self._wanted.directory), stdin=asyncio.subprocess.DEVNULL, stdout=lines, stderr=lines,

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pwd
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,12 @@ KILL_WAIT_S = 30.0
 SETTLE_S = 15.0
 """A command that has failed starts again after so long: its last words have been read and judged by then."""
 LOOK_S = 0.2
+
+
+def _own_name() -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    return f"uid {os.getuid()}"  # of a container that has no names
 
 
 class LocalJob:
@@ -98,15 +105,17 @@ class LocalJob:
         if self.state != "RUNNING" or self.restarts != run:
             return  # whoever ends it knows
         self.state = "COMPLETED" if code == 0 else "FAILED"
-        log.info("the command has ended with %s", self._how())
         await self._end()  # as Slurm does: nothing that a job started outlives it
         if code == 0 or self.restarts >= self._max_restarts:
             if self.restarts == run and self.state in OVER:
                 self.over.set()
             return
+        log.warning(
+            "the command ended with %s; it is started again in %.0f s, once its last lines are judged (restart %d of at most %d)",
+            self._how(), self.settle_s, run + 1, self._max_restarts,
+        )  # fmt: skip
         await asyncio.sleep(self.settle_s)
         if self.state == "FAILED" and self.restarts == run:
-            log.warning("the command is started again: restart %d of at most %d", run + 1, self._max_restarts)
             self.restarts += 1
             await self._begin()
 
@@ -117,6 +126,10 @@ class LocalJob:
             if 128 < code < 128 + signal.NSIG
             else f"exit code {code}"
         )
+
+    def how_it_ended(self) -> str:
+        """For a sentence with the command as its subject."""
+        return "was stopped" if self.exit_code is None else f"ended with {self._how()}"
 
     async def _begin(self) -> None:
         try:
@@ -186,7 +199,7 @@ class LocalJob:
             job_id=self.job_id,
             state="REQUEUE_HOLD" if self.state == "PENDING" and self.held else self.state,
             name=os.path.basename(self.command[0]),
-            user=self._environ.get("USER", ""),
+            user=_own_name(),
             uid=os.getuid(),
             partition="local",
             nodes=(self.node,),

@@ -28,9 +28,12 @@ from watchdog.controller.ingest import OwnUser
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
 from watchdog.controller.watch import Controller
+from watchdog.local import own_runs, report
 from watchdog.local.job import LocalJob
+from watchdog.local.own_runs import PASSWORD_FILE
 from watchdog.model.actions import Step
 from watchdog.notify.make import make_notifier
+from watchdog.notify.notice import Caller
 from watchdog.policy_config import Treatment
 
 log = logging.getLogger(__name__)
@@ -43,7 +46,6 @@ LAST_LOOK_S: Final = 2.0
 TAIL_S: Final = 0.2
 TAIL_BYTES: Final = 1 << 20
 PAGE: Final = "127.0.0.1:9767"
-PASSWORD_FILE: Final = "page-password"  # noqa: S105 -- a file's name
 AGENTS_SOCKET: Final = "agents.sock"
 QUIET: Final = ("orphan_gpu_process", "chain_broken", "node_down", "partition_or_outage")
 """They compare with what Slurm knows of other jobs and nodes; here nobody knows."""
@@ -75,7 +77,7 @@ def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
     directory = wanted.directory
     node = socket.gethostname().partition(".")[0]
     own: dict[str, Any] = {
-        "cluster_name": node,
+        "cluster_name": base.cluster_name if "cluster_name" in base.model_fields_set else node,
         "mode": wanted.mode,
         "agent": {
             "node_name": node,
@@ -135,14 +137,31 @@ def run(base: Config, wanted: Wanted) -> int:
     directory.chmod(0o700)
     page_listen = f"127.0.0.1:{free_port(int(PAGE.rpartition(':')[2]))}" if wanted.page else ""
     config = config_for(base, wanted, page_listen)
-    journal = Journal(f"sqlite:///{directory / 'journal.sqlite'}")
+    place = own_runs.state_home(Path.home(), os.environ)
+    started = own_runs.OwnRun(
+        command="run",
+        what=report.command_line(wanted.command),
+        directory=str(directory),
+        host=socket.gethostname(),
+        started_at=clock.wall(),
+    )
+    journal = Journal(f"sqlite:///{directory / own_runs.JOURNAL}")
+    own_runs.note(place, started)
     try:
-        return asyncio.run(_run(config, wanted, journal))
+        return asyncio.run(_run(config, wanted, journal, started))
     finally:
         journal.close()
+        own_runs.ended(place, started, clock.wall())
 
 
-async def _run(config: Config, wanted: Wanted, journal: Journal) -> int:
+def notes_on(config: Config) -> list[str]:
+    """What a person has to know of this run beside where it is looked at."""
+    listen = config.controller.page_listen
+    taken = listen and listen != PAGE
+    return [f"{PAGE} is in use, so the page is at {listen}"] if taken else []
+
+
+async def _run(config: Config, wanted: Wanted, journal: Journal, started: own_runs.OwnRun) -> int:
     job = LocalJob(
         wanted.command,
         job_id=own_job_id(os.environ),
@@ -152,13 +171,13 @@ async def _run(config: Config, wanted: Wanted, journal: Journal) -> int:
         kill_switch=config.jobs.kill_switch,
         max_restarts=wanted.max_restarts,
     )
-    notifier = make_notifier(config, journal.outbox)
+    notifier = make_notifier(config, journal.outbox, Caller.RUN)
     controller = Controller(
         config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics()
     )
     agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))
     doors = await open_doors(controller, page_password(config, wanted.directory), agents)
-    stop, asked = asyncio.Event(), asyncio.Event()
+    stop, asked, began = asyncio.Event(), asyncio.Event(), clock.monotonic()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, asked.set)
@@ -167,6 +186,11 @@ async def _run(config: Config, wanted: Wanted, journal: Journal) -> int:
     tail = None if wanted.quiet else asyncio.create_task(_tail(job.output))
     try:
         await job.start()
+        report.tell(
+            report.greeting(
+                started, mode=config.mode, page=config.controller.page_listen, notes=notes_on(config)
+            )
+        )
         await _until_over(job, controller, config, asked)
         if asked.is_set():
             log.warning("asked to end: the command gets SIGTERM")
@@ -180,11 +204,15 @@ async def _run(config: Config, wanted: Wanted, journal: Journal) -> int:
         if tail is not None:
             await asyncio.sleep(2 * TAIL_S)
             tail.cancel()
+        took_s = clock.monotonic() - began
+        report.tell(
+            report.summary(started, journal, how=job.how_it_ended(), took_s=took_s, restarts=job.restarts)
+        )
     return 128 + signal.SIGTERM if asked.is_set() and job.exit_code is None else job.exit_code or 0
 
 
 def page_password(config: Config, directory: Path) -> str:
-    """A new password of the page, if there is one, in a file of `directory`; says where on the way.
+    """A new password of the page, if there is one, in a file of `directory`.
 
     The page is on a port, which every user of the machine reaches: so it asks for what only this one can read.
     """
@@ -195,7 +223,6 @@ def page_password(config: Config, directory: Path) -> str:
     file.touch(mode=0o600)
     password = secrets.token_urlsafe(24)
     file.write_text(f"{password}\n")
-    log.warning("page: http://%s, any user name, its password is in %s", config.controller.page_listen, file)
     return password
 
 
@@ -288,5 +315,4 @@ def _write_all(fd: int, data: bytes) -> None:
 
 def directory_for(home: Path, command: Sequence[str], environ: Mapping[str, str]) -> Path:
     """Where this run keeps what it knows, unless told otherwise: below the person's state directory (XDG_STATE_HOME)."""
-    state = Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state")
-    return state / "slurm-watchdog" / f"run-{int(clock.wall())}-{os.getpid()}"
+    return own_runs.state_home(home, environ) / f"run-{int(clock.wall())}-{os.getpid()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from watchdog.notify.alertmanager import AlertmanagerChannel
+from watchdog.notify.notice import Caller
 from watchdog.notify.places import Places
 from watchdog.notify.queue import Channel, Notifier, Outbox
 from watchdog.notify.slack import Poster, SlackBot, SlackWebhook
@@ -18,7 +19,7 @@ LOG_PACE = 1_000_000
 """The log takes everything."""
 
 
-def make_notifier(config: Config, outbox: Outbox) -> Notifier:
+def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVICE) -> Notifier:
     """Slack, a webhook, Alertmanager, each if it is configured; the log if none is."""
     channels: list[Channel] = []
     notifier: list[Notifier] = []
@@ -53,5 +54,5 @@ def make_notifier(config: Config, outbox: Outbox) -> Notifier:
     if not channels:
         channels.append(SlackChannel(LogPoster(), cluster, name="log", pace=Pace(LOG_PACE, gap_s=0.0)))
     heir = next((each.name for each in channels if isinstance(each, SlackChannel)), "")
-    notifier.append(Notifier(outbox, channels, cluster, heir=heir, pulse_s=settings.pulse))
+    notifier.append(Notifier(outbox, channels, cluster, heir=heir, pulse_s=settings.pulse, caller=caller))
     return notifier[0]

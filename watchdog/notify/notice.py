@@ -39,6 +39,14 @@ class Topic(StrEnum):
     RESOLVED = "resolved"
 
 
+class Caller(StrEnum):
+    """What has started the controller: what its reader can do himself depends on it."""
+
+    SERVICE = "service"
+    RUN = "run"
+    ATTACH = "attach"
+
+
 class Delivery(Value, frozen=True, kw_only=True):
     """How the messages of one channel fare."""
 
@@ -75,6 +83,7 @@ class Notice(Value, frozen=True, kw_only=True):
     said: tuple[str, ...] = ()
     """What was found, a sentence each; with DIAGNOSED."""
     jobs: tuple[JobNote, ...] = ()
+    caller: Caller = Caller.SERVICE
 
     @property
     def needs_person(self) -> bool:

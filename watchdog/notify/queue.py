@@ -19,7 +19,7 @@ from watchdog.model.incidents import Incident, IncidentState
 from watchdog.model.slurm import SlurmJob
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import one_line
-from watchdog.notify.notice import KEPT_JOBS, Delivery, Notice, Topic, job_notes, to_row
+from watchdog.notify.notice import KEPT_JOBS, Caller, Delivery, Notice, Topic, job_notes, to_row
 from watchdog.notify.pulse import PULSE_ID, JobPulse, pulse_message
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Sources:
 class Notifier:
     """Puts notices up for every channel and, while `run` is running, has the channels send them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each has a default, and one caller in the program
         self,
         outbox: Outbox,
         channels: Sequence[Channel],
@@ -129,8 +129,10 @@ class Notifier:
         poll_s: float = POLL_S,
         first_retry_s: float = FIRST_RETRY_S,
         wall: Callable[[], float] = clock.wall,
+        caller: Caller = Caller.SERVICE,
     ) -> None:
         self._outbox = outbox
+        self._caller = caller
         self._heir = heir
         """The channel that is given what an older release has left; empty: there is none that takes it."""
         self._channels = tuple(channels)
@@ -223,7 +225,16 @@ class Notifier:
         at = self._wall()
         jobs = job_notes(map(self.sources.job_of, incident.job_ids[:KEPT_JOBS]), self.sources.gpus_of)
         row = to_row(
-            Notice(topic=topic, at=at, incident=incident, decision=decision, run=run, said=said, jobs=jobs)
+            Notice(
+                topic=topic,
+                at=at,
+                incident=incident,
+                decision=decision,
+                run=run,
+                said=said,
+                jobs=jobs,
+                caller=self._caller,
+            )
         )
         for worker in self._workers:
             if topic in worker.channel.topics:

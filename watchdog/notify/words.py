@@ -8,7 +8,7 @@ from watchdog.model.actions import Action, ActionRun, Decision, Verdict
 from watchdog.model.incidents import Incident, Severity
 from watchdog.model.value import Value
 from watchdog.notify.harmless import duration, plural
-from watchdog.notify.notice import TEST_SUBJECT, Notice, Topic
+from watchdog.notify.notice import TEST_SUBJECT, Caller, Notice, Topic
 
 SIGNS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
 
@@ -25,9 +25,9 @@ def say(notice: Notice) -> Said:
     """The words for one notice."""
     incident = notice.incident
     if notice.topic is Topic.DECIDED and notice.decision is not None:
-        return say_decision(incident, notice.decision)
+        return say_decision(incident, notice.decision, notice.caller)
     if notice.topic is Topic.ENDED and notice.run is not None:
-        return say_outcome(incident, notice.run)
+        return say_outcome(incident, notice.run, notice.caller)
     if notice.topic is Topic.DIAGNOSED:
         return say_diagnosis(incident, notice.said)
     return say_resolved(incident) if notice.topic is Topic.RESOLVED else say_opened(incident)
@@ -76,7 +76,15 @@ DONE: dict[Action, str] = {
 """What is done to a job or a process, as it is said of it."""
 
 
-def say_decision(incident: Incident, decision: Decision) -> Said:
+ACT: dict[Caller, str] = {
+    Caller.SERVICE: "mode: act in the configuration",
+    Caller.RUN: "leave out --observe",
+    Caller.ATTACH: "attach with --act",
+}
+"""How its reader lets the watchdog act."""
+
+
+def say_decision(incident: Incident, decision: Decision, caller: Caller = Caller.SERVICE) -> Said:
     """What was decided about an incident, by which rule or guard, and why."""
     done = DONE.get(decision.action, "requeued")
     job = _job(incident, decision)
@@ -89,10 +97,10 @@ def say_decision(incident: Incident, decision: Decision) -> Said:
         todo = f"Look at it: slurm-watchdog explain {incident.id}"
     elif decision.verdict is Verdict.OBSERVED:
         sentence = f"{whom} would have been {done}, but was not touched"
-        todo = f"By hand: {by_hand(decision, job)}. To have it done: mode: act in the configuration"
+        todo = f"By hand: {by_hand(decision, job, caller)}. To have it done: {ACT[caller]}"
     else:
         sentence = f"{whom} was not {done} (guard: {decision.by})"
-        todo = f"Look at it: slurm-watchdog explain {incident.id}. By hand: {by_hand(decision, job)}"
+        todo = f"Look at it: slurm-watchdog explain {incident.id}. By hand: {by_hand(decision, job, caller)}"
     evidence = [f"By {decision.by}"]
     if decision.exclude:
         allowed = decision.verdict is Verdict.ALLOWED
@@ -117,10 +125,15 @@ def whom_of(incident: Incident, decision: Decision) -> str:
     return f"process {process.pid} ({process.comm}) of {process.user} on {process.node}"
 
 
-def by_hand(decision: Decision, job: str) -> str:
+def by_hand(decision: Decision, job: str, caller: Caller = Caller.SERVICE) -> str:
     """The command that does the same. A loop that does not turn saves nothing, so a kill switch would wait in vain."""
     if decision.process is not None:
         return f"on {decision.process.node}: kill {decision.process.pid}"
+    if caller is Caller.RUN:
+        if decision.action in (Action.HOLD, Action.CANCEL, Action.LEAVE_TO_CHAIN):
+            return "end it with Ctrl-C"
+        at_once = "" if decision.action in (Action.GRACEFUL_RESTART, Action.ASK_TO_SAVE) else " --now"
+        return f"slurm-watchdog restart{at_once} {job}"
     if decision.action in (Action.GRACEFUL_RESTART, Action.ASK_TO_SAVE):
         return f"slurm-watchdog restart {job}"
     if decision.action in (Action.CANCEL, Action.LEAVE_TO_CHAIN):
@@ -137,7 +150,7 @@ def by_hand(decision: Decision, job: str) -> str:
     )
 
 
-def say_outcome(incident: Incident, run: ActionRun) -> Said:
+def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERVICE) -> Said:
     """How an action ended, what it cost, and each rung of it."""
     decision, end = run.decision, run.end
     job, whom = _job(incident, decision), whom_of(incident, decision)
@@ -161,7 +174,7 @@ def say_outcome(incident: Incident, run: ActionRun) -> Said:
     else:
         what = "restart" if decision.action is Action.GRACEFUL_RESTART else decision.action.replace("_", " ")
         sentence = f"{whom} NEEDS YOU, its {what} failed: {end.detail}"
-        todo = f"See where it stands: {_look(decision, job)}; what was done: slurm-watchdog explain {incident.id}"
+        todo = f"See where it stands: {_look(decision, job, caller)}; what was done: slurm-watchdog explain {incident.id}"
     evidence += [
         f"{record.rung}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
         f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
@@ -170,7 +183,9 @@ def say_outcome(incident: Incident, run: ActionRun) -> Said:
     return Said(sentence=sentence, evidence=tuple(evidence), todo=todo)
 
 
-def _look(decision: Decision, job: str) -> str:
+def _look(decision: Decision, job: str, caller: Caller) -> str:
+    if caller is Caller.RUN:
+        return "slurm-watchdog status"
     if decision.process is None:
         return f"scontrol show job {job}"
     return f"on {decision.process.node}: ps -o pid,user,stat,wchan:30,cmd -p {decision.process.pid}"

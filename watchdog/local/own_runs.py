@@ -1,0 +1,114 @@
+"""The runs (`run`, `attach`) that a person has started: a small file each, so that other commands find them without being told where.
+
+They are in `$XDG_STATE_HOME/slurm-watchdog/runs` (below `~/.local/state`), which several machines may share: a run is alive if its
+socket answers here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+KEPT: Final = 50
+"""Runs that are remembered; older ones are forgotten, their directories stay."""
+CONNECT_S: Final = 1.0
+JOURNAL: Final = "journal.sqlite"
+SOCKET: Final = "controller.sock"
+PASSWORD_FILE: Final = "page-password"  # noqa: S105 -- a file's name
+ABSENT: Final = (FileNotFoundError, NotADirectoryError, ConnectionRefusedError, PermissionError)
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """One `run` or `attach`."""
+
+    command: str
+    """`run` or `attach`."""
+    what: str
+    """The command line, or the job."""
+    directory: str
+    host: str
+    started_at: float
+    """Date."""
+    ended_at: float | None = None
+    """Date; None while it runs, and for one that was killed."""
+
+    @property
+    def socket(self) -> str:
+        """Where its controller answers, on its host."""
+        return str(Path(self.directory) / SOCKET)
+
+
+def state_home(home: Path, environ: Mapping[str, str]) -> Path:
+    """The person's directory for what programs remember (XDG base directories), ours in it."""
+    return Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "slurm-watchdog"
+
+
+def note(place: Path, run: OwnRun) -> None:
+    """Writes a run down, or that it has ended. Below `place`, see state_home. What fails is logged: the run is watched all the same."""
+    directory = place / "runs"
+    name = f"{run.started_at:.3f}-{run.host}.json"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new = directory / f".{name}.{os.getpid()}"
+        new.write_text(json.dumps(asdict(run)))
+        new.replace(directory / name)
+        for old in sorted(directory.glob("*.json"))[:-KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("`slurm-watchdog status` will not find this run without --socket: %s", error)
+
+
+def ended(place: Path, run: OwnRun, at: float) -> None:
+    """Writes down that a run has ended."""
+    note(place, replace(run, ended_at=at))
+
+
+def known(place: Path) -> list[OwnRun]:
+    """Every run that is remembered, the newest first; what is no such file is left out."""
+    found = []
+    names = {each.name for each in fields(OwnRun)}
+    for file in (place / "runs").glob("[!.]*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            document = json.loads(file.read_text())
+            found.append(OwnRun(**{key: value for key, value in document.items() if key in names}))
+    return sorted(found, key=lambda run: run.started_at, reverse=True)
+
+
+def is_absent(path: str) -> bool:
+    """Whether surely nothing that this user may ask listens on a socket; one that is slow to answer is there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(CONNECT_S)
+        try:
+            probe.connect(path)
+        except ABSENT:
+            return True
+        except OSError as error:
+            return "too long" in str(error)
+    return False
+
+
+def alive(place: Path) -> list[OwnRun]:
+    """The runs whose controllers answer on this machine, the newest first."""
+    found = {run.directory: run for run in reversed(known(place)) if run.ended_at is None}
+    return [run for run in reversed(found.values()) if not is_absent(run.socket)]
+
+
+def over(place: Path) -> list[OwnRun]:
+    """The runs that have ended and left a journal, the newest first; one that was killed is among them."""
+    found = {run.directory: run for run in reversed(known(place)) if Path(run.directory, JOURNAL).is_file()}
+    here = socket.gethostname()
+    return [
+        run
+        for run in reversed(found.values())
+        if run.ended_at is not None or (run.host == here and is_absent(run.socket))
+    ]

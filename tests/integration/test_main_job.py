@@ -437,8 +437,8 @@ def test_a_job_that_prepares_its_data_in_a_step_of_its_own_is_judged_by_its_trai
     output = Path(cluster.directory) / "log" / "job-%j.out"
     options = ("-N2", "--ntasks-per-node=4", f"--output={output}")
     job = cluster.sbatch(script.replace("\nsrun", "\n" + first), *options)
-    watchdog.wait_for(lambda: watchdog.step(job) == 20, 30, "the preparation to end")
-    watchdog.wait_for(lambda: watchdog.step(job) < 20, 40, "the training to begin anew")
+    watchdog.wait_for(lambda: watchdog.step(job) == 20, 60, "the preparation to end")
+    watchdog.wait_for(lambda: watchdog.step(job) < 20, 90, "the training to begin")
     training(watchdog, job)
     assert watchdog.incidents(job) == []
     inject(cluster, "dataloader_hang.rank1")

@@ -408,8 +408,7 @@ def test_a_child_that_is_stopped_while_it_hangs_is_replaced_too(asker: Asker) ->
     asker.hang("a")
     pid = next(worker.pid for worker in asker.probes._workers.values())
     os.kill(pid, signal.SIGSTOP)
-    later = clock.monotonic() + 5
-    assert wait_until(lambda: asker.probes.poll(later) or asker.probes.is_free("a"))
+    assert wait_until(lambda: asker.probes.poll(clock.monotonic() + 5) or asker.probes.is_free("a"))
     assert not asker.probes.is_stuck("a")
     assert wait_until(lambda: not alive(pid))
 

@@ -63,6 +63,8 @@ KEPT_FREE = 12
 """Places that no child of a user takes: for who identifies processes, reads stacks, GPUs and the kernel's log."""
 LIMITED_S = 60.0
 """So long it is said that a user was limited."""
+STARVED_LOOKS = 3
+"""In a row, before a hung child counts as one without CPU: with a second between them."""
 PAUSE_S = 5.0
 """Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children with it perhaps."""
 GRACE_S = 1.0
@@ -154,6 +156,7 @@ class Probes:
         worker.request, worker.asked_at, worker.deadline = request, now, now + deadline_s
         worker.used_at, worker.then, worker.on_part = now, then, on_part
         worker.first_look = worker.last_look = None
+        worker.running = 0
         if idle_s is not None:
             worker.idle_s = idle_s
         worker.outbox += frame([request, function, args])
@@ -526,14 +529,16 @@ class Probes:
         """Why a child that has passed its deadline says nothing about its resource; None where it may hang on it."""
         if not worker.born or worker.pid <= 0:
             return None
-        return why_no_answer(look_at(worker.pid, worker.start_ticks, now))
+        why = why_no_answer(look_at(worker.pid, worker.start_ticks, now))
+        seen_waiting = worker.last_look is not None and not worker.running
+        return None if why == STARVED and seen_waiting else why
 
     def _give_up_idle(self, worker: Worker, now: float) -> None:
         """A hung child that was stopped meanwhile, or computes again, is ended: the next question goes to a fresh one."""
         look = worker.last_look
         if worker.born and look is not None and look.at == now and (why := why_no_answer(look)) is not None:
-            if why == STARVED and now - worker.deadline < PAUSE_S:
-                return  # it may be about to answer
+            if why == STARVED and (now - worker.deadline < PAUSE_S or worker.running < STARVED_LOOKS):
+                return  # it may be about to answer, or polls in a call that does not return
             log.warning("%s: %s", worker.key, why)
             self._end(worker)
 

@@ -85,6 +85,8 @@ class Worker:
     """At what it does instead of answering: the first in its present call, and the newest."""
     looked_at: float = 0.0
     """When the newest look was taken, which the helper may not have completed yet."""
+    running: int = 0
+    """Looks in a row in which it was running or waiting for a CPU: one alone is also that of a driver that polls."""
     proven: bool = False
     """It has answered, so children can be started."""
     then: Then | None = None
@@ -94,6 +96,7 @@ class Worker:
 def note_look(worker: Worker, look: Look) -> None:
     """Takes over one look; a call that is another than before begins anew."""
     first = worker.first_look
+    worker.running = worker.running + 1 if look.state == "R" else 0
     if first is None or first.call != look.call or first.state not in ("D", "S"):
         worker.first_look = look
     worker.last_look = look

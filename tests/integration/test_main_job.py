@@ -433,7 +433,7 @@ def test_a_job_that_prepares_its_data_in_a_step_of_its_own_is_judged_by_its_trai
         f"--steps 100000 --step-seconds 0.3 --fault-dir {faults} --rendezvous-timeout-seconds 60",
         ranks_per_node=1,
     )
-    first = f"srun --ntasks-per-node=4 {sys.executable} {cluster.shared}/prepare.py\nsleep 12\nsrun"
+    first = f"srun --ntasks-per-node=4 {cluster.place.python} {cluster.shared}/prepare.py\nsleep 12\nsrun"
     output = Path(cluster.directory) / "log" / "job-%j.out"
     options = ("-N2", "--ntasks-per-node=4", f"--output={output}")
     job = cluster.sbatch(script.replace("\nsrun", "\n" + first), *options)

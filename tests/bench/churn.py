@@ -54,8 +54,9 @@ async def _rounds(journal: str, rounds: int) -> tuple[list[float], float, int]:
     """CPU time of each round, in ms; MiB gained after the warm-up; processes of the job that are remembered in the end."""
     place = Place(journal)
     names = [f"c{number:02}" for number in range(NODES)]
+    others = tuple(place.cluster.nodes)  # the place's own, with jobs of their own
     place.cluster.add_nodes(*names)
-    place.cluster.jobs[JOB] = Job(JOB, wants=NODES)
+    place.cluster.jobs[JOB] = Job(JOB, wants=NODES, excluded=others)
     spent_ms: list[float] = []
     settled_mib = 0.0
     with place.time():

@@ -40,6 +40,7 @@ LABELS = {
     "mount": "a mount point, as in /proc/self/mounts",
     "pattern": "a signature of an error line (watchdog/knowledge/log_signatures.py), or `other`",
     "rung": "a rung of the ladder, or `between`",
+    "uid": "the number of a job's owner",
     "what": "a container with a cap, such as `processes` (watchdog/controller/capped.py says what each is)",
     "why": "`standstill` or `redone`",
     "name": "a class of message of the kernel or NVML (watchdog/knowledge)",

@@ -13,6 +13,7 @@ from tests.bench import (
     churn,
     commands,
     drift,
+    hostile_load,
     identity,
     kernel,
     logs,
@@ -47,10 +48,10 @@ def main() -> int:
         "commands": _commands,
         "storm": _storm,
     }
-    apart = {"soak": _soak, "churn": _churn}
+    apart = {"soak": _soak, "churn": _churn, "hostile-load": _hostile_load}
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all), or soak, churn"
+        "parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all), or {' '.join(apart)}"
     )
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="length of the measurement (default 120)"
@@ -77,6 +78,7 @@ def main() -> int:
         default=30.0,
         help="of the soak, or of the churn's simulated clock (default 30)",
     )
+    parser.add_argument("--processes", type=int, default=55_000, help="of the hostile user (default 55000)")
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in parts | apart]
     if unknown:
@@ -169,6 +171,11 @@ def _storm(figures: Figures, options: argparse.Namespace) -> None:
 
 def _churn(figures: Figures, options: argparse.Namespace) -> None:
     churn.run(figures, options.minutes)
+
+
+def _hostile_load(figures: Figures, options: argparse.Namespace) -> None:
+    size = hostile_load.size_of(options.processes)
+    hostile_load.run(figures, hostile_load.Options(size, options.interval, options.seconds / 2))
 
 
 def _soak(figures: Figures, options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from deploy.package.build import make
 from deploy.package.layout import units
+from tests.integration import shipped_attacks
 from tests.integration.nspawn import ADDRESS, Machine, in_memory, make_image, need_tools
 from watchdog import __version__
 
@@ -130,6 +131,80 @@ def test_the_services_watch_a_real_job(machine: Machine) -> None:
         machine.wait(stacks, DEADLINE_S, "the rank's stack in `slurm-watchdog diagnose`")
     finally:
         machine.run("scancel", job)
+
+
+@pytest.fixture
+def eve(machine: Machine) -> str:
+    """Another ordinary user, who is in no group of ours."""
+    if machine.run("id", "eve", check=False).returncode != 0:
+        machine.run("useradd", "-m", "eve")
+    return "eve"
+
+
+@pytest.mark.parametrize("name", shipped_attacks.ROWS)
+def test_a_user_attacks_what_is_installed_in_vain_and_not_without_its_defence(
+    machine: Machine, eve: str, name: str
+) -> None:
+    row = shipped_attacks.ROWS[name]
+
+    def attack() -> bool:
+        done = machine.run("sh", "-c", shipped_attacks.PRELUDE + row.attack, check=False, user=row.by)
+        said.append(done.stdout + done.stderr)
+        return done.returncode == 0
+
+    def as_root(text: str) -> None:
+        machine.shell(f"{shipped_attacks.PRELUDE}set -e\n{text}")
+
+    said: list[str] = []
+    as_root(row.given)
+    try:
+        assert not attack(), said
+        as_root(row.weaken)
+        assert attack(), said
+    finally:
+        as_root(row.mend)
+    assert not attack(), said
+
+
+def test_a_users_process_counts_for_nobody_elses_job_and_at_the_controllers_port_he_gets_no_report(
+    machine: Machine, eve: str
+) -> None:
+    prelude = shipped_attacks.PRELUDE
+    machine.file("/home/eve/squat.py").write_text(shipped_attacks.SQUATTER)
+    heard = machine.file("/home/eve/heard")
+    machine.shell(prelude + "configure 's/^agent:/&\\n  interval: 1s/' agent")
+    job = machine.run("sbatch", "--parsable", "--wrap", "exec python3 -c 'import time; time.sleep(600)'", user="ann").stdout.strip()  # fmt: skip
+    machine.shell(
+        f"SLURM_JOB_ID={job} SLURM_PROCID=7 SLURM_NTASKS=9 setpriv --reuid=eve --regid=eve --clear-groups setsid "
+        "python3 -c 'import time; time.sleep(600)' > /dev/null 2>&1 &"
+    )
+
+    def ranks() -> int:
+        return next((each["ranks"] for each in status(machine).get("jobs", []) if each["job_id"] == job), 0)
+
+    def port_is_taken(sign: bytes, what: str) -> None:
+        """Eve has it as soon as the controller is away for a moment, until the agent has sent `sign` there."""
+        heard.unlink(missing_ok=True)
+        machine.run("systemctl", "stop", CONTROLLER, timeout_s=200)
+        machine.shell("setpriv --reuid=eve --regid=eve --clear-groups setsid python3 /home/eve/squat.py > /dev/null 2>&1 &")  # fmt: skip
+        machine.wait(lambda: heard.exists() and sign in heard.read_bytes(), DEADLINE_S, what)
+        machine.shell("pkill -u eve -f squat.py")
+        machine.run("systemctl", "start", CONTROLLER, timeout_s=200)
+
+    try:
+        machine.wait(lambda: ranks() >= 1, DEADLINE_S, "the rank of the job's owner")
+        assert ranks() == 1
+        port_is_taken(b"v1/session", "the agent to call")
+        assert b"boot_id" not in heard.read_bytes()
+        machine.wait(lambda: ranks() >= 1, DEADLINE_S, "the next report")
+        assert ranks() == 1
+        machine.shell(f"{prelude}set -e\n{shipped_attacks.CREDULOUS}; systemctl restart {CONTROLLER} {AGENT}")
+        machine.wait(lambda: ranks() == 2, DEADLINE_S, "a rank of Eve's, with an agent and a controller that believe her")  # fmt: skip
+        port_is_taken(b"boot_id", "a report, of an agent that believes anybody")
+    finally:
+        machine.run("scancel", job)
+        machine.shell(f"{prelude}pkill -u eve; {shipped_attacks.WARY}; no_configure agent; systemctl restart {CONTROLLER}", check=False)  # fmt: skip
+    wait_for_report(machine)
 
 
 def test_a_service_that_is_killed_is_started_again(machine: Machine) -> None:

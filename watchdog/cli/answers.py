@@ -108,6 +108,7 @@ class LeftOut(Answer, frozen=True, kw_only=True):
     whose: str = ""
     """A node, or `job ID`."""
     uid: int | None = None
+    job_id: str | None = None
     count: int = 0
     meaning: str = ""
 

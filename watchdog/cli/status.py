@@ -107,7 +107,8 @@ def _print(answer: Status) -> None:
         todo = f" What to do: {how(job).todo}." if how(job).todo else ""
         sentence(f"Job {job.job_id}: {how(job).state}, {how(job).reason}.{todo}")
     for each in answer.left_out[:SHOWN_LEFT_OUT]:
-        who = f", most of them of uid {each.uid}" if each.uid is not None else ""
+        of_job = f" (job {each.job_id})" if each.job_id is not None else ""
+        who = f", most of them of uid {each.uid}{of_job}" if each.uid is not None else ""
         sentence(f"Not looked at: {each.count} of {each.whose}{who} ({each.meaning})")
     if answer.incidents.firing or answer.incidents.pending:
         sentence("More: slurm-watchdog incidents")

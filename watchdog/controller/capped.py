@@ -53,6 +53,8 @@ class Shortage(Value, frozen=True, kw_only=True):
     """Node, or `job ID`."""
     uid: int | None
     """The user with most of it, where that is known."""
+    job_id: str | None = None
+    """The job with which he has it, where that is known."""
     count: int
     """In one report, the newest one that had too much."""
     age_s: float
@@ -62,7 +64,8 @@ class Shortage(Value, frozen=True, kw_only=True):
 class _Lately:
     at: float
     count: int = 0
-    by_uid: dict[int, int] = field(default_factory=dict)
+    by_user: dict[tuple[int, str | None], int] = field(default_factory=dict)
+    """User, and his job where it is known."""
 
 
 @dataclass
@@ -74,7 +77,9 @@ class LeftOut:
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAPS, 0))
     _lately: OrderedDict[tuple[str, str], _Lately] = field(default_factory=OrderedDict)
 
-    def note(self, what: str, whose: str, count: int = 1, uid: int | None = None) -> None:
+    def note(
+        self, what: str, whose: str, count: int = 1, uid: int | None = None, job_id: str | None = None
+    ) -> None:
         """`count` entries of `whose` were left out. Raises KeyError for what is not in CAPS."""
         self.totals[what] += count
         known = self._lately.get((what, whose))
@@ -84,27 +89,29 @@ class LeftOut:
             if len(self._lately) > MAX_SHOWN:
                 self._lately.popitem(last=False)
         known.count += count
-        if uid is not None and (uid in known.by_uid or len(known.by_uid) < MAX_USERS):
-            known.by_uid[uid] = known.by_uid.get(uid, 0) + count
+        if uid is None:
+            return
+        user = (uid, job_id)
+        if user in known.by_user or len(known.by_user) < MAX_USERS:
+            known.by_user[user] = known.by_user.get(user, 0) + count
 
     def lately(self, now: float) -> tuple[Shortage, ...]:
         """What was left out within SHOWN_S, the most first."""
-        found = [
-            Shortage(
-                what=what,
-                whose=whose,
-                uid=max(each.by_uid, key=each.by_uid.__getitem__, default=None),
-                count=each.count,
-                age_s=now - each.at,
+        found = []
+        for (what, whose), each in self._lately.items():
+            if now - each.at > SHOWN_S:
+                continue
+            uid, job_id = max(each.by_user, key=each.by_user.__getitem__, default=(None, None))
+            found.append(
+                Shortage(
+                    what=what, whose=whose, uid=uid, job_id=job_id, count=each.count, age_s=now - each.at
+                )
             )
-            for (what, whose), each in self._lately.items()
-            if now - each.at <= SHOWN_S
-        ]
         return tuple(sorted(found, key=lambda each: (-each.count, each.what, each.whose)))
 
 
 MAX_USERS: Final = 64
-"""Users of one node of whom is counted what was left out."""
+"""Users of one node, with their jobs, of whom is counted what was left out."""
 
 
 class Capped(Generic[K, V]):

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from watchdog import __version__
 from watchdog.controller.capped import CAPS
+from watchdog.controller.crowds import MAX_CROWDS
 from watchdog.controller.gpu_time import GpuTime
 from watchdog.controller.health import Health, is_announced
 from watchdog.controller.job_health import Level
@@ -192,6 +193,12 @@ class ControllerMetrics:
             registry=registry,
         )
         self._left_out_so_far: dict[str, int] = {}
+        self._crowds = Gauge(
+            f"{prefix}processes_left_out",
+            f"Processes of a job that its nodes have and are not looked at one by one, by job and user; of the {MAX_CROWDS} largest crowds",
+            ["job_id", "uid"],
+            registry=registry,
+        )
         build = Gauge(f"{prefix}build_info", "1, with the version", ["version"], registry=registry)
         build.labels(__version__).set(1)
         self._tallies = {
@@ -231,6 +238,12 @@ class ControllerMetrics:
             if more:
                 self._left_out.labels(what).inc(more)
                 self._left_out_so_far[what] = total
+
+    def show_crowds(self, crowds: Mapping[tuple[str, int], int]) -> None:
+        """`crowds`: (job, user) -> processes that there was no room for."""
+        self._crowds.clear()
+        for (job_id, uid), count in crowds.items():
+            self._crowds.labels(job_id, str(uid)).set(count)
 
     def show_certificates(self, expires: Callable[[], Mapping[str, float]]) -> None:
         """`expires` gives when our certificates end, by name, in seconds since the epoch; the names never change."""

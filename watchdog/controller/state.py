@@ -292,7 +292,11 @@ class ClusterState:
                 run.unlisted[node] = run.unlisted.get(node, 0) + count
                 self._unlisted_on.setdefault(node, []).append(run)
         for row in report.left_out:
-            self.left_out.note("processes", node, max(0, row.count), row.uid)
+            job = self._job_of(row.job_id) if row.job_id is not None else None
+            named = (
+                job.job_id if job is not None else None
+            )  # of a job that Slurm does not list nothing is repeated
+            self.left_out.note("processes", node, max(0, row.count), row.uid, named)
 
     def _job_of(self, process_job_id: str) -> SlurmJob | None:
         """The job that agents know by this id, as Slurm listed it last."""

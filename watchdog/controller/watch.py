@@ -13,6 +13,7 @@ from watchdog import clock
 from watchdog.config import Config
 from watchdog.controller.collect import Collector
 from watchdog.controller.commands import CommandDesk
+from watchdog.controller.crowds import Crowds
 from watchdog.controller.decide import Decider
 from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.health import Health, Seen, health, is_announced
@@ -105,6 +106,7 @@ class Controller:
         self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure)
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.look(self.started_mono)
+        self.crowds = Crowds()
         self.decider = Decider(self)
         self.actions = self.decider.actions
         notifier.attach(
@@ -256,6 +258,7 @@ class Controller:
             )
             self._show_health()
             self.metrics.show_left_out(self.state.left_out.totals)
+            self.metrics.show_crowds(self.crowds.look(self.state.left_out.lately(now), now))
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
 

@@ -1,0 +1,183 @@
+"""What an ordinary user of a machine tries against the services as they are installed there; and how each defence is taken out.
+
+A row is shell text. `attack` ends with 0 where it succeeds, within seconds; `weaken` takes exactly its defence out, as root, and `mend` puts
+it back. `given` is done before: what the attacker is allowed to have (a directory that is his, a first defence that is gone already).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+INSTALLED: Final = "/opt/slurm-watchdog"
+PYTHON: Final = f"{INSTALLED}/bin/python3 -P"
+HELPER_SOCKET: Final = "/run/slurm-watchdog-helper/socket"
+
+PRELUDE: Final = r"""
+set -u
+unit() { echo "slurm-watchdog-$1.service"; }
+pid() { systemctl show --value --property=MainPID "$(unit "$1")"; }
+code() { echo /opt/slurm-watchdog/lib/python3*/site-packages/watchdog/$1; }
+# One module of the installed code with a line changed; its byte code goes, too, which is valid whatever the file's time.
+change() {
+    file=$(code "$1"); folder=$(dirname "$file"); name=$(basename "$file" .py); mkdir -p /srv/whole/$1
+    cp -a "$file" "$folder"/__pycache__/"$name".*.pyc /srv/whole/$1/ && rm "$folder"/__pycache__/"$name".*.pyc
+    sed -i "$2" "$file" && ! cmp -s "$file" /srv/whole/$1/"$name".py
+}
+restore() {
+    file=$(code "$1"); folder=$(dirname "$file")
+    cp -a /srv/whole/$1/*.py "$folder"/ && cp -a /srv/whole/$1/*.pyc "$folder"/__pycache__/
+}
+drop_in() {
+    mkdir -p /run/systemd/system/$(unit $1).d
+    printf "[Service]\n$2\n" > /run/systemd/system/$(unit $1).d/attack.conf; systemctl daemon-reload; systemctl restart $(unit $1)
+}
+no_drop_in() { rm -r /run/systemd/system/$(unit $1).d; systemctl daemon-reload; systemctl restart $(unit $1); }
+configure() { cp -a /etc/slurm-watchdog/config.yaml /srv/config.whole; sed -i "$1" /etc/slurm-watchdog/config.yaml; systemctl restart $(unit $2); }
+no_configure() { cp -a /srv/config.whole /etc/slurm-watchdog/config.yaml; systemctl restart $(unit $1); }
+"""
+"""Functions of all rows."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attack. `by`: the user who runs it, root for a victim who does nothing but type a command of ours."""
+
+    attack: str
+    weaken: str
+    mend: str
+    given: str = ""
+    by: str = "eve"
+
+
+def _python(text: str) -> str:
+    return f"{PYTHON} - <<'END'\n{text}\nEND\n"
+
+
+CONNECT = _python(f"""
+import socket
+socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect({HELPER_SOCKET!r})
+""")
+KERNEL_LOG = _python(f"""
+import socket
+helper = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+helper.settimeout(5)
+helper.connect({HELPER_SOCKET!r})
+helper.send(b'["kernel log"]')
+message, descriptors, _, _ = socket.recv_fds(helper, 4096, 1)
+assert message and (descriptors or b"/dev/kmsg" in message)  # the device, or what the kernel of this machine has against it
+""")
+STATUS = _python("""
+import socket
+api = socket.socket(socket.AF_UNIX)
+api.settimeout(5)
+api.connect("/run/slurm-watchdog/controller.sock")
+api.sendall(b"GET /v1/status HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n")
+assert b" 200 " in api.recv(64)
+""")
+REPORT = _python("""
+from watchdog.agent.channel import Proven
+from watchdog.agent.connect import connect
+from watchdog.agent.settings import SecuritySettings
+from watchdog.model.messages import Report
+from watchdog.wire import encode_report
+security = SecuritySettings(mode="munge", tls_directory="", controller_user="slurm-watchdog", munge_socket="")
+report = encode_report(Report(node="wd1", boot_id="b", agent_id="eve", sequence=1))
+answer = connect("http://wd1:9765", security, "wd1").post("/v1/report", report, {"Content-Type": "application/json"}, 5.0, 5.0)
+assert isinstance(answer, Proven)
+""")
+SWITCH = _python(f"""
+import os, pathlib, pwd, socket, subprocess, time
+from watchdog.agent.helper_link import HelperLink
+from watchdog.agent.probe_child import frame, unframe
+who, ann = pwd.getpwnam("slurm-watchdog-agent"), pwd.getpwnam("ann")
+subprocess.Popen(["setpriv", "--reuid=ann", "--clear-groups", "sleep", "3"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+time.sleep(0.3)  # now Ann has a process on this node, and files there may be touched as her
+os.setgid(who.pw_gid); os.setuid(who.pw_uid)
+link = HelperLink({HELPER_SOCKET!r})
+link.connect(time.monotonic())
+ours, theirs = socket.socketpair()
+link.start("files", ann.pw_uid, theirs.fileno())
+theirs.close()
+path = "/home/ann/.profile.d/x.sh"
+asked = {{"path": path, "node": "wd1", "by": "x", "why": "", "incident": "", "decision": ""}}
+ours.settimeout(5)
+ours.sendall(frame([1, "write_kill_switch", asked]))
+inbox, answers = bytearray(), []
+while not any(each[0] == 1 for each in answers):
+    inbox += ours.recv(65536) or exit("the helper has hung up")
+    answers += unframe(inbox)
+print(answers)
+assert pathlib.Path(path).exists()
+""")
+FILL = "head -c 16M /dev/zero > /run/slurm-watchdog/jobs/1.0/x"
+NAMES = "python3 -c \"[open(f'/run/slurm-watchdog/jobs/1.0/{n}', 'x').close() for n in range(10_000)]\""
+MY_PLACE = "install -d -o eve -m 700 /run/slurm-watchdog/jobs/1.0"
+ON_RUN = (
+    rf"systemctl stop 'run-slurm\x2dwatchdog-jobs.mount' && mkdir -p /run/slurm-watchdog/jobs && {MY_PLACE}"
+)
+OFF_RUN = r"rm -rf /run/slurm-watchdog/jobs/1.0; systemctl start 'run-slurm\x2dwatchdog-jobs.mount'; rm -rf /run/slurm-watchdog/jobs/1.0; chown slurm-watchdog-helper: /run/slurm-watchdog/jobs"
+LOOK = """
+for each in agent helper controller; do
+    for mine in $(pid $each) $(pgrep -P $(pid $each)); do
+        kill -0 $mine 2>&- && head -c 1 /proc/$mine/environ > /dev/null 2>&1 && : < /proc/$mine/mem && exit 0
+    done
+done
+exit 1
+"""
+PLANT = """setpriv --reuid=eve --regid=eve --clear-groups sh -c '
+mkdir -p /home/eve/planted/watchdog && cd /home/eve/planted
+echo "open(\\"/home/eve/planted/owned\\", \\"w\\").close()" | tee watchdog/__init__.py > msgspec.py'
+"""
+PLANTED = """
+cd /home/eve/planted && rm -f owned && slurm-watchdog agent --once > /dev/null 2>&1
+test "$(stat -c %U owned 2>&1)" = root
+"""
+PREFIXES = "$ a jobs: {kill_switch_prefixes: [/home]}"
+JOURNAL = "/var/lib/slurm-watchdog"
+
+ROWS: Final = {
+    "the journal": Row(f"head -c 1 {JOURNAL}/journal.sqlite > /dev/null", f"chmod 755 {JOURNAL} && chmod 644 {JOURNAL}/journal.sqlite", f"chmod 700 {JOURNAL}; chmod 600 {JOURNAL}/journal.sqlite"),
+    "the agent's state": Row(f"ls {JOURNAL}-agent", f"chmod 755 {JOURNAL}-agent", f"chmod 700 {JOURNAL}-agent"),
+    "what the controller says": Row(STATUS, "chmod 666 /run/slurm-watchdog/controller.sock", "chmod 660 /run/slurm-watchdog/controller.sock"),
+    "the helper's socket": Row(CONNECT, f"chmod 666 {HELPER_SOCKET}", f"chmod 660 {HELPER_SOCKET}"),
+    "the helper's service": Row(
+        KERNEL_LOG, f"drop_in helper 'ExecStart=\\nExecStart={INSTALLED}/bin/slurm-watchdog helper --agent-user eve'; chmod 666 {HELPER_SOCKET}",
+        f"no_drop_in helper; chmod 660 {HELPER_SOCKET}", given=f"chmod 666 {HELPER_SOCKET}",
+    ),
+    "a switch of nobody's": Row("mkdir /run/slurm-watchdog/jobs/2.0", "chmod 1777 /run/slurm-watchdog/jobs", "rm -rf /run/slurm-watchdog/jobs/2.0; chmod 755 /run/slurm-watchdog/jobs"),
+    "the socket's place": Row("touch /run/slurm-watchdog/x", "chmod 777 /run/slurm-watchdog", "rm -f /run/slurm-watchdog/x; chmod 755 /run/slurm-watchdog"),
+    "bytes in /run": Row(FILL, ON_RUN, OFF_RUN, given=MY_PLACE),
+    "names in /run": Row(NAMES, ON_RUN, OFF_RUN, given=f"rm -rf /run/slurm-watchdog/jobs/1.0; {MY_PLACE}"),
+    "the configuration": Row(": >> /etc/slurm-watchdog/config.yaml", "chmod 666 /etc/slurm-watchdog/config.yaml", "chmod 644 /etc/slurm-watchdog/config.yaml"),
+    "the program": Row(f"touch {INSTALLED}/lib/python3*/site-packages/watchdog/__init__.py", f"chmod 666 {INSTALLED}/lib/python3*/site-packages/watchdog/__init__.py", f"chmod 644 {INSTALLED}/lib/python3*/site-packages/watchdog/__init__.py"),
+    "signals and memory": Row(LOOK, "drop_in agent 'User=eve\\nGroup=eve'", "no_drop_in agent"),
+    "a module where root types": Row(PLANTED, "change agent/settings.py 's/\"-P\", //'", "restore agent/settings.py", by="root", given=PLANT),
+    "a report of the node": Row(REPORT, r"configure 's/mode: munge/&\n  agent_user: eve/' controller", "no_configure controller"),
+    "a switch that is a program": Row(
+        SWITCH, "change kill_switch_file.py '/^def problem_of_path/a\\    return None' && systemctl restart slurm-watchdog-helper", "restore kill_switch_file.py; rm -f /home/ann/.profile.d/x.sh; no_configure helper",
+        by="root", given=f"configure '{PREFIXES}' helper; setpriv --reuid=ann --regid=ann --clear-groups mkdir -p /home/ann/.profile.d",
+    ),
+}  # fmt: skip
+"""By what is tried."""
+
+SQUATTER: Final = """
+import http.server, re, sys
+class Server(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        with open("/home/eve/heard", "ab") as file:
+            file.write(self.requestline.encode() + body)
+        answer = b'{"epoch": "%s"}' % (b"0" * 32) if self.path.endswith("session") else b'{"controller_id": "x"}'
+        self.send_response(200); self.send_header("Content-Length", str(len(answer))); self.end_headers(); self.wfile.write(answer)
+http.server.ThreadingHTTPServer(("10.78.0.1", 9765), Server).serve_forever()
+"""
+"""Answers everything at the controller's address, and begins sessions as the controller does; but for what it cannot know."""
+CREDULOUS: Final = (
+    r"change agent/munge_session.py '/def _believe/a\        return'"
+    " && change agent/jobs.py 's/owners.get(claimed.job_id) == process.uid/claimed.job_id in owners/'"
+    r" && change controller/own_jobs.py '/^def _is_of_job/a\    return True'"
+)
+"""An agent that believes any answer, and any claim; and a controller that believes both."""
+WARY: Final = "restore agent/munge_session.py; restore agent/jobs.py; restore controller/own_jobs.py"

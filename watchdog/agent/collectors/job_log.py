@@ -144,7 +144,7 @@ class JobLogs:
         requests = self._list_open(mine, now, deadline_s)
         if requests:
             self.probes.settle(SETTLE_S, requests)
-        followed, hung = self._follow(now, environs, deadline_s)
+        followed, hung = self._follow(now, environs, deadline_s, {each.uid for each in mine})
         rows = tuple(self._row(key, now, hung.get(key)) for key in followed) + self._left_out()
         self._rows = {key: row for key, row in self._rows.items() if key in followed}
         events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
@@ -314,8 +314,9 @@ class JobLogs:
     # -- reading them ------------------------------------------------------------------------------------------
 
     def _follow(
-        self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float
+        self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float, here: set[int]
     ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
+        """`here`: users with a process. As somebody else no child is started, but one that is there reads a job's last lines."""
         plan: dict[tuple[str, int], _Plan] = {}
         followed, hung = [], {}
         for job_id, job in self.jobs.items():
@@ -352,6 +353,7 @@ class JobLogs:
                 uid,
             )
             for (key, uid), each in plan.items()
+            if uid < 0 or uid in here or key in self.probes.names()
         ]
         self.probes.settle(SETTLE_S, [request for request in requests if request is not None])
         for key in self.probes.names():

@@ -43,7 +43,15 @@ class Children:
             return None
         self.alive.add(key)
         self.busy[key] = (now, then)
-        self.asked.append({"key": key, "function": function, "uid": uid, "at": now, **args})
+        self.asked.append(
+            {
+                "key": key,
+                "function": function,
+                "uid": uid,
+                "at": now,
+                **(args if isinstance(args, dict) else {"args": args}),
+            }
+        )
         return len(self.asked)
 
     def answer(self, value: Any = FINE, error: str | None = None, key: str = "") -> None:

@@ -88,6 +88,7 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
         "identify": ([[pid, None]], None),
         "resolve": ([{"pid": pid, "thread": pid, "syscall": "write", "args": [1, 0, 0, 0, 0, 0]}], None),
         "list_open_logs": ([["7", pid, True]], {"7": []}),
+        "list_open_mounts": ([["7", pid, True]], {"7": []}),
         "look_at_calls": ([[what, pid, pid] for what in ("io", "call")], [None, None]),
         "look_at_processes": ({"processes": [[pid, row.start_ticks]], "silent_mounts": ["/"]}, None),
         "dump_stacks": ({"node": "n1", "budget_s": 5.0, "processes": [msgspec.to_builtins(row)]}, None),

@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[Any, int]] = {
     "resolve": ([{"pid": 7, "thread": 7, "syscall": "read", "args": [3, 2**64 - 1]}], -1),
     "list_mounts": ([], -1),
     "list_open_logs": ([["1", 7, True]], -1),
+    "list_open_mounts": ([["1", 7, True]], -1),
     "look_at_calls": ([["io", 7, 7], ["call", 7, 8], ["devices", 7, 7]], -1),
     "look_at_processes": ({"processes": [[7, 9]], "silent_mounts": ["/shared"]}, -1),
     "dump_stacks": ({"node": "n1", "budget_s": 50.0, "processes": [msgspec.to_builtins(RANK)]}, -1),

@@ -22,6 +22,7 @@ from watchdog.agent.collectors.gpu import GpuCollector
 from watchdog.agent.collectors.job_log import JobLogs
 from watchdog.agent.collectors.kernel_log import KernelLog
 from watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
+from watchdog.agent.collectors.open_mounts import OpenMounts
 from watchdog.agent.collectors.orphans import GpuHolders
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.commands import Commands
@@ -142,6 +143,7 @@ class Agent:
             frozenset(settings.mount_probe_write),
             stagger=not once,
         )
+        self.open_mounts = OpenMounts(self.probes)
         self.checkpoints = CheckpointCollector(self.probes, self.logs, settings.checkpoint_interval)
         state_file = (
             f"{settings.state_directory}/kernel-log.json" if settings.state_directory and not once else ""
@@ -199,12 +201,15 @@ class Agent:
         processes = runner.isolate(
             "process", lambda: self.processes.collect(now, deadline_s), _NO_PROCESSES, seen
         )
+        processes = self.mounts.settled(processes, now)
         self.processes.mounts = self.logs.mounts
         logs, events, dropped = runner.isolate(
             "job_log", partial(self._collect_logs, processes, now, deadline_s), _NO_LOGS, seen
         )
         self.commands.processes = processes
-        mounts = runner.isolate("mount", partial(self._collect_mounts, logs, now), _NO_MOUNTS, seen)
+        mounts = runner.isolate(
+            "mount", partial(self._collect_mounts, logs, processes, now), _NO_MOUNTS, seen
+        )
         self.commands.mounts = mounts
         rows, saved = runner.isolate(
             "checkpoint", partial(self._collect_checkpoints, processes, now), _NO_CHECKPOINTS, seen
@@ -289,8 +294,11 @@ class Agent:
         environs = {job_id: self.processes.environ_of(job_id) for job_id in jobs}
         return self.logs.collect(now, processes, environs, deadline_s)
 
-    def _collect_mounts(self, logs: tuple[LogFile, ...], now: float) -> tuple[MountProbe, ...]:
-        """The filesystems with logs, working directories and checkpoints of jobs that have processes here."""
+    def _collect_mounts(
+        self, logs: tuple[LogFile, ...], processes: tuple[Process, ...], now: float
+    ) -> tuple[MountProbe, ...]:
+        """The filesystems with logs, working directories and checkpoints of jobs that have processes here, then those on which these
+        have files open."""
         self.commands.watch_jobs(tuple(self.logs.watch.values()), now, self.jobs_here(now))
         self.commands.advance(now)
         places = [(os.path.dirname(row.path), self.logs.owner_of(row.job_id)) for row in logs]
@@ -303,6 +311,9 @@ class Agent:
                 *self.processes.checkpoint_directories_of(job_id),
             )
             places += [(path, uid) for path in named if path]
+        self.open_mounts.look(processes, now, self.config.agent.probe_deadline)
+        blocked = (point for each in processes if each.blocked for point in each.blocked.candidates)
+        places += [(point, -1) for point in (*blocked, *self.open_mounts.places())]
         question = (tuple(dict.fromkeys(places)), self.logs.mounts)
         if question != self._wanted_for:  # a node has hundreds of mounts, and neither changes in most ticks
             self._wanted_for = question

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from watchdog.agent import call_looks, checkpoints, end_process, file_actions, identify, tail
+from watchdog.agent import call_looks, checkpoints, end_process, file_actions, identify, open_mounts, tail
 from watchdog.agent.evidence import cores, found_files, last_lines, process_state, stacks
 from watchdog.agent.probe_child import Function
 
@@ -13,6 +13,7 @@ HELPER_FUNCTIONS: Final[dict[str, Function]] = {
     "resolve": identify.resolve,
     "list_mounts": identify.list_mounts,
     "list_open_logs": identify.list_open_logs,
+    "list_open_mounts": open_mounts.list_open_mounts,
     "look_at_calls": call_looks.look_at_calls,
     "follow": tail.follow,
     "dump_stacks": stacks.dump_stacks,

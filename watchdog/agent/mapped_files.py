@@ -59,6 +59,12 @@ def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> 
     }
 
 
+def read_mapped(pid: int) -> dict[str, None]:
+    """Names of the files that a process has mapped. Raises OSError."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        return dict.fromkeys(parse_maps(file.read(MAX_MAPS)))
+
+
 def read_fault(pid: int) -> dict[str, Any]:
     """`fault_target` of a process. Raises OSError."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as file:

@@ -237,6 +237,7 @@ TASKS: Final[Mapping[str, Task]] = {
     "resolve": Task(_list(Call, 512)),
     "list_mounts": Task(_list(int, 0)),
     "list_open_logs": Task(_list(tuple[Word, Pid, bool], 256)),
+    "list_open_mounts": Task(_list(tuple[Word, Pid, bool], 256)),
     "look_at_calls": Task(_list(tuple[Literal["io", "call", "devices"], Pid, Pid], 4096)),
     "look_at_processes": Task(Looks),
     "dump_stacks": Task(Dump),

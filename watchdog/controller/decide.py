@@ -18,6 +18,7 @@ from watchdog.controller.actions import Actions
 from watchdog.controller.by_user import Trouble, crowd_of, in_trouble
 from watchdog.controller.journal import JournalError
 from watchdog.controller.judge import STANDING, proves_stuck
+from watchdog.controller.lost_mounts import lost_mounts
 from watchdog.controller.policy import (
     Situation,
     broken_under,
@@ -314,11 +315,14 @@ class Decider:
         )
 
     def _broken_under(self, job: SlurmJob, around: Surroundings) -> tuple[tuple[str, str], ...]:
-        """What is known of its nodes' hardware; of thousands of faults only those are looked at."""
+        """What is known of its nodes' hardware and mounts; of thousands of faults only those are looked at."""
         faults = (
             [fault for node in job.nodes for fault in around.faults.get(node, ())] if around.faults else []
         )
-        return broken_under(job, faults, self._c.state.jobs.values()) if faults else ()
+        broken = broken_under(job, faults, self._c.state.jobs.values()) if faults else ()
+        nodes = self._c.state.nodes
+        views = [view for node in job.nodes if (view := nodes.view(node)) is not None]
+        return broken + lost_mounts(views, nodes.views, clock.monotonic())
 
     def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:
         """What the administrator permits, and of that what the job's owner wants."""

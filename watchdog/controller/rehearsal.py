@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from watchdog.config import Config
 from watchdog.controller.by_user import crowd_of, in_trouble
 from watchdog.controller.judge import STANDING, Judge
+from watchdog.controller.lost_mounts import lost_mounts
 from watchdog.controller.policy import Situation, broken_under, decide, is_final, is_news, with_process
 from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.settings import limits_of, rule_book_of
@@ -89,7 +90,14 @@ class Rehearsal:
             step=view.progress.known_step if view is not None and view.progress is not None else None,
             step_s=view.progress.step_s if view is not None and view.progress is not None else None,
             loop_turns=False if incident.kind in STANDING else None,
-            broken=() if job is None else broken_under(job, open_ones, tuple(self.state.jobs.values())),
+            broken=()
+            if job is None
+            else broken_under(job, open_ones, tuple(self.state.jobs.values()))
+            + lost_mounts(
+                [node for name in job.nodes if (node := self.state.nodes.view(name)) is not None],
+                self.state.nodes.views,
+                now,
+            ),
             nodes=(),  # a trace need not have the nodes that would be left
         )
         return with_process(

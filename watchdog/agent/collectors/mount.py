@@ -23,7 +23,7 @@ from watchdog.agent.mounts import NOT_PROBED, Mount, mount_of
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.probe_worker import IDLE_S
 from watchdog.model.messages import CommandResult, ProbeMount
-from watchdog.model.observed import MountProbe, NoAnswer
+from watchdog.model.observed import Blocked, MountProbe, NoAnswer, Process
 from watchdog.runner import next_due
 
 DENIED = "EACCES"
@@ -128,6 +128,31 @@ class MountCollector:
         self._denied &= wanted.keys()
         rows, self._rows = self._rows, []
         return (*rows, *overdue)
+
+    def is_out(self, mount: str, now: float) -> bool:
+        """Whether the agent's own look at a mount point was seen to stand in a call that does not return."""
+        key = _key(mount, -1)
+        return self.probes.hung_since(key, now) is not None and self.probes.is_stuck(key)
+
+    def settled(self, processes: tuple[Process, ...], now: float) -> tuple[Process, ...]:
+        """Where a page fault may be about several filesystems, the only one of them that does not answer here is the one."""
+        return tuple(
+            each
+            if each.blocked is None or each.blocked.mount is not None or not each.blocked.candidates
+            else self._settle(each, each.blocked, now)
+            for each in processes
+        )
+
+    def _settle(self, process: Process, blocked: Blocked, now: float) -> Process:
+        out = [point for point in blocked.candidates if self.is_out(point, now)]
+        state = self._states.get(_key(out[0], -1)) if len(out) == 1 else None
+        if state is None:
+            return process
+        place = state.wanted
+        found = msgspec.structs.replace(
+            blocked, mount=state.mount, device=place.device, fs_type=place.fs_type
+        )
+        return msgspec.structs.replace(process, blocked=found)
 
     def take_unanswered(self) -> tuple[NoAnswer, ...]:
         """Of what was asked since the last call, that of which nothing is known."""

@@ -30,8 +30,10 @@ from watchdog.agent.collectors.blocked import (
 )
 from watchdog.agent.collectors.process import may_look_into_all
 from watchdog.agent.identify import identify, parse_environ, parse_fd_flags
+from watchdog.agent.jobs import Known
 from watchdog.agent.mounts import Mount, mount_of, parse_mountinfo
 from watchdog.agent.process_table import (
+    Entry,
     Files,
     ProcessTable,
     Stat,
@@ -460,3 +462,26 @@ def test_children_of_the_agents_own_are_known_and_not_asked_about() -> None:
             assert os.getpid() in own.to_identify
         finally:
             child.kill()
+
+
+def aged(looks: Sequence[tuple[str, int | None]]) -> float:
+    """How long the last state has lasted by what looks 5 s apart have found: (state, switches, or None where they were not read)."""
+    known = Known(7, 70, 1, "python", 1000)
+    entry = Entry(known, Stat("python", "R", 1, 0, 50, 70))
+    now = 0.0
+    for state, switches in looks:
+        now += 5.0
+        if entry.stat.state != state:
+            entry.state_since = now
+        entry.stat, entry.switches = replace(entry.stat, state=state), switches
+        entry.note_switches(now)
+    return now - entry.state_since
+
+
+def test_a_process_in_d_that_was_switched_to_between_looks_has_not_been_there_since_the_first() -> None:
+    assert aged([("D", 10), ("D", 10), ("D", 10)]) == 10.0
+    assert aged([("D", 10), ("D", 14), ("D", 19)]) == 0.0
+    assert aged([("D", 10), ("D", 14), ("D", 14)]) == 5.0
+    assert aged([("D", 10), ("D", None), ("D", 10)]) == 10.0, "what was not read proves nothing"
+    assert aged([("D", 10), ("D", None), ("D", 11)]) == 0.0
+    assert aged([("D", 10), ("S", 12), ("D", 13), ("D", 13)]) == 5.0

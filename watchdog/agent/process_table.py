@@ -171,6 +171,17 @@ class Entry:
     """Since when every look has found this state; meant for LASTING_STATES."""
     io_bytes: int | None = None
     switches: int | None = None
+    _in_d: int | None = None
+    """Its switches when it was last seen in D; None if the last look found another state."""
+
+    def note_switches(self, now: float) -> None:
+        """Who sleeps in D is not switched to: one that was, between two looks, is in D again and not still."""
+        if self.stat.state != "D":
+            self._in_d = None
+        elif self.switches is not None:
+            if self._in_d is not None and self.switches != self._in_d:
+                self.state_since = now
+            self._in_d = self.switches
 
     @property
     def key(self) -> Key:

@@ -116,7 +116,7 @@ class ProcessCollector:
         turn = self.threads.take_turn(_with_threads(living))
         self._announce(living, mains, turn)
         for entry in living:
-            self._read_counters(entry)
+            self._read_counters(entry, now)
         self._look_at_threads(living, mains, turn, now)
         blocked = self._blocked(now, deadline_s)
         return tuple(_describe(entry, blocked.get(entry.key), now) for entry in self._mine)
@@ -287,7 +287,7 @@ class ProcessCollector:
         due = is_rank or (pid + self.table.tick) % OTHERS_EVERY == 0
         return due or entry.stat.state == "D" or (pid, start, pid) in self.threads.tracks
 
-    def _read_counters(self, entry: Entry) -> None:
+    def _read_counters(self, entry: Entry, now: float) -> None:
         """I/O of ranks in every tick, of their workers now and then; context switches of ranks now and then."""
         pid, member = entry.known.pid, entry.member
         entry.switches = None
@@ -301,6 +301,7 @@ class ProcessCollector:
             if is_rank and (turn % SWITCHES_EVERY == 0 or entry.stat.state == "D"):
                 status = self.files.read(f"/proc/{pid}/status")
                 entry.switches = parse_switches(status) + parse_involuntary(status)
+            entry.note_switches(now)
         except (OSError, ValueError):
             entry.io_bytes = None
 

@@ -26,7 +26,7 @@ OWN_TABLE = (
     Mount("/", "ext4", "/dev/sda1"),
     Mount("/data", "nfs4", "nas:/d"),
     Mount("/data/hot", "lustre", "m@o:/hot"),
-    Mount("/work", "tmpfs", "tmpfs"),
+    Mount("/run", "tmpfs", "tmpfs"),
     Mount("/home/u/mine", "fuse.sshfs", "u@x:", 1000),
 )
 
@@ -36,7 +36,7 @@ def test_points_of_files_are_those_of_their_filesystems_without_what_cannot_fail
         "/data/a/1.bin",
         "/data/a/2.bin",
         "/data/hot/x/y/z.bin",
-        "/work/t",
+        "/run/t",
         "/home/u/mine/f",
         "/etc/hosts",
     ]

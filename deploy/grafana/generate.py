@@ -304,7 +304,13 @@ def node() -> Any:
 
 
 def itself() -> Any:
-    slow = f"histogram_quantile(0.99, sum by (le, job) (rate({W}tick_duration_seconds_bucket[5m])))"
+    slow = {
+        whose: f"histogram_quantile(0.99, sum by (le) (rate({W}{name}_bucket[5m])))"
+        for whose, name in (
+            ("agents", "agent_tick_duration_seconds"),
+            ("controller", "tick_duration_seconds"),
+        )
+    }
     return board(
         "itself",
         "slurm-watchdog: the watchdog itself",
@@ -316,7 +322,7 @@ def itself() -> Any:
             number("children that hang", "On all nodes.", f"count({W}probe_hung) or vector(0)"),
             curves("reports", "As the controller counts them, a second.", {"{{outcome}}": f"sum by (outcome) (rate({W}reports_total[5m]))"}),
             curves("requests to Slurm", "A second.", {"{{call}} {{outcome}}": f"sum by (call, outcome) (rate({W}slurm_requests_total[5m]))"}),
-            curves("slowest ticks", "The 99th percentile of agents and controller.", {"{{job}}": slow}, "s"),
+            curves("slowest ticks", "The 99th percentile of agents and controller.", slow, "s"),
             curves("collectors", "The slowest node's time for each.", {"{{collector}}": f"max by (collector) ({W}collector_duration_seconds)"}, "s"),
             curves("versions", "One version apart is understood.", {"agents {{version}}": f"count by (version) ({W}agent_build_info)", "controller {{version}}": f"{W}build_info"}),
             curves("detectors that raised", "A defect of ours.", {"all": f"sum(increase({W}detector_failures_total[15m]))"}),

@@ -254,7 +254,7 @@ def _told(slack: FakeSlack) -> int:
     found: set[int] = set()
     for post in slack.posts:
         for block in post["blocks"]:
-            for line in re.findall(r"(?:×[^:\n]*:|• …) ([\d, -]+)", block["text"]["text"]):
+            for line in re.findall(r"(?:×[^:\n]*:|• …) ([\d, -]+)", block.get("text", {}).get("text", "")):
                 for part in re.findall(r"\d+(?:-\d+)?", line):
                     low, _, high = part.partition("-")
                     found.update(range(int(low), int(high or low) + 1))

@@ -13,6 +13,7 @@ from rich.console import Console
 from tests.hostile.text import BATCH, is_quiet, well_formed
 from tests.unit import builders
 from tests.unit.notices import DECISION, FAILED, INCIDENT, replace
+from tests.unit.slack_server import shown as texts_of
 from tests.unit.slack_server import too_long
 from watchdog.agent.metrics import JOB_ID, AgentMetrics
 from watchdog.cli import live
@@ -101,11 +102,10 @@ CHANNELS = {"slack": slack, "programs": programs, "terminal": terminal, "metrics
 
 def check_slack(message: Payload) -> None:
     """Raises AssertionError for a message that is more than text, or that Slack would refuse."""
-    for block in message["blocks"]:
-        assert block["type"] == "section"
-        assert block["text"]["type"] == "plain_text"
-        assert block["text"]["emoji"] is False
-        _check_escaped(block["text"]["text"])
+    for _, text in texts_of(message):
+        assert text["type"] == "plain_text"
+        assert text["emoji"] is False
+        _check_escaped(text["text"])
     _check_escaped(message["text"])
     assert (message["link_names"], message["unfurl_links"], message["unfurl_media"]) == (False, False, False)
     assert not too_long(message)

@@ -137,11 +137,32 @@ class FakeSlack:
         return str(file)
 
 
+LIMITS = {"header": 150, "section": 3000, "field": 2000, "context": 3000}
+"""Characters: https://docs.slack.dev/reference/block-kit/blocks; ten fields a section, ten elements a context, 50 blocks a message."""
+
+
+def shown(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """(where, text object) of everything that a reader sees in the blocks of a message."""
+    found = []
+    for block in message.get("blocks", []):
+        found += [(block["type"], block["text"])] if "text" in block else []
+        found += [("field", each) for each in block.get("fields", ())]
+        found += [(block["type"], each) for each in block.get("elements", ())]
+    return found
+
+
+def marked(message: dict[str, Any]) -> list[str]:
+    """The texts in which Slack reads marks, without the links."""
+    return [text["text"] for where, text in shown(message) if text["type"] == "mrkdwn" and where != "context"]
+
+
 def too_long(message: dict[str, Any]) -> str:
     """The error that Slack would answer for its size; the sum over all blocks as others have measured it (see BLOCK_LIMIT)."""
     blocks = message.get("blocks", [])
-    texts = [block["text"]["text"] for block in blocks]
-    if len(blocks) > 50 or any(not 0 < len(text) <= 3000 for text in texts):
+    texts = [text["text"] for _, text in shown(message)]
+    if len(blocks) > 50 or any(not 0 < len(text["text"]) <= LIMITS[where] for where, text in shown(message)):
+        return "invalid_blocks"
+    if any(len(block.get("fields", ())) > 10 or len(block.get("elements", ())) > 10 for block in blocks):
         return "invalid_blocks"
     if sum(map(len, texts)) > 9597 or len(json.dumps(message)) > 40_000:
         return "msg_blocks_too_long"

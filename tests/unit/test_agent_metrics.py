@@ -120,13 +120,13 @@ def test_the_series_of_processes_children_mounts_and_collectors() -> None:
     assert found["mount_probe_seconds"] == [({"mount": '/odd "name"\\'}, 0.5)]
     assert found["collector_success"] == [({"collector": "process"}, 1.0), ({"collector": "gpu"}, 0.0)]
     assert found["collector_duration_seconds"][0] == ({"collector": "process"}, 0.002)
-    assert found["reports_total"] == [({"outcome": "sent"}, 2.0)]
+    assert found["agent_reports_total"] == [({"outcome": "sent"}, 2.0)]
     assert found["spool_bytes"] == [({}, 77.0)]
     assert found["probes"][2] == ({"state": "hung"}, 1.0)
     assert found["ticks_total"] == [({}, 2.0)]
-    assert found["tick_duration_seconds_count"] == [({}, 2.0)]
-    assert ({"le": "0.005"}, 1.0) in found["tick_duration_seconds_bucket"]
-    assert found["tick_duration_seconds_sum"][0][1] == pytest.approx(2.004)
+    assert found["agent_tick_duration_seconds_count"] == [({}, 2.0)]
+    assert ({"le": "0.005"}, 1.0) in found["agent_tick_duration_seconds_bucket"]
+    assert found["agent_tick_duration_seconds_sum"][0][1] == pytest.approx(2.004)
 
 
 def test_one_fault_that_two_sources_tell_is_one_fault() -> None:

@@ -45,6 +45,11 @@ def test_every_series_has_a_meaning_and_every_label_says_what_it_holds() -> None
         assert counts is (metric.kind == "counter"), f"{metric.name} is a {metric.kind}"
 
 
+def test_a_name_that_agent_and_controller_share_means_the_same() -> None:
+    shared = {metric.name for metric in agent_metrics()} & {metric.name for metric in controller_metrics()}
+    assert shared == {"certificate_expiry_timestamp_seconds"}
+
+
 def test_names_types_and_help_pass_the_lint_of_prometheus() -> None:
     if shutil.which("promtool") is None:
         pytest.skip(

@@ -16,6 +16,7 @@ from tests.hostile import page
 from tests.hostile.shown import CHANNELS, story
 from tests.hostile.text import PIECES, batches, strings
 from tests.unit.notices import INCIDENT, open_journal, replace
+from tests.unit.slack_server import marked
 from watchdog.notify.harmless import fold
 from watchdog.notify.slack_messages import parent
 
@@ -35,8 +36,7 @@ def test_the_page_is_given_json_that_says_what_was_meant() -> None:
 def test_in_a_mention_stand_ids_of_the_configuration_only() -> None:
     for text in strings(len(PIECES)):
         message = parent(story(text), "c", {f"user:{text}": "U024BE7LH", "default": "here"}, whole=True)
-        marked = [block["text"]["text"] for block in message["blocks"] if block["text"]["type"] == "mrkdwn"]
-        assert marked in (["<@U024BE7LH>"], ["<!here>"])
+        assert marked(message) in (["<@U024BE7LH>"], ["<!here>"])
 
 
 def test_the_journal_keeps_it(tmp_path: Path) -> None:

@@ -153,3 +153,31 @@ def test_every_command_is_in_the_readme_and_every_one_there_exists(checkout: Pat
         if each.startswith("slurm-watchdog ") or (place and not word.startswith("-"))
     }
     assert listed == set(main.commands)
+
+
+def anchor(heading: str) -> str:
+    """As GitHub makes it of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_every_link_between_the_documents_leads_to_a_file_and_a_heading(checkout: Path) -> None:
+    broken = []
+    for file in (
+        checkout / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "deploy/README.md",
+            "deploy/OPTIONS.md",
+            "docs/security.md",
+        )
+    ):
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", file.read_text()):
+            path, _, part = target.partition("#")
+            other = (file.parent / path).resolve() if path else file
+            headings = (
+                re.findall(r"^#+ (.+)$", other.read_text(), re.MULTILINE) if part and other.is_file() else []
+            )
+            if not other.exists() or (part and part not in map(anchor, headings)):
+                broken.append(f"{file.name}: {target}")
+    assert broken == []

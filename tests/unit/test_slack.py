@@ -12,16 +12,28 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slack_sdk.models.blocks import Block
 
 from tests.unit.notices import DECISION, FAILED, INCIDENT, OVER, RUN, replace
-from tests.unit.slack_server import CHANNEL, SECRET, TOKEN, Answer, FakeSlack, too_long, with_slack
+from tests.unit.slack_server import (
+    CHANNEL,
+    SECRET,
+    TOKEN,
+    Answer,
+    FakeSlack,
+    marked,
+    shown,
+    too_long,
+    with_slack,
+)
 from watchdog.model.actions import Action, Verdict
 from watchdog.model.incidents import Culprit
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import cut, safe
 from watchdog.notify.notice import JobNote, Notice, Topic
+from watchdog.notify.places import Places
 from watchdog.notify.slack import SlackBot, SlackWebhook
-from watchdog.notify.slack_messages import Payload, closed, parent, reply
+from watchdog.notify.slack_messages import Payload, closed, parent, reply, updated
 from watchdog.notify.words import Said, say_decision, say_opened, say_outcome, say_resolved
 
 HOSTILE = [
@@ -32,6 +44,8 @@ HOSTILE = [
     "&" * 5000,
     "*bold* `code` :skull:",
 ]
+PLACES = Places(external_url="https://w.example", runbook_url="https://r.example/{kind}?a=1&b=2")
+LINKS = "<https://w.example/#/incident/i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
 MENTIONS = {"user:ann": "U0ANN", "partition:large": "S0LARGE", "default": "here"}
 
 
@@ -40,7 +54,7 @@ def notice(topic: Topic, **changes: Any) -> Notice:
 
 
 def texts(message: Payload) -> list[str]:
-    return [message["text"], *(block["text"]["text"] for block in message["blocks"])]
+    return [message["text"], *(text["text"] for _, text in shown(message))]
 
 
 def every_message(text: str) -> list[Payload]:
@@ -64,39 +78,43 @@ def every_message(text: str) -> list[Payload]:
     ]  # fmt: skip
     mentions = {f"user:{text}": "U0X", **MENTIONS}
     return [
-        *(parent([each], "c", mentions, whole=True) for each in story),
-        parent(story, "c", mentions, whole=True),
+        *(parent([each], "c", mentions, whole=True, places=PLACES) for each in story),
+        parent(story, "c", mentions, whole=True, places=PLACES),
         parent(story, "c", mentions, whole=False),
+        updated(story[:5], "c", PLACES),
         reply(story, mentions, first=False),
         reply(story, mentions, first=True),
-        closed(story[-1], "c"),
+        closed(story[-1], "c", PLACES),
     ]
 
 
 def check_harmless(message: Payload) -> None:
-    assert len(message["blocks"]) <= 4
-    for block in message["blocks"]:
-        assert block["type"] == "section"
-        shown = block["text"]["text"]
-        if block["text"]["type"] == "mrkdwn":
-            # Ids of the configuration, and nothing else.
-            assert set(shown.split()) <= {"<@U0X>", "<@U0ANN>", "<!subteam^S0LARGE>", "<!here>"}
+    assert len(message["blocks"]) <= 7
+    for where, text in shown(message):
+        if where == "context":
+            assert text["text"] == LINKS
             continue
-        assert block["text"] == {"type": "plain_text", "text": shown, "emoji": False}
-        check_text(shown)
+        if text["type"] == "mrkdwn":
+            # Ids of the configuration, and nothing else.
+            assert set(text["text"].split()) <= {"<@U0X>", "<@U0ANN>", "<!subteam^S0LARGE>", "<!here>"}
+            continue
+        assert text == {"type": "plain_text", "text": text["text"], "emoji": False}
+        check_text(text["text"])
+    for block in Block.parse_all(message["blocks"]):
+        block.validate_json()  # the limits that Slack's own library knows
     check_text(message["text"])
     assert "\n" not in message["text"]
     assert message["link_names"] is False
     assert not too_long(message)
 
 
-def check_text(shown: str) -> None:
-    assert 0 < len(shown) <= 3000
-    assert "<" not in shown
-    assert ">" not in shown
-    bare = shown.replace("&amp;", "").replace("&lt;", "").replace("&gt;", "")
+def check_text(text: str) -> None:
+    assert 0 < len(text) <= 3000
+    assert "<" not in text
+    assert ">" not in text
+    bare = text.replace("&amp;", "").replace("&lt;", "").replace("&gt;", "")
     assert "&" not in bare
-    assert not set(shown) & set("\x00\x1b\r\u202e")
+    assert not set(text) & set("\x00\x1b\r\u202e")
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -200,8 +218,7 @@ def test_a_resolved_incident_says_how_long_it_lasted() -> None:
 )
 def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...], called: str) -> None:
     message = parent([notice(Topic.ENDED, run=FAILED, jobs=jobs)], "a", MENTIONS, whole=True)
-    (block,) = [each for each in message["blocks"] if each["text"]["type"] == "mrkdwn"]
-    assert block["text"]["text"] == called
+    assert marked(message) == [called]
     assert called not in message["text"]
 
 
@@ -223,8 +240,54 @@ def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...
 )
 def test_only_what_needs_somebody_mentions_anybody(each: Notice, loud: bool) -> None:
     message = parent([each], "a", MENTIONS, whole=True)
-    assert any(block["text"]["type"] == "mrkdwn" for block in message["blocks"]) is loud
-    assert not any(block["text"]["type"] == "mrkdwn" for block in parent([each], "a", {}, whole=True)["blocks"])  # fmt: skip
+    assert bool(marked(message)) is loud
+    assert not marked(parent([each], "a", {}, whole=True))
+
+
+# ------------------------------------------------------------------------------------------------- header and fields
+
+
+JOB = JobNote(job_id="7", user="ann", partition="large", name="llm", gpus=256)
+
+
+def top_of(message: Payload) -> tuple[str, list[str]]:
+    """The header, and the fields."""
+    found = shown(message)
+    return found[0][1]["text"], [text["text"] for where, text in found if where == "field"]
+
+
+def test_a_message_has_a_headline_and_the_facts_as_fields() -> None:
+    hang = replace(
+        INCIDENT, summary="Job 7 hangs after step 120: no step for 60 s (limit 60 s); rank 3 waits.",
+        culprits=(Culprit(node="n1", rank=3, gpu_uuid="GPU-5"), Culprit(node="n2")),
+    )  # fmt: skip
+    header, facts = top_of(parent([notice(Topic.OPENED, incident=hang, jobs=(JOB,))], "a", {}, whole=True))
+    assert header == "\N{LARGE RED CIRCLE} Job 7 hangs after step 120"
+    assert facts == [
+        "Cluster\na", "Job\n7 llm", "Owner\nann, partition large", "Where\nrank 3 · node n1 · GPU-5 and 1 more",
+        "Since\n1970-01-01 00:01:40 UTC, noticed after 60 s",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("last", "ends"),
+    [
+        (notice(Topic.DECIDED, decision=replace(DECISION, action=Action.REQUEUE)), "(requeued: under way)"),
+        (notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.OBSERVED)), "(needs a person)"),
+        (notice(Topic.ENDED, run=FAILED), "(needs a person)"),
+        (notice(Topic.ENDED, run=RUN), "rank 3 waits alone"),
+    ],
+)
+def test_the_headline_of_an_updated_message_says_whether_a_person_is_needed(last: Notice, ends: str) -> None:
+    header, _ = top_of(updated([notice(Topic.OPENED), last], "a", PLACES))
+    assert header.startswith("\N{LARGE RED CIRCLE} job 7: rank 3 waits alone")
+    assert header.endswith(ends)
+
+
+def test_what_is_over_is_green_with_its_lost_gpu_hours() -> None:
+    header, facts = top_of(closed(notice(Topic.RESOLVED, incident=OVER, jobs=(JOB,)), "a"))
+    assert header == "\N{LARGE GREEN CIRCLE} job 7: rank 3 waits alone (over)"
+    assert facts[-2:] == ["Lasted\n2 h 00 min", "Lost\nabout 512 GPU hours (256 GPUs)"]
 
 
 # ------------------------------------------------------------------------------------------------- the webhook

@@ -144,7 +144,7 @@ class AgentMetrics:
         return [
             *self._family("agent_build_info", "gauge", "1, with the version.", ("version",), [((watchdog.__version__,), 1)]),
             *self._family("ticks_total", "counter", "Ticks of the loop.", (), [((), ticks)]),
-            *histogram(f"{PREFIX}tick_duration_seconds", "Time of one tick.", TICK_BOUNDS, list(self._tick_counts), self._tick_s),
+            *histogram(f"{PREFIX}agent_tick_duration_seconds", "Time of one tick.", TICK_BOUNDS, list(self._tick_counts), self._tick_s),
             *self._family("collector_success", "gauge", "1 if the collector worked in the last tick.", ("collector",),
                           [((name,), name not in seen.failed) for name in list(seen.seconds)]),
             *self._family("collector_duration_seconds", "gauge", "Time the collector took in the last tick.", ("collector",),
@@ -152,7 +152,7 @@ class AgentMetrics:
             *self._family("probes", "gauge", "Children of the agent.", ("state",),
                           [((state,), count) for state, count in self._count_probes().items()]),
             *self._family("spool_bytes", "gauge", "Reports that wait for the controller.", (), [((), self._spool_bytes)]),
-            *self._family("reports_total", "counter", "Reports by what became of them: sent, failed (will be tried again), rejected, expired.",
+            *self._family("agent_reports_total", "counter", "Reports by what became of them: sent, failed (will be tried again), rejected, expired.",
                           ("outcome",), [((outcome,), count) for outcome, count in sorted(self._outcomes.items())]),
             *self._family("certificate_expiry_timestamp_seconds", "gauge", "When a certificate of ours ends.", ("certificate",),
                           [((name,), moment) for name, moment in self.read_expiry().items()]),

@@ -178,7 +178,7 @@ class SlackChannel:
         cause = over.incident.inhibited_by
         if cause is not None and outbox.thread_of(self.name, cause) is None:
             outbox.keep_thread(self.name, cause, thread, now)  # its cause takes this message over
-        await self._revise(thread, closed(over, self._cluster), incident.id, now)
+        await self._revise(thread, closed(over, self._cluster, self._places), incident.id, now)
 
     async def _revise(self, thread: str, message: Payload, incident_id: str, now: float) -> None:
         """The parent is changed in its place; nobody is called by that."""

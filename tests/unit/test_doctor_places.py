@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from tests.unit.identity_door import listening
+from tests.unit.test_cli import job, status
+from watchdog.cli import doctor
+from watchdog.cli.answers import Status
 from watchdog.cli.main import main
 from watchdog.config import Config
 from watchdog.doctor import doors, read
 from watchdog.doctor.advice import Advice, Level, examine, exit_code
-from watchdog.doctor.cluster_rules import CLUSTER_RULES, ClusterFacts, parse_slurm_config, settings_of
+from watchdog.doctor.cluster_rules import (
+    CLUSTER_RULES,
+    ClusterFacts,
+    Undelivered,
+    Unjudged,
+    parse_slurm_config,
+    settings_of,
+)
 from watchdog.doctor.late import examine_in_time, parse_findings
 from watchdog.doctor.node_rules import NODE_RULES, NodeFacts
+from watchdog.slurm.access import Access, hides_jobs, token_note
 
 NODE = NodeFacts(
     node="n1", unit_state="active", py_spy="0.4.1", ptrace_scope=1, gpu_devices=8, nvml_gpus=8, munge=(0, 5, 18), munge_works=True,
@@ -36,6 +49,10 @@ CLUSTER = ClusterFacts(
     operator=True,
     user="slurm-watchdog",
 )
+
+
+CLAIMS = base64.urlsafe_b64encode(b'{"exp": 1700000300}').decode().rstrip("=")
+TOKEN = f"e30.{CLAIMS}.x"
 
 
 def changed(facts: Any, **changes: Any) -> Any:
@@ -132,6 +149,28 @@ def test_what_a_node_lacks_is_said_alone_and_with_what_mends_it(
         ("slurm_version", Level.WARNING, {"slurm": {**SLURM, "SLURM_VERSION": "20.11.9"}}),
         ("operator", Level.CRITICAL, {"operator": False}),
         ("operator", Level.WARNING, {"operator": False, "mode": "observe"}),
+        (
+            "deliveries",
+            Level.WARNING,
+            {"deliveries": (Undelivered(channel="slack", failing_s=600.0, error="404", waiting=3),)},
+        ),
+        (
+            "not_judged",
+            Level.WARNING,
+            {"unjudged": (Unjudged(reason="no step in its log", todo="log one", job_ids=("7", "8")),)},
+        ),
+        ("slurm_access", Level.WARNING, {"notes": (hides_jobs(Access(private=frozenset({"jobs"})), 1000),)}),
+        (
+            "slurm_access",
+            Level.WARNING,
+            {"notes": ("Slurm is asked by its commands, not by pyslurm: release 24.05",)},
+        ),
+        ("slurm_access", Level.WARNING, {"notes": token_note(TOKEN, 1700000000.0)}),
+        (
+            "slurm_access",
+            Level.WARNING,
+            {"controller_problem": "x", "slurm": {**SLURM, "PrivateData": "accounts,jobs"}},
+        ),
     ],
 )
 def test_what_a_cluster_lacks_is_said_with_what_mends_it(
@@ -142,6 +181,30 @@ def test_what_a_cluster_lacks_is_said_with_what_mends_it(
     assert found.sentence.endswith(".")
     assert found.evidence
     assert found.add
+
+
+def test_findings_of_status_become_findings_of_the_doctor_grouped_by_their_reason() -> None:
+    health = {
+        "state": "not judged",
+        "level": "unknown",
+        "reason": "no agent",
+        "todo": "start it",
+        "not_judged": "no_agent",
+    }
+    answer = msgspec.convert(
+        status(
+            jobs=[job(job_id=each, health=health) for each in ("7", "8")] + [job()],
+            deliveries=[{"channel": "slack", "failing_s": 600.0, "error": "404", "waiting": 3, "oldest_s": 1.0},
+                        {"channel": "webhook", "failing_s": None}],
+        ),
+        Status,
+    )  # fmt: skip
+    found = of_cluster(deliveries=doctor._undelivered(answer), unjudged=doctor._unjudged(answer))
+    assert [each.sentence for each in found] == [
+        "No notification has reached slack for 10 min; 3 notifications waiting.",
+        "2 jobs cannot be judged: no agent.",
+    ]
+    assert [each.evidence for each in found] == ["404", "job 7-8"]
 
 
 def test_the_code_is_that_of_a_monitoring_plugin() -> None:

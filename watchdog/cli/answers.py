@@ -101,6 +101,16 @@ class OpenIncident(Answer, frozen=True, kw_only=True):
     summary: str = ""
 
 
+class Delivery(Answer, frozen=True, kw_only=True):
+    """How the notifications of one channel fare."""
+
+    channel: str = ""
+    failing_s: float | None = None
+    """Since when it fails; None: it does not."""
+    error: str = ""
+    waiting: int = 0
+
+
 class LeftOut(Answer, frozen=True, kw_only=True):
     """What the controller has no room for, lately."""
 
@@ -127,6 +137,7 @@ class Status(Answer, frozen=True, kw_only=True):
     open: tuple[OpenIncident, ...] = ()
     paused: Pause | None = None
     left_out: tuple[LeftOut, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
     waiting: dict[str, str] = {}
     """Job -> why its restart does not come about."""
 

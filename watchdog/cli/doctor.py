@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from watchdog.cli.answers import Status
     from watchdog.config import Config
     from watchdog.doctor.advice import Advice
+    from watchdog.doctor.cluster_rules import Undelivered, Unjudged
     from watchdog.doctor.script_rules import SlurmSettings, WatchedJob
 
 WORDS = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
 STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}
+MAX_REASONS = 5
+"""Reasons why jobs are not judged, of which each is a finding."""
 MAX_SCRIPT_BYTES = 4 << 20
 """Slurm takes scripts of up to 4 MiB (max_script_size)."""
 
@@ -276,13 +279,38 @@ def examine_cluster(config: Config, socket_path: str | None, config_file: str | 
         facts = ClusterFacts(
             slurm=slurm, slurm_problem=problem, slurm_nodes=nodes, mode=status.mode, blind=blind,
             paused=None if status.paused is None else status.paused.reason, reporting=status.nodes.reporting,
-            silent=status.nodes.silent, user="slurm-watchdog", operator=read.read_operator(where, "slurm-watchdog"),
+            silent=status.nodes.silent, notes=status.slurm.notes, deliveries=_undelivered(status), unjudged=_unjudged(status),
+            user="slurm-watchdog", operator=read.read_operator(where, "slurm-watchdog"),
         )  # fmt: skip
     found = (
         *examine(facts, CLUSTER_RULES),
         *examine(read.read_node(config, "controller", os.uname().nodename), NODE_RULES),
     )
     return tuple(sorted(found, key=lambda each: ORDER.index(each.level)))
+
+
+def _undelivered(status: Status) -> tuple[Undelivered, ...]:
+    from watchdog.doctor.cluster_rules import Undelivered
+
+    return tuple(
+        Undelivered(channel=each.channel, failing_s=each.failing_s, error=each.error, waiting=each.waiting)
+        for each in status.deliveries
+        if each.failing_s is not None
+    )
+
+
+def _unjudged(status: Status) -> tuple[Unjudged, ...]:
+    """The jobs that cannot be judged, by the reason, the most frequent first."""
+    from watchdog.doctor.cluster_rules import Unjudged
+
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for job in status.jobs:
+        if job.health is not None and job.health.not_judged is not None:
+            by_reason.setdefault((job.health.reason, job.health.todo), []).append(job.job_id)
+    ranked = sorted(by_reason.items(), key=lambda each: -len(each[1]))
+    return tuple(
+        Unjudged(reason=reason, todo=todo, job_ids=tuple(ids)) for (reason, todo), ids in ranked[:MAX_REASONS]
+    )
 
 
 def _status(socket_path: str | None, config_file: str | None) -> Status | ClientError:

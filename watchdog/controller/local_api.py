@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import web
 
 from watchdog import __version__, clock
@@ -213,6 +214,7 @@ class LocalApi:
             "age_s": c.judge.view.slurm_age_s, "error": c.slurm_error, "notes": c.slurm_notes(),
         }  # fmt: skip
         answer["waiting"] = c.actions.stuck()
+        answer["deliveries"] = msgspec.to_builtins(c.notifier.deliveries())
         return web.json_response(answer)
 
     def _paused(self) -> dict[str, Any] | None:

@@ -7,13 +7,30 @@ from collections.abc import Iterator, Mapping
 from watchdog.doctor.advice import Advice, Level, Rule
 from watchdog.doctor.script_rules import SlurmSettings
 from watchdog.model.value import Value
-from watchdog.notify.harmless import fold
+from watchdog.notify.harmless import duration, fold, plural
 
 OLDEST_TESTED = (22, 5)
 CRED_EXPIRE_S = 120
 """Slurm's default of AuthInfo=cred_expire: a requeued job waits for it."""
 SHORT_JOB_AGE_S = 60
 """A job that is forgotten so soon may have ended between two looks."""
+
+
+class Undelivered(Value, frozen=True, kw_only=True):
+    """A channel whose notifications do not arrive."""
+
+    channel: str
+    failing_s: float
+    error: str
+    waiting: int
+
+
+class Unjudged(Value, frozen=True, kw_only=True):
+    """Jobs of which it cannot be seen whether they progress, all for one reason."""
+
+    reason: str
+    todo: str
+    job_ids: tuple[str, ...]
 
 
 class ClusterFacts(Value, frozen=True, kw_only=True):
@@ -34,6 +51,11 @@ class ClusterFacts(Value, frozen=True, kw_only=True):
     operator: bool | None = None
     """Whether the controller's user may requeue others' jobs; None: nobody knows."""
     user: str = ""
+    notes: tuple[str, ...] = ()
+    """What is not as it should be in how the controller asks Slurm, a sentence each."""
+    deliveries: tuple[Undelivered, ...] = ()
+    """Channels that fail."""
+    unjudged: tuple[Unjudged, ...] = ()
 
 
 def settings_of(config: Mapping[str, str] | None) -> SlurmSettings:
@@ -91,7 +113,7 @@ def _agents(facts: ClusterFacts) -> Iterator[Advice]:
     if facts.controller_problem is not None:
         return
     if facts.silent:
-        yield Advice(rule="silent_agents", level=Level.WARNING, sentence=f"{len(facts.silent)} agents have fallen silent.",
+        yield Advice(rule="silent_agents", level=Level.WARNING, sentence=f"{plural(len(facts.silent), 'agent')} no longer {'reports' if len(facts.silent) == 1 else 'report'}.",
                      evidence=_some(facts.silent), add="slurm-watchdog doctor --node  # there")  # fmt: skip
     known = {*facts.reporting, *facts.silent}
     without = tuple(node for node in facts.slurm_nodes if node not in known)
@@ -99,7 +121,7 @@ def _agents(facts: ClusterFacts) -> Iterator[Advice]:
         yield Advice(rule="no_agents", level=Level.CRITICAL, sentence="No agent reports: nothing is watched.",
                      evidence=f"{len(facts.slurm_nodes)} nodes in Slurm", add="systemctl enable --now slurm-watchdog-agent  # on compute nodes")  # fmt: skip
     elif without:
-        yield Advice(rule="nodes_without_agent", level=Level.WARNING, sentence=f"{len(without)} of Slurm's {len(facts.slurm_nodes)} nodes have never reported: jobs there are not watched.",
+        yield Advice(rule="nodes_without_agent", level=Level.WARNING, sentence=f"{len(without)} of {plural(len(facts.slurm_nodes), 'node')} in Slurm never reported: jobs there are not watched.",
                      evidence=_some(without), add="systemctl enable --now slurm-watchdog-agent  # on these nodes")  # fmt: skip
 
 
@@ -152,8 +174,43 @@ def _rights(facts: ClusterFacts) -> Iterator[Advice]:
                      add=f"sacctmgr -i add user {facts.user} account=root adminlevel=operator")  # fmt: skip
 
 
+def _deliveries(facts: ClusterFacts) -> Iterator[Advice]:
+    for each in facts.deliveries:
+        waiting = f"; {plural(each.waiting, 'notification')} waiting" if each.waiting else ""
+        yield Advice(rule="deliveries", level=Level.WARNING,
+                     sentence=f"No notification has reached {each.channel} for {duration(each.failing_s)}{waiting}.",
+                     evidence=each.error, add="slurm-watchdog notify test  # after mending it")  # fmt: skip
+
+
+def _unjudged(facts: ClusterFacts) -> Iterator[Advice]:
+    for each in facts.unjudged:
+        yield Advice(rule="not_judged", level=Level.WARNING, sentence=f"{plural(len(each.job_ids), 'job')} cannot be judged: {each.reason}.",
+                     evidence=f"job {_some(each.job_ids)}", add=each.todo)  # fmt: skip
+
+
+def _sight(facts: ClusterFacts) -> Iterator[Advice]:
+    """What Slurm hides, or will: as the controller sees it, or as slurm.conf says where it does not answer."""
+    for note in facts.notes:
+        what, _, todo = note.partition("; ")
+        yield Advice(rule="slurm_access", level=Level.WARNING, sentence=f"{what[:1].upper()}{what[1:].rstrip('.')}.",
+                     evidence="the controller, of how it asks Slurm", add=todo or "slurm-watchdog status  # says it until it is mended")  # fmt: skip
+    hidden = ((facts.slurm or {}).get("PrivateData", "")).lower()
+    if facts.controller_problem is not None and "jobs" in hidden.replace(",", " ").split():
+        yield Advice(rule="slurm_access", level=Level.WARNING,
+                     sentence="Slurm hides other users' jobs from a user who is no operator: the controller may not see all jobs.",
+                     evidence=f"PrivateData={hidden}", add="sacctmgr modify user slurm-watchdog set adminlevel=operator")  # fmt: skip
+
+
 def _some(names: tuple[str, ...]) -> str:
     return ", ".join(fold(names))[:200]
 
 
-CLUSTER_RULES: tuple[Rule[ClusterFacts], ...] = (_controller, _agents, _slurm, _rights)
+CLUSTER_RULES: tuple[Rule[ClusterFacts], ...] = (
+    _controller,
+    _agents,
+    _slurm,
+    _rights,
+    _sight,
+    _deliveries,
+    _unjudged,
+)

@@ -95,10 +95,17 @@ def make_deb(output: Path, root: Path, version: str, fast: bool = False) -> Path
     file = output / f"slurm-watchdog_{version}_{architecture()}.deb"
     packing = ["-Zgzip", "-z1"] if fast else ["-Zxz"]
     environment = os.environ | {"SOURCE_DATE_EPOCH": source_date()}
+    # Packing takes minutes: under its final name there is a whole package, or none.
+    unfinished = file.with_suffix(".deb.part")
     try:
-        run(["dpkg-deb", "--root-owner-group", *packing, "--build", str(root), str(file)], env=environment)
+        run(
+            ["dpkg-deb", "--root-owner-group", *packing, "--build", str(root), str(unfinished)],
+            env=environment,
+        )
+        unfinished.replace(file)
     finally:
         shutil.rmtree(control)
+        unfinished.unlink(missing_ok=True)
     return file
 
 
@@ -130,6 +137,11 @@ def architecture() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
 
+def tell(what: str) -> None:
+    """What is made now, on standard error."""
+    print(f"making: {what}", file=sys.stderr, flush=True)
+
+
 def make(
     kinds: Sequence[str], output: Path, versions: Sequence[str] = (__version__,), fast: bool = False
 ) -> list[Path]:
@@ -143,13 +155,17 @@ def make(
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
         root.mkdir(mode=0o755)
+        tell("environment: every package of the lock, compiled")
         layout.stage_environment(root)
         if "archive" in kinds:
+            tell("archive")
             made += [make_archive(output, root, version) for version in versions]
         layout.stage_system(root)
         if "deb" in kinds:
+            tell("deb (packing takes minutes)")
             made += [make_deb(output, root, version, fast) for version in versions]
         if "rpm" in kinds:
+            tell("rpm (packing takes minutes)")
             made += [make_rpm(output, root, version, fast) for version in versions]
     return made
 
@@ -178,7 +194,7 @@ def main() -> int:
     tools = {"deb": "dpkg-deb", "rpm": "rpmbuild"}
     missing = {kind for kind, tool in tools.items() if shutil.which(tool) is None}
     kinds = given.kinds or [kind for kind in KINDS if kind not in missing]
-    for kind in sorted(missing - set(kinds)):
+    for kind in sorted(missing - set(kinds)) if not given.kinds else ():
         print(f"no {kind}: {tools[kind]} is not here", file=sys.stderr)
     try:
         made = make(kinds, given.output, [given.version], given.fast)

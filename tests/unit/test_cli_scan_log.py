@@ -252,3 +252,12 @@ def test_a_file_named_for_an_address_is_of_that_host(tmp_path: Path) -> None:
 def test_json_has_the_advice_beside_the_verdict(crashed: Path) -> None:
     hints = answer(crashed)[0]["verdict"]["hints"]
     assert hints and set(hints[0]) == {"usually", "try_next", "documented"}
+
+
+def test_a_configurations_own_patterns_are_tried_on_a_log(tmp_path: Path) -> None:
+    log, config = tmp_path / "own.log", tmp_path / "c.yaml"
+    log.write_text("".join(f"umdrehung {step} fertig\n" for step in range(5, 9)))
+    config.write_text("jobs: {progress_patterns: ['umdrehung (?P<step>[0-9]+)']}\n")
+    result = CliRunner().invoke(main, ["scan-log", str(log), "--config", str(config)])
+    assert (result.exit_code, "its last step is 8" in result.stdout) == (0, True)
+    assert "no progress" in CliRunner().invoke(main, ["scan-log", str(log)]).stdout

@@ -6,19 +6,21 @@ import sys
 
 import click
 
-from watchdog.cli.options import EXIT_USAGE, print_json
+from watchdog.cli.options import DEFAULT_CONFIG, EXIT_USAGE, print_json
 from watchdog.cli.text import clean, count, sentence
 
 
 @click.command("check-config", short_help="Every error of a configuration file at once.")
-@click.argument("file", metavar="F", type=click.Path())
+@click.argument("file", metavar="[F]", default=DEFAULT_CONFIG, type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 def check_config(file: str, as_json: bool) -> None:
-    """Checks a configuration file and lists every error with its key and line. Exit code 0, or 2 with errors.
+    """Checks a configuration file (/etc/slurm-watchdog/config.yaml unless F is given) and lists every error with its key and line. Exit code
+    0, or 2 with errors.
 
     \b
-    Example:
-      slurm-watchdog check-config /etc/slurm-watchdog/config.yaml
+    Examples:
+      slurm-watchdog check-config
+      slurm-watchdog check-config my.yaml
     """
     from watchdog.config import ConfigError, load_config
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from watchdog.cli.file_reading import reading, size_of
-from watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, print_json
+from watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, load_or_exit, print_json
 from watchdog.cli.text import clean, count, duration, sentence, table
 
 if TYPE_CHECKING:
     from watchdog.detect.learnt_limit import LimitSettings
     from watchdog.diagnose.log_digest import Digest
     from watchdog.diagnose.log_report import Judged
+    from watchdog.knowledge.progress_patterns import Pattern
 
 SHOWN_ERRORS: Final = 8
 MARKDOWN: Final = (".md", ".markdown")
@@ -33,8 +34,17 @@ MARKDOWN_BYTES: Final = 4 * 1024**2
     "has passed. [default: its last line's time]",
 )
 @click.option("--kernel", is_flag=True, help="The files are kernel logs (dmesg, journalctl -k).")
+@click.option(
+    "--config",
+    "config_file",
+    metavar="F",
+    type=click.Path(),
+    help="Configuration file: its jobs.progress_patterns and the limits of its detectors. [default: every setting's default]",
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
-def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, as_json: bool) -> None:
+def scan_log(
+    files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool
+) -> None:
     """Reads logs of training jobs (plain, gzip, bzip2, xz; `-` is standard input; pasted text, Markdown) and says how far the run
     came, what it died of, who failed first, and what only followed. Files of one job (standard output and error, one a rank or
     node) are judged together. It needs no Slurm, no configuration and no root.
@@ -47,6 +57,7 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, as_json: bool
       slurm-watchdog scan-log slurm-1234.out
       slurm-watchdog scan-log logs/rank_*.log                 files of one job are judged together
       slurm-watchdog scan-log --at "2024-05-01 12:00" train.log
+      slurm-watchdog scan-log --config my.yaml slurm-1234.out   to try jobs.progress_patterns
       slurm-watchdog scan-log --kernel dmesg.txt
     """
     if kernel:
@@ -61,10 +72,11 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, as_json: bool
             err=True,
         )
         sys.exit(EXIT_USAGE)
-    read = {path: _read(path) for path in dict.fromkeys(files)}
+    settings = _settings(config_file)
+    read = {path: _read(path, settings.own) for path in dict.fromkeys(files)}
     digests = {path: digest for path, (digest, _) in read.items()}
     readable = [path for path, digest in digests.items() if digest is not None]
-    judged = _judge(readable, digests, at)
+    judged = _judge(readable, digests, at, settings)
     _tell_kernel_logs(readable, digests)
     if as_json:
         print_json({"files": [row for each in judged for row in each.rows()]})
@@ -90,7 +102,9 @@ def _tell_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]
             )
 
 
-def _judge(paths: list[str], digests: dict[str, Digest | None], at: str | None) -> list[Judged]:
+def _judge(
+    paths: list[str], digests: dict[str, Digest | None], at: str | None, settings: _Settings
+) -> list[Judged]:
     from watchdog.diagnose.log_files import group
     from watchdog.diagnose.log_report import judge_job
 
@@ -98,7 +112,7 @@ def _judge(paths: list[str], digests: dict[str, Digest | None], at: str | None) 
     for places in group(paths):
         mine = [paths[place] for place in places]
         kept = [digest for path in mine if (digest := digests[path]) is not None]
-        judged.append(judge_job(mine, kept, _settings(), at, [_written_at(path) for path in mine]))
+        judged.append(judge_job(mine, kept, settings, at, [_written_at(path) for path in mine]))
     return judged
 
 
@@ -106,22 +120,30 @@ def _judge(paths: list[str], digests: dict[str, Digest | None], at: str | None) 
 class _Settings:
     limits: LimitSettings
     nan_steps: int
+    own: tuple[Pattern, ...] = ()
 
 
-def _settings() -> _Settings:
-    """The defaults of the detectors."""
+def _settings(config_file: str | None) -> _Settings:
+    """The detectors' of a configuration, their defaults without one. Ends the process with code 2 if the file is wrong."""
     from watchdog.detector_config import CollectiveHang, LossNan
 
-    return _Settings(CollectiveHang(), LossNan().steps)
+    if config_file is None:
+        return _Settings(CollectiveHang(), LossNan().steps)
+    from watchdog.own_patterns import compile_patterns
+
+    config = load_or_exit(config_file)
+    own = compile_patterns(config.jobs.progress_patterns)
+    return _Settings(config.detectors.collective_hang, config.detectors.loss_nan.steps, own)
 
 
-def _read(path: str) -> tuple[Digest | None, bool]:
+def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
     """(what is kept of one file, whether it could be read to its end); no digest, after saying why, if it can't be read."""
     from watchdog.diagnose.log_digest import Collector
     from watchdog.log_reading import Unreadable
 
     size = size_of(path)
-    collector = Collector(markdown=path.endswith(MARKDOWN) or (0 < size <= MARKDOWN_BYTES) or path == "-")
+    markdown = path.endswith(MARKDOWN) or (0 < size <= MARKDOWN_BYTES) or path == "-"
+    collector = Collector(markdown=markdown, own=own)
     try:
         with reading(path) as file:
             for block in file.blocks:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from watchdog.diagnose.log_lines import Line, classify, host_word, read_line
 from watchdog.diagnose.log_sections import with_sections, without_line_numbers, without_modules
 from watchdog.diagnose.log_time import Clock, Stamp, stamp_of
-from watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES
+from watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES, Pattern
 from watchdog.log_context import Context
 from watchdog.log_scan import MAX_LINE_BYTES, Seen, letters, scan
 from watchdog.model.observed import EventKind
@@ -95,7 +95,7 @@ class Digest:
 class Collector:
     """Takes blocks of whole lines; `digest()` gives what was kept."""
 
-    def __init__(self, markdown: bool = False) -> None:
+    def __init__(self, markdown: bool = False, own: tuple[Pattern, ...] = ()) -> None:
         self._seen = Seen(
             errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL, only_last=True, watched=_SETUP_LETTERS
         )
@@ -106,7 +106,7 @@ class Collector:
         self._left_out = 0
         self._lines = 0
         self._kept_until = 0
-        self._markdown = markdown
+        self._markdown, self._own = markdown, own
         self._lone_losses = (0, 0)
         self._owed = 0
         self._undated: Fact | None = None
@@ -115,7 +115,7 @@ class Collector:
 
     def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
         """`numbers`: of each line of `data` its number in the file, where it is not simply counted on from `first_line`."""
-        found = scan(data, self._seen)
+        found = scan(data, self._seen, self._own)
         self._left_out += found.left_out
 
         def number(place: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -65,11 +66,47 @@ def test_while_a_worker_is_blocked_on_a_filesystem_nothing_is_done_about_its_ran
     finding = judge(**HUNG, processes=(*ranks, worker))
     assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, False, [2])
     assert any("filesystem_stall" in fact for fact in finding.facts)
+    assert (
+        "; its worker (pid 202) has been in write on /shared/log.txt for 59 s" in finding.culprits[0].reason
+    )
     pipe = replace(worker, process=replace(worker.process, blocked=blocked(59.0, mount=None)))
     short = replace(worker, process=replace(worker.process, blocked=blocked(5.0)))
     gone = replace(worker, gone_s=20.0)
     for other in (pipe, short, gone):
         assert judge(**HUNG, processes=(*ranks, other)).actionable
+
+
+USER_CODE = ("consume (train.py)", "main (train.py)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"state": "D", "blocked": blocked(59.0)},
+            "has been in write on /shared/log.txt for 59 s, in consume (train.py:1)",
+        ),
+        (
+            {
+                "state": "S",
+                "blocked": blocked(
+                    59.0, syscall="page fault", path=None, mount=None, candidates=("/a", "/b")
+                ),
+            },
+            "has been in a page fault on a mapped file of /a or /b for 59 s, in consume (train.py:1)",
+        ),
+        ({"state": "D", "state_age_s": 65.0}, "has been in state D for 65 s, in consume (train.py:1)"),
+        ({}, "runs elsewhere, in consume (train.py:1)"),
+    ],
+)
+def test_a_rank_that_is_held_in_a_call_is_said_to_be_there_and_not_to_run_elsewhere(
+    changes: dict[str, Any], said: str
+) -> None:
+    dumps = still(RECV, RECV, USER_CODE, RECV)
+    ranks = tuple(seen(rank, **(changes if rank == 2 else {})) for rank in range(4))
+    finding = judge(progress=HUNG["progress"], snapshots=dumps, processes=ranks)
+    assert [each.reason for each in finding.culprits] == [said]
+    assert f"rank 2 (pid 102 on n2) {said}, 3 ranks wait for it" in finding.summary
 
 
 @pytest.mark.parametrize(

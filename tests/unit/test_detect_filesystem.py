@@ -45,6 +45,7 @@ def test_a_node_that_alone_gets_no_answer_is_left_out_of_the_restart() -> None:
     assert truths(found) == (Truth.BAD, Truth.OK)
     assert (stall.actionable, stall.exclude_nodes, stall.mounts) == (True, ("n1",), ("/shared",))
     assert [(c.node, c.rank, c.pid, c.path) for c in stall.culprits] == [("n1", 0, 100, "/shared/log.txt")]
+    assert any(fact.startswith("job 7: no step since step 500") for fact in stall.facts)
 
 
 @pytest.mark.parametrize(

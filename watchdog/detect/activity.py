@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from watchdog.detect.view import JobView, ProcessView, RankGpu
+from watchdog.knowledge.frames import Place
 from watchdog.knowledge.syscalls import PAGE_FAULT
 from watchdog.model.incidents import Culprit
 from watchdog.model.observed import Role
@@ -330,6 +333,38 @@ def _is_held(rank: ProcessView) -> bool:
     return process.state in ("T", "t") or (process.state == "D" and (process.state_age_s or 0.0) >= STUCK_S)
 
 
+def with_what_holds(job: JobView, named: Iterable[Culprit]) -> tuple[Culprit, ...]:
+    """`named`, where a rank that was stopped, or is in one call for long, is said to be that and not to run somewhere, and one whose
+    worker is blocked on a filesystem with what that worker waits for."""
+    return tuple(_with_what_holds(job, each) for each in named)
+
+
+def _with_what_holds(job: JobView, culprit: Culprit) -> Culprit:
+    living = [each for each in job.processes if each.alive and each.node == culprit.node]
+    rank = next((each for each in living if each.process.pid == culprit.pid), None)
+    if rank is not None and _is_held(rank):
+        words = held_by(rank)
+        if culprit.reason.startswith(Place.OTHER):
+            return replace(culprit, reason=words + culprit.reason.removeprefix(Place.OTHER))
+        return replace(culprit, reason=f"{culprit.reason}; it {words}")
+    worker = next(
+        (
+            each
+            for each in living
+            if each.process.role is Role.WORKER
+            and culprit.rank is not None
+            and each.process.rank == culprit.rank
+            and is_on_storage(each)
+        ),
+        None,
+    )
+    if worker is None:
+        return culprit
+    return replace(
+        culprit, reason=f"{culprit.reason}; its worker (pid {worker.process.pid}) {held_by(worker)}"
+    )
+
+
 def held_by(rank: ProcessView) -> str:
     """What holds it, of one that was stopped or has been in one call for long: the rest of a sentence about it."""
     process = rank.process
@@ -340,7 +375,11 @@ def held_by(rank: ProcessView) -> str:
         return f"has been in state {process.state} for {process.state_age_s or 0.0:.0f} s"
     where = " or ".join(blocked.candidates)
     fault = f"a page fault on a mapped file{f' of {where}' if where else ''}"
-    call = fault if blocked.syscall == PAGE_FAULT else blocked.syscall or "a system call"
+    if blocked.syscall == PAGE_FAULT:
+        call = fault if blocked.mount is None else f"a page fault on {blocked.path or blocked.mount}"
+    else:
+        on = blocked.path or blocked.mount
+        call = f"{blocked.syscall or 'a system call'}{f' on {on}' if on else ''}"
     return f"has been in {call} for {blocked.seconds:.0f} s"
 
 

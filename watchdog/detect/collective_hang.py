@@ -17,6 +17,7 @@ from watchdog.detect.activity import (
     on_storage,
     somebody_on_storage,
     standing,
+    with_what_holds,
 )
 from watchdog.detect.learnt_limit import Limit
 from watchdog.detect.limits import (
@@ -217,7 +218,7 @@ def _accuse(
             summary=f"{clock.words}; {process.process.comm} of rank {process.process.rank} on {process.node} {what}: "
             "who waits for it waits for work",
         )
-    progress = job.progress
+    progress, culprits = job.progress, with_what_holds(job, culprits)
     if progress is None and not culprits and not clock.unread:
         return replace(finding, summary=f"job {job.job.job_id} has never logged a step that could be read")
     finished = (
@@ -231,7 +232,7 @@ def _accuse(
     if clock.unread and progress is None:
         last = "after it had trained"
     if alone:
-        who = f"{describe(alone[0])} {alone[0].reason}, and does nothing"
+        who = f"{describe(culprits[0])} {culprits[0].reason}, and does nothing"
     elif culprits:
         first = culprits[0]
         more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""

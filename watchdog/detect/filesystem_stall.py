@@ -33,6 +33,9 @@ PROBE_PATIENCE_S = 15.0
 report interval of 5 s."""
 
 
+MAX_CONSEQUENCES = 8
+
+
 FLUSH_CALLS = frozenset({"fsync", "fdatasync", "syncfs", "sync", "sync_file_range", "msync", "close"})
 FLUSH_PATIENCE_S = 1800.0
 """One such call writes all that is dirty, and a checkpoint may take half an hour (case book): where the filesystem
@@ -92,7 +95,7 @@ def judge(view: ClusterView, filesystem: FilesystemView, kind: Kind, blocked_for
         _say(finding, Truth.BAD, _sentence(filesystem, state, named)),
         severity=Severity.CRITICAL,
         culprits=named,
-        facts=_facts(filesystem, state, named),
+        facts=(*_facts(filesystem, state, named), *_consequences(view, filesystem, finding.job_ids)),
         wanted=wanted,
         actionable=one_node and not _goes_on(view, filesystem, finding.job_ids[0]),
         exclude_nodes=tuple(sorted({c.node for c in named if c.node})) if one_node else (),
@@ -158,6 +161,17 @@ def _facts(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, 
     if state.unanswering:
         facts.append(f"a probe of {filesystem.mount} got no answer on {', '.join(state.unanswering)}")
     return tuple(facts)
+
+
+def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[str, ...]) -> list[str]:
+    """What stands still by it: the reader of a hang's message finds it here again."""
+    return [
+        f"job {job.job.job_id}: no step since {job.progress.place}, {job.progress.age_s:.0f} s ago; if it hangs, this is why"
+        for job in view.jobs
+        if job.job.job_id in job_ids
+        and job.progress is not None
+        and not _goes_on(view, filesystem, job.job.job_id)
+    ][:MAX_CONSEQUENCES]
 
 
 def _say(finding: Finding, truth: Truth, summary: str) -> Finding:

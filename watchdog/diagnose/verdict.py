@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from watchdog.detect.activity import with_what_holds
 from watchdog.detect.filesystem_stall import FLUSH_CALLS, FLUSH_PATIENCE_S
 from watchdog.detect.lingering_job import PROGRESS_SLACK_S
 from watchdog.detect.view import ClusterView, FilesystemView, JobView, ProcessView, StackSnapshot
@@ -254,7 +255,7 @@ def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosi
             base, is_hang=False, kind="busy",
             summary=f"Job {job_id}{place}: an evaluation or a compilation is under way, which may take its time; {waiting}.",
         )  # fmt: skip
-    culprits = (*voted.outside, *voted.undumped)
+    culprits = with_what_holds(job, (*voted.outside, *voted.undumped))
     if culprits and voted.waiting:
         first = culprits[0]
         more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from watchdog.cli.main import main
 from watchdog.diagnose.stack_case import Given
-from watchdog.diagnose.stack_ranks import cast
+from watchdog.diagnose.stack_ranks import Cast, cast
 from watchdog.diagnose.stack_text import Dump, parse_stacks
 from watchdog.diagnose.stack_verdict import Verdict, judge
 
@@ -634,3 +634,40 @@ def test_the_only_file_is_named_for_what_was_seen_and_neither_a_rank_nor_a_host(
     path.write_text("".join(text_of(r, LOADER if r == 2 else REDUCE).split("\n", 1)[1] for r in range(4)))
     (dump, *_) = cast(parse_stacks(path.read_text(), path.name)).ranks
     assert (dump.rank, dump.host) == (None, "")
+
+
+WAITS = """\
+Timeout (0:10:00)!
+Thread {other} (most recent call first):
+  File "threading.py", line 331 in wait
+  File "threading.py", line 1002 in _bootstrap
+
+Thread {main} (most recent call first):
+{frames}  File "/home/u/train.py", line {line} in step
+  File "/home/u/train.py", line 90 in <module>
+
+"""
+"""As faulthandler.dump_traceback_later(repeat=True) writes it: no pid, no rank, threads by their addresses."""
+
+
+def repeated(*places: tuple[int, int], frames: str = "") -> Cast:
+    """Dumps of main threads at these addresses, in these lines."""
+    texts = (
+        WAITS.format(other=hex(main + 0x1000), main=hex(main), line=line, frames=frames)
+        for main, line in places
+    )
+    return cast(parse_stacks("".join(texts), "log.txt"))
+
+
+def test_repeated_dumps_of_faulthandler_are_one_process_and_the_last_one_counts() -> None:
+    (one,) = repeated((0x7FD61B222B80, 10), (0x7FD61B222B80, 20), (0x7FD61B222B80, 20)).ranks
+    assert [each.threads[-1].frames[0].line for each in one.dumps] == [10, 20, 20]
+    two = repeated(
+        (0x7FD61B222B80, 10), (0x7F0000222B80, 10), (0x7FD61B222B80, 10), (0x7F0000222B80, 10)
+    ).ranks
+    assert [len(each.dumps) for each in two] == [2, 2]
+
+
+def test_forked_ranks_whose_main_threads_have_one_address_stay_several_processes() -> None:
+    forked = '  File "multiprocessing/process.py", line 314 in _bootstrap\n'
+    assert len(repeated((0x7FD61B222B80, 10), (0x7FD61B222B80, 20), frames=forked).ranks) == 2

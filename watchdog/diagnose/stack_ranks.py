@@ -16,6 +16,8 @@ from watchdog.model.evidence import ProcessStack
 from watchdog.model.observed import Role
 from watchdog.model.value import Value
 
+MAX_TID = 2**23
+"""Numbers of threads are below (PID_MAX_LIMIT is 2**22), addresses above."""
 CONTAINER_PID = 500
 """In containers the ranks of different nodes often have the same small pids; without a host they are told apart by their file."""
 
@@ -151,10 +153,28 @@ def _by_process(dumps: Sequence[Dump], world: int) -> list[list[Dump]]:
         if not place and said.rank is None and 0 < dump.pid < CONTAINER_PID:
             place = dump.source
         rank = said.rank if said.rank is not None else -1
-        known = dump.pid or rank >= 0
-        key: Key | int = (place, dump.pid, rank, "") if known and not each_its_own else index
+        key: Key | int = index
+        if each_its_own:
+            pass
+        elif dump.pid or rank >= 0:
+            key = (place, dump.pid, rank, "")
+        elif address := _address_of_main(dump):
+            key = (place or dump.source, 0, rank, address)
         found.setdefault(key, []).append(dump)
     return list(found.values())
+
+
+def _address_of_main(dump: Dump) -> str:
+    """The address by which faulthandler names the main thread: `dump_traceback_later(repeat=True)` writes one process again and again, with no
+    pid. Two programs have it at different addresses; a forked child has its parent's, and is left out."""
+    thread = main_thread(_stack(dump, 0))
+    if thread is None or thread.thread_id < MAX_TID:
+        return ""
+    forked = any(
+        f.function.endswith("_bootstrap") and f.file.endswith("multiprocessing/process.py")
+        for f in thread.frames
+    )
+    return "" if forked else hex(thread.thread_id)
 
 
 def _numbered(processes: list[list[Dump]], world: int) -> tuple[list[list[Dump]], list[list[Dump]]]:

@@ -423,6 +423,20 @@ def test_the_last_words_of_a_program_may_lack_the_end_of_their_line(log: Log) ->
     assert steps(log.read()) == [1]
 
 
+def test_the_last_bar_before_a_silence_counts_once_and_one_that_is_cut_does_not(log: Log) -> None:
+    bar = "\r 62%|######    | {}/90 [00:10<00:05, 5.50it/s, loss=0.4]"
+    log.write(bar.format(56) + bar.format(57))
+    assert steps(log.read()) == [56]
+    log.now += log_file.QUIET_S
+    (last,) = log.read()
+    assert (last["step"], last["age_s"] >= log_file.QUIET_S) == (57, True)
+    assert log.read() == []
+    log.write(bar.format(58) + bar.format(59)[:-12])
+    assert steps(log.read()) == [58], "57 was counted"
+    log.now += 2 * log_file.QUIET_S
+    assert log.read() == []
+
+
 def test_a_number_that_is_cut_in_two_is_no_step(log: Log) -> None:
     log.write("loss: 0.5, step 12")
     log.read()

@@ -7,6 +7,7 @@ read ended, together with the bytes before it (the anchor), which show whether t
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from watchdog.knowledge.ray_train import SeatReader
 from watchdog.learnt_progress import KNOWN_AFTER, Learner
 from watchdog.log_scan import Scan, Seen, scan
 from watchdog.model.observed import EventKind
-from watchdog.progress import parse_line
+from watchdog.progress import LogFact, parse_line
 
 READ = 256 * 1024
 """Bytes of one read: the files of a child are read in turns of this size."""
@@ -39,7 +40,9 @@ LOOK_AHEAD = 1024
 RECOGNISED_BYTES = 256 * 1024
 """Of a file so much is searched for the words of a framework: they stand in its beginning."""
 QUIET_S = 15.0
-"""A last line without an end is read for its error when nothing has followed for so long."""
+"""A last line without an end is read for its error, or its bar, when nothing has followed for so long."""
+WHOLE_BAR = re.compile(r"\[\d+:\d\d[^\[\]\r]*\]\s*$")
+"""`[00:10<00:05, 5.5it/s, loss=0.4]` at its end: no number of it was cut in two."""
 
 
 @dataclass
@@ -339,25 +342,28 @@ class Tail:
         return max(0.0, now - self._marks[0][0]) if self._marks else 0.0
 
     def _gather(self, found: Scan, age_s: float) -> None:
-        assert self.place is not None
-        steps, context = self.place.last_steps, self.place.context
         self.left_out += found.left_out
         for line, alone in found.facts:
-            fact = context.take(alone)
-            number = fact.count if fact.step is None else fact.step
-            if fact.kind is EventKind.PROGRESS and number is not None:
-                if steps.get(fact.pattern) == number:
-                    continue  # a bar that was redrawn
-                steps[fact.pattern] = number
-            elif self._told and line.startswith(self._told[0]) and fact.pattern == self._told[1]:
-                continue
-            self._items.append(event_item(line, fact, age_s))
+            self._note(line, alone, age_s)
         if len(self._items) > MAX_ITEMS:
             self._items, left_out = condense(self._items)
             self.left_out += left_out
 
+    def _note(self, line: str, alone: LogFact, age_s: float) -> None:
+        assert self.place is not None
+        steps, fact = self.place.last_steps, self.place.context.take(alone)
+        number = fact.count if fact.step is None else fact.step
+        if fact.kind is EventKind.PROGRESS and number is not None:
+            if steps.get(fact.pattern) == number:
+                return  # a bar that was redrawn
+            steps[fact.pattern] = number
+        elif self._told and line.startswith(self._told[0]) and fact.pattern == self._told[1]:
+            return
+        self._items.append(event_item(line, fact, age_s))
+
     def _tell_last_line(self, now: float) -> None:
-        """The last words of a program may lack the end of their line. Only for errors: a number may be cut in two."""
+        """The last words of a program may lack the end of their line: a bar gets it when it is drawn again. Else only for errors: a number
+        may be cut in two."""
         place = self.place
         if place is None or self.grown_at is None or self._told or not place.lines.pending:
             return
@@ -367,6 +373,13 @@ class Tail:
             self._told = (line, fact.pattern if fact is not None else "")
             if fact is not None and fact.kind is EventKind.ERROR:
                 self._items.append(event_item(line, fact, now - self.grown_at))
+            elif (
+                fact is not None
+                and fact.kind is EventKind.PROGRESS
+                and not self.own
+                and WHOLE_BAR.search(line)
+            ):
+                self._note(line, fact, now - self.grown_at)
 
 
 def _say(problem: OSError) -> str:

@@ -341,3 +341,52 @@ def test_what_the_culprit_said_since_the_last_step_is_told_with_it(rank, age_s, 
     )
     assert finding.truth is Truth.BAD and [c.rank for c in finding.culprits] == [2]
     assert ("It said before: ValueError: shapes do not fit." in finding.summary) is told
+
+
+JOINS = (
+    "_store_based_barrier (torch/distributed/distributed_c10d.py)",
+    "init_process_group (torch/distributed/distributed_c10d.py)",
+    "main (train.py)",
+)
+
+
+def starting(age_s: float = 700.0, joined: int = 3, **changes: Any) -> Finding:
+    """A job of four ranks without a step, of which so many were seen."""
+    places = changes.pop("places", [JOINS] * joined)
+    given = {
+        "progress": None,
+        "run_age_s": age_s,
+        "snapshots": still(*places),
+        "processes": tuple(map(seen, range(joined))),
+    }
+    return judge(**{**given, **changes})
+
+
+def test_ranks_that_wait_for_others_to_join_name_those_of_whom_no_process_was_seen() -> None:
+    finding = starting()
+    assert (finding.truth, finding.actionable) == (Truth.BAD, False)
+    assert [(each.rank, each.node, each.pid) for each in finding.culprits] == [(3, None, None)]
+    assert (
+        "3 ranks wait for the others to join, and of rank 3 (of 4 in all) no process has been seen."
+        in finding.summary
+    )
+    alone = starting(joined=2)
+    assert [each.rank for each in alone.culprits] == [2, 3]
+    assert "; n2 has no rank at all." in alone.summary
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"age_s": 500.0},  # a node may boot for as long
+        {"joined": 4},  # all are there: who is late is not absent
+        {"places": [JOINS, JOINS, LOADER]},
+        {"silent_nodes": ("n2",)},
+        {"progress": progress(700.0)},
+        {"snapshots": ()},
+    ],
+)
+def test_nobody_is_absent_while_it_is_early_or_all_are_there_or_something_is_not_known(
+    changes: dict[str, Any],
+) -> None:
+    assert "has been seen" not in " ".join(each.reason or "" for each in starting(**changes).culprits)

@@ -29,6 +29,7 @@ from watchdog.detect.limits import (
     wants_stacks,
     with_a_step,
 )
+from watchdog.detect.rendezvous import not_joined
 from watchdog.detect.spinning_rank import GOES_ROUND_EVERY, spinning
 from watchdog.detect.stepless import doubt, stacks_wanted
 from watchdog.detect.view import ClusterView, JobView, ProcessView
@@ -70,6 +71,9 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
     ranks = job.ranks
     wanted = stacks_wanted(job, clock, settings)
     finding = replace(finding, wanted=wanted, lasted_s=age_s)
+    absent = not_joined(job, finding, settings.stepless_limit)
+    if absent is not None:
+        return replace(absent, facts=_facts(job, vote(job.snapshots, ranks)))
     if age_s < limit.seconds and makes_steps(job, settings) and not wants_stacks(job, limit, age_s):
         return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} makes progress")
     if age_s < limit.seconds and not wanted:

@@ -209,6 +209,9 @@ def _report(figures: Figures, node: Node, usual: Look, loaded: Look) -> None:
     series = f'slurm_watchdog_processes_left_out{{job_id="{HOSTILE_JOB}",uid="{HOSTILE_UID}"}}'
     metrics = node.service.get("/metrics", 20.0).decode()
     figures.add("hostile.culprit_in_metrics", series in metrics, "1", at_least=1)
+    for name in ("agent", "helper", "controller"):
+        for line in (node.directory / f"{name}.log").read_text(errors="replace").splitlines()[-6:]:
+            say(f"{name}: {line[:300]}")
     figures.add("load_average", os.getloadavg()[0], "1")
     for each in said:
         say(f"status says: {each}")

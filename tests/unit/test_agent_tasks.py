@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from watchdog.agent.become import MIN_UID, become, read_overflow_uids
 from watchdog.agent.functions import FUNCTIONS
 from watchdog.agent.helper_functions import HELPER_FUNCTIONS
+from watchdog.agent.probe_child import OVER
 from watchdog.agent.tasks import KILL_SWITCH_BASE, TASKS, Guarded, RefusedError, check_request
 from watchdog.model.observed import Process, Role
 
@@ -202,3 +203,17 @@ def test_no_task_names_root_a_system_account_or_nobody_as_the_one_it_is_about(na
 @pytest.mark.parametrize("uid", NO_USERS)
 def test_no_child_becomes_root_a_system_account_or_nobody(uid: int) -> None:
     assert "is no ordinary user" in (become(uid) or "")
+
+
+def test_a_child_that_refuses_for_want_of_the_users_processes_ends_with_its_answer() -> None:
+    # A job's prolog may take minutes: the child that was started for its log before that is not the one to say no for ever.
+    state: dict[str, Any] = {"uid": USER}
+    absent = Guarded({"last_lines": lambda args, state: None}, False, lambda reason: None)
+    with pytest.raises(OSError, match="has no process on this node"):
+        absent.get("last_lines")({"files": []}, state)
+    assert state[OVER]
+    state = {"uid": USER}
+    present = Guarded({"last_lines": lambda args, state: None}, True, lambda reason: None)
+    with pytest.raises(OSError, match="nothing that can be asked"):
+        present.get("anything")({}, state)
+    assert not state[OVER]

@@ -221,7 +221,7 @@ class Agent:
             "kernel_log", partial(self._collect_node_events, gpus, now), _NO_NODE_EVENTS, seen
         )
         self._note_problems(seen, now)
-        named, unnamed = choose(processes, self._told)
+        named, unnamed = choose(processes, self._told, crowd=self.processes.crowd)
         self._told = frozenset((row.pid, row.start_ticks) for row in named) if unnamed else frozenset()
         self.sequence += 1
         if self.sequence % TRIM_EVERY == FIRST_TRIM:

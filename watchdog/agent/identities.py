@@ -82,7 +82,7 @@ class Identities:
         calm: list[list[int | None]] = []
         distrusted: list[list[int | None]] = []
         in_d: list[list[int | None]] = [[pid, None] for pid in table.suspects if pid not in self.stuck]
-        for pid in sorted(table.to_identify):
+        for pid in self._first_of_each_user():
             entry = table.entries[pid]
             if pid not in self.stuck:
                 apart = distrusted if entry.known.uid in self.distrusted else calm
@@ -91,13 +91,28 @@ class Identities:
         if len(self.stuck) >= MAX_SET_ASIDE:
             in_d = []
         in_d = [each for each in in_d if self._stuck_of(self._uid_of(each[0])) < MAX_SET_ASIDE_OF_USER]
-        self.waiting = Counter(self._uid_of(each[0]) for each in (*calm, *distrusted, *in_d))
+        self.waiting += Counter(owner_of(pid) for pid in table.suspects if pid not in self.stuck)
         requests = []
         for key, every in ((IDENTIFY, calm), (IDENTIFY_SUSPECTS, in_d), (IDENTIFY_DISTRUSTED, distrusted)):
             group = self._in_turn(every)
             if group and (request := self._ask_identify(key, group, now, deadline_s)) is not None:
                 requests.append(request)
         return requests
+
+    def _first_of_each_user(self) -> list[int]:
+        """Those who wait to be identified, no more of a user, in D and otherwise, than can be asked about in this tick; counts all."""
+        entries, found = self.table.entries, list[int]()
+        counts: Counter[tuple[int, bool]] = Counter()
+        for pid in sorted(self.table.to_identify):
+            entry = entries[pid]
+            kind = (entry.known.uid, entry.stat.state == "D")
+            counts[kind] += 1
+            if counts[kind] <= MAX_AT_ONCE + MAX_SET_ASIDE:
+                found.append(pid)
+        self.waiting = Counter()
+        for (uid, _), count in counts.items():
+            self.waiting[uid] += count
+        return found
 
     def problems(self) -> list[str]:
         """Users whose processes take more than can be asked at once, and those on whom a child has hung or spent its time."""
@@ -280,6 +295,7 @@ class Identities:
             return
         self.table.to_identify.discard(pid)
         entry.identified += 1
+        self.table.leave_crowd(entry)
         known, environ = entry.known, each["environ"]
         if each.get("foreign"):
             entry.known = replace(

@@ -153,7 +153,13 @@ def parse_cgroup(text: str) -> Place | None:
     Only a group in Slurm's own place counts, within a container's group, too: a user may make a `job_N` in what was delegated
     to him. The outermost one counts, for what a job makes is below its own group.
     """
-    places = [place for line in text.splitlines() if (place := _place_of(line.split(":", 2)[-1]))]
+    if "/job_" not in text:
+        return None
+    places = [
+        place
+        for line in text.splitlines()
+        if "/job_" in line and (place := _place_of(line.split(":", 2)[-1]))
+    ]
     return next((place for place in places if place.step_id), places[0] if places else None)
 
 

@@ -58,6 +58,8 @@ TRIM_EVERY = 120
 """Requests of a worker, or ticks of the loop, after which free memory goes back: ten minutes at the usual interval."""
 FIRST_TRIM = 3
 """And once soon: what starting took is never taken again."""
+OVER = "over"
+"""Set by a function in its state: this worker ends with the answer, and the next question goes to a fresh one."""
 _encoder = msgspec.json.Encoder()
 _LIBC = ctypes.CDLL(None, use_errno=True)
 """Made once, before the fork: each makes a class of its own, in memory that a child would not share."""
@@ -195,6 +197,8 @@ def _work_for_ever(
                 sock.sendall(
                     frame([request, *_call(functions.get(function), function, args, state, refusal)])
                 )
+                if state.get(OVER):
+                    return
                 answered += 1
                 if answered % TRIM_EVERY == FIRST_TRIM:
                     give_back_memory()

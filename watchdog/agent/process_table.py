@@ -22,6 +22,8 @@ KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
 STRANGERS_AT_ONCE = 8
 """Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still called the same?
 Kernel threads never: one that is gone is missed when /proc is listed."""
+CROWD_AT_ONCE = 512
+"""Members of jobs that are one of a crowd, looked at in one tick: 5 ms; a turn of 55,000 takes nine minutes at the usual interval."""
 YOUNG_TICKS = 4
 """So long a new process is looked at in every tick: it may be about to become something else by exec."""
 LIST_AT_LEAST_EVERY = 6
@@ -31,7 +33,8 @@ NEW_AT_ONCE = 1024
 three seconds. The first look takes all, for what an agent does not name looks gone to the controller."""
 MAX_KEPT = 48
 """Descriptors of /proc kept open: three for each of the ranks of a full node."""
-LASTING_STATES = frozenset("DTtZX")
+HANGS = frozenset("DTt")
+LASTING_STATES = HANGS | frozenset("ZX")
 """Letters of stat that mean something only if they last (model.Process.state_age_s)."""
 
 
@@ -77,16 +80,25 @@ def parse_stat(text: bytes) -> Stat:
 
 def parse_status(text: bytes) -> Status:
     """The fields of /proc/PID/status. The kernel escapes newlines in the name there, so that it can't add lines."""
-    lines = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
-    state = lines.get(b"State", b"").split()
-    uids, numbers = lines.get(b"Uid", b"").split(), lines.get(b"NSpid", b"").split()
+    text = b"\n" + text
+    state, uids, numbers = (_words_of(text, name) for name in (b"\nState:", b"\nUid:", b"\nNSpid:"))
     return Status(
         state=state[0].decode() if state else "",
         uid=int(uids[1]) if len(uids) > 1 else -1,
         real_uid=int(uids[0]) if uids else -1,
-        has_memory=b"VmSize" in lines,
+        has_memory=b"\nVmSize:" in text,
         container_pid=int(numbers[-1]) if len(numbers) > 1 else None,
     )
+
+
+def _words_of(text: bytes, name: bytes) -> list[bytes]:
+    """What stands in the line that begins with `name`. Of the sixty lines of each new process three are read."""
+    begin = text.find(name)
+    if begin < 0:
+        return []
+    begin += len(name)
+    end = text.find(b"\n", begin)
+    return text[begin : end if end >= 0 else len(text)].split()
 
 
 def parse_last_pid(loadavg: bytes) -> int:
@@ -171,6 +183,8 @@ class Entry:
     """Since when every look has found this state; meant for LASTING_STATES."""
     io_bytes: int | None = None
     switches: int | None = None
+    crowd: bool = False
+    """One of too many members of a job: looked at in turn (watchdog.agent.crowd)."""
     _in_d: int | None = None
     """Its switches when it was last seen in D; None if the last look found another state."""
 
@@ -214,6 +228,7 @@ class ProcessTable:
     _owners: dict[int, int] = field(default_factory=dict)
     """Pid -> user, of those that wait."""
     _strangers: list[int] = field(default_factory=list)
+    _crowd: list[int] = field(default_factory=list)
     _last_pid: int = 0
     _listed: int = 0
 
@@ -226,8 +241,12 @@ class ProcessTable:
         self.tick += 1
         if self._may_be_new():
             self._list(now)
-        due = [pid for pid, entry in self.entries.items() if entry.member or entry.ticks < YOUNG_TICKS]
-        for pid in [*due, *self._next_strangers()]:
+        due = [
+            pid
+            for pid, entry in self.entries.items()
+            if (not entry.crowd if entry.member else entry.ticks < YOUNG_TICKS)
+        ]
+        for pid in [*due, *self._next_strangers(), *self._next_crowd()]:
             entry = self.entries.get(pid)
             if entry is None:
                 continue
@@ -278,7 +297,8 @@ class ProcessTable:
         """The process and all that descends from it."""
         children: dict[int, list[int]] = {}
         for each, entry in self.entries.items():
-            children.setdefault(entry.known.ppid, []).append(each)
+            if not entry.crowd:
+                children.setdefault(entry.known.ppid, []).append(each)
         tree: set[int] = set()
         todo = [pid]
         while todo:
@@ -342,7 +362,8 @@ class ProcessTable:
             self.suspects.discard(pid)
 
     def _remove(self, pid: int) -> None:
-        self.changed |= self.entries.pop(pid).member is not None
+        entry = self.entries.pop(pid)
+        self.changed |= entry.member is not None and not entry.crowd
         self.to_identify.discard(pid)
 
     def _next_strangers(self) -> list[int]:
@@ -355,13 +376,25 @@ class ProcessTable:
         taken, self._strangers = self._strangers[:STRANGERS_AT_ONCE], self._strangers[STRANGERS_AT_ONCE:]
         return [pid for pid in taken if (entry := self.entries.get(pid)) is not None and not entry.member]
 
+    def _next_crowd(self) -> list[int]:
+        if not self._crowd:
+            self._crowd = [pid for pid, entry in self.entries.items() if entry.crowd]
+        taken, self._crowd = self._crowd[:CROWD_AT_ONCE], self._crowd[CROWD_AT_ONCE:]
+        return [pid for pid in taken if (entry := self.entries.get(pid)) is not None and entry.crowd]
+
+    def leave_crowd(self, entry: Entry) -> None:
+        """It is of interest by itself: where it belongs is decided anew."""
+        entry.crowd, self.changed = False, True
+
     def _see(self, entry: Entry, stat: Stat, now: float, max_names: int) -> None:
         old = entry.stat
         if old.comm != stat.comm and entry.identified < max_names and stat.ppid != self.spawner:
             self.to_identify.add(entry.known.pid)
         if (old.comm, old.ppid) != (stat.comm, stat.ppid):
             entry.known = replace(entry.known, comm=stat.comm, ppid=stat.ppid)
-            self.changed = True
+            self.leave_crowd(entry)
+        elif entry.crowd and stat.state in HANGS:
+            self.leave_crowd(entry)
         if entry.ticks == 1 and entry.known.cgroup is None and not entry.is_kernel_thread:
             # Seen in the moment between fork and being moved into its control group.
             try:

@@ -7,11 +7,13 @@ Ranks and what descends from them are named as long as there is room; of users w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from msgspec.structs import replace
 
+from watchdog.agent.process_table import HANGS
 from watchdog.fair_share import fair_share
 from watchdog.model.messages import CommandResult, LeftOut, Report
 from watchdog.model.observed import Process, Role
@@ -25,21 +27,25 @@ MAX_SAID: Final = 64
 FEW_EVENTS: Final = 200
 LONGEST_NAME: Final = 1024
 """Characters of a path in a report that was too large otherwise."""
-HANGS: Final = frozenset("DTt")
 ORDER: Final = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
+
+NO_CROWD: Final[Mapping[tuple[str, int], int]] = MappingProxyType({})
 
 Key = tuple[int, int]
 """(pid, start ticks)."""
 
 
 def choose(
-    processes: tuple[Process, ...], told: Collection[Key], limit: int = PROCESSES
+    processes: tuple[Process, ...],
+    told: Collection[Key],
+    limit: int = PROCESSES,
+    crowd: Mapping[tuple[str, int], int] = NO_CROWD,
 ) -> tuple[tuple[Process, ...], tuple[LeftOut, ...]]:
     """The processes that are named, and how many are not, by job and user. `told` are those of the report before: they are named
-    first, so that nobody who is there looks gone."""
+    first, so that nobody who is there looks gone. `crowd`: how many more there are that nobody looked at now, by job and user."""
     helpers = Counter(row.job_id for row in processes if _is_quiet(row))
     if len(processes) <= limit and all(count <= HELPERS_OF_JOB for count in helpers.values()):
-        return processes, ()
+        return processes, _said(Counter(crowd))
 
     def order(row: Process) -> tuple[bool, int, bool, int]:
         # What runs comes before what sleeps: whether anything of a job still works matters at its end.
@@ -54,7 +60,11 @@ def choose(
     rows, _ = fair_share(rows, limit, lambda row: row.uid, order)
     there = {(row.pid, row.start_ticks) for row in rows}
     lost = Counter((row.job_id, row.uid) for row in processes if (row.pid, row.start_ticks) not in there)
-    return rows, tuple(
+    return rows, _said(lost + Counter(crowd))
+
+
+def _said(lost: Counter[tuple[str, int]]) -> tuple[LeftOut, ...]:
+    return tuple(
         LeftOut(job_id=job, uid=uid, count=count) for (job, uid), count in lost.most_common(MAX_SAID)
     )
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from watchdog.agent.become import refusal_as
-from watchdog.agent.probe_child import Function
+from watchdog.agent.probe_child import OVER, Function
 from watchdog.agent.process_owner import OWN
 from watchdog.kill_switch_file import KILL_SWITCH_BASE, MAX_FIELD, RUN_NAME, problem_of_path
 from watchdog.model.observed import Process
@@ -332,6 +332,8 @@ class Guarded(dict[str, Function]):
                     raise RefusedError(f"{name} is off: the helper was started without it")
             except RefusedError as error:
                 self._report(str(error))
+                # He may have a process by the next question, whom a fresh child is started for: this one knows what was true at its start.
+                state[OVER] = not self._is_here
                 raise OSError(0, f"the helper refuses: {error}") from error
             return self[name](args, state)
 

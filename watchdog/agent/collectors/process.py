@@ -7,6 +7,7 @@ cannot block (see process_table). All else is asked of the `identify` child (see
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from watchdog.agent.collectors.blocked import (
     parse_io_bytes,
     parse_switches,
 )
+from watchdog.agent.crowd import RECONSIDER_EVERY, pick_crowd
 from watchdog.agent.far_files import FarFiles
 from watchdog.agent.identify import describe_mount
 from watchdog.agent.identities import IDENTIFY, MAX_IDENTIFICATIONS, Identities, Stuck
@@ -91,7 +93,10 @@ class ProcessCollector:
     """The jobs that Slurm has here, as the controller has said, and whose they are."""
     seats: Mapping[str, Mapping[int, Seat]] = field(default_factory=dict)
     """Of each job whose log says it: pid, as the job sees it -> rank."""
+    crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Members of jobs that the last look left aside, by job and user: too many (watchdog.agent.crowd)."""
     _mine: list[Entry] = field(default_factory=list)
+    """Those that are looked at in every tick."""
     _assigned_for: Mapping[str, int] = field(default_factory=dict)
     _seated: Mapping[str, Mapping[int, Seat]] = field(default_factory=dict)
 
@@ -109,8 +114,14 @@ class ProcessCollector:
         requests = self.identities.ask(now, deadline_s)
         if requests:
             self.probes.settle(SETTLE_S, requests)
-        if self.table.changed or self.owners != self._assigned_for or self.seats != self._seated:
-            self._assign()
+        anew = self.seats != self._seated or (bool(self.crowd) and self.table.tick % RECONSIDER_EVERY == 0)
+        if self.table.changed or anew or self.owners != self._assigned_for:
+            self._assign(anew)
+        self.crowd = Counter(
+            (entry.member.job_id, entry.known.uid)
+            for entry in self.table.entries.values()
+            if entry.crowd and entry.member is not None
+        )
         living = [entry for entry in self._mine if entry.stat.state not in ("Z", "X")]
         mains = [entry for entry in living if self._is_due(entry)]
         turn = self.threads.take_turn(_with_threads(living))
@@ -213,17 +224,28 @@ class ProcessCollector:
         ]
         return min(ranks)[1] if ranks else None
 
-    def _assign(self) -> None:
+    def _assign(self, anew: bool) -> None:
+        """Who belongs where. Of a crowd, those aside from whom others descend, that was decided before, unless it is `anew`."""
         entries = self.table.entries
+        watched = {entry.known.pid for entry in self._mine if not entry.crowd}
+        for entry in entries.values():
+            if entry.crowd and (anew or self._has_new_owner(entry)):
+                entry.crowd = False
         # It may itself run inside a job, or have started one.
         self.ours = frozenset({os.getpid()} | self.table.below(self.probes.spawner_pid))
-        known = {pid: entry.known for pid, entry in entries.items() if pid not in self.ours}
+        known = {
+            pid: entry.known for pid, entry in entries.items() if not entry.crowd and pid not in self.ours
+        }
         self._assigned_for, self._seated = dict(self.owners), dict(self.seats)
-        assigned = assign(known, self.members, self.owners, self.seats)
+        assigned = assign(_with_ancestors(known, entries), self.members, self.owners, self.seats)
         for pid, entry in entries.items():
-            entry.member = assigned.get(pid)
-        self.members = {entries[pid].key: member for pid, member in assigned.items()}
-        self._mine = [entry for entry in entries.values() if entry.member is not None]
+            if not entry.crowd:
+                entry.member = assigned.get(pid)
+        self.members = {entry.key: entry.member for entry in entries.values() if entry.member is not None}
+        members = [entry for entry in entries.values() if entry.member is not None and not entry.crowd]
+        for pid in pick_crowd(members, watched):
+            entries[pid].crowd = True
+        self._mine = [entry for entry in members if not entry.crowd]
         ranks = [entry.known.pid for entry in self._mine if entry.member and entry.member.role is Role.RANK]
         self.files.keep(
             path
@@ -232,6 +254,11 @@ class ProcessCollector:
         )
         self.problem = self._what_is_hidden()
         self.table.changed = False
+
+    def _has_new_owner(self, entry: Entry) -> bool:
+        """Whether Slurm has said something else about the job of this one since it was assigned."""
+        job = entry.member.job_id if entry.member is not None else ""
+        return self.owners.get(job) != self._assigned_for.get(job)
 
     def _what_is_hidden(self) -> str | None:
         if self._may_look:
@@ -343,6 +370,17 @@ def may_look_into_all(status: bytes) -> bool:
     """Whether a process with this /proc/PID/status has CAP_SYS_PTRACE: it may read the environment of every other one."""
     lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
     return bool(int(lines.get(b"CapEff", b"0"), 16) >> CAP_SYS_PTRACE & 1)
+
+
+def _with_ancestors(known: dict[int, Known], entries: Mapping[int, Entry]) -> dict[int, Known]:
+    """`known` and those of the crowd from whom it descends: a job is known by its ancestors."""
+    whole = dict(known)
+    for process in known.values():
+        above = entries.get(process.ppid)
+        while above is not None and above.crowd and above.known.pid not in whole:
+            whole[above.known.pid] = above.known
+            above = entries.get(above.known.ppid)
+    return whole
 
 
 def _with_threads(entries: list[Entry]) -> list[tuple[int, int, int]]:

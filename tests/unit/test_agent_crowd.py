@@ -1,0 +1,123 @@
+"""Of thousands of processes of one job a few are looked at in every tick, the rest in turn; who hangs or changes leaves the crowd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from watchdog.agent.collectors.process import ProcessCollector
+from watchdog.agent.crowd import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, pick_crowd
+from watchdog.agent.jobs import BY_SLURM, Known, Member, Place
+from watchdog.agent.process_table import CROWD_AT_ONCE, Entry, ProcessTable, Stat
+from watchdog.agent.report_rows import choose
+from watchdog.model.observed import Role
+
+MALLORY, VICTIM = 1500, 1501
+
+
+def entry(pid: int, job: str = "7", uid: int = MALLORY, role: Role = Role.HELPER, state: str = "S") -> Entry:
+    known = Known(pid, pid, 1, "sleep", uid, Place(job, "0"), {})
+    return Entry(known, Stat("sleep", state, 1, 0, 0, pid), member=Member(job, "0", role, by=BY_SLURM))
+
+
+def test_a_crowd_is_what_a_job_has_beyond_its_ranks_and_some_helpers() -> None:
+    ranks = [entry(pid, role=Role.RANK) for pid in range(1, 9)]
+    helpers = [entry(pid) for pid in range(100, 100 + HELPERS_OF_JOB + 50)]
+    assert pick_crowd([*ranks, *helpers[:HELPERS_OF_JOB]]) == set()
+    assert pick_crowd([*ranks, *helpers]) == {each.known.pid for each in helpers[-50:]}
+
+
+def test_a_crowd_is_none_of_another_users_and_none_that_hangs() -> None:
+    many = [entry(pid, role=Role.RANK) for pid in range(10, 10 + 3 * WATCHED)]
+    hanging = [entry(pid, role=Role.RANK, state="D") for pid in range(50_000, 50_010)]
+    victims = [entry(pid, "8", VICTIM, Role.RANK) for pid in range(60_000, 60_064)]
+    aside = pick_crowd([*many, *hanging, *victims])
+    assert len(aside) == 3 * WATCHED + 10 + 64 - WATCHED
+    assert not aside & {each.known.pid for each in (*hanging, *victims)}
+
+
+def test_who_was_watched_stays_watched_though_older_ones_are_there() -> None:
+    helpers = [entry(pid) for pid in range(1, 1000)]
+    before = set(range(900, 1000))
+    assert not pick_crowd(helpers, before) & before
+
+
+@dataclass
+class Files:
+    """/proc of processes that all sleep, but for those in `states`; counts what is read."""
+
+    states: dict[int, str] = field(default_factory=dict)
+    read_pids: list[int] = field(default_factory=list)
+
+    def read(self, path: str) -> bytes:
+        pid = int(path.split("/")[2])
+        self.read_pids.append(pid)
+        return f"{pid} (sleep) {self.states.get(pid, 'S')} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {pid} 1 2 3".encode()
+
+    def keep(self, paths: object) -> None:
+        list(paths)  # type: ignore[call-overload]
+
+
+@dataclass
+class Probes:
+    spawner_pid: int = 999_999_999
+
+
+def collector(count: int) -> tuple[ProcessCollector, Files]:
+    files = Files()
+    made = ProcessCollector(Probes(), (), files=files)  # type: ignore[arg-type]
+    made.table = ProcessTable(files)  # type: ignore[arg-type]
+    made.table.entries = {pid: entry(pid) for pid in range(1, count + 1)}
+    made.table._may_be_new = lambda: False  # type: ignore[method-assign]
+    made._assign(False)
+    return made, files
+
+
+def test_a_look_reads_few_of_a_crowd_and_every_one_within_a_turn() -> None:
+    mine, files = collector(3000)
+    crowd = {pid for pid, each in mine.table.entries.items() if each.crowd}
+    assert len(crowd) == 3000 - HELPERS_OF_JOB
+    turns = -(-len(crowd) // CROWD_AT_ONCE)
+    for now in range(turns):
+        before = len(files.read_pids)
+        mine.table.look(float(now), 20)
+        assert len(files.read_pids) - before <= HELPERS_OF_JOB + CROWD_AT_ONCE
+    assert crowd <= set(files.read_pids)
+    assert all(each.member is not None for each in mine.table.entries.values())
+
+
+def test_one_of_a_crowd_that_hangs_is_watched_from_then_on() -> None:
+    mine, files = collector(1000)
+    last = max(mine.table.entries)
+    files.states[last] = "D"
+    for now in range(3):
+        mine.table.look(float(now), 20)
+    assert mine.table.changed
+    mine._assign(False)
+    assert mine.table.entries[last] in mine._mine
+    assert sum(each.crowd for each in mine.table.entries.values()) == 1000 - HELPERS_OF_JOB - 1
+
+
+def test_a_crowd_that_has_become_small_is_none_any_more_when_it_is_decided_anew() -> None:
+    mine, _ = collector(1000)
+    for pid in range(1, 901):
+        mine.table._remove(pid)
+    mine._assign(True)
+    assert RECONSIDER_EVERY > 0 and not any(each.crowd for each in mine.table.entries.values())
+    assert len(mine._mine) == 100
+
+
+def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> None:
+    mine, _ = collector(1000)
+    for each in mine.table.entries.values():
+        each.known = Known(each.known.pid, each.known.pid, 1, "sleep", MALLORY, None, {"SLURM_JOB_ID": "7"})
+        each.member = Member("7", None, Role.HELPER, by="claim")
+    mine.members, mine.owners = {}, {"7": MALLORY}
+    mine._assign(False)
+    assert sum(each.member is not None for each in mine.table.entries.values()) == 1000
+    mine.members, mine.owners = {}, {"7": VICTIM}
+    mine._assign(False)
+    assert [each for each in mine.table.entries.values() if each.member is not None] == []
+
+
+def test_choose_says_of_a_crowd_that_nobody_looked_at_whose_it_is() -> None:
+    assert [(each.job_id, each.uid, each.count) for each in choose((), (), crowd={("7", MALLORY): 55_000})[1]] == [("7", MALLORY, 55_000)]  # fmt: skip

@@ -52,7 +52,8 @@ class CollectiveHang(Detector):
 
 
 class StalledProgress(Detector):
-    """No step beyond the limit of `collective_hang`, and no better name for it. Never acted on."""
+    """No step beyond the limit of `collective_hang`, and no better name for it. Acted on only where `policy.kinds` has a ladder for it, as
+    `slurm-watchdog run` does, and the stacks of all ranks are known to stand still."""
 
     busy_limit: Span = Field(
         1800.0,

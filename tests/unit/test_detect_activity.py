@@ -373,6 +373,19 @@ def test_ranks_that_all_stand_still_outside_of_any_collective_are_told_after_ten
 ) -> None:
     found = stalled(four("idles", 0.0, age_s=age_s, **{"snapshots": still(*[SLEEPS] * 4), **changes}))
     assert (found.truth is Truth.BAD) is told
-    assert not found.culprits and not found.actionable
+    assert not found.culprits
+    assert found.actionable is told, (
+        "where a ladder is configured, as `run` has one, a program that stands still is started again"
+    )
     if told:
         assert "none waits in a collective: 4 of 4 in sleep (time.py)" in found.summary
+
+
+def test_ranks_that_stand_still_in_places_of_their_own_are_told_with_all_their_places() -> None:
+    mine, other = ("forward (net.py)", "train (t.py)"), ("look (data.py)", "train (t.py)")
+    found = stalled(four("idles", 0.0, age_s=620.0, snapshots=still(SLEEPS, SLEEPS, mine, other)))
+    assert (found.truth, found.culprits, found.actionable) == (Truth.BAD, (), True)
+    assert (
+        "2 of 4 in sleep (time.py), 1 in forward (net.py), 1 in look (data.py), so nobody is named"
+        in found.summary
+    )

@@ -100,11 +100,11 @@ def test_a_stopped_rank_of_a_training_without_steps_is_acted_on_once_the_others_
     assert (found.truth, found.actionable) == (Truth.BAD, False)
 
 
-def test_a_training_without_steps_in_which_all_sleep_and_nobody_waits_is_reported_without_a_name() -> None:
+def test_a_training_without_steps_in_which_all_sleep_and_nobody_waits_is_reported_without_a_name_and_may_be_restarted() -> None:
     view = stepless(*[("nap (t.py)", "train (t.py)")] * 4)
     assert hang(view).truth is Truth.UNKNOWN
     found = stalled(view)
-    assert (found.truth, found.culprits, found.actionable) == (Truth.BAD, (), False)
+    assert (found.truth, found.culprits, found.actionable) == (Truth.BAD, (), True)
     assert "its steps cannot be read" in found.summary
 
 

@@ -36,6 +36,9 @@ from watchdog.model.incidents import Culprit, Finding, Kind, Truth
 STACKS_PATIENCE_S = 10.0
 """Stacks that were asked for at half the limit get so much more time: what they say counts more."""
 
+PLACES_TOLD = 3
+"""Groups of ranks whose place is in the sentence."""
+
 SAVING = 1.5
 """A checkpoint that the log or the stacks tell of may take as many times its floor: with the steps around it, and a log that has a line
 every few of them, half an hour of writing is more than half an hour without a step (six false alarms in 426 simulated hours of such
@@ -96,7 +99,7 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
     patient = age_s < _patient_s(job, now, limit, hang, settings) or has_just_grown(job, limit.seconds)
     if patient and (not evidence.stands or waits_for_stacks):
         return replace(finding, summary=f"no step for {age_s:.0f} s; {evidence.why}")
-    still = evidence.stands is True and _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
+    still = _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
     return replace(_accuse(job, finding, limit, evidence), actionable=still)
 
 
@@ -126,7 +129,7 @@ def _without_steps(
     job: JobView, finding: Finding, clock: LoopClock, now: float, hang: collective_hang.Settings
 ) -> Finding:
     """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it is known that no rank does
-    anything. Never acted on: where nobody is seen to wait for anybody, the program may be right."""
+    anything. Acted on only where a ladder is configured for it, and where the stacks themselves show that every rank stands still."""
     finding = replace(finding, lasted_s=clock.age_s)
     beside = collective_hang.judge(job, now, hang)
     if beside.truth is Truth.BAD:
@@ -149,6 +152,7 @@ def _without_steps(
         f"(limit {limit_s:.0f} s, {clock.limit.reason}); {evidence.why}{_who(evidence.culprits)}.",
         culprits=evidence.culprits,
         facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
+        actionable=bool(voted.groups),
     )
 
 
@@ -194,12 +198,23 @@ def _evidence(job: JobView, now: float, limit_s: float) -> Standing:
         return Standing(why="a rank is blocked on a filesystem")
     voted = vote(job.snapshots, ranks)
     if voted.groups and _stands_still(job, voted, now, limit_s):
-        first = voted.groups[0]
-        where = f"{len(first.ranks)} of {len(ranks)} in {first.frames[0]}" if first.frames else "nobody moves"
-        return Standing(why=f"no rank does anything, and none waits in a collective: {where}")
+        return Standing(
+            why=f"no rank does anything, and none waits in a collective: {_where(voted, len(ranks))}"
+        )
     if voted.groups:
         return Standing(why="the stacks do not show that anybody waits for anybody")
     return standing(job, now, limit_s)
+
+
+def _where(voted: Vote, ranks: int) -> str:
+    """`3 of 4 in recv (socket.py), 1 in forward (train.py)`: the first groups, for the odd one may be the small one."""
+    places = [(len(group.ranks), group.frames[0]) for group in voted.groups[:PLACES_TOLD] if group.frames]
+    if not places:
+        return "nobody moves"
+    (count, first), *others = places
+    rest = "".join(f", {number} in {frame}" for number, frame in others)
+    more = len(voted.groups) - PLACES_TOLD
+    return f"{count} of {ranks} in {first}{rest}" + (f", and in {more} more places" if more > 0 else "")
 
 
 def _accuse(job: JobView, finding: Finding, limit: Limit, evidence: Standing) -> Finding:

@@ -125,6 +125,14 @@ trainers: $(STAMP)  ## slurm_watchdog_hooks in the real frameworks (installs PyT
 	.venv-trainers/bin/python -m pip install --quiet --disable-pip-version-check deepspeed
 	TRAINERS_PYTHON="$(CURDIR)/.venv-trainers/bin/python" $(BIN)/python -m pytest tests/trainers $(ARGS)
 
+# The same of real trainings that hang, die, save and evaluate. Composer wants an older PyTorch, and runs with this one.
+.PHONY: frameworks
+frameworks: $(STAMP)  ## seventeen real trainings, each with eight faults, under `slurm-watchdog run`: a line of JSON a case (some GB, hours; ARGS='keras --write')
+	[ -x .venv-frameworks/bin/python ] || "$(PYTHON)" -m venv .venv-frameworks
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -r tests/frameworks/requirements.txt
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --no-deps mosaicml
+	$(BIN)/python -m tests.frameworks $(ARGS)
+
 .PHONY: hostile
 hostile: $(STAMP)  ## 100,000 strings that are meant to harm through Slack, terminal, metrics and the page in Chromium (ARGS=5000 for fewer)
 	$(BIN)/python -m tests.hostile $(ARGS)

@@ -1,0 +1,1 @@
+"""Real releases of training frameworks, at their defaults, with real faults, under `slurm-watchdog run`: `make frameworks`."""

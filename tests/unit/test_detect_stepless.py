@@ -100,7 +100,9 @@ def test_a_stopped_rank_of_a_training_without_steps_is_acted_on_once_the_others_
     assert (found.truth, found.actionable) == (Truth.BAD, False)
 
 
-def test_a_training_without_steps_in_which_all_sleep_and_nobody_waits_is_reported_without_a_name_and_may_be_restarted() -> None:
+def test_a_training_without_steps_in_which_all_sleep_and_nobody_waits_is_reported_without_a_name_and_may_be_restarted() -> (
+    None
+):
     view = stepless(*[("nap (t.py)", "train (t.py)")] * 4)
     assert hang(view).truth is Truth.UNKNOWN
     found = stalled(view)

@@ -255,3 +255,32 @@ def test_a_starved_rank_that_every_dump_found_running_is_never_said_to_do_nothin
     shown = standing(view, NOW, 600.0)
     assert (shown.stands, shown.why) == (False, "rank 1 computes")
     assert stalled(view).truth is hang(view).truth is Truth.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("phase", "still_for_s", "told"),
+    [
+        (
+            "starting",
+            700.0,
+            True,
+        ),  # Lightning announces its start; with Rich's bar nothing in the log ever ends it
+        ("starting", 590.0, False),
+        ("evaluating", 700.0, False),
+        ("evaluating", 1900.0, True),
+        ("checkpointing", 1700.0, False),
+        ("checkpointing", 1900.0, True),
+    ],
+)
+def test_a_phase_that_no_step_can_end_widens_the_limit_and_does_not_blind(
+    phase: str, still_for_s: float, told: bool
+) -> None:
+    view = stepless(BARRIER, LOADER, BARRIER, BARRIER, phase=phase, motion=moved(still_for_s))
+    found = hang(view)
+    assert ([c.rank for c in found.culprits] == [1] and found.truth is Truth.BAD) is told
+    assert hang(replace(view, motion=Motion(last_at=NOW, trained=9))).wanted, "it is looked at"
+
+
+def test_a_start_that_is_announced_again_has_to_be_seen_training_again() -> None:
+    assert not motion.is_proven(motion.started(moved(700.0)))
+    assert motion.started(moved(700.0)).still_from_at is None

@@ -11,6 +11,7 @@ from watchdog.controller.run import ProcessKey, Rates, Run
 from watchdog.controller.run_errors import KEPT_ERRORS
 from watchdog.controller.run_view import snapshot_views
 from watchdog.detect import motion
+from watchdog.detect.limits import STARTS
 from watchdog.diagnose.log_errors import locate
 from watchdog.diagnose.spinning import follow
 from watchdog.diagnose.stacks import vote
@@ -97,6 +98,10 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
         run.phase = None
     elif event.kind is EventKind.PHASE and event.phase:
         run.phase = (event.phase, at)
+        if (
+            event.phase == STARTS and run.motion is not None
+        ):  # what was proven before it is no proof that this start is over
+            run.motion = motion.started(run.motion)
     elif event.kind is EventKind.ERROR:
         clock = main_clock(run.clocks)
         rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None

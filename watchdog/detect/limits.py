@@ -29,6 +29,8 @@ LEAST_FACTOR = 2.0
 """What the slowest of the recent steps took is doubled before a time-out may make the limit shorter."""
 
 
+STARTS, ENDS = "starting", "finishing"
+"""Phases that a log tells of."""
 STEPLESS_LOOK = 0.5
 """Share of `stepless_limit` between two dumps of a run whose steps cannot be read; a tenth of it once nobody has moved."""
 STEPLESS_SOON = 0.1
@@ -70,7 +72,7 @@ def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
         age_s=progress.age_s if progress else view.run_age_s, limit=progress_limit(view, settings)
     )
     saves_s = view.save_intervals_s if view.saved_age_s is not None else ()
-    if not counts_hardly(view, settings) or view.phase is not None:
+    if not counts_hardly(view, settings) or view.phase == ENDS:
         return by_steps
     if motion is not None and (is_proven(motion) or len(saves_s) >= RHYTHM):
         age_s, pauses_s, what = still_s(motion, now), motion.pauses_s, "nobody has moved"
@@ -84,6 +86,11 @@ def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
     if longest_s > limit.seconds:
         why = f"{settings.factor:g} x the longest pause before; its steps cannot be read"
         limit = Limit(seconds=longest_s, reason=why)
+    # No step ends a phase here. A start is over when the ranks were seen to train since; what else the log tells of may still last.
+    if view.phase not in (None, STARTS):
+        floor_s = max(settings.evaluation_floor, settings.checkpoint_floor)
+        if floor_s > limit.seconds:
+            limit = Limit(seconds=floor_s, reason=f"the log says {view.phase}; its steps cannot be read")
     return LoopClock(age_s=age_s, limit=limit, what=what, unread=True)
 
 

@@ -71,6 +71,11 @@ def interrupted(before: Motion) -> Motion:
     return replace(before, still_from_at=None, still_looks=0)
 
 
+def started(before: Motion) -> Motion:
+    """After the log announced a start: that it trains has to be seen again."""
+    return replace(before, trained=0, still_from_at=None, still_looks=0)
+
+
 def stepped(before: Motion) -> Motion:
     """After a step that could be read: it moves, and has trained."""
     return replace(before, trained=before.trained + 1, still_from_at=None, still_looks=0)

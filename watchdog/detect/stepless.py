@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from watchdog.detect.activity import moves_data, standing
-from watchdog.detect.limits import LoopClock, LoopSettings, counts_hardly, look_apart_s, wants_stacks
+from watchdog.detect.limits import ENDS, LoopClock, LoopSettings, counts_hardly, look_apart_s, wants_stacks
 from watchdog.detect.motion import did_nothing, is_in_training_code, is_serving, is_training
 from watchdog.detect.view import JobView
 from watchdog.model.incidents import Culprit, StacksWanted
@@ -17,7 +17,7 @@ SPACING = 0.15
 def stacks_wanted(job: JobView, clock: LoopClock, settings: LoopSettings) -> tuple[StacksWanted, ...]:
     """The stacks that the verdict needs; those of a run whose steps cannot be read are looked at all the time, and rarely."""
     job_id, limit_s = job.job.job_id, clock.limit.seconds
-    stepless = counts_hardly(job, settings) and len(job.ranks) > 1 and job.phase is None
+    stepless = counts_hardly(job, settings) and len(job.ranks) > 1 and job.phase != ENDS
     rarely_s = look_apart_s(job, settings) if stepless else None
     if wants_stacks(job, clock.limit, clock.age_s):
         apart_s = min(20.0, SPACING * limit_s)

@@ -98,7 +98,7 @@ class Agent(Section):
     )
     orphan_grace: Seconds = Field(
         60.0,
-        description="Time a job's processes get after its end to let go of their GPUs before they are told of.",
+        description="Time a job's processes get after its end to let go of their GPUs before they are reported.",
     )
     log_patterns: list[str] = Field(
         [],
@@ -305,7 +305,7 @@ class Ladder(Section):
 
     evidence_limit: Span = Field(
         90.0,
-        description="An action waits so long for the evidence of its job, which dies with the job; then it goes on without.",
+        description="An action waits so long for the evidence of its job, which dies with the job; then it continues without.",
     )
     kill_switch_limit: Span = Field(60.0, description="For all nodes of the job to have the kill switch.")
     checkpoint_limit: Span = Field(

@@ -206,7 +206,7 @@ class LogError(Detector):
         3.0,
         description="Time since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.",
     )
-    recent: Span = Field(600.0, description="A run that has ended is told of for so long.")
+    recent: Span = Field(600.0, description="A run that has ended is reported for so long.")
 
 
 class DiskFull(Detector):

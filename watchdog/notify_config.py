@@ -40,7 +40,7 @@ class Slack(Section):
     api_url: str = Field("https://slack.com/api/", description="Slack's own API; another one for GovSlack.")
     deadline: Span = Field(10.0, description="For one message. A Slack outage never delays an action.")
     messages_per_minute: int = Field(
-        5, ge=1, le=60, description="Never more. What would be more is told as a digest."
+        5, ge=1, le=60, description="Never more. More than that is sent as a digest."
     )
     mentions: dict[str, str] = Field(
         {},
@@ -93,7 +93,7 @@ class Alertmanager(Section):
     )
     deadline: Span = Field(10.0, description="For one request.")
     repeat: Span = Field(
-        60.0, description="What fires is told again so often; below Alertmanager's resolve_timeout of 5 min."
+        60.0, description="What fires is sent again so often; below Alertmanager's resolve_timeout of 5 min."
     )
 
     @model_validator(mode="after")
@@ -109,7 +109,7 @@ class Alertmanager(Section):
 
 
 class Notify(Section):
-    """Whom to tell. Where nothing is named, messages go to the controller's log."""
+    """Whom to notify. Where nothing is configured, messages go to the controller's log."""
 
     external_url: str = Field(
         "",

@@ -115,7 +115,7 @@ def test_given_a_job_that_its_owner_cancels_while_it_saves_then_it_is_not_run_ag
     slow = story.finds(Kind.SLOW_NODE, job)
     story.cluster.end(job, "CANCELLED")
     story.passes(minutes=5)
-    assert "ended by somebody (CANCELLED)" in story.end(slow).detail
+    assert "ended outside the watchdog (CANCELLED)" in story.end(slow).detail
     assert not story.done and not story.cluster.files
 
 

@@ -56,7 +56,7 @@ def test_operator_restart_that_is_cancelled_removes_its_kill_switch_and_leaves_t
     story.passes(minutes=1)
     assert not story.end(decision).ok and "root cancelled the restart" in story.end(decision).detail
     assert (job.state, job.restarts) == ("RUNNING", 0) and not story.cluster.files
-    assert story.operator_cancels(job) == f"no restart of job {job.id} that somebody asked for is under way"
+    assert story.operator_cancels(job) == f"no restart of job {job.id} that a person asked for is under way"
 
 
 def test_operator_restart_cannot_be_cancelled_once_the_job_is_requeued(tell: Callable[..., Story]) -> None:

@@ -223,7 +223,7 @@ def test_what_is_no_handover_is_a_start_like_any_other(caplog: pytest.LogCapture
     os.write(fd, b'{"children": 7}')
     os.lseek(fd, 0, os.SEEK_SET)
     assert read_handover(fd) == Handover()
-    assert "begins anew" in caplog.text
+    assert "starts without that" in caplog.text
 
 
 def test_reports_that_wait_go_over_in_full_and_within_the_bounds_of_the_new_spool() -> None:

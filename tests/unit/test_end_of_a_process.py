@@ -104,7 +104,7 @@ def test_where_anything_about_it_is_a_guess_it_is_only_told(change: dict[str, An
     [
         (None, True, (), "does not report"),
         (NODE, False, (), "does not report"),
-        (replace(NODE, boot_id="other"), True, (), "started anew"),
+        (replace(NODE, boot_id="other"), True, (), "restarted"),
         (replace(NODE, holders=()), True, (), "does not tell of it any more"),
         (replace(NODE, holders=(replace(HOLDER, start_ticks=10),)), True, (), "does not tell of it any more"),
         (replace(NODE, holders=(replace(HOLDER, orphan_for_s=None),)), True, (), "is not known"),

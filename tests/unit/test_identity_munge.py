@@ -229,7 +229,7 @@ def test_answers_of_somebody_else_are_not_believed(port: Port, munged: Munged) -
 
     liar = Liar(Connection(f"http://127.0.0.1:{port.number}", 10**6))
     connection = ProvenConnection(liar, "n1", Munge("0", munged.socket).encode)  # type: ignore[arg-type]
-    with pytest.raises(Unproven, match="somebody else answers"):
+    with pytest.raises(Unproven, match="another program answers"):
         report(connection, "n1")
 
 

@@ -132,12 +132,12 @@ def test_the_rungs_of_a_graceful_restart_in_their_order() -> None:
     [
         (None, (), {}, "does not know"),
         (ENDED, (), {}, "not run again"),
-        (QUEUED, (), {}, "somebody else"),
+        (QUEUED, (), {}, "outside the watchdog"),
         (RUNNING, (), {"step": 501}, "makes steps again"),
         (RUNNING, (), {"stalled_mounts": ("/s",), "now": 1601.0}, "did not answer"),
         (RUNNING, (record(Rung.REQUEUE_HOLD, FAILED),), {}, "refused"),
         (HELD, (record(Rung.REQUEUE_HOLD),), {"stalled_mounts": ("/s",), "now": 1601.0}, "scontrol release"),
-        (HELD, (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)), {}, "held again by somebody else"),
+        (HELD, (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)), {}, "held again by a user"),
         (
             {**NEXT, "state": "FAILED"},
             (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)),

@@ -188,7 +188,7 @@ def test_a_job_is_named_once() -> None:
 def test_an_outcome_says_where_the_job_goes_on_and_what_was_lost_or_that_it_needs_somebody() -> None:
     said = say_outcome(INCIDENT, RUN)
     assert said.sentence == "job 7 was restarted: runs on n2; it was down for 12 min, 20 steps done again"
-    assert said.evidence == ("Goes on from step 500", "requeue_hold: done, held")
+    assert said.evidence == ("Continues from step 500", "requeue_hold: done, held")
     assert "Nodes to look at: n1" in said.todo
     said = say_outcome(INCIDENT, FAILED)
     assert said.sentence == "job 7 NEEDS YOU, its restart failed: no checkpoint"

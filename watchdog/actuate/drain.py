@@ -49,11 +49,11 @@ async def undrain(client: SlurmClient, node: str, reason: str, reason_at: float 
         if not is_drained(now.state):
             return True, f"{node} is back in service already"
         if reason_at is None or now.reason != reason or now.reason_at != reason_at:
-            return True, f"{node} stays drained: somebody has changed its reason since ({now.reason})"
+            return True, f"{node} stays drained: its reason was changed since ({now.reason})"
         await client.undrain_node(replace(now, reason=reason, reason_at=reason_at))
     except SlurmRefused as error:
         if error.kind is Refusal.CHANGED:
-            return True, f"{node} stays drained: somebody has touched it since"
+            return True, f"{node} stays drained: it was changed since"
         return error.terminal, f"{node} cannot be given back: {error}"
     except SlurmUnavailable as error:
         return False, f"{node} is not given back yet: {error}"

@@ -28,7 +28,7 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
     if before is None or before.restarts != fence.restarts or before.start_at != fence.start_at:
         return RungOutcome.UNKNOWN, "nothing was sent: the job is not the run that the decision was about"
     if not only_unfinished and before.state == "CANCELLED":
-        return RungOutcome.FAILED, "somebody has cancelled the job in the meantime: it is not run again"
+        return RungOutcome.FAILED, "the job was cancelled in the meantime: it is not run again"
     try:
         await client.requeue_hold(fence.job_id, only_unfinished=only_unfinished)
         after = await client.read_job(fence.job_id)

@@ -73,5 +73,5 @@ def read_handover(fd: int) -> Handover:
         with open(fd, "rb") as file:
             return msgspec.convert(decode(file.read()), Handover, str_keys=True)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        log.warning("what the agent before this one knew can't be read (%s): it begins anew", error)
+        log.warning("what the agent before this one knew can't be read (%s): it starts without that", error)
         return Handover()

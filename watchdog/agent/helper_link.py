@@ -49,7 +49,7 @@ class HelperLink:
             except OSError as error:
                 problem = f"{self.path}: {describe(error)}"
                 if problem != self.problem:
-                    log.warning("the helper can't be had: %s", problem)
+                    log.warning("the helper is unavailable: %s", problem)
                 self.problem = problem
             else:
                 if self.problem:
@@ -73,7 +73,7 @@ class HelperLink:
         if self.sock is not None:
             self.sock.close()
         self.sock, self.problem = None, f"{self.path}: {why}"
-        log.warning("the helper is gone: %s", self.problem)
+        log.warning("the helper has exited: %s", self.problem)
 
     def open_kernel_log(self, path: str) -> Device:
         """The kernel's log, opened here if that is allowed, otherwise by the helper. Raises OSError."""

@@ -147,7 +147,7 @@ class ProvenConnection:
             self._session = None
             self._inner.close()
             raise Unproven(
-                "the answer does not come from the controller: somebody else answers at its address"
+                "the answer does not come from the controller: another program answers at its address"
             )
 
     def _begin(self, path: str, headers: dict[str, str], connect_s: float, answer_s: float) -> Session:

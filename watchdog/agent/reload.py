@@ -85,7 +85,7 @@ class Reload:
             log.warning("%s changes nothing for the agent; certificates were looked at again", self.file)
             sd_notify("READY=1\nSTATUS=")
             return
-        log.warning("%s is taken: the agent starts anew with it", self.file)
+        log.warning("%s is taken: the agent restarts with it", self.file)
         self.settings, self.since = settings, clock.monotonic()
 
     def _refuse(self, problems: list[str]) -> None:

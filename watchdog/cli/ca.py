@@ -165,7 +165,7 @@ def issue(
 @days_option(DAYS, "each is then")
 @common_options
 def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_json: bool) -> None:
-    """Makes those certificates anew, key included, that end soon; with NAMES these, whenever they end.
+    """Renews the certificates that end soon, key included; with NAMES these, whenever they end.
 
     Agents and controller read their files again when they change: no restart.
 
@@ -204,7 +204,7 @@ def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_jso
 @click.argument("nodes", nargs=-1, required=True, metavar="NAMES...")
 @common_options
 def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
-    """Makes certificates good no more, such as of a node whose key was stolen: adds them to the list ca.crl.
+    """Revokes certificates, such as of a node whose key was stolen: adds them to the list ca.crl.
 
     Copy the list into the controller's security.tls_directory: it takes it over within seconds, and sends away who is on it. If the
     controller's own key was stolen, copy it to every node as well: agents take it over within a minute.

@@ -115,7 +115,7 @@ def _print(found: Explanation, now: float) -> None:
             [(who(c), c.path or c.mount or "-", c.reason or "-") for c in incident.culprits],
         )
     else:
-        sentence("Nobody is named.")
+        sentence("No rank, node or device is identified as the cause.")
     if found.timeline:
         _heading("Timeline")
         table(("TIME", "WHAT"), [(moment(each.at), each.text) for each in found.timeline])

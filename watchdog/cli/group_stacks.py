@@ -34,7 +34,7 @@ GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
-@click.command("group-stacks", short_help="Stacks of all ranks that somebody sent: who is the odd one.")
+@click.command("group-stacks", short_help="Group the stacks of all ranks: which one differs.")
 @click.argument("paths", metavar="PATH…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--ranks",

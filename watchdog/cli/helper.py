@@ -12,7 +12,7 @@ SOCKET = "/run/slurm-watchdog-helper/socket"
 AGENT = "slurm-watchdog-agent"
 
 
-@click.command(short_help="Does for an agent without rights what takes some.")
+@click.command(short_help="Performs the agent's privileged operations.")
 @click.option(
     "--socket",
     "path",
@@ -49,7 +49,7 @@ AGENT = "slurm-watchdog-agent"
 def helper(
     path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool
 ) -> None:
-    """Does for an agent without rights what takes some: a service beside it, with exactly the capabilities that this needs.
+    """Performs the privileged operations of an agent that has no rights itself: a service beside it, with exactly the capabilities that this needs.
 
     It takes a closed list of requests from one user, on a local socket: what processes of other users do, their stacks, the kernel's
     log, and, as the owner of the files and never as root, a job's logs, checkpoints and kill switch. Whatever else is asked is

@@ -23,7 +23,7 @@ DATED_FROM: Final = 1e8
 """A clock that says more than three years is a date (seconds since 1970); anything less counts from the trace's own start."""
 
 
-@click.command(short_help="A trace through detectors and policy, acting on nothing.")
+@click.command(short_help="Re-run a recorded trace offline: what would have happened.")
 @click.argument("traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--config",

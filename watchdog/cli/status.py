@@ -49,7 +49,7 @@ NOTHING: Final = Status(
 
 
 @click.command()
-@click.option("-w", "--watch", "watching", is_flag=True, help="Draw it anew every few seconds, until Ctrl-C.")
+@click.option("-w", "--watch", "watching", is_flag=True, help="Redraw it every few seconds, until Ctrl-C.")
 @click.option(
     "--every",
     "every_s",

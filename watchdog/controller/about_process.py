@@ -20,7 +20,7 @@ def objection(
     if node is None or not reports:
         return f"{process.node} does not report"
     if node.boot_id != process.boot_id:
-        return f"{process.node} has been started anew since"
+        return f"{process.node} has been restarted since"
     key = (process.pid, process.start_ticks)
     holder = next((each for each in node.holders if (each.pid, each.start_ticks) == key), None)
     if holder is None:

@@ -99,7 +99,7 @@ SENTENCES: Final = {
     Kind.LOSS_SPIKE: "The loss has jumped",
     Kind.LOSS_NAN: "The loss is NaN or infinite",
     Kind.LOG_ERROR: "A log has an error",
-    Kind.CRASH_LOOP: "The job ends again and again",
+    Kind.CRASH_LOOP: "The job is crash-looping",
     Kind.CHAIN_BROKEN: "The chain of jobs has ended",
     Kind.CHECKPOINT_OVERDUE: "A checkpoint is overdue",
     Kind.DISK_FULL: "A filesystem is full",

@@ -97,7 +97,7 @@ class Actions:
             if driver.abandon(by):
                 return None
             return f"job {job_id} is being ended or was requeued already: the restart cannot be cancelled any more"
-        return f"no restart of job {job_id} that somebody asked for is under way"
+        return f"no restart of job {job_id} that a person asked for is under way"
 
     def acting(self) -> frozenset[str]:
         """Ids of the incidents that are being acted on."""

@@ -42,6 +42,7 @@ from watchdog.model.incidents import Incident, Kind
 from watchdog.model.messages import CollectEvidence
 from watchdog.model.observed import Role
 from watchdog.model.slurm import SlurmJob
+from watchdog.notify.harmless import plural
 
 if TYPE_CHECKING:
     from watchdog.controller.watch import Controller
@@ -365,7 +366,10 @@ class Collector:
         incident = next((each for each in self._c.judge.incidents if each.id == incident_id), None)
         if incident is None or not is_announced(incident):
             return
-        groups = [f"{len(group.ranks)} ranks: {group.place or 'elsewhere'}" for group in diagnosis.groups[:4]]
+        groups = [
+            f"{plural(len(group.ranks), 'rank')}: {group.place or 'elsewhere'}"
+            for group in diagnosis.groups[:4]
+        ]
         hints = [f"Usually: {hint.usually} Try next: {hint.try_next}" for hint in diagnosis.hints[:1]]
         differences = [each.line for each in diagnosis.differences[:4]]
         said = [diagnosis.summary, *groups, *differences, *hints]

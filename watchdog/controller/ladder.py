@@ -64,7 +64,7 @@ def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
         return before_end(run, stage, world, limits)
     if not tried(run, Rung.REQUEUE_HOLD):
-        return leave(run, world, "the job was requeued by somebody else: nothing left to do")
+        return leave(run, world, "the job was requeued outside the watchdog: nothing left to do")
     return after_requeue(run, stage, world, limits)
 
 

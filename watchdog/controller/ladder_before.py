@@ -154,7 +154,9 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: World, limits: Ladd
     if not is_saved(run, world):
         return _ended_without_saving(run, stage, world, limits)
     if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
-        return leave(run, world, f"the job was ended by somebody ({world.job.state}); it is not run again")
+        return leave(
+            run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again"
+        )
     if _made_last_step(world):
         return leave(run, world, "the job has made its last step and ended: it is finished")
     if not done(run, Rung.WAIT_CHECKPOINT):
@@ -169,7 +171,9 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: World, limits: Ladd
 def _ended_without_saving(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
     assert world.job is not None
     if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
-        return leave(run, world, f"the job was ended by somebody ({world.job.state}); it is not run again")
+        return leave(
+            run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again"
+        )
     if not _has_waited(run, world, limits):
         return Wait(reason="the job has ended; waiting to hear whether it saved")
     if stage is Stage.ENDING:
@@ -182,12 +186,12 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: World, limits: La
         return leave(
             run,
             world,
-            "the job ended while its kill switch was not on all nodes yet: if it heard it, restart it by hand",
+            "the job ended while its kill switch was not on all nodes yet: if it heard it, restart it manually",
         )
     return leave(
         run,
         world,
-        f"the job ended ({world.job.state}) without showing a complete checkpoint; restart it by hand",
+        f"the job ended ({world.job.state}) without showing a complete checkpoint; restart it manually",
     )
 
 

@@ -48,7 +48,7 @@ def end_run(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) ->
 
 def _asked_only(stage: Stage) -> str:
     if stage is Stage.SAME_RUN:
-        return "the job has saved and goes on: the rule does not end it"
+        return "the job has saved and continues: the rule does not end it"
     return "the job has saved and ended by itself; the rule runs nothing again"
 
 
@@ -120,7 +120,7 @@ def _chain_end(run: ActionRun, world: World) -> ActionEnd:
     how = f"{first.state}, {first.reason}" if first.reason not in ("", "None") else first.state
     more = f" and {len(world.behind) - 1} more" if len(world.behind) > 1 else ""
     never = first.reason.startswith("DependencyNeverSatisfied")
-    detail = f"the job has ended; job {first.job_id} ({how}){more} goes on where it stopped"
+    detail = f"the job has ended; job {first.job_id} ({how}){more} continues where it stopped"
     if never:
         detail = f"the job has ended, and job {first.job_id} behind it will never start (DependencyNeverSatisfied): use afterany"
     return ActionEnd(ok=not never, ended_at=world.now, detail=detail)
@@ -141,10 +141,10 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: World, limits: LadderLi
     if new is None:
         since = tries(run, Rung.RESUBMIT)[-1].outcome_at or world.now
         if world.now - since > limits.step_s and world.submission_looked_for:
-            return leave(run, world, "the job that was submitted in its place is gone: somebody cancelled it")
+            return leave(run, world, "the job that was submitted in its place is gone: it was cancelled")
         return Wait(reason="the job that was submitted is not in Slurm's listing yet")
     if stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN):
-        return leave(run, world, "the old job was requeued by somebody else, and must not run twice")
+        return leave(run, world, "the old job was requeued outside the watchdog, and must not run twice")
     if stage in (Stage.SAME_RUN, Stage.ENDING):
         if world.paused:
             return Wait(reason="paused: the job is not cancelled until `slurm-watchdog resume`")

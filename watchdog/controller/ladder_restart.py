@@ -38,7 +38,7 @@ QUEUE_REASONS: dict[str, str] = {
     "Dependency": "another job has to end first",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
     "BeginTime": "its start was put off",
-    "JobHeldUser": "somebody holds it",
+    "JobHeldUser": "a user holds it",
     "JobHeldAdmin": "an administrator holds it",
 }
 """Slurm's reasons for a job that waits, in words (squeue(1), JOB REASON CODES)."""
@@ -54,7 +54,7 @@ def after_requeue(run: ActionRun, stage: Stage, world: World, limits: LadderLimi
 def _while_held(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     """Requeued and held by us: add exclusions, take the kill switch away, release."""
     if done(run, Rung.RELEASE):
-        return leave(run, world, "the job was released and then held again by somebody else")
+        return leave(run, world, "the job was released and then held again by a user")
     careful = _exclude(run, world, limits) or take_care(run, world)
     if careful is not None:
         return careful

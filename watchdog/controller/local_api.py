@@ -359,9 +359,7 @@ class LocalApi:
         job = self._c.state.jobs.get(job_id)
         uid, name = peer_of(request)
         if uid not in (0, os.geteuid(), job.uid if job is not None else 0):
-            raise Refused(
-                403, f"job {job_id} belongs to somebody else: only its owner and administrators may"
-            )
+            raise Refused(403, f"job {job_id} belongs to another user: only its owner and administrators may")
         problem = self._c.decider.actions.abandon(job_id, name)
         if problem is not None:
             raise Refused(409, problem)

@@ -35,7 +35,7 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
     if uid_of(security.controller_user) != own:
         raise IdentityError(
             f"the controller runs as user {own}, and security.controller_user is {security.controller_user}: agents' credentials would "
-            "be for somebody else"
+            "be for another user"
         )
     agents = uid_of(security.agent_user)
     if agents is None:

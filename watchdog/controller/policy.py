@@ -178,7 +178,7 @@ def _cooldown(incident: Incident, s: Situation, limits: Limits) -> str | None:
     last = max((d.decided_at for d in s.recent if _is_about(d, incident, s)), default=None)
     cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
     if last is not None and s.now_wall - last < cooldown_s:
-        return f"the last action on this {_what(incident)} was {s.now_wall - last:.0f} s ago (cooldown {cooldown_s:.0f} s)"
+        return f"the last action on this {_what(incident)} was {(s.now_wall - last) / 60:.0f} min ago (cooldown {cooldown_s / 60:.0f} min)"
     return None
 
 
@@ -194,7 +194,10 @@ def _budget(incident: Incident, s: Situation, limits: Limits) -> str | None:
         uid, others = process.uid, True
     allowed = min(limits.budget, max(1, int(whole * limits.budget_percent / 100)))
     why = over_budget(spent, uid, allowed, limits.budget, others)
-    return f"{spent.total()} actions in the last {window_s:.0f} s, and {why}" if why is not None else None
+    if why is None:
+        return None
+    done = spent.total()
+    return f"{done} action{'s' if done != 1 else ''} in the last {window_s / 60:.0f} min, and {why}"
 
 
 def _storm(_: Incident, s: Situation, limits: Limits) -> str | None:
@@ -237,7 +240,7 @@ def _attempts(incident: Incident, s: Situation, limits: Limits) -> str | None:
 def _crash_loop(incident: Incident, s: Situation, __: Limits) -> str | None:
     if s.crash_loop is None or incident.kind is Kind.CRASH_LOOP:
         return None
-    return f"the job restarts and dies again and again, another restart helps nobody: {s.crash_loop[:200]}"
+    return f"the job is crash-looping, another restart would fail the same way: {s.crash_loop[:200]}"
 
 
 def _exclusions(incident: Incident, s: Situation, limits: Limits) -> str | None:
@@ -351,8 +354,8 @@ def _why_allowed(incident: Incident, *, asked: bool) -> str:
 
 def _why_none(incident: Incident, rule: Rule) -> str:
     if rule.mode == "off" and rule.ladder:
-        return f"the mode is off ({rule.source}): it is told, and nothing is done about it"
-    return WHY_NONE.get(incident.kind, "this kind of incident is told, and nothing is done about it")
+        return f"the mode is off ({rule.source}): it is reported, and nothing is done about it"
+    return WHY_NONE.get(incident.kind, "this kind of incident is reported, and nothing is done about it")
 
 
 def _possible(ladder: tuple[Step, ...], situation: Situation) -> tuple[tuple[Step, ...], tuple[str, ...]]:

@@ -67,7 +67,7 @@ class Recorder:
         if not self._said:
             self._said = True
             log.warning(
-                "records are missing from %s: %s; the controller goes on without them", self.path, why
+                "records are missing from %s: %s; the controller continues without them", self.path, why
             )
 
     # ------------------------------------------------------------------------------------ in the thread

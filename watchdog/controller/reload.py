@@ -42,7 +42,7 @@ def read_anew(file: str, running: Config) -> bool:
     if config == running:
         log.warning("%s says what it said before: nothing changes", file)
         return False
-    log.warning("%s is taken: the controller starts anew with it", file)
+    log.warning("%s is taken: the controller restarts with it", file)
     return True
 
 

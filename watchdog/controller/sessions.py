@@ -105,6 +105,6 @@ class Sessions:
         """The session of a whole request, which can't be shown again from now on, and its counter. Raises Doubt."""
         session, claim = self.claim(authorization, address)
         if not same(claim.mac, request_mac(session.key, path, claim.counter, body)):
-            raise Doubt("unauthorized", "the request was changed on its way, or is somebody else's")
+            raise Doubt("unauthorized", "the request was changed on its way, or is another client's")
         session.counter = claim.counter
         return session, claim.counter

@@ -296,7 +296,8 @@ def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
     patience_s = max(STEP_FLOOR_S, STEP_FACTOR * usual_s)
     if progress.age_s > (patience_s if limit_s is None else min(patience_s, limit_s)):
         return None
-    return f"{progress.place} {progress.age_s:.0f} s ago" + (
+    age = f"{progress.age_s:.0f} s" if progress.age_s >= 1 else "under a second"
+    return f"{progress.place} {age} ago" + (
         f", a step takes {progress.step_s:.3g} s" if progress.step_s else ""
     )
 

@@ -207,7 +207,7 @@ def _controller(facts: NodeFacts) -> Iterator[Advice]:
                       "agent.controller_url is not set", "agent: {controller_url: http://MANAGEMENT_NODE:9765}  # https:// with certificates")  # fmt: skip
     if facts.controller_problem is not None:
         yield _advice(facts, "controller", Level.CRITICAL, "The controller can't be reached from here: this node is not watched.",
-                      f"{facts.controller_url}: {facts.controller_problem}", "agent: {controller_url: …}; is its port open, and controller.listen not the loopback address?")  # fmt: skip
+                      f"{facts.controller_url}: {facts.controller_problem}", "agent: {controller_url: …}; check the firewall, and that controller.listen is not 127.0.0.1")  # fmt: skip
 
 
 def _port(facts: NodeFacts) -> Iterator[Advice]:

@@ -121,7 +121,7 @@ def _bad_exit(facts: JobFacts) -> Iterator[Advice]:
             yield Advice(
                 rule="kill_on_bad_exit", level=Level.WARNING, where=f"{script.path}:{srun.line}",
                 evidence=f"srun … {' '.join(srun.words[:3])[:80]}",
-                sentence="When one task fails, Slurm lets the others wait for it, and the job goes on for nothing.",
+                sentence="If one task fails, the others keep waiting and the job burns GPU hours: make srun stop the job.",
                 add="srun --kill-on-bad-exit=1 --wait=60 …",
             )  # fmt: skip
         elif "wait" not in options and not _on(script, "SLURM_WAIT", any_value=True):
@@ -158,7 +158,7 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
         if value == "0":
             yield Advice(
                 rule="nccl_error_handling", level=Level.WARNING, where=script.path, evidence=f"{name}=0",
-                sentence="Errors and time-outs of collectives are switched off: a rank that waits will wait for ever.",
+                sentence="Errors and time-outs of collectives are switched off: a rank that waits will wait indefinitely.",
                 add=f"export {right}=1",
             )  # fmt: skip
         elif torch is not None and name != right and _value_of(script, right) is None:
@@ -322,7 +322,7 @@ def _buffered(facts: JobFacts) -> Iterator[Advice]:
         if not any(name in ("u", "unbuffered") for name, _ in srun.options):
             yield Advice(
                 rule="buffered_output", level=Level.HINT, where=f"{script.path}:{srun.line}", evidence=" ".join(srun.words[:3])[:80],
-                sentence="Python keeps back what is printed until 8 KiB are full: steps show late, and a crash loses the last lines.",
+                sentence="Python buffers its output: steps appear late, and a crash loses the last lines.",
                 add="export PYTHONUNBUFFERED=1",
             )  # fmt: skip
             return

@@ -45,8 +45,8 @@ WHY_NONE: dict[Kind, str] = {
     Kind.AGENT_SILENT: "silence proves nothing about the jobs on the node",
     Kind.NODE_DOWN: "Slurm ends and requeues the jobs of a node that it has lost by itself",
     Kind.LOG_ERROR: "what went wrong is in the log, and a restart does not mend a program",
-    Kind.DISK_FULL: "somebody has to make room",
-    Kind.CRASH_LOOP: "another restart would end like those before it: a person has to look",
+    Kind.DISK_FULL: "a person has to free space",
+    Kind.CRASH_LOOP: "another restart would fail the same way: a person has to look at it",
     Kind.SLURM_UNREACHABLE: "nobody knows what runs while Slurm does not answer",
 }
 """Why nothing is done, in words, where there is more to say than that."""

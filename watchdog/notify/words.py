@@ -97,10 +97,10 @@ def say_decision(incident: Incident, decision: Decision, caller: Caller = Caller
         todo = f"Look at it: slurm-watchdog explain {incident.id}"
     elif decision.verdict is Verdict.OBSERVED:
         sentence = f"{whom} would have been {done}, but was not touched"
-        todo = f"By hand: {by_hand(decision, job, caller)}. To have it done: {ACT[caller]}"
+        todo = f"Manually: {by_hand(decision, job, caller)}. To have it done: {ACT[caller]}"
     else:
         sentence = f"{whom} was not {done} (guard: {decision.by})"
-        todo = f"Look at it: slurm-watchdog explain {incident.id}. By hand: {by_hand(decision, job, caller)}"
+        todo = f"Look at it: slurm-watchdog explain {incident.id}. Manually: {by_hand(decision, job, caller)}"
     evidence = [f"By {decision.by}"]
     if decision.exclude:
         allowed = decision.verdict is Verdict.ALLOWED
@@ -156,7 +156,7 @@ def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERV
     job, whom = _job(incident, decision), whom_of(incident, decision)
     evidence = []
     if end is None:
-        sentence, todo = f"{whom}: {decision.action} goes on", "Nothing to do"
+        sentence, todo = f"{whom}: {decision.action} continues", "Nothing to do"
     elif end.ok:
         cost = [f"it was down for {duration(end.downtime_s)}"] if end.downtime_s is not None else []
         if end.steps_lost is not None and "lost" not in end.detail:  # which the ladder says itself, mostly
@@ -170,7 +170,7 @@ def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERV
             before = (
                 "" if decision.step_at_decision is None else f", it had come to {decision.step_at_decision}"
             )
-            evidence.append(f"Goes on from step {end.resumed_at_step}{before}")
+            evidence.append(f"Continues from step {end.resumed_at_step}{before}")
     else:
         what = "restart" if decision.action is Action.GRACEFUL_RESTART else decision.action.replace("_", " ")
         sentence = f"{whom} NEEDS YOU, its {what} failed: {end.detail}"

@@ -193,7 +193,7 @@ class SlurmNodeLevers(Protocol):
         """Take our drain back, if reason and time are still those of `node` as it was read after our drain.
 
         Only the drain goes: a node that is down stays down, and in some releases (24.11) the reason's words stay, too.
-        Refused (CHANGED) if somebody has touched it since.
+        Refused (CHANGED) if it was changed since.
         """
         ...
 

@@ -282,10 +282,14 @@ def examine_cluster(config: Config, socket_path: str | None, config_file: str | 
             silent=status.nodes.silent, notes=status.slurm.notes, deliveries=_undelivered(status), unjudged=_unjudged(status),
             user="slurm-watchdog", operator=read.read_operator(where, "slurm-watchdog"),
         )  # fmt: skip
-    found = (
-        *examine(facts, CLUSTER_RULES),
-        *examine(read.read_node(config, "controller", os.uname().nodename), NODE_RULES),
+    here = read.read_node(config, "controller", os.uname().nodename)
+    # A machine without the service lacks nothing for it: this was asked from a login node, say.
+    is_controllers = (
+        facts.controller_problem is None
+        or here.state_problem is None
+        or here.unit_state not in (None, "not installed")
     )
+    found = (*examine(facts, CLUSTER_RULES), *(examine(here, NODE_RULES) if is_controllers else ()))
     return tuple(sorted(found, key=lambda each: ORDER.index(each.level)))
 
 

@@ -118,18 +118,27 @@ def _print(found: Explanation, now: float) -> None:
         sentence("No rank, node or device is identified as the cause.")
     if found.timeline:
         _heading("Timeline")
-        table(("TIME", "WHAT"), [(moment(each.at), each.text) for each in found.timeline])
-    if incident.evidence:
+        # Its sentence stands above already.
+        table(
+            ("TIME", "WHAT"),
+            [(moment(each.at), each.text.removesuffix(f": {incident.summary}")) for each in found.timeline],
+        )
+    facts = [
+        text
+        for fact in incident.evidence
+        if (text := as_text(fact)).rstrip(".") != incident.summary.rstrip(".")
+    ]
+    if facts:
         _heading("Facts")
-    for fact in incident.evidence:
-        sentence(f"- {as_text(fact)}")
+    for text in facts:
+        sentence(f"- {text}")
     _print_hints(incident)
     large = [each for each in found.evidence if each.document is None]
     for each in found.evidence:
         if each.document is not None:
             _print_evidence(each)
     if large:
-        _heading("Evidence")
+        _heading("Documents")
         sentence(
             f"{count(len(large), 'document')} of nodes and jobs (stacks, sockets, last lines){_when(large)}: "
             f"slurm-watchdog explain {incident.id} --bundle F.tar.zst"

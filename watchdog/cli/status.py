@@ -219,7 +219,7 @@ def _row(job: Job) -> tuple[str, ...]:
         f"{_number(job.ranks_alive)}/{_number(job.ranks)}",
         _number(job.step) + (f"/{job.total_steps}" if job.total_steps is not None else ""),
         duration(job.step_s),
-        f"{duration(job.progress_age_s)} ago" if job.progress_age_s is not None else "-",
+        f"{duration(round(job.progress_age_s))} ago" if job.progress_age_s is not None else "-",
         duration(job.limit_s),
         _number(job.checkpoint_step),
         str(job.restarts),

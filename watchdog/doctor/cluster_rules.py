@@ -88,7 +88,7 @@ def _seconds(value: str | None) -> int | None:
 def _controller(facts: ClusterFacts) -> Iterator[Advice]:
     if facts.controller_problem is not None:
         yield Advice(rule="controller", level=Level.UNKNOWN, sentence="The controller gives no answer: whether anything is watched is not known.",
-                     evidence=facts.controller_problem, add="systemctl status slurm-watchdog-controller")  # fmt: skip
+                     evidence=facts.controller_problem, add="systemctl status slurm-watchdog-controller  # on its machine; ask there, too")  # fmt: skip
         return
     if facts.blind is not None:
         yield Advice(rule="blind", level=Level.CRITICAL, sentence="The controller runs and does not see, or can't write: nothing will be done.",

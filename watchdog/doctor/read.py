@@ -30,6 +30,8 @@ MAX_ANSWER: Final = 8 << 20
 TICK: Final = re.compile(
     r"^slurm_watchdog_controller_last_complete_tick_timestamp_seconds (\S+)$", re.MULTILINE
 )
+LAST_CHARS: Final = 200
+"""Of a command that failed, as evidence."""
 NVML_PROGRAM: Final = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
 
 
@@ -186,7 +188,13 @@ def read_node_known(scontrol: str, node: str) -> bool | None:
 def read_slurm_config(bin_directory: str) -> tuple[dict[str, str] | None, str]:
     """(`scontrol show config`, why there is none)."""
     code, said = run([os.path.join(bin_directory, "scontrol"), "show", "config"])
-    return (parse_slurm_config(said), "") if code == 0 else (None, said[-200:])
+    return (parse_slurm_config(said), "") if code == 0 else (None, last_words(said))
+
+
+def last_words(said: str) -> str:
+    """The last line of what a command said, cut at a word: its first lines are mostly what led to it."""
+    line = (said.strip().splitlines() or [""])[-1].strip()
+    return line if len(line) <= LAST_CHARS else f"… {line[-LAST_CHARS:].partition(' ')[2]}"
 
 
 def read_slurm_nodes(bin_directory: str) -> tuple[str, ...]:
@@ -209,7 +217,9 @@ def read_operator(bin_directory: str, user: str) -> bool | None:
 def read_script(bin_directory: str, job_id: str) -> tuple[str | None, str]:
     """(the batch script that Slurm keeps, why there is none)."""
     code, said = run([os.path.join(bin_directory, "scontrol"), "write", "batch_script", job_id, "-"])
-    return (said, "") if code == 0 and said.startswith("#!") else (None, said[-200:] or "no batch script")
+    return (
+        (said, "") if code == 0 and said.startswith("#!") else (None, last_words(said) or "no batch script")
+    )
 
 
 def read_job(bin_directory: str, job_id: str) -> dict[str, str]:

@@ -253,6 +253,7 @@ async def _until_over(
         over_since = over_since or loop.time()
         if loop.time() - over_since > LAST_LOOK_S and not controller.actions.acting():
             how = "is no longer known to Slurm" if job is None else f"is {job.state}"
+            log.warning("job %s %s: it is not watched any more", first.job_id, how)
             return how, newest.restarts - first.restarts
     return f"is no longer watched (it is {newest.state})", newest.restarts - first.restarts
 

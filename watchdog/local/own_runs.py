@@ -65,6 +65,8 @@ def note(place: Path, run: OwnRun) -> None:
         for old in sorted(directory.glob("*.json"))[:-KEPT]:
             old.unlink(missing_ok=True)
     except OSError as error:
+        if run.ended_at is not None:
+            return  # it was said at the start
         log.warning("`slurm-watchdog status` will not find this run without --socket: %s", error)
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.builders import cluster, job, seen, slurm_job
+from tests.unit.builders import cluster, job, progress, seen, slurm_job
+from watchdog.detect import dead_rank
 from watchdog.detect.log_error import detect
 from watchdog.detect.view import ErrorLine, PastRun
-from watchdog.detector_config import CollectiveHang
+from watchdog.detector_config import CollectiveHang, DeadRank
 from watchdog.diagnose.log_digest import Collector
-from watchdog.diagnose.log_errors import Cause, find_cause, how_it_ended, locate
+from watchdog.diagnose.log_errors import Cause, find_cause, how_they_ended, locate, said_before_it_ended
 from watchdog.diagnose.log_report import judge_job
 from watchdog.knowledge.launcher_words import ending_of
 from watchdog.model.incidents import Truth
@@ -311,5 +312,45 @@ def test_how_a_rank_ended_is_said_of_that_rank() -> None:
         processes=seats,
         progress=None,
     )
-    assert how_it_ended(dead, 1, 10_000.0) == "was killed (SIGKILL)"
-    assert how_it_ended(dead, 2, 10_000.0) == "ended"
+    assert how_they_ended(dead, [1], 10_000.0) == "was killed (SIGKILL)"
+    assert how_they_ended(dead, [2], 10_000.0) == "ended"
+    assert how_they_ended(dead, [1, 2], 10_000.0) == "ended", "it is said of one of them"
+    assert said_before_it_ended(dead, 1, 10_000.0) == "", "a launcher's line is none of its own"
+
+
+def own_words(rank: int | None, line: str, pattern: str = "python_exception") -> ErrorLine:
+    event = Event(
+        kind=EventKind.ERROR, job_id="7", age_s=0.0, source="log", line=line, pattern=pattern, rank=rank
+    )
+    return ErrorLine(node="n1", age_s=4.0, event=event)
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        (
+            [own_words(1, "[rank1]: ValueError: bad sample in shard 17.")],
+            "ValueError: bad sample in shard 17",
+        ),
+        ([own_words(2, "[rank2]: ValueError: bad sample")], ""),  # another one's
+        ([own_words(None, "ValueError: bad sample")], ""),  # nobody knows whose
+        ([own_words(1, "[rank1]: Traceback (most recent call last):", "traceback")], ""),
+        ([], ""),
+    ],
+)
+def test_the_dead_ranks_own_exception_is_in_the_sentence_and_no_other_line(
+    errors: list[ErrorLine], said: str
+) -> None:
+    seats = tuple(seen(rank, gone_s=200.0 if rank == 1 else None, node="n1") for rank in range(4))
+    dead = job(
+        job=slurm_job(nodes=("n1",)),
+        errors=tuple(errors),
+        processes=seats,
+        progress=progress(210.0, total_steps=900),
+    )
+    assert said_before_it_ended(dead, 1, 10_000.0) == said
+    (finding,) = dead_rank.detect(cluster(dead), DeadRank())
+    assert finding.truth is Truth.BAD
+    assert finding.summary.endswith(
+        f"3 of 4 are left. It said before: {said}." if said else "3 of 4 are left."
+    )

@@ -240,7 +240,7 @@ def test_a_rank_of_two_that_raised_and_cannot_exit_is_named_with_its_exception_t
     error = ErrorLine(node="n1", age_s=800.0, event=said)
     found = hang(stepless((*BACKWARD[:2], "train (t.py)"), leaving, errors=(error,)))
     assert (found.truth, [c.rank for c in found.culprits]) == (Truth.BAD, [1])
-    assert "It said before: [rank1]: RuntimeError: bad sample in shard 17" in found.summary
+    assert "It said before: RuntimeError: bad sample in shard 17" in found.summary
 
 
 def test_a_starved_rank_that_every_dump_found_running_is_never_said_to_do_nothing() -> None:

@@ -35,9 +35,11 @@ from watchdog.detect.stepless import doubt, stacks_wanted
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
+from watchdog.diagnose.shortened import SAID, shortened
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.knowledge.frames import Place
 from watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from watchdog.progress import split_prefix
 
 
 class Settings(LoopSettings, Protocol):
@@ -267,10 +269,6 @@ def has_trained(job: JobView) -> bool:
     return any(run.start_s is not None for run in job.past)
 
 
-SAID = 160
-"""Characters of an error's line that a sentence takes up."""
-
-
 def _said(job: JobView, culprits: tuple[Culprit, ...]) -> str:
     """The error that the one culprit's own rank has logged since the last step: why it is where it is. Empty: none is known."""
     progress = job.progress
@@ -281,7 +279,7 @@ def _said(job: JobView, culprits: tuple[Culprit, ...]) -> str:
         since_s = min(progress.age_s, progress.rose_age_s or progress.age_s)
     own = [each for each in job.errors if each.event.rank == culprits[0].rank and each.age_s <= since_s]
     last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
-    return "" if last is None else last.event.line.strip().rstrip(".:")[:SAID]
+    return "" if last is None else shortened(split_prefix(last.event.line)[0], SAID).rstrip(".:")
 
 
 def _left_to_storage(held: ProcessView) -> str:

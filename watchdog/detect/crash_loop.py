@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.view import ClusterView, JobView, PastRun
 from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause
+from watchdog.diagnose.shortened import shortened
 from watchdog.knowledge.log_signatures import NODE_CAN_CAUSE
 from watchdog.model.incidents import Finding, Kind, Severity, Truth
 
@@ -123,7 +124,7 @@ def _accuse(
         alike = {_essence(cause.error.line) for cause in same}
         every = "each time" if times == len(runs) and len(alike) == 1 else f"in {times} of {len(runs)} runs"
         also = f" ({len(alike)} different lines)" if len(alike) > 1 else ""
-        why = f"{every} {same[-1].how or same[-1].words}{also}: {same[-1].error.line[:200]}"
+        why = f"{every} {same[-1].how or same[-1].words}{also}: {shortened(same[-1].error.line, 200)}"
     where = f" Each run failed on {node}, and {contrast}: leave that node out." if node else ""
     at = _highest(runs)
     step = "before its first step" if at is None else f"at step {at} at the latest"
@@ -166,7 +167,7 @@ def _by_contrast(
 
 
 def _line(run: PastRun, cause: Cause | None) -> str:
-    said = "nothing" if cause is None else cause.error.line[:160]
+    said = "nothing" if cause is None else shortened(cause.error.line, 160)
     step = "no step" if run.last_step is None else f"step {run.last_step}"
     lasted = "over before it was seen" if run.unseen else f"{run.ended_at - run.began_at:.0f} s"
     return f"run {run.restarts}: {lasted}, {step}, said {said}"

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from watchdog.detect.lingering_job import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
 from watchdog.detect.view import ClusterView, JobView, ProcessView, RankGpu
-from watchdog.diagnose.log_errors import how_it_ended
+from watchdog.diagnose.log_errors import how_they_ended, said_before_it_ended
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 FEW = 0.25
@@ -87,13 +87,14 @@ def _judge(job: JobView, gone_for_s: float, now: float) -> Finding:
         for r in dead
     )
     words = last_words(job, first)
-    how = how_it_ended(job, first.process.rank, now) if len(dead) == 1 else "ended"
+    how = how_they_ended(job, [r.process.rank for r in dead], now)
+    said = said_before_it_ended(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
         f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, after {progress.place}; "
-        f"{len(ranks) - len(dead)} of {len(ranks)} are left.",
+        f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {said}.' if said else ''}",
         culprits=culprits,
         facts=tuple(f"last words: {line}" for line in words),
         lasted_s=age_s,

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from watchdog.detect.view import ClusterView, JobView, LoggedError, NodeView
 from watchdog.diagnose.log_errors import running
+from watchdog.diagnose.shortened import shortened
 from watchdog.knowledge.log_signatures import STORAGE_FULL
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from watchdog.model.observed import FaultSeverity, MountProbe
@@ -132,7 +133,7 @@ def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _Place], r
         place.said.append(f"the kernel of {node.name}, {age_s:.0f} s ago: {event.line}")
         mount = probe.mount if probe is not None else event.mount
         place.culprits.append(
-            Culprit(node=node.name, mount=mount, path=event.device, reason=event.line[:200])
+            Culprit(node=node.name, mount=mount, path=event.device, reason=shortened(event.line, 200))
         )
         place.since = max(place.since, age_s)
 
@@ -172,7 +173,7 @@ def _from_log(
         place.culprits.append(
             Culprit(
                 node=error.node, rank=error.rank, pid=error.pid, path=path,
-                mount=found[1].mount if found is not None else None, reason=error.line[:200],
+                mount=found[1].mount if found is not None else None, reason=shortened(error.line, 200),
             )
         )  # fmt: skip
         place.since = max(place.since, age_s)

@@ -17,7 +17,7 @@ from watchdog.detect.limits import progress_limit
 from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
-from watchdog.diagnose.log_errors import how_it_ended
+from watchdog.diagnose.log_errors import how_they_ended, said_before_it_ended
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.model.incidents import Culprit, Finding, Kind, StacksWanted, Truth
 from watchdog.model.value import Value
@@ -80,7 +80,7 @@ def _judge(job: JobView, now: float, settings: Settings, limits: LimitSettings) 
     if not dead:
         return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
     if not survivors:
-        return _nobody_left(job, finding, dead)
+        return _nobody_left(job, finding, dead, now)
     first = dead[0]
     progress = job.progress
     if progress and progress.total_steps is not None and progress.step >= progress.total_steps:
@@ -175,13 +175,14 @@ def _accuse(
     culprits, followed = _named(with_it), len(dead) - len(with_it)
     more = f" and {len(with_it) - 1} more" if len(with_it) > 1 else ""
     words = last_words(job, first)
-    how = how_it_ended(job, first.process.rank, now) if not more else "ended"
+    how = how_they_ended(job, [rank.process.rank for rank in with_it], now)
+    said = said_before_it_ended(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} {how} "
         f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
-        f"{_what_they_do(waiting)}.",
+        f"{_what_they_do(waiting)}.{f' It said before: {said}.' if said else ''}",
         culprits=culprits,
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
@@ -221,7 +222,7 @@ def had_steps_to_make(job: JobView) -> bool:
     return progress.step + progress.stride <= progress.total_steps
 
 
-def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView]) -> Finding:
+def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: float) -> Finding:
     """Every rank is gone and Slurm says RUNNING. An interactive allocation may rest; so may who never counted a step."""
     job_id, progress = job.job.job_id, job.progress
     age_s = min(job.run_age_s, *(dead_for_s(rank) for rank in dead))
@@ -248,11 +249,13 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView]) -> Fin
     )
     culprits = _named(dead)
     more = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
+    how = how_they_ended(job, [rank.process.rank for rank in dead], now)
+    said = said_before_it_ended(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: {describe(culprits[0])}{more} ended after "
-        f"{progress.place}{of}, and {rest}.",
+        summary=f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: {describe(culprits[0])}{more} {how} after "
+        f"{progress.place}{of}, and {rest}.{f' It said before: {said}.' if said else ''}",
         culprits=culprits[:NAMED],
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),

@@ -16,6 +16,7 @@ from watchdog.detect.limits import makes_steps, progress_limit
 from watchdog.detect.lingering_job import dead_for_s
 from watchdog.detect.view import ClusterView, EndedJob, JobView, PastRun
 from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause, running, work_lost
+from watchdog.diagnose.shortened import shortened
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from watchdog.model.slurm_states import FAILED, is_lost
 
@@ -201,7 +202,7 @@ def _kernel_words(view: ClusterView, nodes: tuple[str, ...], at: float) -> tuple
     """What the kernels of the job's nodes said about that time. It may be about another job there, so it names nobody."""
     here = frozenset(nodes)
     return tuple(
-        f"the kernel of {node.name}: {seen.event.line[:200]}"
+        f"the kernel of {node.name}: {shortened(seen.event.line, 200)}"
         for node in view.nodes
         if node.events and node.name in here
         for seen in node.events
@@ -241,7 +242,7 @@ def _accuse(
         finding,
         truth=Truth.BAD,
         severity=Severity.CRITICAL,
-        summary=f"{what}; {said}: {cause.error.line[:200]}",
+        summary=f"{what}; {said}: {shortened(cause.error.line, 200)}",
         culprits=named,
         facts=tuple(fact for fact in (*facts, *work_lost(run), cause.error.line, more) if fact),
         lasted_s=max(0.0, lasted_s),

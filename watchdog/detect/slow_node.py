@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from watchdog.detect import slow_job
 from watchdog.detect.view import ClusterView, JobView, NodeView, RankGpu
+from watchdog.diagnose.shortened import shortened
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from watchdog.model.value import Value
 
@@ -259,6 +260,6 @@ def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
                 lines[name] = seen.event.line
         for name, count in counts.items():
             if name in HEAT_EVENTS or count >= STREAM:
-                text = f"its kernel said {count} times: {lines[name][:160]}"
+                text = f"its kernel said {count} times: {shortened(lines[name], 160)}"
                 found.append(Sign(node=node.name, about=name, text=text))
     return found

@@ -11,6 +11,7 @@ from watchdog.diagnose.log_lines import Who
 from watchdog.diagnose.log_naming import SIGNAL_NAMES, rank_of_dead_process, task_of
 from watchdog.diagnose.log_ranks import Failure, Task
 from watchdog.diagnose.lost_ranks import lost_rank
+from watchdog.diagnose.shortened import shortened
 from watchdog.diagnose.tracebacks import Error
 from watchdog.knowledge.launcher_words import Ending
 from watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
@@ -121,7 +122,7 @@ def _of_lost(case: Case, felt: Sequence[Error], told: Sequence[Error]) -> Verdic
     first = next((error for error in felt if error.line == suspects.line), felt[0])
     case.role[id(first)] = "cascade"
     rank = suspects.ranks[0]
-    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {first.text[:200]}; no line says why, {_suspected(suspects)}"
+    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
     return Verdict(
         first.name, first.line, first.source, sentence(summary), case.ranks.host_of(Who(), rank), rank, first.text,
         followed=len(told) - 1, missing=suspects.ranks,
@@ -211,7 +212,7 @@ def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
     rank, host = task if task is not None else of_ray
     case.role[id(first)] = "cause"
     who = words_of(rank, host)
-    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {first.text[:200]}; its own words are not in the log"
+    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
     return Verdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text, followed=len(told) - 1
     )
@@ -232,7 +233,7 @@ def _of_own_call(case: Case, first: Error, rank: int | None, told: Sequence[Erro
     host = case.ranks.host_of(Who(), rank)
     case.role[id(first)] = "cause"
     who = words_of(rank, host)
-    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {first.text[:200]}; {who} alone says that its own call of CUDA failed"
+    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; {who} alone says that its own call of CUDA failed"
     return Verdict(
         first.name,
         first.line,
@@ -255,7 +256,7 @@ def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
     if len(own) == 1 and None not in own:
         return _of_own_call(case, first, own.pop(), told)
     summary = (
-        f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {first.text[:200]}; that follows from something else, "
+        f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; that follows from something else, "
         "and no line says from what"
     )
     return Verdict(

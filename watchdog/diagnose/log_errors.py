@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from watchdog.detect.view import JobView, LoggedError, PastRun
+from watchdog.diagnose.shortened import SAID, shortened
 from watchdog.knowledge.launcher_words import CLASSES, KILLS, Ending, ending_of, together
 from watchdog.knowledge.log_signatures import (
     AFTER_SIGTERM,
@@ -266,10 +267,25 @@ def _own_headers(lines: Sequence[LoggedError]) -> frozenset[int]:
     return frozenset(found)
 
 
-def how_it_ended(job: JobView, rank: int | None, now: float) -> str:
-    """`was killed (SIGKILL)`, `exited with code 1`, as a launcher or Slurm has told it of this rank; else `ended`."""
-    cause = find_cause(running(job, now)) if job.errors else None
-    return cause.how if cause is not None and cause.how and cause.error.rank == rank is not None else "ended"
+def how_they_ended(job: JobView, ranks: Sequence[int | None], now: float) -> str:
+    """`was killed (SIGKILL)`, `exited with code 1`, as a launcher or Slurm has told it of the one rank; else `ended`."""
+    cause = find_cause(running(job, now)) if job.errors and len(ranks) == 1 else None
+    known = cause is not None and cause.how and ranks[0] is not None and cause.error.rank == ranks[0]
+    return cause.how if cause is not None and known else "ended"
+
+
+def said_before_it_ended(job: JobView, rank: int | None, now: float) -> str:
+    """The line by which this rank itself said why it ends, in a form for a sentence; empty where none of its own is known to be the cause."""
+    cause = find_cause(running(job, now)) if job.errors and rank is not None else None
+    if (
+        cause is None
+        or cause.how
+        or cause.only_consequence
+        or cause.error.rank != rank
+        or cause.pattern in HEADERS
+    ):
+        return ""
+    return shortened(split_prefix(cause.error.line)[0], SAID).rstrip(".:")
 
 
 def _is_explained(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
@@ -367,7 +383,7 @@ def culprit_of(cause: Cause) -> Culprit | None:
     if error.node is None and error.rank is None:
         return None
     return Culprit(
-        node=error.node, rank=error.rank, pid=error.pid, reason=f"{cause.words}: {error.line[:200]}"
+        node=error.node, rank=error.rank, pid=error.pid, reason=f"{cause.words}: {shortened(error.line, 200)}"
     )
 
 

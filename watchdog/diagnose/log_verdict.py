@@ -33,6 +33,7 @@ from watchdog.diagnose.log_naming import (
     who_of,
 )
 from watchdog.diagnose.log_ranks import Ranks
+from watchdog.diagnose.shortened import shortened
 from watchdog.diagnose.tracebacks import Error
 from watchdog.knowledge.log_signatures import (
     AFTER_SIGTERM,
@@ -359,7 +360,7 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
     elif who and (peer := _UNREACHED.search(first.text)) is not None:
         said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
     after = f"; {followed} more lines of errors followed" if followed else ""
-    summary = f"{WORDS.get(name, name)}: {said}{more}{after_step(case, first)} (line {first.line}): {first.text[:200]}{after}"
+    summary = f"{WORDS.get(name, name)}: {said}{more}{after_step(case, first)} (line {first.line}): {shortened(first.text, 200)}{after}"
     return Verdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         tuple(ranks), followed,

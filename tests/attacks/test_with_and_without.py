@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +26,7 @@ import pytest
 from msgspec import inspect
 from msgspec.structs import replace
 
+from tests.trusting import trusting
 from tests.unit import test_by_user as two_users
 from tests.unit.builders import process, slurm_job
 from tests.unit.test_access import MARK, PEOPLE, doors
@@ -33,11 +36,16 @@ from tests.unit.test_kernel_lines import forgeries
 from tests.unit.test_kill_switch_file import PROGRAM_PATHS
 from tests.unit.wire_fill import filled
 from watchdog import wire
-from watchdog.agent import identify, log_events, tasks
+from watchdog.agent import end_process, identify, log_events, tasks
+from watchdog.agent.app import Agent, Service
 from watchdog.agent.collectors.blocked import parse_syscall
 from watchdog.agent.evidence import stacks, tool
+from watchdog.agent.metrics import AgentMetrics
 from watchdog.agent.process_owner import OWN
-from watchdog.config import Config
+from watchdog.agent.sender import Sender
+from watchdog.agent.settings import settings_of
+from watchdog.agent.spool import Spool
+from watchdog.config import Config, parse_config
 from watchdog.controller import collect
 from watchdog.controller.capped import LeftOut
 from watchdog.controller.commands import CommandDesk
@@ -55,6 +63,7 @@ from watchdog.model.messages import DumpStacks, JobWish, Report
 from watchdog.model.observed import EventKind, Role
 from watchdog.model.slurm import SlurmNode, SlurmView
 from watchdog.progress import parse_line
+from watchdog.runner import Signals
 
 MALLORY, VICTIM = 1500, 1501
 JOB = "7"
@@ -275,6 +284,33 @@ def storm_of_one(stage: Stage) -> bool:
     return mine.verdict is not Verdict.ALLOWED
 
 
+def look_alike_of_slurmstepd(stage: Stage) -> bool:
+    """Mallory's `sleep` under the name and with the title of a step of the job: no orphan on the node's GPUs would be ended."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        program = shutil.copy("/bin/sleep", f"{directory}/slurmstepd")
+        user = MALLORY if os.geteuid() == 0 else None
+        look_alike = subprocess.Popen([f"slurmstepd: [{JOB}.0]", "60"], executable=program, user=user)
+        try:
+            return JOB in dict(end_process._steps(dict(end_process._processes()))).values()
+        finally:
+            look_alike.kill()
+            look_alike.wait()
+
+
+def agent_left_behind(stage: Stage) -> bool:
+    """`attach` was killed, and an hour later its agents still ask its port, which may be anybody's by then."""
+    settings = settings_of(parse_config(f"agent: {{node_name: n1, kernel_log: '', state_directory: '{stage.place}', give_up_after: 10min}}"))  # fmt: skip
+    agent = Agent(settings)
+    try:
+        url = "http://127.0.0.1:1"
+        service = Service(agent, Sender(url, Spool(10**6, 60), trusting(url)), AgentMetrics(), Signals())
+        service.tick(service.sender.heard_at + 3600.0)
+        return not service.signals.stop
+    finally:
+        agent.close()
+
+
 def evidence_without_end(stage: Stage) -> bool:
     """A job that flaps all day: a collection every five minutes, as large as one may be."""
     settings = Config.model_validate({}).controller
@@ -374,6 +410,17 @@ def number_without_end(stage: Stage) -> bool:
     return False
 
 
+def brackets_without_end(stage: Stage) -> bool:
+    """A report that begins with a hundred thousand brackets: what takes it gives up in a way that nobody expects."""
+    try:
+        wire.decode_report(b'{"unknown": ' + b"[" * 100_000)
+    except wire.WireError:
+        return False
+    except RecursionError:
+        return True
+    raise AssertionError("it was taken")
+
+
 def report_flood(stage: Stage) -> bool:
     """A thousand reports at once."""
     known = pace(5.0)
@@ -431,6 +478,8 @@ ROWS = {
     "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("watchdog.progress.mask_cut", same),)),
     "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("watchdog.kernel_lines.USER_TEXT", ()),)),
     "a storm of one user": Row("M5", "user", storm_of_one, (("watchdog.controller.policy.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
+    "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("watchdog.agent.end_process._is_slurms", yes),)),
+    "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("watchdog.agent.app.Service._follow_controller", nothing),)),
     "evidence without end": Row("M10", "user", evidence_without_end, (("watchdog.controller.evidence_share.EvidenceShare.take", nothing),)),
     "all places for evidence": Row("H5", "user", places_for_evidence, (("watchdog.controller.collect.OF_ONE_USER", collect.AT_ONCE),)),
     "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("watchdog.controller.commands.OF_ONE_USER", 1000),)),
@@ -438,6 +487,7 @@ ROWS = {
     "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("watchdog.controller.state.within_bounds", lambda report, *_: (report, {})),)),
     "a text of four megabytes": Row("M9", "node", report_of_one_text, (("watchdog.wire.cut_texts", same),)),
     "a number of 400 digits": Row("L9", "node", number_without_end, (("watchdog.wire._may_be_long", lambda data: False),)),
+    "brackets without end": Row("M9", "node", brackets_without_end, (("watchdog.wire.RecursionError", KeyError),)),
     "a flood of reports": Row("M4", "node", report_flood, (("watchdog.controller.limits.Buckets.take", yes),)),
     "a thousand faults": Row("M9", "node", faults_without_end, (("watchdog.controller.open_incidents.OF_ONE", 1 << 40),)),
     "connections of one address": Row("C1", "stranger", connections_of_one, (("watchdog.controller.limits.is_loopback", yes),)),
@@ -467,5 +517,7 @@ def test_an_attack_on_the_build_as_it_is_fails(name: str, stage: Stage) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_the_same_attack_succeeds_where_its_defence_is_taken_out(name: str, stage: Stage) -> None:
     for target, weak in ROWS[name].without:
-        stage.patch.setattr(target, weak)
+        stage.patch.setattr(
+            target, weak, raising=False
+        )  # a name that the module takes from Python's own may be put over it
     assert ROWS[name].attack(stage)

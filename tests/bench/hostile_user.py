@@ -1,4 +1,5 @@
-"""One user's job that is in everybody's way on a node: processes, threads, mounts that never answer, variables, short ranks, a loud log."""
+"""One user's job that is in everybody's way on a node: processes, threads, mounts that never answer, variables, short ranks, a loud log;
+and he stops whatever looks at his files as him."""
 
 from __future__ import annotations
 
@@ -30,6 +31,20 @@ SHORT_RANK_MS, SHORT_RANKS = 300, 4
 VARIABLE_BYTES = 128 << 10  # MAX_ARG_STRLEN, include/uapi/linux/binfmts.h
 VARIABLES, PROCESSES_WITH_VARIABLES = 6, 12
 """One `execve` takes 2 MiB of both at most, a quarter of the stack's limit."""
+
+
+STOPPER = """
+import os, signal, time
+while True:
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            if open(f"/proc/{name}/comm").read().startswith("swd "):
+                os.kill(int(name), signal.SIGSTOP)
+        except OSError:
+            pass
+    time.sleep(2)
+"""
+"""Stops each child of the agent or helper that he may: those that have become him, to look at his files."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,7 @@ class HostileUser:
         nonsense = {f"NCCL_X{n}": "eyJ" * (VARIABLE_BYTES // 3 - 20) for n in range(VARIABLES)}
         for rank in range(PROCESSES_WITH_VARIABLES):
             self._start("hold", environment={**nonsense, "SLURM_PROCID": str(rank)})
+        self._run(["/usr/bin/python3", "-c", STOPPER], {})
         self._start("log", str(self.size.log_bytes_per_s), out=self.log)
         for number in range(self.size.mounts):
             self._hold_on_mount(number)

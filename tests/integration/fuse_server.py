@@ -2,7 +2,7 @@
 
 Speaks the kernel's protocol on /dev/fuse (linux/fuse.h), with nothing but the standard library. Attributes may be kept
 for an hour, as network filesystems do it in the small: while the server is silent, a plain stat is still answered.
-Run as root: `python fuse_server.py MOUNT_POINT`. It prints a line when it is mounted, and ends when it is unmounted.
+Run as root: `python fuse_server.py MOUNT_POINT [UID]`, the user as whom it is served. It prints a line when it is mounted, and ends when it is unmounted.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ ANSWERS = {
 }
 
 
-def mount(point: str) -> int:
+def mount(point: str, uid: int = 0) -> int:
     """Mounts at `point`; returns the descriptor that the kernel's questions come from."""
     fd = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other"
+    options = f"fd={fd},rootmode=40000,user_id={uid},group_id=0,allow_other"
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"silent-server", point.encode(), b"fuse.silent", 0, options.encode()) != 0:
         number = ctypes.get_errno()
@@ -85,7 +85,7 @@ def serve(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    descriptor = mount(sys.argv[1])
+    descriptor = mount(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     sys.stdout.write("mounted\n")
     sys.stdout.flush()
     serve(descriptor)

@@ -111,12 +111,14 @@ def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> Non
     for each in mine.table.entries.values():
         each.known = Known(each.known.pid, each.known.pid, 1, "sleep", MALLORY, None, {"SLURM_JOB_ID": "7"})
         each.member = Member("7", None, Role.HELPER, by="claim")
-    mine.members, mine.owners = {}, {"7": MALLORY}
+    mine.owners = {"7": MALLORY}
     mine._assign(False)
     assert sum(each.member is not None for each in mine.table.entries.values()) == 1000
-    mine.members, mine.owners = {}, {"7": VICTIM}
+    mine.owners = {"7": VICTIM}
+    assert all(mine._has_new_owner(each) for each in mine.table.entries.values() if each.crowd)
     mine._assign(False)
-    assert [each for each in mine.table.entries.values() if each.member is not None] == []
+    assert not any(mine._has_new_owner(each) for each in mine.table.entries.values())
+    assert sum(each.crowd for each in mine.table.entries.values()) == 1000 - HELPERS_OF_JOB
 
 
 def test_choose_says_of_a_crowd_that_nobody_looked_at_whose_it_is() -> None:

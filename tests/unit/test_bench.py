@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import logs, noise, process_tree, scheduling
+from tests.bench import hostile_load, logs, noise, process_tree, scheduling
 from tests.bench.agent import parse_metrics
 from tests.bench.figures import Figures, quantile
+from tests.munged import THERE
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 AGENT_FIGURES = {
@@ -233,8 +234,8 @@ def leftovers(bench: int, scratch: Path) -> list[str]:
             continue
     mounts, own = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
     for parent in (process_tree.find_group_parent(mounts, own), scheduling.TRACING / "instances"):
-        if parent is not None:
-            found += [str(path) for path in parent.glob(f"slurm-watchdog-bench.{bench}.*")]
+        for pattern in (f"slurm-watchdog-bench.{bench}.*", f"slurm_bench{bench}"):
+            found += [str(path) for path in parent.glob(pattern)] if parent is not None else []
     return found
 
 
@@ -252,6 +253,25 @@ def test_a_short_run_prints_every_figure_as_json_and_leaves_nothing_behind(scrat
     assert values["agent.cpu_percent_of_core"] > 0
     assert values["agent.pss_mib"] > 1
     assert values["agent.report_bytes"] > 1000, "eight ranks and ten logs are in it"
+    assert leftovers(bench.pid, scratch) == []
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/fuse") or not THERE,
+    reason="needs root, FUSE and munge: processes of several users, mounts that never answer",
+)
+def test_a_short_run_beside_a_hostile_user_names_him_and_leaves_nothing_behind(scratch: Path) -> None:
+    words = ("hostile-load", "--processes", "2000", "--seconds", "6", "--interval", "0.5")
+    bench = start_bench(scratch, *words)
+    out, err = bench.communicate(timeout=300)
+    values = {row["bench"]: row["value"] for row in map(json.loads, out.splitlines())}
+    assert values["hostile.processes"] > 2000, err
+    assert (values["hostile.culprit_named"], values["hostile.culprit_in_metrics"]) == (1, 1), err
+    assert 0 < values["hostile.finding_loaded_s"] < hostile_load.START_S, err
+    assert values["hostile.agent_pss_mib"] < hostile_load.AGENT_MIB
+    assert values["hostile.helper_pss_mib"] < hostile_load.HELPER_MIB
     assert leftovers(bench.pid, scratch) == []
 
 

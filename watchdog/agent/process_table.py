@@ -28,7 +28,7 @@ YOUNG_TICKS = 4
 """So long a new process is looked at in every tick: it may be about to become something else by exec."""
 LIST_AT_LEAST_EVERY = 6
 """Ticks after which /proc is listed although the kernel says that no process was started: its word is not needed for life."""
-NEW_AT_ONCE = 1024
+NEW_AT_ONCE = 512
 """New processes that are looked at in one tick, the users in turn: at 60 us each, a user who starts 55,000 would take the loop for
 three seconds. The first look takes all, for what an agent does not name looks gone to the controller."""
 MAX_KEPT = 48

@@ -84,7 +84,6 @@ class ProcessCollector:
     machine: str = field(default_factory=lambda: os.uname().machine)
     files: Files = field(default_factory=Files)
     """FarFiles where this process may not read what other users' threads do, and a helper does it."""
-    members: dict[Key, Member] = field(default_factory=dict)
     ours: frozenset[int] = frozenset()
     """The agent and its children, by pid."""
     problem: str | None = None
@@ -151,8 +150,6 @@ class ProcessCollector:
             self.table.entries[each.known.pid] = Entry(
                 each.known, each.stat, each.container_pid, each.ticks, each.identified, each.member, each.state_since
             )  # fmt: skip
-            if each.member is not None:
-                self.members[each.known.pid, each.known.start_ticks] = each.member
         self.table.to_identify |= self.table.entries.keys() & set(memory.to_identify)
         self.identities.stuck |= memory.stuck
         self.threads.tracks |= dict(memory.tracks)
@@ -237,11 +234,12 @@ class ProcessCollector:
             pid: entry.known for pid, entry in entries.items() if not entry.crowd and pid not in self.ours
         }
         self._assigned_for, self._seated = dict(self.owners), dict(self.seats)
-        assigned = assign(_with_ancestors(known, entries), self.members, self.owners, self.seats)
+        whole = _with_ancestors(known, entries)
+        before = {entries[pid].key: member for pid in whole if (member := entries[pid].member) is not None}
+        assigned = assign(whole, before, self.owners, self.seats)
         for pid, entry in entries.items():
             if not entry.crowd:
                 entry.member = assigned.get(pid)
-        self.members = {entry.key: entry.member for entry in entries.values() if entry.member is not None}
         members = [entry for entry in entries.values() if entry.member is not None and not entry.crowd]
         for pid in pick_crowd(members, watched):
             entries[pid].crowd = True

@@ -52,8 +52,8 @@ def options() -> argparse.Namespace:
 def cases(args: argparse.Namespace, place: Path) -> Iterator[Case]:
     """Every fault of every framework that was asked for."""
     hearer = Hearer()
-    for framework in chosen(args.frameworks):
-        for name in args.faults:
+    for name in args.faults:
+        for framework in chosen(args.frameworks):
             case = Case(framework, fault_named(name), place, args.python, hearer)
             case.directory = place / case.name
             if args.shipped:

@@ -127,4 +127,7 @@ def chosen(names: list[str]) -> list[Framework]:
 def fits(name: str, framework: Framework) -> bool:
     """Whether somebody who says `name` means this one."""
     words = name.lower()
-    return words == framework.name.lower() or words in (framework.script, framework.name.lower().split()[0])
+    return words == framework.name.lower() or words in (
+        framework.script,
+        framework.name.lower().replace(",", " ").split()[0],
+    )

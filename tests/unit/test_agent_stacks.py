@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 
 import pytest
 
-from watchdog.agent.evidence.stacks import choose, parse_dump
+from watchdog.agent.evidence.stacks import _Dump, _look, choose, parse_dump
 from watchdog.diagnose.stack_places import locate
 from watchdog.knowledge.frames import Place
 from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
@@ -98,3 +101,17 @@ def test_every_rank_comes_before_a_few_workers_of_each_and_helpers_never() -> No
     processes = [process(10 + n, Role.WORKER, 0) for n in range(9)] + [process(30, Role.WORKER, 1)]
     processes += [process(2, Role.RANK, 1), process(3, Role.RANK, 0), process(1, Role.HELPER, None)]
     assert [each.pid for each in choose(processes)] == [3, 2, 10, 11, 12, 13, 30]
+
+
+def test_the_main_thread_of_a_process_has_its_own_cpu_time_in_each_dump() -> None:
+    """What other threads use (a data loader, a logger) is no work of the training loop: stillness is told by the main thread."""
+    end = time.process_time() + 0.3
+    helper = threading.Thread(target=lambda: [None for _ in iter(lambda: time.process_time() > end, True)])
+    before = _look(os.getpid())
+    helper.start()
+    helper.join()
+    after = _look(os.getpid())
+    assert after["cpu_s"] - before["cpu_s"] >= 0.2
+    assert after["main_cpu_s"] - before["main_cpu_s"] <= 0.1
+    dump = _Dump(process(os.getpid(), Role.RANK, 0), "n1", {}, before=after)
+    assert dump.stack().main_cpu_s == after["main_cpu_s"]

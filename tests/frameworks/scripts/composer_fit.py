@@ -1,5 +1,6 @@
 """Composer's Trainer with its bar, `save_folder` and `autoresume`."""
 
+import stubs  # noqa: I001, F401 -- before Composer, which wants torchvision even where there are no images
 import faults
 import tiny
 import torch

@@ -30,6 +30,9 @@ ROW = struct.Struct("<qqqddd")
 """pid, first step, last step, when they were made (seconds since 1970), when the fault began (0: not in this run)."""
 
 
+_backward = []
+
+
 def rank():
     """Of this process, as launchers tell it."""
     return int(os.environ.get("RANK", "0"))
@@ -66,14 +69,25 @@ def begin():
 
 
 def made(step):
-    """The step of this number is made, the first being 1. Takes as long as a step of a real model."""
+    """The step of this number is made, the first being 1. Takes as long as a step of a real model, unless its backward pass does."""
     row = _read()
     now = time.time()
     if row[1] < 0:
         row[1], row[3] = step, now
     row[0], row[2], row[4] = os.getpid(), step, now
     _open()[:] = ROW.pack(*row)
+    if not _backward:
+        work()
+
+
+def work():
+    """What a step takes."""
     time.sleep(STEP_SECONDS)
+
+
+def steps_take_their_time_in_backward():
+    """From now on `made` takes none: the model calls `work`."""
+    _backward.append(True)
 
 
 def sample():

@@ -39,10 +39,10 @@ class Note(keras.callbacks.Callback):
 
 
 class Backup(keras.callbacks.BackupAndRestore):
-    def _save_model(self, epoch, batch, logs):
+    def _save_model(self):
         if faults.save_is_slow():
             faults.slow_save()
-        super()._save_model(epoch, batch, logs)
+        super()._save_model()
 
 
 faults.begin()

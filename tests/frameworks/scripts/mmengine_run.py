@@ -47,6 +47,7 @@ def loader(dataset, endless, workers):
     }
 
 
+torch.cuda.set_device = lambda device: None  # MMEngine calls it with every launcher, also without a GPU
 faults.begin()
 faults.slow_torch_save()
 runner = Runner(

@@ -3,6 +3,7 @@
 import logging
 import os
 
+import stubs  # noqa: I001, F401 -- before timm, whose data part wants torchvision
 import faults
 import timm
 import torch

@@ -211,13 +211,14 @@ class _Dump:
             wchan=before["wchan"],
             syscall=before["syscall"],
             cpu_s=before["cpu_s"],
+            main_cpu_s=before["main_cpu_s"],
             io_bytes=before["io_bytes"],
             resident_bytes=before["resident_bytes"],
         )
 
 
 _UNSEEN: Final[dict[str, Any]] = {
-    "state": None, "wchan": None, "syscall": None, "cpu_s": 0.0, "start_ticks": None, "io_bytes": None, "resident_bytes": None,
+    "state": None, "wchan": None, "syscall": None, "cpu_s": 0.0, "main_cpu_s": None, "start_ticks": None, "io_bytes": None, "resident_bytes": None,
 }  # fmt: skip
 
 
@@ -228,6 +229,8 @@ def _look(pid: int) -> dict[str, Any]:
         found["state"], ticks = parse_state_and_cpu(stat)
         found["start_ticks"] = int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19])
         found["cpu_s"] = ticks / os.sysconf("SC_CLK_TCK")
+        _, ticks = parse_state_and_cpu(Path(f"/proc/{pid}/task/{pid}/stat").read_bytes())
+        found["main_cpu_s"] = ticks / os.sysconf("SC_CLK_TCK")
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
         found["resident_bytes"] = pages * os.sysconf("SC_PAGE_SIZE")
         found["io_bytes"] = _read_io(pid)

@@ -3,8 +3,8 @@
 import logging
 import os
 
-import stubs  # noqa: I001, F401 -- before timm, whose data part wants torchvision
 import faults
+import stubs  # noqa: F401 -- before timm, whose data part wants torchvision
 import timm
 import torch
 import torch.distributed as dist

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def run_all(args: argparse.Namespace, place: Path) -> list[Outcome]:
     outcomes = []
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = [pool.submit(case.run) for case in cases(args, place)]
-        for future in as_completed(futures):
+        for future in _as_they_end(pool, futures):
             outcome = future.result()
             outcomes.append(outcome)
             print(json.dumps(asdict(judge(outcome)) | {"ok": judge(outcome).ok}), flush=True)
@@ -74,6 +74,15 @@ def run_all(args: argparse.Namespace, place: Path) -> list[Outcome]:
                 with open(args.results, "a") as file:
                     file.write(json.dumps(outcome.as_json()) + "\n")
     return outcomes
+
+
+def _as_they_end(pool: ThreadPoolExecutor, futures: list[Future[Outcome]]) -> Iterator[Future[Outcome]]:
+    """Ctrl-C starts no further case; those that run come to their end."""
+    try:
+        yield from as_completed(futures)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def main() -> int:

@@ -6,14 +6,14 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.frameworks.catalogue import FAULTS, FRAMEWORKS, SKIPPED, fault_named
+from tests.frameworks.catalogue import FAULTS, FRAMEWORKS, NOTES, SKIPPED, fault_named
 from tests.frameworks.judge import Verdict, judge
 from tests.frameworks.outcome import Outcome, from_json
 
@@ -64,8 +64,10 @@ def page(outcomes: Iterable[Outcome], releases: Mapping[str, str], limits: Mappi
             continue
         names = ", ".join(f"{name} {releases.get(name, '?')}" for name in framework.distributions)
         alone = "" if framework.ranks > 1 else " One process."
-        parts.append(f"\n## {framework.name}\n\n{names}. Log: {framework.log}.{alone}\n\n{_table(rows)}")
-    parts.append(_skipped())
+        parts.append(
+            f"\n## {framework.name}\n\n{names}. Log: {framework.log}.{alone}\n\n{_table(rows)}{_note(framework.name, rows)}"
+        )
+    parts.append(_skipped({each.framework for each in outcomes}))
     return "".join(parts)
 
 
@@ -108,6 +110,11 @@ def _table(rows: Sequence[Verdict]) -> str:
     return head + "".join(_row(each) for each in rows)
 
 
+def _note(name: str, rows: Sequence[Verdict]) -> str:
+    """Only where a case missed the target: then it says why."""
+    return f"\n{NOTES[name]}\n" if name in NOTES and not all(row.ok for row in rows) else ""
+
+
 def _row(each: Verdict) -> str:
     fault = fault_named(each.fault)
     if each.broke:
@@ -128,8 +135,12 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:400]
 
 
-def _skipped() -> str:
-    rows = "".join(f"| {name} | {why} |\n" for name, why in SKIPPED.items())
+def _skipped(done: Collection[str]) -> str:
+    missing = [each.name for each in FRAMEWORKS if each.name not in done]
+    left = (
+        {", ".join(missing): "its script is there, and no case of it is in these results"} if missing else {}
+    )
+    rows = "".join(f"| {name} | {why} |\n" for name, why in {**left, **SKIPPED}.items())
     return f"\n## Not tried\n\n| framework | why |\n|---|---|\n{rows}" if rows else ""
 
 

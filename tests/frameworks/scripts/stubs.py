@@ -11,6 +11,7 @@ NAMES = (
     "models",
     "models.feature_extraction",
     "ops",
+    "ops.misc",
     "utils",
 )
 
@@ -30,7 +31,7 @@ if importlib.util.find_spec("torchvision") is None:
     for full in ("torchvision", *(f"torchvision.{name}" for name in NAMES)):
         module = types.ModuleType(full)
         module.__spec__ = importlib.util.spec_from_loader(full, None)
-        module.__getattr__ = made_up
+        module.__getattr__, module.__path__ = made_up, []
         sys.modules[full] = module
         parent, _, name = full.rpartition(".")
         if parent:

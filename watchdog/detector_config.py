@@ -46,8 +46,8 @@ class CollectiveHang(Detector):
     )
     busy_limit: Span = Field(
         1800.0,
-        description="Limit while stacks move or a rank outside the collective computes, and where no stack can be had. "
-        "Ranks that all wait in one collective are told at once, and requeued only after this time.",
+        description="Limit while stacks move or a rank outside the collective computes, and where no stack can be read. "
+        "Ranks that all wait in one collective are reported at once, and requeued only after this time.",
     )
 
 
@@ -57,7 +57,7 @@ class StalledProgress(Detector):
 
     busy_limit: Span = Field(
         1800.0,
-        description="Limit while somebody works, or nobody knows; a loop of which it is known that nobody in it does anything is told "
+        description="Limit while a rank works, or that is not known; a loop in which no rank is known to do anything is reported "
         "at its own limit.",
     )
     still_limit: Span = Field(
@@ -66,7 +66,7 @@ class StalledProgress(Detector):
     )
     start_limit: Span = Field(
         5400.0,
-        description="Time to the first step of a run, of a training whose log can be read; told only if it is known that its ranks do "
+        description="Time to the first step of a run, of a training whose log can be read; reported only if it is known that its ranks do "
         "nothing, or few of them nothing while the others wait on their GPUs.",
     )
 
@@ -77,7 +77,7 @@ class WedgedTeardown(Detector):
     grace: Span = Field(600.0, description="Time that a job gets to end when it has made its last step.")
     busy_limit: Span = Field(
         1800.0,
-        description="The same while somebody works (a last checkpoint, an evaluation), or nobody knows.",
+        description="The same while a rank works (a last checkpoint, an evaluation), or that is not known.",
     )
     teardown_limit: Span = Field(
         120.0,
@@ -175,7 +175,7 @@ class SlowJob(Detector):
 
     percent: Annotated[float, Field(ge=2, le=1000)] = Field(
         5.0,
-        description="Change of the step time that is looked for; in a noisier log only larger ones are told.",
+        description="Change of the step time that is looked for; in a noisier log only larger ones are reported.",
     )
 
 

@@ -116,7 +116,7 @@ class Policy(Section):
         description="Exclusions that the watchdog added are dropped after this time, from a job that waits or when it is requeued.",
     )
     max_drained_nodes: Count = Field(
-        2, description="No node is drained where so many are drained or down already, whoever did it, …"
+        2, description="No node is drained where so many are drained or down already, for any reason, …"
     )
     drained_percent: Percent = Field(5.0, description="… or this share of all nodes.")
     drain_reason: str = Field(

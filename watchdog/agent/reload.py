@@ -60,7 +60,7 @@ class Reload:
             is not None
         )
         if not self._asking:
-            self._refuse(["a child that reads it can't be had now: try again"])
+            self._refuse(["no child is free to read it now: try again"])
 
     def wants_anew(self, now: float, *, busy: bool) -> bool:
         """Whether it is time to start with `settings`: not while something is under way (`busy`), but not for long."""

@@ -14,7 +14,7 @@ from watchdog.cli.options import EXIT_USAGE
 
 @click.command(short_help="Watch a job of your own: no root, nothing installed on the nodes.")
 @click.option(
-    "--act", is_flag=True, help="Restart the job when the evidence is clear; without it, only tell."
+    "--act", is_flag=True, help="Restart the job when the evidence is clear; without it, only report."
 )
 @click.option(
     "--config",

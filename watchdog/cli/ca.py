@@ -109,7 +109,7 @@ def init(name: str, days: int, directory: str, as_json: bool) -> None:
     "clients",
     multiple=True,
     metavar="NAME",
-    help="Somebody who only reads /metrics, such as prometheus.",
+    help="A client that only reads /metrics, such as prometheus.",
 )
 @days_option(DAYS, "each is")
 @common_options

@@ -54,7 +54,7 @@ def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_j
     """Asks every node of a running job for the stacks and the state of its ranks, several times over some 20 s, and says in
     one sentence whether it hangs and who keeps the others waiting. Nothing is stopped for it.
 
-    Exit code 0 when nobody is stuck, 1 when somebody is, 3 when nothing can be said: the controller gives no answer, the job
+    Exit code 0 when no rank is stuck, 1 when one is, 3 when nothing can be said: the controller gives no answer, the job
     is unknown, or its ranks could not be asked.
 
     \b

@@ -50,7 +50,7 @@ def main() -> None:
       slurm-watchdog status
       slurm-watchdog explain 7f3a
       slurm-watchdog diagnose 4711         who keeps the others waiting, now
-      slurm-watchdog group-stacks stacks/  the same, from stacks that somebody sent
+      slurm-watchdog group-stacks stacks/  the same, from files of stacks
       slurm-watchdog doctor train.sbatch   what a job script lacks to be protected
       slurm-watchdog pause "moving the storage"
       slurm-watchdog agent --once          what the agent sees on this node

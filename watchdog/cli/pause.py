@@ -13,7 +13,7 @@ from watchdog.cli.text import sentence
 @click.argument("reason", default="", metavar="[REASON]")
 @operator_options
 def pause(reason: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
-    """No action anywhere until `resume`. Watching and alerts go on; restarts of the controller don't end it.
+    """No action anywhere until `resume`. Watching and alerts continue; the pause outlasts restarts of the controller.
 
     \b
     Example:
@@ -26,4 +26,4 @@ def pause(reason: str, socket_path: str | None, config_file: str | None, as_json
         print_json(document)
         return
     why = f" ({answer.paused.reason})" if answer.paused and answer.paused.reason else ""
-    sentence(f"Paused{why}: nothing is acted on until `slurm-watchdog resume`. Watching and alerts go on.")
+    sentence(f"Paused{why}: nothing is acted on until `slurm-watchdog resume`. Watching and alerts continue.")

@@ -19,7 +19,7 @@ from watchdog.cli.options import EXIT_USAGE, load_or_exit
 @click.option(
     "--observe",
     is_flag=True,
-    help="Say what is wrong and what would be done; restart nothing but a command that failed.",
+    help="Report what is wrong and what would be done; restart only a command that failed.",
 )
 @click.option(
     "--max-restarts",
@@ -59,7 +59,7 @@ def run(
 ) -> None:  # fmt: skip
     """Starts COMMAND (torchrun, deepspeed, python …) and watches it as a cluster's job is watched: the same detectors, incidents, page.
 
-    One that hangs is ended and started again; one that fails likewise. COMMAND has to go on from its newest checkpoint by itself, and
+    One that hangs is ended and started again; one that fails likewise. COMMAND has to continue from its newest checkpoint by itself, and
     finds in $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step: if it is there, save and exit. What COMMAND prints goes to
     DIR/output.log, and is shown. Exit code: that of COMMAND's last run, 128 + N if signal N ended it.
 

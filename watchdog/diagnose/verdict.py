@@ -166,7 +166,7 @@ def _judge(
         why = "is stopped (by a signal or a debugger)"
         return replace(
             base, is_hang=True, kind="rank_stopped", culprits=_named(stopped, why),
-            summary=f"Job {job_id} stands still{place}: {_who(_named(stopped, why))} {why}.",
+            summary=f"Job {job_id} makes no progress{place}: {_who(_named(stopped, why))} {why}.",
         )  # fmt: skip
     return _by_vote(job, place, base, voted)
 
@@ -214,7 +214,7 @@ def _steps_since(job: JobView, seconds: float) -> bool:
 
 def _by_filesystem(job_id: str, place: str, base: Diagnosis, first: FilesystemVerdict) -> Diagnosis:
     kind = "filesystem_outage" if first.scope == Scope.OUTAGE else "filesystem_stall"
-    summary = f"Job {job_id} stands still{place}: {first.summary}."
+    summary = f"Job {job_id} makes no progress{place}: {first.summary}."
     return replace(base, is_hang=True, kind=kind, culprits=first.blocked, summary=summary)
 
 
@@ -227,12 +227,13 @@ def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosi
     if voted.missing:
         few = ", ".join(map(str, voted.missing[:6]))
         return replace(
-            base, summary=f"Job {job_id}{place}: the stacks of rank {few} are missing, so nobody is named."
+            base,
+            summary=f"Job {job_id}{place}: the stacks of rank {few} are missing, so no rank is identified as the cause.",
         )
     if voted.moving is None:
         return replace(
             base,
-            summary=f"Job {job_id}{place}: the dumps do not tell whether its ranks move, so nobody is named.",
+            summary=f"Job {job_id}{place}: the dumps do not show whether its ranks move, so no rank is identified as the cause.",
         )
     waiting = _count(voted.waiting, "rank waits", "ranks wait")
     if voted.moving and len(voted.outside) == 1 and voted.waiting and not voted.checkpointing:

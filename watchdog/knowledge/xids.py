@@ -95,7 +95,7 @@ _ROWS: tuple[XidRow, ...] = (
     XidRow(90, "l2_cache_error", "The GPU's L2 cache reported an error", "hardware", ERROR),
     XidRow(92, "single_bit_rate", "GPU memory has many errors, all corrected so far", "hardware", WARNING),
     XidRow(93, "inforom_wear", "The GPU's InfoROM is written too often; nothing is broken", "driver", INFO),
-    XidRow(94, "contained_ecc", "A memory error was contained: its program dies, the GPU and the others go on", "application", WARNING),
+    XidRow(94, "contained_ecc", "A memory error was contained: its program dies, the GPU and the others continue", "application", WARNING),
     XidRow(95, "uncontained_ecc", "A memory error was not contained: all programs on this GPU die, it needs a reset", "hardware", CRITICAL, True),
     XidRow(106, "smbpbi_test", "A test message, no fault", "driver", INFO),
     XidRow(107, "smbpbi_test_silent", "A test message, no fault", "driver", INFO),

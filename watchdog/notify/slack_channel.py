@@ -206,7 +206,7 @@ class SlackChannel:
                 break
             await asyncio.sleep(0)
         if told:
-            LOG.warning("%d messages to %s are told as a digest", told, self.name)
+            LOG.warning("%d messages to %s are sent as a digest", told, self.name)
             rows = [{"message": each} for each in digest.messages(self._cluster)]
             outbox.replace(self.name, last, f"{DIGEST_ID}-{last}", rows, now)
         self._digest_at = now

@@ -38,6 +38,7 @@ from watchdog.controller.page import make_page
 from watchdog.diagnose.verdict import Diagnosis
 from watchdog.model.actions import Action, ActionEnd, Decision, Rung, RungOutcome, Verdict
 from watchdog.model.incidents import NOBODY, Culprit, Incident, IncidentState, Kind, Severity
+from watchdog.notify.notice import Delivery
 
 OWNER, OPERATOR, STRANGE, GROUP = 1501, 1700, 1600, 900
 """GROUP is the group of those who may use the socket, OPERATORS_GROUP that of operators."""
@@ -104,6 +105,8 @@ class Controller:
             left_out=SimpleNamespace(lately=lambda now: ()),
         )
         self.slurm = SimpleNamespace(read_job=self._job)
+        failing = Delivery(channel="slack", failing_s=5.0, error=f"{MARK} answer", waiting=1)
+        self.notifier = SimpleNamespace(deliveries=lambda: [failing])
         decision = SimpleNamespace(id="d9", verdict="allowed", by="rule", reason=f"{MARK} restart")
         self.decider = SimpleNamespace(
             ask_restart=lambda *_, **__: (incident(), decision),

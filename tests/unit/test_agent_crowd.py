@@ -62,11 +62,15 @@ class Probes:
     spawner_pid: int = 999_999_999
 
 
+FIRST = 10_000_000
+"""Pids of `collector`: none of this machine's, among which this test's own is."""
+
+
 def collector(count: int) -> tuple[ProcessCollector, Files]:
     files = Files()
     made = ProcessCollector(Probes(), (), files=files)  # type: ignore[arg-type]
     made.table = ProcessTable(files)  # type: ignore[arg-type]
-    made.table.entries = {pid: entry(pid) for pid in range(1, count + 1)}
+    made.table.entries = {pid: entry(pid) for pid in range(FIRST, FIRST + count)}
     made.table._may_be_new = lambda: False  # type: ignore[method-assign]
     made._assign(False)
     return made, files
@@ -99,7 +103,7 @@ def test_one_of_a_crowd_that_hangs_is_watched_from_then_on() -> None:
 
 def test_a_crowd_that_has_become_small_is_none_any_more_when_it_is_decided_anew() -> None:
     mine, _ = collector(1000)
-    for pid in range(1, 901):
+    for pid in range(FIRST, FIRST + 900):
         mine.table._remove(pid)
     mine._assign(True)
     assert RECONSIDER_EVERY > 0 and not any(each.crowd for each in mine.table.entries.values())

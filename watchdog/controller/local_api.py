@@ -33,6 +33,7 @@ from watchdog.masking import mask_cut
 from watchdog.model.incidents import Incident, IncidentState
 from watchdog.model.slurm import SlurmJob
 from watchdog.model.slurm_states import RUNNING
+from watchdog.notify.notice import Delivery
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 if TYPE_CHECKING:
@@ -214,8 +215,16 @@ class LocalApi:
             "age_s": c.judge.view.slurm_age_s, "error": c.slurm_error, "notes": c.slurm_notes(),
         }  # fmt: skip
         answer["waiting"] = c.actions.stuck()
-        answer["deliveries"] = msgspec.to_builtins(c.notifier.deliveries())
+        answer["deliveries"] = msgspec.to_builtins(self._deliveries(request))
         return web.json_response(answer)
+
+    def _deliveries(self, request: web.Request) -> list[Delivery]:
+        """How messages fare; what a receiver answered is for operators, for it may repeat a message."""
+        told = may_see((), self._person_of(request), self._operators)
+        return [
+            each if told else msgspec.structs.replace(each, error="")
+            for each in self._c.notifier.deliveries()
+        ]
 
     def _paused(self) -> dict[str, Any] | None:
         paused = self._c.journal.paused()

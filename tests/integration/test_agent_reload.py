@@ -172,7 +172,7 @@ def test_a_reload_changes_all_or_nothing_and_no_word_is_lost_or_told_twice(node:
     controller.away = True
     node.configure("700ms")
     node.reload()
-    node.wait(lambda: "the agent starts anew with it" in node.log, "the new start")
+    node.wait(lambda: "the agent restarts with it" in node.log, "the new start")
     node.wait(lambda: node.log.count("watching n1") == 2, "the agent's second life")
     controller.away = False
     node.wait(lambda: interval(node) == 0.7, "a report of the new configuration")

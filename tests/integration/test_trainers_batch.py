@@ -30,8 +30,9 @@ def test_a_warned_job_saves_is_requeued_once_and_goes_on(cluster: Cluster) -> No
         return "\n".join([f"{cluster.job(job)}", *said[-60:], *lines[-3:]])
 
     def wait_for(condition: object, what: str) -> None:
-        deadline = time.monotonic() + 300  # a requeued job waits 2 min by itself; 90 s were too few in CI
+        deadline = time.monotonic() + 200  # a requeued job waits 2 min by itself; 90 s were too few in CI
         while not condition():  # type: ignore[operator]
+            assert cluster.job(job)["JobState"] != "FAILED", f"{what}:\n{told()}"
             assert time.monotonic() < deadline, f"{what}:\n{told()}"
             time.sleep(0.2)
 
@@ -40,11 +41,11 @@ def test_a_warned_job_saves_is_requeued_once_and_goes_on(cluster: Cluster) -> No
     wait_for(lambda: cluster.job(job)["Restarts"] == "1", "the job is requeued")
     reached = max(steps())
 
-    said_at = 0.0
+    said_at = time.monotonic() - 12
 
     def goes_on() -> bool:
-        # A requeued job waits two minutes; that it may start now can only be said once its first run has wholly ended, and not so often
-        # that each word puts the start off once more.
+        # A requeued job waits two minutes. That it may start now is said once its first run has wholly ended, and some seconds later: in
+        # the second in which a run ended slurmd takes the next one's credential for revoked. Each word puts the start off once more.
         nonlocal said_at
         if cluster.job(job)["JobState"] == "PENDING" and time.monotonic() - said_at > 15:
             said_at = time.monotonic()

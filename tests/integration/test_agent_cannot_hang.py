@@ -474,7 +474,9 @@ def test_ten_thousand_processes_on_a_node_make_no_report_late(
         time.sleep(15)
         assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
         assert rank.pid in ranks(receiver.last())
-        assert receiver.last().problems == ()
+        # So many new ones are identified in turn, 256 in a tick, and the report says how many wait.
+        until(lambda: receiver.last().problems == (), 90, "all are identified")
+        assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
     finally:
         many.kill()
         many.wait(60)

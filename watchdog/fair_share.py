@@ -19,13 +19,25 @@ def fair_share(
     """
     if len(rows) <= limit:
         return tuple(rows), Counter()
+    owners = [owner(row) for row in rows]
+    counts = Counter(owners)
+    left = _shares(counts, limit)
+    left_out = counts - left
     places = range(len(rows))
-    turns: list[tuple[int, int]] = []
-    taken: Counter[Hashable] = Counter()
+    chosen: list[int] = []
     for place in places if order is None else sorted(places, key=lambda at: order(rows[at])):
-        who = owner(rows[place])
-        turns.append((taken[who], place))
-        taken[who] += 1
-    turns.sort()
-    left_out = Counter(owner(rows[place]) for _, place in turns[limit:])
-    return tuple(rows[place] for place in sorted(place for _, place in turns[:limit])), left_out
+        if left[owners[place]]:
+            left[owners[place]] -= 1
+            chosen.append(place)
+    return tuple(rows[place] for place in sorted(chosen)), left_out
+
+
+def _shares(counts: Counter[Hashable], limit: int) -> Counter[Hashable]:
+    """How many rows each owner gets of `limit`, which is less than there are: equal shares, and what few leave goes to the others."""
+    shares: Counter[Hashable] = Counter()
+    waiting = len(counts)
+    for who, count in sorted(counts.items(), key=lambda each: each[1]):
+        shares[who] = min(count, limit // waiting)
+        limit -= shares[who]
+        waiting -= 1
+    return shares

@@ -110,8 +110,8 @@ endif
 LIVE := $(wildcard tests/integration tests/attacks tests/frameworks)
 LIVE_WORKERS ?= 4
 WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' --dist loadscope --no-loadscope-reorder
-# A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause. More than three such
-# tests fail the run; tests/conftest.py counts them over the parts, in this file.
+# A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause. More such
+# tests than tests/conftest.py allows fail the run; it counts them over the parts, in this file.
 RETRY := --reruns 2 --reruns-delay 5 -rR --durations=25 --durations-min=5
 # CI ends everything after 90 min, without a word; what was found until then is printed if we end it ourselves.
 LIMIT := timeout --foreground --kill-after=60 60m

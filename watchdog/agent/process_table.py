@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from watchdog.agent.jobs import BY_SLURM, Key, Known, Member, Place, parse_cgroup
 from watchdog.fair_share import fair_share
@@ -28,9 +29,11 @@ YOUNG_TICKS = 4
 """So long a new process is looked at in every tick: it may be about to become something else by exec."""
 LIST_AT_LEAST_EVERY = 6
 """Ticks after which /proc is listed although the kernel says that no process was started: its word is not needed for life."""
-NEW_AT_ONCE = 512
+NEW_AT_ONCE = 256
 """New processes that are looked at in one tick, the users in turn: at 60 us each, a user who starts 55,000 would take the loop for
-three seconds. The first look takes all, for what an agent does not name looks gone to the controller."""
+three seconds. While so many wait, /proc is listed in every second tick, for that costs more than the looks. The first look takes all, for what an agent does not name looks gone to the controller."""
+SAMPLED = 8192
+"""Processes among which a user's largest job is looked for, in every tick of a crowd."""
 MAX_KEPT = 48
 """Descriptors of /proc kept open: three for each of the ranks of a full node."""
 HANGS = frozenset("DTt")
@@ -227,6 +230,8 @@ class ProcessTable:
     read_owner: Callable[[int], int] = owner_of
     _owners: dict[int, int] = field(default_factory=dict)
     """Pid -> user, of those that wait."""
+    _held: list[int] = field(default_factory=list)
+    """Those that are looked at in the next tick, in the place of a list of /proc."""
     _strangers: list[int] = field(default_factory=list)
     _crowd: list[int] = field(default_factory=list)
     _last_pid: int = 0
@@ -239,7 +244,13 @@ class ProcessTable:
     def look(self, now: float, max_names: int) -> None:
         """One look at all that may have changed. A process that took more than `max_names` names is asked no more."""
         self.tick += 1
-        if self._may_be_new():
+        if self._held:
+            held, self._held = self._held, []
+            self._wait_no_more(held)
+            for pid in held:
+                if pid not in self.entries:
+                    self._meet(pid, now)
+        elif self._may_be_new():
             self._list(now)
         due = [
             pid
@@ -328,25 +339,30 @@ class ProcessTable:
         for pid in self._next_new(pids - self.entries.keys()):
             self._meet(pid, now)
 
+    def _wait_no_more(self, pids: Iterable[int]) -> None:
+        self.unmet = self.unmet - Counter(self._owners.pop(pid) for pid in pids)
+
     def _next_new(self, pids: set[int]) -> Iterable[int]:
-        """Those of the new processes that are looked at in this tick: one user's thousands cost another none of his few."""
+        """Those of the new processes that are looked at in this tick: one user's thousands cost another none of his few. As many are
+        held for the next one."""
         if len(pids) <= NEW_AT_ONCE or not self.entries:
-            self.unmet, self._owners = Counter(), {}
+            self.unmet, self._owners, self._held = Counter(), {}, []
             return pids
         self._owners = {
             pid: self._owners[pid] if pid in self._owners else self.read_owner(pid) for pid in pids
         }
-        taken, _ = fair_share(sorted(pids), NEW_AT_ONCE, self._owners.__getitem__)
-        for pid in taken:
-            del self._owners[pid]
         self.unmet = Counter(self._owners.values())
-        return taken
+        taken, _ = fair_share(sorted(pids), 2 * NEW_AT_ONCE, self._owners.__getitem__)
+        ordered = sorted(taken, key=lambda pid: self.unmet[self._owners[pid]])
+        self._held = ordered[NEW_AT_ONCE:]
+        self._wait_no_more(ordered[:NEW_AT_ONCE])
+        return ordered[:NEW_AT_ONCE]
 
     def job_of(self, uid: int) -> str | None:
-        """The job with most of this user's processes here, by Slurm's own word; None if there is none."""
+        """The job with most of this user's processes here, of the first SAMPLED by Slurm's own word; None if there is none."""
         jobs = Counter(
             entry.member.job_id
-            for entry in self.entries.values()
+            for entry in islice(self.entries.values(), SAMPLED)
             if entry.known.uid == uid and entry.member is not None and entry.member.by == BY_SLURM
         )
         return jobs.most_common(1)[0][0] if jobs else None

@@ -28,7 +28,7 @@ rank at a step between two checkpoints. What is said comes from the webhook; wha
 that no watcher sees). One run of each case, {dates}, on a machine of {cores} cores that was busy with other work.
 """
 LEGEND = """
-- **found**: from the fault to the first sentence about it. **rank**: whom it named, before the restart. **cause**: whether the reason is in
+- **found**: from the fault to the first sentence about it. **rank**: the rank it named, before the restart. **cause**: whether the reason is in
   what was said. **restart**: from the fault to the first new step of the next run, with all of the framework's start.
 - **from**: the step of the checkpoint from which the next run went on. **lost**: steps that were made and had to be made again, and in
   brackets what was said of it; a range is what a log leaves open that has no line for each step. Where the launcher ends a job by itself,

@@ -19,7 +19,7 @@ HELPERS_OF_JOB: Final = 256
 WATCHED: Final = 4096
 """Of all jobs on this node: twice what a report names."""
 RECONSIDER_EVERY: Final = 120
-"""Ticks, ten minutes, after which the crowd is decided on anew, for there may be room again. Who leaves it sooner: one that hangs, or changes."""
+"""Ticks, ten minutes, after which the crowd is chosen again, for there may be room again. Who leaves it sooner: one that hangs, or changes."""
 
 
 def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:

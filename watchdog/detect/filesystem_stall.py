@@ -164,7 +164,7 @@ def _facts(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, 
 
 
 def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[str, ...]) -> list[str]:
-    """What stands still by it: the reader of a hang's message finds it here again."""
+    """The jobs that it stalls, for the reader of a hang's message."""
     return [
         f"job {job.job.job_id}: no step since {job.progress.place}, {job.progress.age_s:.0f} s ago; if it hangs, this is why"
         for job in view.jobs

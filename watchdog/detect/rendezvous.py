@@ -21,7 +21,7 @@ def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | N
     """`finding` as BAD, with the absent ranks, if dump after dump every rank there is waits for the others to join and `patience_s` have gone
     by without a step; None: it is not so, or not known.
 
-    Never acted on: whoever starts the others may still do so, and a restart would not start them either.
+    Never acted on: the others may still be started, and a restart would not start them either.
     """
     absent = absent_ranks(job)
     if job.progress is not None or not absent or job.run_age_s < patience_s:

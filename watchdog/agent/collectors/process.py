@@ -113,9 +113,11 @@ class ProcessCollector:
         requests = self.identities.ask(now, deadline_s)
         if requests:
             self.probes.settle(SETTLE_S, requests)
-        anew = self.seats != self._seated or (bool(self.crowd) and self.table.tick % RECONSIDER_EVERY == 0)
-        if self.table.changed or anew or self.owners != self._assigned_for:
-            self._assign(anew)
+        all_again = self.seats != self._seated or (
+            bool(self.crowd) and self.table.tick % RECONSIDER_EVERY == 0
+        )
+        if self.table.changed or all_again or self.owners != self._assigned_for:
+            self._assign(all_again)
         self.crowd = Counter(
             (entry.member.job_id, entry.known.uid)
             for entry in self.table.entries.values()
@@ -221,12 +223,12 @@ class ProcessCollector:
         ]
         return min(ranks)[1] if ranks else None
 
-    def _assign(self, anew: bool) -> None:
-        """Who belongs where. Of a crowd, those aside from whom others descend, that was decided before, unless it is `anew`."""
+    def _assign(self, all_again: bool) -> None:
+        """Who belongs where. Of a crowd, those aside from whom others descend, that was decided before, unless `all_again`."""
         entries = self.table.entries
         watched = {entry.known.pid for entry in self._mine if not entry.crowd}
         for entry in entries.values():
-            if entry.crowd and (anew or self._has_new_owner(entry)):
+            if entry.crowd and (all_again or self._has_new_owner(entry)):
                 entry.crowd = False
         # It may itself run inside a job, or have started one.
         self.ours = frozenset({os.getpid()} | self.table.below(self.probes.spawner_pid))

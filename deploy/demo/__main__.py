@@ -93,7 +93,7 @@ class Story:
         )
         (shared / "faults").mkdir(exist_ok=True)
         (shared / "faults").chmod(0o777)
-        output = self.cluster.directory / "demo.out"
+        output = self.cluster.directory / "log" / "demo.out"
         self.job = self.cluster.sbatch(script, "-N3", f"--output={output}", "--job-name=tr11-176B-demo")
         self.teller.say("we", f"submitted job {self.job}: 6 ranks on 3 of {len(self.cluster.nodes)} nodes")
         self.watchdog.wait_for(lambda: self.watchdog.step(self.job) >= 5, 60, "the first steps")
@@ -221,7 +221,7 @@ class Story:
         (self.cluster.shared / "faults" / f"dataloader_hang.rank{HUNG_RANK}").touch()
         self.teller.say("we", f"rank {HUNG_RANK} gets no more data, from step {step} on")
         incident = self.incident("collective_hang", 60)
-        output = (self.cluster.directory / "demo.out").read_text(errors="replace").splitlines()
+        output = (self.cluster.directory / "log" / "demo.out").read_text(errors="replace").splitlines()
         pulse = [line for line in output if "PULSE" in line]
         self.teller.say("training", f"and still its log grows: {pulse[-1][:100]}")
         culprit = incident["culprits"][0]

@@ -271,6 +271,12 @@ def _without_comments(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 
+def _names_output(word: str) -> bool:
+    """Whether it is an option like `--save-dir` or `--trainer.output=…`."""
+    name = word.partition("=")[0]
+    return name.startswith("-") and any(part in name for part in ("save", "ckpt", "checkpoint", "output"))
+
+
 def _checkpoints(facts: JobFacts) -> Iterator[Advice]:
     """A graceful restart waits for a complete checkpoint, and has to know where to look."""
     script = facts.script
@@ -279,7 +285,7 @@ def _checkpoints(facts: JobFacts) -> Iterator[Advice]:
     for command in script.commands:
         if directories_in(command.words, "/") or any("$" in word and re.search(r"(save|ckpt|checkpoint|output)", word, re.IGNORECASE) for word in command.words):  # fmt: skip
             return
-    if any(re.search(r"--?[\w.-]*(save|ckpt|checkpoint|output)[\w.-]*", word) for c in script.commands for word in c.words if c.words[0] != "srun" or not word.startswith("--output")):  # fmt: skip
+    if any(_names_output(word) for c in script.commands for word in c.words if c.words[0] != "srun" or not word.startswith("--output")):  # fmt: skip
         return
     if not any(is_training(srun) for srun in script.sruns) and not programs(script):
         return

@@ -118,6 +118,19 @@ def test_who_does_not_hear_sigterm_is_killed_with_all_that_is_below_it(tmp_path:
     with_job(tmp_path, "trap '' TERM; sleep 98765 & echo up; wait; sleep 98765", talk)
 
 
+def test_end_of_a_stopped_process_lets_it_end_by_its_own_handler(tmp_path: Path) -> None:
+    async def talk(job: LocalJob) -> None:
+        job.kill_wait_s = 10.0
+        await until(lambda: lines(job))
+        await job.send_signal("77", "STOP", SignalTo.FULL)
+        await until(lambda: all(each.status() == "stopped" for each in job.processes()))
+        await job.requeue_hold("77", only_unfinished=True)
+        await until(lambda: job.state == "PENDING")
+        assert lines(job)[-1] == "saved"
+
+    with_job(tmp_path, "trap 'echo saved; exit' TERM; " + LOOP, talk)
+
+
 def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path: Path) -> None:
     async def talk(job: LocalJob) -> None:
         await asyncio.wait_for(job.over.wait(), 20)

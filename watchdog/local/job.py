@@ -159,9 +159,13 @@ class LocalJob:
                 os.waitpid(pid, os.WNOHANG)
 
     async def _end(self) -> None:
-        """SIGTERM to all, SIGKILL after a while to whoever is left; returns when nobody is."""
+        """SIGTERM to all, SIGKILL after a while to those that are left; returns when none is.
+
+        SIGCONT follows SIGTERM, as Slurm sends it: a stopped process gets no other signal before."""
         began, killed = clock.monotonic(), False
-        self._signal(self.processes(), signal.SIGTERM)
+        everyone = self.processes()
+        self._signal(everyone, signal.SIGTERM)
+        self._signal(everyone, signal.SIGCONT)
         while self.processes():
             if clock.monotonic() - began > self.kill_wait_s:
                 self._signal(self.processes(), signal.SIGKILL)

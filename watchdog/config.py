@@ -329,7 +329,8 @@ class Ladder(Section):
     set_down_after: Seconds = Field(
         0.0,
         description="A requeued job that cannot start because processes of its old run cannot be killed (Slurm 25.11 and later): the node is set DOWN "
-        "after so long, if Slurm has drained it with `Kill task failed`, no other job runs there and the drain budget allows; 0s = never.",
+        "after so long, if Slurm has drained it with `Kill task failed` or its agent shows such a process in state D for so long, no other "
+        "job runs there, and the drain budget allows; 0s = never.",
     )
     term_limit: Span = Field(
         30.0,

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from watchdog.agent.collectors.process import ProcessCollector
 from watchdog.agent.crowd import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, pick_crowd
-from watchdog.agent.jobs import BY_SLURM, Known, Member, Place
+from watchdog.agent.jobs import Known, Member, Place
 from watchdog.agent.process_table import CROWD_AT_ONCE, Entry, ProcessTable, Stat
 from watchdog.agent.report_rows import choose
-from watchdog.model.observed import Role
+from watchdog.model.observed import BY_SLURM, Role
 
 MALLORY, VICTIM = 1500, 1501
 

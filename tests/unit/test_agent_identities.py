@@ -16,10 +16,10 @@ from watchdog.agent.identities import (
     MAX_SET_ASIDE_OF_USER,
     Identities,
 )
-from watchdog.agent.jobs import BY_CLAIM, BY_SLURM, Known, Member
+from watchdog.agent.jobs import Known, Member
 from watchdog.agent.probe import Answer
 from watchdog.agent.process_table import NEW_AT_ONCE, Entry, ProcessTable, Stat
-from watchdog.model.observed import Role
+from watchdog.model.observed import BY_CLAIM, BY_SLURM, Role
 
 
 @dataclass

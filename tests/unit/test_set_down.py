@@ -12,8 +12,9 @@ from watchdog.actuate.set_down import objection
 from watchdog.controller.ladder import Do, LadderLimits, Wait, World, next_move
 from watchdog.controller.stuck import StuckNode, stuck_nodes, why_it_waits
 from watchdog.model.actions import Action, ActionRun, Decision, Fence, Rung, RungOutcome, RungRecord, Verdict
-from watchdog.model.observed import Process, Role
+from watchdog.model.observed import BY_CLAIM, BY_SLURM, Process, Role
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from watchdog.model.stuck_node import is_unkillable
 
 FENCE = Fence(job_id="7", restarts=0, start_at=900.0)
 JOB = slurm_job(job_id="7", state="COMPLETING", restarts=1, nodes=("n2",))
@@ -24,10 +25,14 @@ OTHER = slurm_job(job_id="8", nodes=("n2", "n3"))
 
 
 def why(
-    job: SlurmJob | None = JOB, node: SlurmNode | None = NODE, *others: SlurmJob, partial: str = ""
+    job: SlurmJob | None = JOB,
+    node: SlurmNode | None = NODE,
+    *others: SlurmJob,
+    partial: str = "",
+    unkillable: bool = False,
 ) -> str:
     jobs = (*((job,) if job else ()), *others)
-    return objection(job, node, SlurmView(jobs=jobs, nodes=(), partial=partial), FENCE)
+    return objection(job, node, SlurmView(jobs=jobs, nodes=(), partial=partial), FENCE, unkillable=unkillable)
 
 
 def test_a_node_on_which_slurm_has_given_up_and_nobody_else_runs_may_be_set_down() -> None:
@@ -61,17 +66,38 @@ OBJECTIONS: dict[str, tuple[SlurmJob | None, SlurmNode | None, tuple[SlurmJob, .
 def test_whatever_is_not_certain_keeps_the_node_as_it_is(case: str) -> None:
     job, node, others, partial = OBJECTIONS[case]
     assert why(job, node, *others, partial=partial)
+    proven = why(job, node, *others, partial=partial, unkillable=True)
+    assert bool(proven) == (case != "the node is not drained"), "what an agent shows overrules nothing else"
 
 
 def process(pid: int, state: str, rank: int | None) -> Process:
     return Process(
-        pid=pid, start_ticks=1, job_id="7", role=Role.RANK, comm="python", state=state, uid=1000, rank=rank
-    )
+        pid=pid, start_ticks=1, job_id="7", role=Role.RANK, comm="python", state=state, uid=1000, rank=rank,
+        member_by=BY_SLURM, state_age_s=40.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seen", "answer"),
+    [
+        (process(9, "D", 3), True),
+        (replace(process(9, "D", 3), state_age_s=20.0), False),
+        (replace(process(9, "D", 3), state_age_s=None), False),
+        (replace(process(9, "D", 3), member_by=BY_CLAIM), False),
+        (process(9, "S", 3), False),
+        (process(9, "Z", 3), False),
+    ],
+)
+def test_a_process_in_slurms_own_group_that_stays_in_state_d_cannot_be_killed(
+    seen: Process, answer: bool
+) -> None:
+    assert is_unkillable((process(8, "S", 0), seen), 30.0) is answer
+    assert is_unkillable((), 30.0) is False
 
 
 def test_the_sentence_names_the_process_the_node_and_the_command() -> None:
     (stuck,) = stuck_nodes(
-        JOB, {"n2": NODE}, (JOB,), "", 1, lambda _: (process(8, "S", None), process(9, "D", 3))
+        JOB, {"n2": NODE}, (JOB,), "", 1, lambda _: (process(8, "S", None), process(9, "D", 3)), 30.0
     )
     assert stuck.objection == ""
     sentence = why_it_waits((stuck,))
@@ -81,7 +107,9 @@ def test_the_sentence_names_the_process_the_node_and_the_command() -> None:
 
 
 def test_no_node_is_set_down_beyond_the_drain_budget() -> None:
-    (stuck,) = stuck_nodes(JOB, {"n2": NODE, "n1": replace(NODE, name="n1")}, (JOB,), "", 1, lambda _: ())
+    (stuck,) = stuck_nodes(
+        JOB, {"n2": NODE, "n1": replace(NODE, name="n1")}, (JOB,), "", 1, lambda _: (), 30.0
+    )
     assert "2 nodes are out of service, and 1 may be" in stuck.objection
 
 

@@ -2,7 +2,8 @@
 
 Slurm 25.11 and later keep a requeued job COMPLETING as long as a process of its old run is alive, also one in state D that nothing can
 end (22.05 and 24.11 let go after UnkillableStepTimeout). With the node DOWN the job starts within seconds. State=DOWN ends every job on
-the node: so nothing is sent unless Slurm itself has given the node up, and shows no other job there, at this very moment.
+the node: so nothing is sent unless Slurm itself has given the node up, or its agent shows the process, and Slurm shows no other job
+there, at this very moment.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ Outcome = tuple[RungOutcome, str]
 
 
 async def set_down(
-    client: SlurmClient, fence: Fence, nodes: Sequence[str], reason: str, note: Callable[[SlurmNode], None]
+    client: SlurmClient,
+    fence: Fence,
+    nodes: Sequence[str],
+    reason: str,
+    note: Callable[[SlurmNode], None],
+    unkillable: Callable[[SlurmJob, str], bool],
 ) -> Outcome:
-    """Sets those of `nodes` DOWN that hold up the run after `fence`; `note` is told of each as Slurm has it afterwards.
+    """Sets those of `nodes` DOWN that hold up the run after `fence`; `note` gets each as Slurm has it afterwards;
+    `unkillable` answers whether a node's agent shows, at this moment, a process of the job that cannot be killed.
 
     Everything is read again just before; `skipped`: nothing was sent, and nothing is to be sent.
     """
@@ -29,9 +36,8 @@ async def set_down(
         for name in nodes:
             view = await client.read_view()
             node = await client.read_node(name)
-            why = objection(
-                next((job for job in view.jobs if job.job_id == fence.job_id), None), node, view, fence
-            )
+            job = next((job for job in view.jobs if job.job_id == fence.job_id), None)
+            why = objection(job, node, view, fence, unkillable=job is not None and unkillable(job, name))
             if why or node is None:
                 outcome = RungOutcome.DONE if done else RungOutcome.SKIPPED
                 return outcome, f"{name} is left as it is: {why}" + (
@@ -50,10 +56,12 @@ async def set_down(
     return RungOutcome.DONE, f"set DOWN: {', '.join(done)}"
 
 
-def objection(job: SlurmJob | None, node: SlurmNode | None, view: SlurmView, fence: Fence) -> str:
+def objection(
+    job: SlurmJob | None, node: SlurmNode | None, view: SlurmView, fence: Fence, *, unkillable: bool
+) -> str:
     """Why the node must not be set DOWN for this job, a sentence; empty if it may."""
     if job is None or job.unsure or node is None:
         return "Slurm does not show the job, or the node, as it has to be known"
     if job.restarts != fence.restarts + 1 or job.state != "COMPLETING" or node.name not in job.nodes:
         return f"it does not hold up the job any more ({job.state})"
-    return why_not(job, node, view.jobs, view.partial)
+    return why_not(job, node, view.jobs, view.partial, unkillable=unkillable)

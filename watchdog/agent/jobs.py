@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from watchdog.knowledge.ray_train import WORKER_NAMES, Seat
-from watchdog.model.observed import Role
+from watchdog.model.observed import BY_CLAIM, BY_SLURM, Role
 
 RANK_SOURCES: tuple[tuple[str, str, str], ...] = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
@@ -141,8 +141,6 @@ class Member:
     """It has started ranks: it never is one, also when they are gone and only its own variables are left."""
 
 
-BY_SLURM, BY_CLAIM = "slurm", "claim"
-"""In a control group of the job, or below its slurmstepd; or by its environment alone, as the user whose job Slurm says that it is."""
 Key = tuple[int, int]
 """(pid, start ticks): unique until a reboot."""
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from watchdog.agent.jobs import BY_SLURM, Key, Known, Member, Place, parse_cgroup
+from watchdog.agent.jobs import Key, Known, Member, Place, parse_cgroup
 from watchdog.fair_share import fair_share
+from watchdog.model.observed import BY_SLURM
 
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
 STRANGERS_AT_ONCE = 8

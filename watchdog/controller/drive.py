@@ -26,8 +26,10 @@ from watchdog.diagnose.filesystem import CONVICTS_FOR_S
 from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOutcome, RungRecord
 from watchdog.model.incidents import GpuProcess
 from watchdog.model.messages import Command, CommandResult, ProcessEnd
+from watchdog.model.observed import Process
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.model.slurm_states import RUNNING, is_known
+from watchdog.model.stuck_node import is_unkillable
 from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -277,7 +279,17 @@ class Driver:
             tools.journal.node_entry(node.name, "down", decision, clock.wall(), node.reason, node.reason_at)
 
         reason = f"{tools.drain_reason} processes of job {self._job_id} cannot be killed, incident {decision.incident_id}"
-        return await set_down.set_down(tools.slurm, decision.fence, nodes, reason, note)
+        return await set_down.set_down(
+            tools.slurm, decision.fence, nodes, reason, note, lambda job, node: self._unkillable(node, job)
+        )
+
+    def _unkillable(self, node: str, job: SlurmJob) -> bool:
+        return is_unkillable(self._there(node, job), self._tools.limits.set_down_after_s)
+
+    def _there(self, node: str, job: SlurmJob) -> tuple[Process, ...]:
+        """The job's processes on a node whose agent reports at this moment; none of a silent one: what it said last may be over."""
+        state = self._tools.state
+        return state.processes_on(node, job) if node in state.reporting_nodes(clock.monotonic()) else ()
 
     def _stuck(self, job: SlurmJob | None) -> tuple[StuckNode, ...]:
         """Where the old run of the requeued job has not ended, as far as Slurm's newest listing and the agents say."""
@@ -295,7 +307,8 @@ class Driver:
             tuple(state.jobs.values()),
             partial,
             allowed,
-            lambda node: state.processes_on(node, job),
+            lambda node: self._there(node, job),
+            limits.set_down_after_s,
         )
 
     async def _ask(self, node: str, command: Command, deadline_s: float) -> CommandResult:

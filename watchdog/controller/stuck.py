@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from watchdog.model.observed import Process
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.model.slurm_states import is_out
-from watchdog.model.stuck_node import why_not
+from watchdog.model.stuck_node import is_unkillable, why_not
 from watchdog.model.value import Value
 
 SHOWN = 3
@@ -31,19 +31,24 @@ def stuck_nodes(
     partial: str,
     allowed_out: int,
     processes: Callable[[str], Sequence[Process]],
+    unkillable_s: float,
 ) -> tuple[StuckNode, ...]:
     """The nodes that a requeued job which is COMPLETING still has. `allowed_out`: how many nodes may be out of service before we
-    set one DOWN; `processes` are those of the job that the node's agent reports."""
+    set one DOWN; `processes` are those of the job that the node's agent reports now; one that has been in state D for `unkillable_s` cannot be killed."""
     if job.state != "COMPLETING":
         return ()
     out = sum(1 for node in listed.values() if is_out(node.state))
     found = []
     for name in job.nodes:
-        node = listed.get(name)
-        why = "Slurm does not list it" if node is None else why_not(job, node, jobs, partial)
+        node, there = listed.get(name), processes(name)
+        why = (
+            "Slurm does not list it"
+            if node is None
+            else why_not(job, node, jobs, partial, unkillable=is_unkillable(there, unkillable_s))
+        )
         if not why and out > allowed_out:
             why = f"{out} nodes are out of service, and {allowed_out} may be (policy.max_drained_nodes, drained_percent)"
-        found.append(StuckNode(name=name, processes=words_for(processes(name)), objection=why))
+        found.append(StuckNode(name=name, processes=words_for(there), objection=why))
     return tuple(found)
 
 

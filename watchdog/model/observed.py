@@ -41,6 +41,11 @@ class Blocked(Value, frozen=True, kw_only=True):
     """Where `mount` cannot be told: the mount points of which it is one. A page fault names no file, and files of several are mapped."""
 
 
+BY_SLURM, BY_CLAIM = "slurm", "claim"
+"""How a process is known to be of a job: it is in a control group of the job, or below its slurmstepd; or by its environment alone, as the
+user whose job Slurm says that it is."""
+
+
 class Process(Value, frozen=True, kw_only=True):
     """One process of a Slurm job on one node, at one moment."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from watchdog.model.observed import BY_SLURM, Process
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.model.slurm_states import is_drained, is_lost, may_hold_nodes
 
@@ -11,12 +12,32 @@ GAVE_UP = "Kill task failed"
 """How slurmd's reason for the drain begins when a step's processes outlived UnkillableStepTimeout (slurmd, stepmgr: 22.05 to 26.05)."""
 
 
-def why_not(job: SlurmJob, node: SlurmNode, jobs: Sequence[SlurmJob], partial: str) -> str:
-    """Why a node on which the old run of `job` does not end must not be set DOWN, as far as Slurm's listing goes; empty if it may."""
+def is_unkillable(processes: Sequence[Process], for_s: float) -> bool:
+    """Whether the newest report of a node shows that a process of the job, in Slurm's own control group, has been in state D for `for_s`."""
+    return any(
+        each.member_by == BY_SLURM and each.state == "D" and (each.state_age_s or 0.0) >= for_s
+        for each in processes
+    )
+
+
+def why_not(
+    job: SlurmJob, node: SlurmNode, jobs: Sequence[SlurmJob], partial: str, *, unkillable: bool = False
+) -> str:
+    """Why a node on which the old run of `job` does not end must not be set DOWN; empty if it may.
+
+    Either Slurm itself has given the node up, or nobody has drained it and its agent shows a process that cannot be killed (`unkillable`):
+    Slurm 26.05 was seen to keep the job COMPLETING beyond UnkillableStepTimeout without draining the node.
+    """
     if is_lost(node.state):
         return f"Slurm has it as {node.state} already"
-    if not is_drained(node.state) or not node.reason.startswith(GAVE_UP):
-        return "Slurm has not given up on it yet: it drains the node with `Kill task failed` after UnkillableStepTimeout"
+    if not is_drained(node.state):
+        if not unkillable:
+            return (
+                "neither has Slurm given up on it (it drains the node with `Kill task failed` after UnkillableStepTimeout) nor "
+                "does its agent report a process of the job that has been in state D for long enough"
+            )
+    elif not node.reason.startswith(GAVE_UP):
+        return f"it is drained for another reason ({node.reason or 'none given'})"
     named = {job.process_id, *job.component_ids}
     if "JobId=" in node.reason and not any(
         f"JobId={name} " in f"{node.reason} ".replace(")", " ") for name in named

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from watchdog.agent.become import refusal_as
 from watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
-from watchdog.agent.jobs import BY_SLURM
 from watchdog.agent.mounts import Mount, MountNews, mount_of
 from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import count_open_files
@@ -27,7 +26,7 @@ from watchdog.kill_switch_file import HEARTBEAT, heartbeat_beside
 from watchdog.knowledge.ray_train import Seat, speaker_of
 from watchdog.masking_values import mask_words
 from watchdog.model.messages import JobWatch
-from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
+from watchdog.model.observed import BY_SLURM, Event, EventKind, LogFile, Process, Role
 
 MAX_FILES = 24
 """Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and some more."""

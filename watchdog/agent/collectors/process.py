@@ -27,14 +27,14 @@ from watchdog.agent.crowd import RECONSIDER_EVERY, pick_crowd
 from watchdog.agent.far_files import FarFiles
 from watchdog.agent.identify import describe_mount
 from watchdog.agent.identities import IDENTIFY, MAX_IDENTIFICATIONS, Identities, Stuck
-from watchdog.agent.jobs import BY_SLURM, WISH_VARIABLES, Key, Known, Member, assign
+from watchdog.agent.jobs import WISH_VARIABLES, Key, Known, Member, assign
 from watchdog.agent.mounts import Mount
 from watchdog.agent.probe import Probes
 from watchdog.agent.process_table import LASTING_STATES, Entry, Files, ProcessTable, Stat, read_file
 from watchdog.knowledge.ray_train import Seat
 from watchdog.knowledge.syscalls import PATH_ARGUMENT
 from watchdog.model.messages import JobWish
-from watchdog.model.observed import Blocked, Process, Role
+from watchdog.model.observed import BY_SLURM, Blocked, Process, Role
 
 __all__ = ["IDENTIFY", "SETTLE_S", "ProcessCollector"]
 

@@ -134,7 +134,14 @@ class Story:
         return action
 
     def say_slack(self, since: int) -> None:
-        for text in self.watchdog.slack.texts()[since:]:
+        """What Slack got since its message number `since`, when the last of it says that the incident is over."""
+        slack = self.watchdog.slack
+        self.watchdog.wait_for(
+            lambda: any("over after" in text.lower() for text in slack.texts()[since:]),
+            30,
+            "Slack to hear that it is over",
+        )
+        for text in slack.texts()[since:]:
             self.teller.say("slack", text.splitlines()[0] if text else "")
 
     def tell_cards(self, culprit: dict[str, Any]) -> None:
@@ -175,7 +182,9 @@ class Story:
         before = self.cluster.job(self.job)
         step = self.watchdog.step(self.job)
         self.cluster.freeze()
-        self.teller.say("we", f"froze {self.cluster.shared}: whoever writes there waits in state D")
+        self.teller.say(
+            "we", f"froze {self.cluster.shared}: every process that writes there waits in state D"
+        )
         incident = self.incident("filesystem_outage", 60)
         self.tell_cards(incident["culprits"][0])
         time.sleep(4)
@@ -188,10 +197,10 @@ class Story:
         self.teller.say("watchdog", "nothing restarted, no node excluded: " + kept["decisions"][0]["reason"])
         self.cluster.thaw()
         self.teller.say("we", "thawed it")
-        self.watchdog.wait_for(lambda: self.watchdog.step(self.job) > step + 3, 30, "training to go on")
-        self.teller.say("training", f"goes on by itself at step {self.watchdog.step(self.job)}")
+        self.watchdog.wait_for(lambda: self.watchdog.step(self.job) > step + 3, 30, "training to continue")
+        self.teller.say("training", f"continues by itself, at step {self.watchdog.step(self.job)}")
         self.watchdog.wait_for(lambda: self._is_resolved(incident["id"]), 30, "the incident to close itself")
-        self.teller.say("watchdog", "the incident has closed itself")
+        self.teller.say("watchdog", "the incident is over: it has closed itself")
         others = [i["kind"] for i in self.watchdog.incidents(self.job) if i["id"] != incident["id"]]
         self.say_slack(slack)
         culprit = incident["culprits"][0]
@@ -213,7 +222,7 @@ class Story:
 
     def rank_hangs(self) -> dict[str, Any]:
         """(b) The hang is found although PULSE lines keep the log growing."""
-        self.teller.act("(b) A rank waits for ever in its data loader; PULSE lines keep coming")
+        self.teller.act("(b) A rank hangs in its data loader; PULSE lines keep coming")
         slack = len(self.watchdog.slack.messages)
         nodes = self.watchdog.status()["jobs"][0]["nodes"]
         self.watchdog.wait_for(self._is_between_checkpoints, 30)
@@ -298,9 +307,7 @@ def tell(nodes: int = 4) -> int:
                 teller.say("we", "no C compiler here, so no simulated cards: the nodes have no GPUs")
             else:
                 stack.enter_context(cards)
-                teller.say(
-                    "we", "each node has simulated cards: a stand-in for NVIDIA's library tells of them"
-                )
+                teller.say("we", "each node has simulated cards: a stand-in for NVIDIA's library lists them")
             environment = cards.environment if cards is not None else None
             settings = {"controller": {"page_listen": PAGE}}
             watchdog = stack.enter_context(

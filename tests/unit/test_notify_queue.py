@@ -98,7 +98,7 @@ def test_without_threads_each_thing_is_told_in_the_channel_and_what_comes_togeth
     asyncio.run(go())
     opened, ended, resolved = wall.texts()
     assert opened.startswith(
-        "[a] CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s. job 7 is being restarted"
+        "[a] CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s. Job 7 is being restarted"
     )
     assert ended.startswith("[a] job 7 was restarted")
     assert resolved.startswith("[a] over after")
@@ -211,26 +211,27 @@ def test_a_cause_takes_over_the_message_of_what_it_explains_and_closes_it(journa
     assert revisions[-1].startswith("[a] over after")
 
 
+@pytest.mark.parametrize("guard", ["blind", "evidence"])
 def test_a_verdict_that_turns_within_half_a_minute_is_not_sent_and_one_that_stands_is(
-    journal: Journal,
+    journal: Journal, guard: str
 ) -> None:
-    wall, blind = Wall(), replace(DECISION, id="d0", verdict=Verdict.SUPPRESSED, by="blind")
+    wall, passing = Wall(), replace(DECISION, id="d0", verdict=Verdict.SUPPRESSED, by=guard)
 
     async def go() -> None:
         told = ticking(journal, wall)
-        told.notifier.decided(INCIDENT, blind)
+        told.notifier.decided(INCIDENT, passing)
         told.now += 20.0
         told.notifier.release()
         told.notifier.decided(INCIDENT, DECISION)
         told.now += 60.0
         told.notifier.release()
         await told.run_until_empty()
-        assert "guard: blind" not in wall.everything()
-        told.notifier.decided(INCIDENT, blind)
+        assert f"guard: {guard}" not in wall.everything()
+        told.notifier.decided(INCIDENT, passing)
         told.now += 31.0
         told.notifier.release()
         await told.run_until_empty()
-        assert "guard: blind" in wall.everything()
+        assert f"guard: {guard}" in wall.everything()
 
     asyncio.run(go())
 

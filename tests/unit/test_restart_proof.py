@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.builders import job, progress
-from watchdog.controller.restart_proof import first_step_if_proven, steps_lost
+from watchdog.controller.restart_proof import StepsLost, first_step_if_proven, steps_lost, work_words
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.view import PastRun
 from watchdog.detector_config import CollectiveHang
@@ -72,3 +72,13 @@ def test_start_after_a_restart_has_the_time_that_earlier_starts_took_and_not_an_
     assert progress_limit(never, settings).seconds == settings.startup_grace
     loaded = replace(starting, progress=progress(30.0, step=40, rises=0, steps_seen=1, intervals_s=()))
     assert progress_limit(loaded, settings).seconds == 600.0
+
+
+@pytest.mark.parametrize(
+    ("at_least", "at_most", "step_s", "words"),
+    [(6, 6, 0.5, "3 s"), (1, 1, 0.2, "1 s"), (10, 19, 30.0, "5 min to 10 min"), (0, 9, 10.0, "0 s to 90 s")],
+)
+def test_work_lost_is_a_range_where_the_steps_are_one(
+    at_least: int, at_most: int, step_s: float, words: str
+) -> None:
+    assert work_words(StepsLost(at_least=at_least, at_most=at_most), step_s) == words

@@ -33,7 +33,7 @@ from watchdog.notify.harmless import cut, safe
 from watchdog.notify.notice import JobNote, Notice, Topic
 from watchdog.notify.places import Places
 from watchdog.notify.slack import SlackBot, SlackWebhook
-from watchdog.notify.slack_messages import Payload, closed, parent, reply, updated
+from watchdog.notify.slack_messages import Payload, closed, parent, payload, reply, updated
 from watchdog.notify.words import Said, say_decision, say_opened, say_outcome, say_resolved
 
 HOSTILE = [
@@ -473,3 +473,8 @@ def test_what_is_cut_off_leaves_no_half_of_an_escape() -> None:
         assert not re.search(r"&(?!amp;|lt;|gt;)", end)
         assert end.removesuffix("…") == escaped[: len(end) - 1]
     assert cut("short &amp; whole", 40) == "short &amp; whole"
+
+
+def test_sentences_one_behind_the_other_end_with_a_stop_and_begin_with_a_capital() -> None:
+    message = payload(["it hangs", "job 7 was restarted…", "over after 26 s"], [], "")
+    assert message["text"] == "it hangs. Job 7 was restarted… Over after 26 s"

@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ from watchdog.controller.collected import (
     NodeProgress,
     Row,
     Shared,
+    came_late,
     diagnosis_json,
     gathered_of,
     main_call,
@@ -34,6 +36,7 @@ from watchdog.controller.health import is_announced
 from watchdog.controller.packed import pack
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.diagnose.filesystem import probes_wanted
+from watchdog.diagnose.stack_words import group_words
 from watchdog.diagnose.verdict import Diagnosis, diagnose
 from watchdog.masking_values import masked
 from watchdog.model.actions import Decision, RungOutcome
@@ -42,7 +45,6 @@ from watchdog.model.incidents import Incident, Kind
 from watchdog.model.messages import CollectEvidence
 from watchdog.model.observed import Role
 from watchdog.model.slurm import SlurmJob
-from watchdog.notify.harmless import plural
 
 if TYPE_CHECKING:
     from watchdog.controller.watch import Controller
@@ -64,7 +66,8 @@ OF_ONE_USER: Final = 3
 AGAIN_S: Final = 300.0
 """Evidence of the same run that is younger than this, and that was taken since an incident began, is not collected a second time for it."""
 APART_S: Final = 60.0
-"""Between the beginnings of two collections of one run, whatever begins meanwhile: each stops nothing, but costs its nodes."""
+"""Between the beginnings of two collections of one run that nobody waits for: each stops nothing, but costs its nodes. A person or an
+action that waits for one has it begun at once; budgets and cooldowns bound these."""
 SLACK_S: Final = 30.0
 """For a node to fetch its command, to read everything but stacks, and to send the answer."""
 KEPT: Final = 64
@@ -128,7 +131,9 @@ class Collector:
     def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected:
         """The collection of this run of this job: the one that runs, or a new one."""
         found = next((each for each in self._of(job) if not each.finished.is_set()), None)
-        return self._new(job, now, incident_id) if found is None else self._store(found, incident_id)
+        found = self._new(job, now, incident_id) if found is None else self._store(found, incident_id)
+        found.hurry.set()
+        return found
 
     def _counting(self, job: SlurmJob, now: float, incident_id: str, opened_at: float) -> Collected:
         """The collection that counts for an incident whose trouble began at `opened_at` (date): made since then, or a new one."""
@@ -150,9 +155,7 @@ class Collector:
         )  # fmt: skip
         self._known[found.id] = found
         self._of_run.setdefault(found.key, []).append(found)
-        # A person who asks is not kept waiting for what is over.
-        wait_for = None if incident_id is None and before and before.finished.is_set() else before
-        self._spawn(self._collect(found, wait_for))
+        self._spawn(self._collect(found, before))
         return found
 
     def _store(self, found: Collected, incident_id: str | None) -> Collected:
@@ -194,6 +197,7 @@ class Collector:
         if job is None or fence is None or job.restarts != fence.restarts:
             return RungOutcome.SKIPPED, "the run that the decision is about is over"
         found = self._counting(job, now, decision.incident_id, self._since(decision))
+        found.hurry.set()
         try:
             await asyncio.wait_for(found.finished.wait(), self._limit_s)
         except TimeoutError:
@@ -216,11 +220,13 @@ class Collector:
     # ------------------------------------------------------------------------------------ collecting
 
     async def _collect(self, found: Collected, before: Collected | None) -> None:
-        """Asks, judges and forgets. `before`: the last one of the same run, which comes first, and from which it keeps its distance."""
+        """Asks, judges and forgets. `before`: the last one of the same run, which comes first, and from which it keeps its distance
+        unless somebody waits for it."""
         try:
             if before is not None:
                 await before.finished.wait()
-                await asyncio.sleep(before.began + APART_S - clock.monotonic())
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(found.hurry.wait(), before.began + APART_S - clock.monotonic())
             async with self._slots.of(found.job.uid):
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._want_probes(found)
@@ -348,6 +354,9 @@ class Collector:
         found.diagnosis = self._diagnose(found, view, now)
         if found.incident_id is None:
             return
+        incident = next((each for each in self._c.judge.incidents if each.id == found.incident_id), None)
+        if incident is not None:
+            found.diagnosis = came_late(found.diagnosis, incident.kind, clock.wall() - incident.opened_at)
         document = {"job_id": found.job.job_id, **diagnosis_json(found)}
         self._keep(found, "diagnosis", pack(msgspec.json.encode(document)))
         for incident_id in (found.incident_id, *sorted(found.shared_with)):
@@ -366,10 +375,7 @@ class Collector:
         incident = next((each for each in self._c.judge.incidents if each.id == incident_id), None)
         if incident is None or not is_announced(incident):
             return
-        groups = [
-            f"{plural(len(group.ranks), 'rank')}: {group.place or 'elsewhere'}"
-            for group in diagnosis.groups[:4]
-        ]
+        groups = [f"{group_words(group)}." for group in diagnosis.groups[:4]]
         hints = [f"Usually: {hint.usually} Try next: {hint.try_next}" for hint in diagnosis.hints[:1]]
         differences = [each.line for each in diagnosis.differences[:4]]
         said = [diagnosis.summary, *groups, *differences, *hints]

@@ -19,6 +19,7 @@ from watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvidence,
 from watchdog.model.incidents import Culprit, Kind
 from watchdog.model.observed import Role
 from watchdog.model.slurm import SlurmJob
+from watchdog.notify.harmless import duration
 
 DUMPS: Final = 3
 """Of each process, so far apart that what moves is seen to move."""
@@ -51,6 +52,8 @@ class Collected:
     """Other incidents that it counts for."""
     begun: bool = False
     """Nodes were asked. Until then whatever it will find is newer than now."""
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Somebody waits for it: it begins as soon as the one before it is over."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     diagnosis: Diagnosis | None = None
     took_s: float | None = None
@@ -208,6 +211,24 @@ def diagnosis_json(found: Collected) -> dict[str, Any]:
         "nodes": nodes_json(found),
         "taken_at": found.began_at,
     }
+
+
+GOES_ON: Final = frozenset(
+    {Kind.GPU_FAULT, Kind.GPU_IDLE_RANK, Kind.GPU_CLOCK_LOW, Kind.SLOW_JOB, Kind.SLOW_NODE, Kind.LOG_ERROR}
+)
+"""Incidents of a job that may make steps all the while: that it does contradicts none of them."""
+
+
+def came_late(diagnosis: Diagnosis, kind: Kind, since_s: float) -> Diagnosis:
+    """The diagnosis of a collection for an incident that began `since_s` seconds before it was complete. Of a job that stood, and makes
+    steps by now, it says when that was seen: its stacks may be those of a job that is well."""
+    if diagnosis.kind != "progressing" or kind in GOES_ON:
+        return diagnosis
+    when = f"{duration(max(0.0, since_s))} after this incident began"
+    return replace(
+        diagnosis,
+        summary=f"{diagnosis.summary} This was seen {when}: stacks that were taken by then may show nothing of it.",
+    )
 
 
 def _culprit(culprit: Culprit) -> dict[str, Any]:

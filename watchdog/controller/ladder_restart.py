@@ -23,7 +23,7 @@ from watchdog.controller.ladder_state import (
     tries,
     wait_for_mounts,
 )  # fmt: skip
-from watchdog.controller.restart_proof import steps_lost
+from watchdog.controller.restart_proof import steps_lost, work_words
 from watchdog.controller.stuck import StuckNode, why_it_waits
 from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome
 from watchdog.model.slurm import SlurmJob
@@ -214,8 +214,8 @@ def end_of_restart(run: ActionRun, world: World, what: str, begun_at: float) -> 
         lost = steps_lost(last, world.stride, first, world.next_stride, world.loaded_step)
         seconds = None if decision.step_s is None else lost.at_least * decision.step_s
     words = "" if lost is None else f", {lost.words}"
-    if lost is not None and lost.at_least and seconds is not None:
-        words += f" ({seconds:.0f} s of work)"
+    if lost is not None and lost.at_most and decision.step_s is not None:
+        words += f" (about {work_words(lost, decision.step_s)} of work)"
     return ActionEnd(
         ok=True,
         ended_at=world.now,

@@ -154,7 +154,7 @@ def why_not(ending: Step, job: SlurmJob) -> str | None:
 
 
 def _evidence(incident: Incident, _: Situation, __: Limits) -> str | None:
-    return None if incident.actionable else "the evidence is not good enough to act on, only to tell"
+    return None if incident.actionable else "the evidence is strong enough to report it, and not to act on it"
 
 
 def _storage(_: Incident, s: Situation, __: Limits) -> str | None:

@@ -7,6 +7,7 @@ that hangs again has written both.
 from __future__ import annotations
 
 from watchdog.detect.view import JobView
+from watchdog.diagnose.log_case import duration
 from watchdog.model.value import Value
 
 PROOF = 2
@@ -25,6 +26,18 @@ class StepsLost(Value, frozen=True, kw_only=True):
         if self.at_least == self.at_most:
             return f"{self.at_least} step{'' if self.at_least == 1 else 's'} lost"
         return f"{self.at_least} to {self.at_most} steps lost"
+
+
+def work_words(lost: StepsLost, step_s: float) -> str:
+    """The time that these steps took at `step_s` seconds a step, the median of the run that was ended: `3 s`, `4 s to 12 min`. An estimate."""
+    low, high = (_time(steps * step_s) for steps in (lost.at_least, lost.at_most))
+    return high if low == high else f"{low} to {high}"
+
+
+def _time(seconds: float) -> str:
+    if 0 < seconds < 1:
+        return "1 s"
+    return duration(seconds)
 
 
 def first_step_if_proven(view: JobView | None, loaded_step: int | None) -> int | None:

@@ -36,6 +36,7 @@ from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended, last_error
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.shortened import SAID, shortened
+from watchdog.diagnose.stack_words import few, group_words
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.knowledge.frames import Place
 from watchdog.model.incidents import Culprit, Finding, Kind, Truth
@@ -293,7 +294,7 @@ def _left_to_storage(held: ProcessView) -> str:
 
 def _why_not(voted: Vote) -> str:
     if voted.missing:
-        return f"the stacks of rank {_few(voted.missing)} are missing"
+        return f"the stacks of rank {few(voted.missing)} are missing"
     if voted.moving is None:
         return "the stacks are not in yet"
     if voted.moving:
@@ -303,9 +304,7 @@ def _why_not(voted: Vote) -> str:
 
 def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
     facts = [
-        f"{_ranks(len(group.ranks))} ({_few(group.ranks)} on {_few(group.nodes)}): {group.place}, "
-        f"{' < '.join(group.frames[:4])}"
-        for group in voted.groups[:8]
+        f"{group_words(group, nodes=True)}, {' < '.join(group.frames[:4])}" for group in voted.groups[:8]
     ]
     facts += [f"{describe(c)} {c.reason}" for c in voted.undumped[:8]]
     facts += [
@@ -319,8 +318,3 @@ def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
 def _ranks(number: int, one: str = "", many: str = "") -> str:
     """`1 rank waits`, `5 ranks wait`."""
     return f"1 rank {one}".rstrip() if number == 1 else f"{number} ranks {many}".rstrip()
-
-
-def _few(values: tuple[object, ...]) -> str:
-    shown = ", ".join(str(value) for value in values[:6])
-    return shown if len(values) <= 6 else f"{shown}, … {len(values)} in all"

@@ -18,6 +18,7 @@ from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.log_errors import how_they_ended, said_before_it_ended
+from watchdog.diagnose.stack_words import group_words
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.model.incidents import Culprit, Finding, Kind, StacksWanted, Truth
 from watchdog.model.value import Value
@@ -187,7 +188,7 @@ def _accuse(
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
             *(f"last words: {line}" for line in words),
-            *(f"{len(g.ranks)} of them: {g.place}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
+            *(f"{group_words(g)}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
             "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job by itself",
         ),
         actionable=waiting.by_stacks,

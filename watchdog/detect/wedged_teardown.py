@@ -16,6 +16,7 @@ from watchdog.detect.learnt_limit import LimitSettings
 from watchdog.detect.limits import has_just_grown, makes_steps, progress_limit, with_a_step
 from watchdog.detect.view import ClusterView, ErrorLine, JobView, ProcessView
 from watchdog.diagnose.filesystem import describe
+from watchdog.diagnose.stack_words import group_words
 from watchdog.diagnose.stacks import Vote, vote
 from watchdog.knowledge.frames import Place
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, StacksWanted, Truth
@@ -173,7 +174,7 @@ def _have_left(gone: int, ranks: int) -> str:
 
 
 def _places(voted: Vote) -> tuple[str, ...]:
-    return tuple(f"{len(g.ranks)} ranks: {g.place}, {' < '.join(g.frames[:4])}" for g in voted.groups[:8])
+    return tuple(f"{group_words(g)}, {' < '.join(g.frames[:4])}" for g in voted.groups[:8])
 
 
 def _by_stacks(voted: Vote) -> tuple[bool | None, str]:

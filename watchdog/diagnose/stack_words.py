@@ -15,6 +15,7 @@ from watchdog.diagnose.stack_places import (
 )
 from watchdog.diagnose.stack_ranks import Cast
 from watchdog.diagnose.stack_sides import frames_key
+from watchdog.diagnose.stacks import Group
 from watchdog.knowledge.frames import CLASSES, Place
 from watchdog.model.evidence import ProcessStack
 from watchdog.model.incidents import Culprit
@@ -34,6 +35,19 @@ def place_words(place: Place, *, many: bool = False) -> str:
     plural = "are" if verb == "is" else verb[:-1]
     rest = rest.replace("or reads", "or read").replace("its ", "their ").replace("it started", "they started")
     return f"{plural} {rest}".strip()
+
+
+def group_words(group: Group, *, nodes: bool = False) -> str:
+    """`1 rank is in the backward pass`, `3 ranks (0, 2, 5 on n1, n2) wait in a collective`: what a group of equal stacks does."""
+    size = len(group.ranks)
+    who = f" ({few(group.ranks)} on {few(group.nodes)})" if nodes else ""
+    return f"{count_words(size, 'rank')}{who} {place_words(group.place, many=size != 1)}"
+
+
+def few(values: Sequence[object]) -> str:
+    """The first six, and how many there are in all if that is more."""
+    shown = ", ".join(str(value) for value in values[:6])
+    return shown if len(values) <= 6 else f"{shown}, … {len(values)} in all"
 
 
 def count_words(number: int, one: str) -> str:

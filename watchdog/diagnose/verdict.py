@@ -298,8 +298,8 @@ def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
     if progress.age_s > (patience_s if limit_s is None else min(patience_s, limit_s)):
         return None
     age = f"{progress.age_s:.0f} s" if progress.age_s >= 1 else "under a second"
-    return f"{progress.place} {age} ago" + (
-        f", a step takes {progress.step_s:.3g} s" if progress.step_s else ""
+    return f"{progress.place} was {age} ago" + (
+        f" (about {progress.step_s:.2g} s a step)" if progress.step_s else ""
     )
 
 

@@ -40,7 +40,7 @@ OF_A_PROCESS: frozenset[Kind] = frozenset({Kind.ORPHAN_GPU_PROCESS})
 """Kinds that are about one process and no job: nothing that is done to jobs can be done about them, and nothing else to jobs."""
 
 WHY_NONE: dict[Kind, str] = {
-    Kind.FILESYSTEM_OUTAGE: "no restart helps while the filesystem is away, and no node is to blame",
+    Kind.FILESYSTEM_OUTAGE: "no restart helps while the filesystem is unavailable, and no node is to blame",
     Kind.PARTITION_OR_OUTAGE: "many nodes at once are no fault of any of them",
     Kind.AGENT_SILENT: "silence proves nothing about the jobs on the node",
     Kind.NODE_DOWN: "Slurm ends and requeues the jobs of a node that it has lost by itself",

@@ -44,8 +44,8 @@ TAKEN_OVER = 10
 TAKEN_AT_ONCE = 5000
 HELD_S = 30.0
 """A decision that is about to be replaced is sent only if it still stands after this time."""
-PASSING = frozenset({"blind"})
-"""Guards whose word is mostly over in seconds."""
+PASSING = frozenset({"blind", "evidence"})
+"""Guards whose word is mostly over in seconds: the controller sees again, or the stacks are in and the job's own limit is passed."""
 
 
 OUTCOMES = ("sent", "failed", "dropped")
@@ -169,8 +169,8 @@ class Notifier:
         self._add(Topic.DIAGNOSED, incident, said=tuple(said))
 
     def decided(self, incident: Incident, decision: Decision) -> None:
-        """Announce what was decided. That nothing is done for the moment, since the controller is blind, is held back: mostly another
-        decision follows within seconds."""
+        """Announce what was decided. That nothing is done for the moment, by a guard of PASSING, is held back: mostly another decision
+        follows within seconds."""
         key = (incident.id, "" if decision.fence is None else decision.fence.job_id)
         self._held.pop(key, None)
         if decision.verdict is Verdict.SUPPRESSED and decision.by in PASSING:
@@ -191,13 +191,17 @@ class Notifier:
 
     def resolved(self, incident: Incident) -> None:
         """Announce that an incident is over, if it was announced that it began."""
-        for key in [key for key in self._held if key[0] == incident.id]:
-            del self._held[key]
+        self._forget_held(incident)
         if incident.fired_at is not None and incident.inhibited_by is None:
             self._add(Topic.RESOLVED, incident)
 
+    def _forget_held(self, incident: Incident) -> None:
+        for key in [key for key in self._held if key[0] == incident.id]:
+            del self._held[key]
+
     def explained(self, incident: Incident, cause: Incident | None) -> None:
         """An announced incident has turned out to be a part of another one: whoever was told that it began is told that it is that."""
+        self._forget_held(incident)
         why = (
             f"explained by {cause.kind}: {cause.summary}"
             if cause is not None

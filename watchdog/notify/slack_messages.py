@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from msgspec.structs import replace
 from slack_sdk.models.blocks import (
     ContextBlock,
     HeaderBlock,
@@ -71,7 +72,7 @@ def parent(
 
     `whole`: with the evidence of everything in `story`; otherwise that follows in the thread. `mentions` is the configuration's.
     """
-    said = [say(notice) for notice in story]
+    said = said_of(story)
     evidence = [line for each in said for line in each.evidence] if whole else []
     return payload(
         [each.sentence for each in said],
@@ -81,6 +82,19 @@ def parent(
         top=top(story, cluster),
         links=links(story[0], places),
     )
+
+
+def said_of(story: Sequence[Notice]) -> list[Said]:
+    """The words for each notice. What ended an incident is said once: where an action did, as the outcome of that action."""
+    details = {
+        notice.run.end.detail for notice in story if notice.run is not None and notice.run.end is not None
+    }
+    return [
+        replace(say(notice), sentence=f"over{lasted(notice.incident)}")
+        if notice.topic is Topic.RESOLVED and notice.incident.resolution in details
+        else say(notice)
+        for notice in story
+    ]
 
 
 def top(story: Sequence[Notice], cluster: str) -> Top:
@@ -183,7 +197,7 @@ def updated(story: Sequence[Notice], cluster: str, places: Places) -> Payload:
 
 def reply(story: Sequence[Notice], mentions: Mapping[str, str], *, first: bool) -> Payload:
     """What goes into the thread of an incident; `first`: the sentence of the first notice stands above it already."""
-    said = [say(notice) for notice in story]
+    said = said_of(story)
     evidence = [line for each in said for line in each.evidence]
     if first:
         sentences = [each.sentence for each in said[1:]] or ["Evidence"]
@@ -252,7 +266,17 @@ def payload(
     if mention:
         blocks.append(mention_block(mention))
     prefix = "" if top is None else f"[{safe(top.cluster, LINE_LIMIT)}] "
-    return message(prefix + " ".join(head), blocks)
+    return message(prefix + _running(head), blocks)
+
+
+def _running(sentences: Sequence[str]) -> str:
+    """Sentences one behind the other, each but the last with its stop, each but the first with a capital."""
+    last = len(sentences) - 1
+    return " ".join(
+        (each if at == 0 else each[:1].upper() + each[1:])
+        + ("" if at == last or each.endswith((".", "!", "?", "…", ":")) else ".")
+        for at, each in enumerate(sentences)
+    )
 
 
 def header(text: str) -> Payload:

@@ -41,6 +41,14 @@ UVICORN = ("Runner.run (asyncio/runners.py)", "Server.run (uvicorn/server.py)", 
 OWN_SERVER = ("Condition.wait (threading.py)", "Queue.get (queue.py)", "main (s.py)")
 NOTEBOOK = ("select (selectors.py)", "_run_once (asyncio/base_events.py)", "start (ipykernel/kernelapp.py)")
 COMPILING = ("compile_fx (torch/_inductor/compile_fx.py)", "train (t.py)")
+RAISED = ("Thread.join (threading.py)", "_shutdown (threading.py)")
+STARTED = ("Popen.wait (subprocess.py)", "run (subprocess.py)", "train (t.py)")
+KERAS = (
+    "decode (x.py)",
+    "__getitem__ (d.py)",
+    "get (keras/src/trainers/data_adapters/py_dataset_adapter.py)",
+    "fit (keras/src/backend/jax/trainer.py)",
+)
 TOKENIZING = ("map (datasets/arrow_dataset.py)", "prepare (train.py)")
 
 
@@ -115,6 +123,59 @@ def test_all_in_one_collective_with_nobody_outside_are_never_restarted_for_want_
     assert (found.truth, found.culprits, found.actionable) == (Truth.BAD, (), False)
 
 
+def raised(age_s: float, *, rank: int | None = None) -> ErrorLine:
+    line = "RuntimeError: bad sample in shard 17"
+    said = Event(
+        kind=EventKind.ERROR, job_id="7", age_s=0.0, source="/log", line=line, pattern="python_exception", rank=rank
+    )  # fmt: skip
+    return ErrorLine(node="n1", age_s=age_s, event=said)
+
+
+def alone(place: tuple[str, ...], **changes: Any) -> JobView:
+    """`stepless` of a job that is one process."""
+    only = replace(seen(0, world_size=1), cpu_ratio=0.0, io_bytes_s=0.0)
+    return stepless(place, **{"job": slurm_job(nodes=("n1",)), "processes": (only,), **changes})
+
+
+@pytest.mark.parametrize("where", [LOADER, LOCK, KERAS])
+def test_the_only_process_of_a_training_without_steps_that_has_stopped_is_named_with_what_it_waits_for(
+    where: tuple[str, ...],
+) -> None:
+    found = hang(alone(where))
+    assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [0], True)
+    assert "after it had trained: nobody has moved for 700 s" in found.summary
+    assert ("waits for a lock" if where is LOCK else "waits for its data loader") in found.summary
+
+
+def test_the_only_process_that_stands_still_in_code_nobody_knows_is_reported_with_its_place_and_may_be_restarted() -> (
+    None
+):
+    view = alone(("turn (t.py)", "train (t.py)"))
+    assert hang(view).truth is Truth.UNKNOWN
+    found = stalled(view)
+    assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [0], True)
+    assert "its only process does nothing; rank 0" in found.summary
+    assert "stands still in turn (t.py)" in found.summary
+
+
+def test_the_only_process_that_raised_and_cannot_exit_is_named_with_its_exception() -> None:
+    found = hang(alone(RAISED, errors=(raised(800.0),)))
+    assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [0], True)
+    assert "It said before: RuntimeError: bad sample in shard 17" in found.summary
+    with_steps = alone(RAISED, errors=(raised(70.0),), progress=progress(80.0, rose_age_s=80.0), motion=None)
+    assert [c.rank for c in hang(with_steps).culprits] == [0]
+    before = replace(with_steps, errors=(raised(90.0),))
+    assert hang(before).truth is Truth.UNKNOWN, "a step was made after the error"
+
+
+def test_a_process_alone_in_its_job_is_looked_at_rarely_until_something_shows_that_it_trains() -> None:
+    other = alone(SOCKET[:2], motion=None)
+    (rare,) = hang(other).wanted
+    (training,) = hang(alone(SOCKET, motion=None)).wanted
+    assert isinstance(rare, StacksWanted) and isinstance(training, StacksWanted)
+    assert (rare.later_s, training.later_s) == (1200.0, 300.0)
+
+
 HEALTHY = {
     "has moved a minute ago": stepless(BARRIER, LOADER, BARRIER, BARRIER, motion=moved(60.0, looks=2)),
     "moves": stepless(BARRIER, LOADER, BARRIER, BARRIER, motion=Motion(last_at=NOW, trained=9)),
@@ -143,6 +204,14 @@ HEALTHY = {
     "a server that writes into its log": stepless(UVICORN, *[BROADCAST] * 3, motion=moved(5e5, trained=0), run_age_s=6e5, phase="starting"),
     "a server that was tuned at its start": stepless(UVICORN, *[BROADCAST] * 3, motion=moved(5e5)),
     "a notebook in which somebody has trained": stepless(NOTEBOOK, motion=moved(5e4), job=slurm_job(nodes=("n1",))),
+    "a process that waits for the program it started": alone(STARTED),
+    "a process that ends, and has said nothing": alone(RAISED),
+    "a process that ends, whose error is an hour old": alone(
+        RAISED, errors=(raised(3600.0),),
+    ),
+    "a process of which nothing says that it trains": alone(LOCK[:1], motion=moved(700.0, trained=1)),
+    "a process that waits for a server": alone(SOCKET),
+    "a process that uses a little time": alone(KERAS, cpu_s=2.0),
     "a job that trained and has something else to do": stepless(*[("nap (w.py)", "main (w.py)")] * 4),
 }  # fmt: skip
 
@@ -218,6 +287,14 @@ def test_a_dump_that_lacks_a_rank_ends_the_row_and_proves_nothing() -> None:
     assert len(snapshot_views(run, 300.0)) == 3
 
 
+def test_what_took_long_before_a_run_trained_is_no_pace_of_it() -> None:
+    build = ("wait (ninja.py)", "main (t.py)")
+    start = [two(60.0 * n, build, build, 5.0) for n in range(6)]
+    later = [(600.0 + at, stacks) for at, stacks in TRAINING]
+    run = dumps(*start, *later)
+    assert run.motion is not None and motion.is_proven(run.motion) and run.motion.pauses_s == ()
+
+
 def test_a_run_that_serves_is_no_training_however_much_it_moves() -> None:
     run = dumps(*(two(300.0 * n, UVICORN, BROADCAST if n % 2 else COMPUTE[:1], 50.0 * n) for n in range(9)))
     assert run.motion is not None and not motion.is_proven(run.motion)
@@ -227,17 +304,7 @@ def test_a_rank_of_two_that_raised_and_cannot_exit_is_named_with_its_exception_t
     None
 ):
     leaving = ("Thread.join (threading.py)", "_shutdown (threading.py)")
-    line = "[rank1]: RuntimeError: bad sample in shard 17"
-    said = Event(
-        kind=EventKind.ERROR,
-        job_id="7",
-        age_s=0.0,
-        source="/log",
-        line=line,
-        pattern="python_exception",
-        rank=1,
-    )
-    error = ErrorLine(node="n1", age_s=800.0, event=said)
+    error = raised(800.0, rank=1)
     found = hang(stepless((*BACKWARD[:2], "train (t.py)"), leaving, errors=(error,)))
     assert (found.truth, [c.rank for c in found.culprits]) == (Truth.BAD, [1])
     assert "It said before: RuntimeError: bad sample in shard 17" in found.summary

@@ -24,6 +24,7 @@ from watchdog.detect.limits import (
     LoopClock,
     LoopSettings,
     has_just_grown,
+    look_apart_s,
     loop_clock,
     makes_steps,
     wants_stacks,
@@ -49,7 +50,8 @@ class Settings(LoopSettings, Protocol):
 
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
-"""Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep) are waits like any other."""
+"""Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep) are waits like any other.
+One that is shutting down does so, too, if it said before that it raised an exception: a thread keeps it from its end."""
 
 
 def detect(view: ClusterView, settings: Settings) -> list[Finding]:
@@ -101,12 +103,19 @@ def judge(job: JobView, now: float, settings: Settings) -> Finding:
     round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
     if round_and_round:
         return _accuse_spinning(job, finding, limit, voted, round_and_round, busy_limit_s)
-    alone = _alone(job, voted, standing(job, now, limit.seconds))
+    alone = _alone(job, voted, standing(job, now, limit.seconds), said_within_s(job, clock, settings))
     clock = replace(clock, limit=limit)
-    but = doubt(job, clock, alone or (*voted.outside, *voted.undumped), now)
+    but = doubt(
+        job,
+        clock,
+        alone or (*voted.outside, *voted.undumped),
+        now,
+        ended=any(each.reason.startswith(Place.TEARDOWN) for each in alone),
+    )
     if but and age_s >= limit.seconds:
         return replace(finding, summary=f"{clock.words}, and {but}")
-    return _accuse(job, finding, clock, voted, max(busy_limit_s, limit.seconds), alone)
+    said_s = said_within_s(job, clock, settings)
+    return _accuse(job, finding, clock, voted, max(busy_limit_s, limit.seconds), said_s, alone)
 
 
 def _why_unjudged(job: JobView) -> str:
@@ -147,9 +156,9 @@ def _accuse_spinning(
     )
 
 
-def _alone(job: JobView, voted: Vote, seen: Standing) -> tuple[Culprit, ...]:
+def _alone(job: JobView, voted: Vote, seen: Standing, said_s: float) -> tuple[Culprit, ...]:
     """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long, and neither it nor its
-    workers nor its GPU do anything. Nobody else can tell that it is waited for."""
+    workers nor its GPU do anything. Nobody else can tell that it is waited for. `said_s`: see `_said`."""
     still = voted.moving is False and not voted.checkpointing and seen.stands
     if (
         len(job.ranks) != 1
@@ -159,10 +168,10 @@ def _alone(job: JobView, voted: Vote, seen: Standing) -> tuple[Culprit, ...]:
     ):
         return ()
     group, rank = voted.groups[0], job.ranks[0]
-    if group.place not in FAULTS_OF_ONE:
-        return ()
     reason = f"{group.place}, in {group.frames[0]}"
-    return (Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason),)
+    culprit = Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason)
+    raised = group.place is Place.TEARDOWN and bool(_said(job, (culprit,), said_s))
+    return (culprit,) if raised or group.place in FAULTS_OF_ONE else ()
 
 
 def _accuse_by_gpus(
@@ -201,6 +210,7 @@ def _accuse(
     clock: LoopClock,
     voted: Vote,
     busy_limit_s: float,
+    said_s: float,
     alone: tuple[Culprit, ...] = (),
 ) -> Finding:
     """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective. Else it is no hang that is known:
@@ -249,7 +259,7 @@ def _accuse(
         who = f"{_ranks(voted.waiting, 'waits', 'wait')} in a collective and {voted.elsewhere} not, so nobody is named"
     else:
         who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
-    said = _said(job, culprits)
+    said = _said(job, culprits, said_s)
     held = somebody_on_storage(job)
     return replace(
         finding,
@@ -270,15 +280,28 @@ def has_trained(job: JobView) -> bool:
     return any(run.start_s is not None for run in job.past)
 
 
-def _said(job: JobView, culprits: tuple[Culprit, ...]) -> str:
-    """The error that the one culprit's own rank has logged since the last step: why it is where it is. Empty: none is known."""
+def said_within_s(job: JobView, clock: LoopClock, settings: Settings) -> float:
+    """How old an error may be that tells why the loop has stopped: since the last step, or, where steps cannot be read, since the last
+    look that found it moving."""
     progress = job.progress
+    if clock.unread:
+        return clock.age_s + look_apart_s(job, settings, moving=True)
+    if progress is None:
+        return job.run_age_s
+    return min(progress.age_s, progress.rose_age_s or progress.age_s)
+
+
+def _said(job: JobView, culprits: tuple[Culprit, ...], within_s: float) -> str:
+    """The error that the one culprit's own rank has logged within so many seconds: why it is where it is. Empty: none is known."""
     if len(culprits) != 1 or culprits[0].rank is None:
         return ""
-    since_s = job.run_age_s
-    if progress is not None:
-        since_s = min(progress.age_s, progress.rose_age_s or progress.age_s)
-    own = [each for each in job.errors if each.event.rank == culprits[0].rank and each.age_s <= since_s]
+    sole = len(job.ranks) == 1  # a line that names no rank is its own
+    own = [
+        each
+        for each in job.errors
+        if (each.event.rank == culprits[0].rank or (sole and each.event.rank is None))
+        and each.age_s <= within_s
+    ]
     last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
     return "" if last is None else shortened(split_prefix(last.event.line)[0], SAID).rstrip(".:")
 

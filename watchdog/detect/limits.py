@@ -102,9 +102,9 @@ def counts_hardly(view: JobView, settings: LimitSettings) -> bool:
     return progress.steps_seen < settings.warmup_steps and progress.phase is None
 
 
-def look_apart_s(view: JobView, settings: LoopSettings) -> float:
-    """Time between two dumps of a run whose steps cannot be read: rare, until two of them are alike."""
-    suspected = view.motion is not None and view.motion.still_from_at is not None
+def look_apart_s(view: JobView, settings: LoopSettings, *, moving: bool = False) -> float:
+    """Time between two dumps of a run whose steps cannot be read: rare, until two of them are alike (`moving`: as before that)."""
+    suspected = not moving and view.motion is not None and view.motion.still_from_at is not None
     share = STEPLESS_SOON if suspected else STEPLESS_LOOK
     return min(share * settings.stepless_limit, RARE_LOOK_S)
 

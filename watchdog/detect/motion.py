@@ -34,6 +34,7 @@ STILL_LOOKS = 3
 KEPT_PAUSES = 20
 MAY_SPIN = WAITS_FOR_PEERS | {Place.DEVICE}
 """Where time is used by waiting, too."""
+ELSEWHERE = frozenset({Place.SUBPROCESS, Place.REMOTE, Place.NETWORK})
 
 
 def is_proven(motion: Motion | None) -> bool:
@@ -55,7 +56,9 @@ def follow(before: Motion | None, earlier: StackSnapshot | None, newest: StackSn
     moved = Truth.UNKNOWN if earlier is None else _has_moved(earlier, newest)
     if moved is Truth.OK:
         pauses = known.pauses_s
-        if known.still_from_at is not None:
+        if (
+            known.still_from_at is not None and known.trained
+        ):  # what takes long before it trains (a build) is no pace of it
             pauses = (*pauses, at - known.still_from_at)[-KEPT_PAUSES:]
         trained = known.trained + any(_trains(stack) for stack in _ranks_of(newest).values())
         return replace(known, last_at=at, trained=trained, still_from_at=None, still_looks=0, pauses_s=pauses)
@@ -96,6 +99,14 @@ def is_in_training_code(job: JobView) -> bool:
 def is_serving(job: JobView) -> bool:
     """Whether a rank was seen in a loop that waits for requests: then others may wait for it for ever, and nothing is wrong."""
     return any(_serves(stack) for dump in job.snapshots for stack in _ranks_of(dump).values())
+
+
+def waits_for_others_work(job: JobView) -> bool:
+    """Whether the newest dump shows a rank that waits for a program or a task of Ray that it has started, or for a server: these may
+    do the work."""
+    return any(
+        locate(stack).place in ELSEWHERE for dump in job.snapshots[-1:] for stack in _ranks_of(dump).values()
+    )
 
 
 def did_nothing(job: JobView, node: str | None, pid: int | None) -> bool:

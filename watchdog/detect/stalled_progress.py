@@ -27,10 +27,11 @@ from watchdog.detect.limits import (
     progress_limit,
     with_a_step,
 )
-from watchdog.detect.view import ClusterView, JobView
+from watchdog.detect.view import ClusterView, JobView, ProcessView
 from watchdog.detect.wedged_teardown import has_ended
 from watchdog.diagnose.filesystem import describe
 from watchdog.diagnose.stacks import Vote, vote
+from watchdog.knowledge.frames import Place
 from watchdog.model.incidents import Culprit, Finding, Kind, Truth
 
 STACKS_PATIENCE_S = 10.0
@@ -198,12 +199,22 @@ def _evidence(job: JobView, now: float, limit_s: float) -> Standing:
         return Standing(why="a rank is blocked on a filesystem")
     voted = vote(job.snapshots, ranks)
     if voted.groups and _stands_still(job, voted, now, limit_s):
+        if len(ranks) == 1:
+            return Standing(why="its only process does nothing", culprits=_sole(ranks[0], voted))
         return Standing(
             why=f"no rank does anything, and none waits in a collective: {_where(voted, len(ranks))}"
         )
     if voted.groups:
         return Standing(why="the stacks do not show that anybody waits for anybody")
     return standing(job, now, limit_s)
+
+
+def _sole(rank: ProcessView, voted: Vote) -> tuple[Culprit, ...]:
+    """The only process of a job, with where it stands."""
+    group = voted.groups[0]
+    where = f"in {group.frames[0]}" if group.frames else "in no function that is known"
+    reason = f"stands still {where}" if group.place is Place.OTHER else f"{group.place}, {where}"
+    return (Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason),)
 
 
 def _where(voted: Vote, ranks: int) -> str:

@@ -23,6 +23,7 @@ TRAINS: Final[tuple[tuple[str, str], ...]] = (
     (r"_train_loop|_train_batch\w*|_train_microbatch\w*|fit", r".*composer/trainer/.*\.py"),
     (r".*", r".*(mmengine/runner/loops|fastai/learner|megatron/(core/pipeline_parallel|training)/.*|torchtitan/train\w*|nemo/.*train\w*)\.py"),
     (r"fit|train_function|train_step\w*|one_step_on_data", r".*keras/.*\.py"),
+    (r"learn|train|collect_rollouts|training_step", r".*(stable_baselines3|sb3_contrib|rllib|tianshou|skrl|rsl_rl|rl_games)/.*\.py"),
     (r"(_*(run_)?(pre|fine_?)?train(ing)?(_(one_)?(step|epoch|batch|loop|iter|iteration|model|worker|fn))?|one_train_step|optimizer_step|forward_backward\w*)", r".*"),
     (r".*", r"(.*/)?(run_)?_?(pre|fine_?)?(train|tun)(ing|e|er)?(_\w+)?\.py"),
 )  # fmt: skip

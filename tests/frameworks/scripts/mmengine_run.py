@@ -67,5 +67,6 @@ runner = Runner(
     launcher="pytorch",
     env_cfg={"dist_cfg": {"backend": "gloo"}},
     resume=True,
+    cfg={"model_wrapper_cfg": {"type": "MMDistributedDataParallel"}},  # without GPUs: no device ids
 )
 runner.train()

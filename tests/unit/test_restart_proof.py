@@ -51,6 +51,7 @@ def test_restart_without_a_step_is_not_proven_and_a_count_that_is_no_step_has_to
         (50, 10, 60, 10, None, "0 to 9 steps lost"),
         (21, 1, 21, 1, 20, "1 step lost"),
         (57, 1, 61, 1, 40, "0 steps lost"),  # it continued from a checkpoint that nobody saw
+        (11, 1, 12, 1, 10, "0 to 1 steps lost"),  # the line of step 11 was missed, or a checkpoint was
     ],
 )
 def test_steps_lost_are_steps_that_were_made_and_a_range_where_the_log_is_coarse(

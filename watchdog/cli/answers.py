@@ -99,6 +99,8 @@ class OpenIncident(Answer, frozen=True, kw_only=True):
     job_id: str | None = None
     opened_at: float | None = None
     summary: str = ""
+    summary_at: float | None = None
+    """When that was judged last."""
 
 
 class Delivery(Answer, frozen=True, kw_only=True):

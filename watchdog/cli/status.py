@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from watchdog import clock
-from watchdog.cli.answers import ControllerState, IncidentCounts, Job, JobHealth, Nodes, SlurmState, Status
+from watchdog.cli.answers import (
+    ControllerState,
+    IncidentCounts,
+    Job,
+    JobHealth,
+    Nodes,
+    OpenIncident,
+    SlurmState,
+    Status,
+)
 from watchdog.cli.client import Client, ClientError
 from watchdog.cli.options import EXIT_UNKNOWN, failures_told, operator_options, print_json
 from watchdog.cli.sources import choose, describe, own_instead
@@ -39,6 +48,8 @@ SHOWN_JOBS: Final = 10
 
 SHOWN_LEFT_OUT: Final = 5
 SHOWN_OPEN: Final = 5
+AS_OF_S: Final = 30.0
+"""An incident that was judged so lately is as it is said to be: a look comes every few seconds."""
 RANK: Final = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
 JOB_STYLES: Final = {"critical": "red", "warning": "yellow", "unknown": "magenta"}
 
@@ -96,11 +107,17 @@ def status(
     sys.exit(exit_code(answer))
 
 
+def _as_of(found: OpenIncident) -> str:
+    """` (as of 2 min ago)` where it was not judged since: without Slurm, or without reports, its figures are old."""
+    age_s = 0.0 if found.summary_at is None else clock.wall() - found.summary_at
+    return f" (as of {duration(age_s)} ago)" if age_s > AS_OF_S else ""
+
+
 def _print(answer: Status) -> None:
     sentence(_headline(answer), STYLES[exit_code(answer)])
     for found in answer.open[:SHOWN_OPEN]:
         if found.state == "firing":
-            sentence(f"- {found.summary} (slurm-watchdog explain {found.id})")
+            sentence(f"- {found.summary}{_as_of(found)} (slurm-watchdog explain {found.id})")
     ranked = sorted(answer.jobs, key=lambda job: RANK.get(how(job).level, 0))
     table(HEADINGS, [_row(job) for job in ranked], [_style(job) for job in ranked], wanted=WANTED)
     for job in [job for job in ranked if how(job).reason][:SHOWN_JOBS]:

@@ -33,6 +33,7 @@ from watchdog.masking import mask_cut
 from watchdog.model.incidents import Incident, IncidentState
 from watchdog.model.slurm import SlurmJob
 from watchdog.model.slurm_states import RUNNING
+from watchdog.notify.harmless import plural
 from watchdog.notify.notice import Delivery
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
@@ -354,7 +355,7 @@ class LocalApi:
         saved = view.checkpoint if view is not None else None
         step = view.progress.known_step if view is not None and view.progress is not None else None
         from_where = "its last complete checkpoint" if saved is None else f"checkpoint {saved.step}"
-        lost = "" if saved is None or step is None else f", {max(0, step - saved.step)} steps lost"
+        lost = "" if saved is None or step is None else f", {plural(max(0, step - saved.step), 'step')} lost"
         return (
             f"job {job_id} hangs ({hang.kind}, incident {hang.id}): its loop cannot see a kill switch. "
             f"It can be requeued now, from {from_where}{lost}: ask with --now"

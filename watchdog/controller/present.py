@@ -209,6 +209,7 @@ def _open_json(incident: Incident, sees: Sees) -> dict[str, Any]:
         "job_id": incident.job_ids[0] if incident.job_ids else None,
         "opened_at": incident.opened_at,
         "summary": summary_for(incident, sees),
+        "summary_at": incident.summary_at,
     }
 
 

@@ -14,6 +14,10 @@ PROOF = 2
 """Steps above the one that was loaded that have to be seen."""
 
 
+UNSEEN = 3
+"""Lines of a new run that may be missed: until Slurm lists it, what its log says counts for the run before."""
+
+
 class StepsLost(Value, frozen=True, kw_only=True):
     """Steps that were made and have to be made again: what the logs prove, and what they leave open."""
 
@@ -60,10 +64,12 @@ def steps_lost(
 ) -> StepsLost:
     """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one `first_step` first, a line every
     `next_stride`; `loaded_step` is the newest complete checkpoint that is known. It continues from there if its first line fits, else
-    from somewhere before that line."""
+    from somewhere before that line, or from the checkpoint if a few lines before it may have been missed."""
     earliest, latest = max(0, first_step - max(1, next_stride)), max(0, first_step - 1)
     if loaded_step is not None and earliest <= loaded_step <= latest:
         earliest = latest = loaded_step
+    elif loaded_step is not None and 0 < earliest - loaded_step <= UNSEEN * max(1, next_stride):
+        earliest = loaded_step
     made_at_most = last_step + max(1, stride) - 1
     at_least = max(0, last_step - latest)
     return StepsLost(at_least=at_least, at_most=max(at_least, made_at_most - earliest))

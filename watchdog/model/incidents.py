@@ -165,6 +165,8 @@ class Incident(Value, frozen=True, kw_only=True):
     """From the beginning of the condition to firing."""
     culprits: tuple[Culprit, ...] = ()
     summary: str = ""
+    summary_at: float | None = None
+    """When a detector said so last; None: an earlier release wrote it."""
     facts: tuple[str, ...] = ()
     runs: tuple[tuple[str, int], ...] = ()
     """(job id, restart count) of each job when it fired: what a decision is fenced by."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from watchdog.knowledge.ray_train import Seat, SeatReader, speaker_of
+from tests.unit.builders import slurm_job
+from tests.unit.test_scan_log_verdicts import verdict_of
+from watchdog.detect.view import PastRun
+from watchdog.diagnose.log_errors import find_cause, locate
+from watchdog.knowledge.ray_train import Row, Seat, SeatReader, died_of, seat_of, speaker_of
+from watchdog.model.observed import Event, EventKind
+from watchdog.progress import parse_line
 
 BEFORE = b"\x1b[36m(TrainController pid=9371)\x1b[0m "
 STARTED = BEFORE + b"Started training worker group of size 2: \n"
@@ -56,3 +62,63 @@ def test_the_worker_that_wrote_a_line_is_named_before_it_on_its_own_node_alone()
     assert speaker_of("(RayTrainWorker pid=12426, ip=10.0.0.7) RuntimeError") is None
     assert speaker_of("(TrainController pid=9371) RuntimeError") is None
     assert speaker_of("RuntimeError: in (RayTrainWorker pid=3)") is None
+
+
+DIED = (
+    "(raylet) A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, check the logs "
+    "for the dead worker. Lease ID: 05 Worker ID: f1 Node ID: 73 Worker IP address: 192.0.2.2 Worker port: 37393 Worker PID: {} "
+    "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file."
+)
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:421: Connection reset by peer"
+LOST_WORKER = (STARTED + SEATS).decode().replace("13121", "984") + "step 1\n" + DIED.format(984) + "\n"
+SUMMED_UP = "(TrainController pid=852) ray.train.WorkerGroupError: Training failed due to worker errors:"
+
+
+def test_a_row_of_the_table_and_the_word_of_a_dead_worker_are_read() -> None:
+    row = seat_of(
+        "(TrainController pid=852) - (ip=192.0.2.2, pid=984) world_rank=1, local_rank=1, node_rank=0"
+    )
+    assert row == Row("192.0.2.2", 984, 1)
+    assert seat_of("world_rank=1") is None
+    assert died_of(DIED.format(984)) == (984, "192.0.2.2")
+    assert died_of("Worker PID: 984") is None
+
+
+def run_with(*said: tuple[str, str, int | None]) -> PastRun:
+    the_job = slurm_job(nodes=("n1",), batch_host="n1")
+    seats = {0: ("n1", 1010), 1: ("n1", 984)}
+    errors = [
+        locate(Event(kind=EventKind.ERROR, job_id="7", age_s=0, source="l", line=line, pattern=pattern, rank=rank), "n1", 100.0 + at, the_job, seats)
+        for at, (line, pattern, rank) in enumerate(said)
+    ]  # fmt: skip
+    return PastRun(
+        restarts=0, began_at=0.0, ended_at=120.0, steps_seen=9, rose_at=90.0, state="FAILED", errors=tuple(errors), ranks=2
+    )
+
+
+def test_the_rank_that_ray_says_has_died_is_the_one_whom_its_peers_lost() -> None:
+    said = (
+        (LOST, "peer_lost", 0),
+        (DIED.format(984), "ray_actor_died", None),
+        (SUMMED_UP, "ray_actor_died", None),
+    )
+    cause = find_cause(run_with(*said))
+    assert cause is not None
+    assert (cause.error.rank, cause.error.pid, cause.error.node) == (1, 984, "n1")
+
+
+def test_of_two_workers_that_ray_says_have_died_none_is_named() -> None:
+    said = (DIED.format(984), "ray_actor_died", None), (DIED.format(1010), "ray_actor_died", None)
+    cause = find_cause(run_with(*said))
+    assert cause is not None and cause.error.rank is None
+
+
+def test_the_word_about_a_process_that_is_no_rank_names_nobody() -> None:
+    cause = find_cause(run_with((DIED.format(5), "ray_actor_died", None)))
+    assert cause is not None and cause.error.rank is None
+
+
+def test_what_the_controller_of_a_run_sums_up_is_no_exception_of_the_program() -> None:
+    fact = parse_line(SUMMED_UP)
+    assert fact is not None and fact.pattern == "ray_actor_died"
+    assert verdict_of(LOST_WORKER) == ("ray_actor_died", 1, "192.0.2.2")

@@ -45,6 +45,12 @@ def of_consequences(case: Case, told: list[Error], ended_by: Error | None) -> Ve
         return _of_timeouts(case, timeouts, told)
     if any(task.signal for task in case.ranks.tasks):
         return _of_tasks(case, told)
+    died = [error for error in told if error.name == "ray_actor_died"]
+    if died and rank_of_dead_process(case)[0] not in (
+        None,
+        *(case.ranks.rank_of(error.who) for error in felt),
+    ):
+        return _of_ends(case, died, told)
     if felt:
         return _of_lost(case, felt, told) or _unexplained(case, felt[0], told)
     last = [error for error in told if error.name not in FROM_OUTSIDE and error.name != "terminated"]

@@ -23,6 +23,7 @@ from watchdog.knowledge.log_signatures import (
     HEADERS,
     WORDS,
 )
+from watchdog.knowledge.ray_train import died_of
 from watchdog.model.incidents import Culprit
 from watchdog.model.observed import Event
 from watchdog.model.slurm import SlurmJob
@@ -34,6 +35,7 @@ Seats = Mapping[int, tuple[str, int]]
 
 STEP_SLACK_S = 2.0
 """A step that is logged so soon after an error may have been made before it, by the ranks that had not noticed yet."""
+RAYS_WORD = "ray_actor_died"
 NAMED_BY_SLURM = frozenset({"task_exit", "segmentation_fault", "bus_error", "oom_kill"})
 """Rows that match srun's line about a task that ended."""
 FEW_SILENT = 0.25
@@ -91,6 +93,8 @@ def locate(event: Event, node: str, at: float, job: SlurmJob, seats: Seats) -> L
     elif event.pattern == "launcher" and (ending := ending_of(text)) is not None:
         host = ending.host if ending.host in job.nodes else None
         where, rank = host, _rank_of_ending(ending, job, seats)
+    elif event.pattern == RAYS_WORD:
+        rank = _rank_of_rays_worker(text, job, seats)
     seat = seats.get(rank) if rank is not None else None
     if seat is not None:
         where = where or seat[0]
@@ -129,6 +133,14 @@ def _rank_of_ending(ending: Ending, job: SlurmJob, seats: Seats) -> int | None:
         return ranks[0] if len(ranks) == 1 else None
     known = not seats or ending.local in seats
     return ending.local if len(job.nodes) == 1 and known else None
+
+
+def _rank_of_rays_worker(text: str, job: SlurmJob, seats: Seats) -> int | None:
+    """The rank whose process Ray says has died: of a job on one node, for Ray names others by their addresses."""
+    died = died_of(text)
+    if died is None or len(job.nodes) != 1:
+        return None
+    return next((rank for rank, (_, pid) in seats.items() if pid == died[0]), None)
 
 
 def _is_a_module(line: str, host: str | None, job: SlurmJob) -> bool:
@@ -190,7 +202,10 @@ def find_cause(run: PastRun) -> Cause | None:
     first = next(iter(timed_out or [e for e in before if e.pattern not in HEADERS]), lines[0])
     if first.pattern == "terminated":  # the launcher ends the others, and then says whom it saw fail
         first = next((e for e in before if e.pattern == "launcher" and ending_of(_text(e))), first)
-    if first.pattern not in NAMED_BY_SLURM:
+    lost = _lost_by_ray(before) if first.pattern in FELT | {RAYS_WORD} else None
+    if lost is not None:
+        first = lost
+    elif first.pattern not in NAMED_BY_SLURM:
         # Who says that he lost the others, or was ended, is not the one who did it.
         nobody = replace(first, node=None, rank=None, pid=None)
         first = _placed(nobody, before, _victims(run, before))
@@ -359,6 +374,12 @@ def _died(lines: Sequence[LoggedError]) -> LoggedError | None:
         if death is not None and death.signal is not None and death.error.rank is not None
         else None
     )
+
+
+def _lost_by_ray(lines: Sequence[LoggedError]) -> LoggedError | None:
+    """Ray's word of the one rank whose process died while the others lived; None where it says that of several, or of none."""
+    told = [e for e in lines if e.pattern == RAYS_WORD and e.rank is not None]
+    return told[0] if len({e.rank for e in told}) == 1 else None
 
 
 def _cause(run: PastRun, lines: Sequence[LoggedError], first: LoggedError) -> Cause:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from watchdog.diagnose.log_lines import Line, Who
 from watchdog.diagnose.log_time import Stamp, stamp_of
 from watchdog.knowledge.launcher_words import Ending, ending_of
+from watchdog.knowledge.ray_train import died_of, seat_of
 
 LOCAL_RANKS = 16
 """More ranks than on any node."""
@@ -47,7 +48,6 @@ _ENDS = {
 """What srun writes of a task that died of a signal; a shell between adds 128 to the signal's number."""
 _TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
 _RAY_RANK = re.compile(r"Setting up process group .*\[rank=(?P<rank>\d+),")
-_RAY_DIED = re.compile(r"Worker IP address: (?P<host>[\w.:-]+) .*?Worker PID: (?P<pid>\d+)")
 _RETURNED = re.compile(r"exits with return code = (?P<code>-?\d+)")
 _OLD_EXIT = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"
@@ -233,14 +233,17 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
 def _read_ray(line: Line, ranks: Ranks) -> None:
     """Which rank a process of Ray is, and which of them died."""
     who = line.who
+    seat = seat_of(line.text) if "world_rank=" in line.text else None
+    if seat is not None:
+        ranks.by_pid.setdefault(str(seat.pid), set()).add((seat.rank, seat.address))
     if who.pid is not None:
         told = _RAY_RANK.search(line.text) if who.rank is None and "rank=" in line.text else None
         rank = int(told["rank"]) if told else who.rank
         if rank is not None:
             ranks.by_pid.setdefault(who.pid, set()).add((rank, who.host))
-    died = _RAY_DIED.search(line.raw) if "Worker PID: " in line.raw else None
-    if died:
-        ranks.dead.add((died["pid"], died["host"]))
+    died = died_of(line.raw) if "Worker PID: " in line.raw else None
+    if died is not None:
+        ranks.dead.add((str(died[0]), died[1]))
 
 
 def _worlds(text: str) -> list[int]:

@@ -29,6 +29,32 @@ _SPEAKER = re.compile(r"\W{0,12}(?:\d{1,3}m)?\(_?RayTrainWorker\w{0,20} pid=(\d{
 """Who wrote a line, in front of it as the driver prints it; an address behind the pid means another node."""
 
 
+_DIED = re.compile(r"\bWorker IP address: (?P<host>[\w.:-]{1,64}) .{0,80}?Worker PID: (?P<pid>\d{1,9})\b")
+"""The raylet's word of a worker process that ended by itself: core_worker/task_manager.cc, Ray 2.9 to 2.60. How it ended Ray does not
+know: what it lists behind that are possible causes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of ranks."""
+
+    address: str
+    pid: int
+    rank: int
+
+
+def seat_of(line: str) -> Row | None:
+    """The row of the table of ranks that a line is; None if it is none."""
+    found = _SEAT.search(line.encode(errors="replace"))
+    return Row(found[1].decode(), int(found[2]), int(found[3])) if found else None
+
+
+def died_of(line: str) -> tuple[int, str] | None:
+    """Pid and address of the worker of which raylet says that its process has died; None if a line says no such thing."""
+    found = _DIED.search(line)
+    return (int(found["pid"]), found["host"]) if found else None
+
+
 def speaker_of(line: str) -> int | None:
     """The pid of the worker that wrote a line of the driver's log, on the driver's node; None if it does not say."""
     found = _SPEAKER.match(line)

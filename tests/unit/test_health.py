@@ -249,3 +249,29 @@ def test_thousands_of_jobs_that_are_not_judged_leave_a_headline_of_one_line() ->
     ]
     found = health(seen(*many, limits_s={str(number): LIMIT_S for number in range(5000)}))
     assert len(found.headline) < 1000
+
+
+def test_a_job_that_shows_no_sign_of_a_training_is_no_reason_to_warn() -> None:
+    shell = builders.seen(0, comm="lmp_mpi")
+    cpu = stepless(processes=(shell, builders.seen(1, comm="lmp_mpi")), gpus=())
+    found = health(seen(cpu))
+    assert (found.level, found.jobs[0].state, found.jobs[0].not_judged) == (
+        Level.OK,
+        "no training seen",
+        None,
+    )
+    assert health(seen(cpu, personal=True)).jobs[0].not_judged is NotJudged.NO_STEP
+    python = stepless(
+        processes=(builders.seen(0, comm="python3.11"), builders.seen(1, comm="python3.11")), gpus=()
+    )
+    assert health(seen(python)).jobs[0].not_judged is NotJudged.NO_STEP
+    unread = replace(cpu, log=None)
+    assert health(seen(unread)).level is Level.OK
+    assert health(seen(cpu, incidents=(fires(Kind.LOG_ERROR),))).level is Level.CRITICAL
+
+
+def test_a_personal_run_judges_the_processes_of_its_own_user_root_or_not() -> None:
+    begins = stepless(processes=(), run_age_s=2.0, job=builders.slurm_job(uid=0))
+    assert health(seen(begins)).jobs[0].not_judged is NotJudged.SYSTEM_ACCOUNT
+    (job,) = health(seen(begins, personal=True)).jobs
+    assert (job.state, job.level) == ("starting", Level.OK)

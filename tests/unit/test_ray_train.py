@@ -92,7 +92,14 @@ def run_with(*said: tuple[str, str, int | None]) -> PastRun:
         for at, (line, pattern, rank) in enumerate(said)
     ]  # fmt: skip
     return PastRun(
-        restarts=0, began_at=0.0, ended_at=120.0, steps_seen=9, rose_at=90.0, state="FAILED", errors=tuple(errors), ranks=2
+        restarts=0,
+        began_at=0.0,
+        ended_at=120.0,
+        steps_seen=9,
+        rose_at=90.0,
+        state="FAILED",
+        errors=tuple(errors),
+        ranks=2,
     )
 
 

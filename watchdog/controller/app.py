@@ -193,6 +193,7 @@ async def open_doors(
     """
     config = controller.config
     own = isinstance(identity, OwnUser)
+    controller.personal = own
     door = Door(
         identity=identity,
         address_of=controller.state.address_of if config.security.check_node_address and not own else None,

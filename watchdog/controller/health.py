@@ -56,6 +56,8 @@ class Seen(Value, frozen=True, kw_only=True):
     acting: Mapping[str, str] = {}
     """Job -> what the action on it waits for, or that it is under way."""
     deliveries: Sequence[Delivery] = ()
+    personal: bool = False
+    """Of a `run` or `attach`."""
 
 
 class Health(Value, frozen=True, kw_only=True):
@@ -86,7 +88,7 @@ def health(seen: Seen) -> Health:
     """The judgement."""
     view = seen.view
     blind = _all_blind(seen)
-    sight = around(view, seen.limits_s, seen.incidents, seen.acting, blind)
+    sight = around(view, seen.limits_s, seen.incidents, seen.acting, blind, personal=seen.personal)
     jobs = tuple(job_health(job, sight) for job in view.jobs)
     reasons = [
         *_incidents(seen),

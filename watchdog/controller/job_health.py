@@ -52,6 +52,12 @@ TRAINING_UNREAD: Final = "training, steps unread"
 STARTING: Final = "starting"
 BEYOND: Final = "beyond its limit"
 NOT_JUDGED: Final = "not judged"
+NO_TRAINING: Final = "no training seen"
+NO_TRAINING_WHY: Final = "it holds no GPU, its log names no framework, and it has not several Python ranks: it is not expected to make steps"
+OF_A_TRAINING: Final = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
+"""What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs nobody's attention."""
+PYTHON: Final = ("python", "pt_main_thread", "ray::")
+"""How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
 STATES: Final[Mapping[Kind, str]] = {
     Kind.COLLECTIVE_HANG: "hangs",
     Kind.STALLED_PROGRESS: "hangs",
@@ -101,6 +107,8 @@ class Around(Value, frozen=True, kw_only=True):
     acting: Mapping[str, str]
     """Job -> what the action on it waits for."""
     blind: Blind | None = None
+    personal: bool = False
+    """A `run` or `attach`: agents look into their own user's processes, root's, too, and its job is a training."""
 
 
 def around(
@@ -109,6 +117,8 @@ def around(
     incidents: Iterable[Incident],
     acting: Mapping[str, str],
     blind: Blind | None,
+    *,
+    personal: bool = False,
 ) -> Around:
     """The surroundings of the jobs of `view`."""
     by_job: dict[str, list[Incident]] = {}
@@ -122,6 +132,7 @@ def around(
         incidents={job_id: tuple(found) for job_id, found in by_job.items()},
         acting=acting,
         blind=blind,
+        personal=personal,
     )
 
 
@@ -142,6 +153,12 @@ def job_health(view: JobView, sight: Around) -> JobHealth:
     if waits:
         return JobHealth(job_id=job_id, state="an action is under way", level=Level.WARNING, reason=waits)
     unseen = sight.blind or _unseen(view, sight)
+    if (
+        unseen is not None
+        and unseen.why in OF_A_TRAINING
+        and not (open_ones or sight.personal or _may_train(view))
+    ):
+        return JobHealth(job_id=job_id, state=NO_TRAINING, level=Level.OK, reason=NO_TRAINING_WHY)
     if unseen is not None:
         return JobHealth(
             job_id=job_id, state=NOT_JUDGED, level=Level.UNKNOWN, reason=unseen.reason, todo=unseen.todo,
@@ -152,6 +169,13 @@ def job_health(view: JobView, sight: Around) -> JobHealth:
 
 def _first_cause(incident: Incident) -> tuple[bool, bool]:
     return incident.inhibited_by is not None, incident.severity is not Severity.CRITICAL
+
+
+def _may_train(view: JobView) -> bool:
+    """Whether anything shows a training: a GPU that it holds, a framework's words in its log, or several ranks that are Python."""
+    named = view.log is not None and view.log.framework is not None
+    python = [rank for rank in view.ranks if rank.process.comm.lower().startswith(PYTHON)]
+    return bool(view.gpus) or named or len(python) > 1
 
 
 def _as_it_trains(view: JobView, sight: Around, firing: list[Incident], pending: bool) -> JobHealth:
@@ -204,7 +228,7 @@ def _unseen(view: JobView, sight: Around) -> Blind | None:
         )
     if progress is not None or _is_followed(view):
         return None
-    if not view.processes and NOBODY < job.uid <= MAX_SYSTEM_UID:
+    if not view.processes and NOBODY < job.uid <= MAX_SYSTEM_UID and not sight.personal:
         who = "root" if job.uid == 0 else "a system account"
         return Blind(
             why=NotJudged.SYSTEM_ACCOUNT, reason=f"it belongs to {who}, whose processes are not looked into",

@@ -64,6 +64,8 @@ class Controller:
         self.journal = journal
         self.slurm = slurm
         self.notifier = notifier
+        self.personal = False
+        """A `run` or `attach`, whose agents are their own user's."""
         self.metrics = metrics
         self.desk = CommandDesk()
         self.state = ClusterState(
@@ -437,6 +439,7 @@ class Controller:
                 warming_up=now - self.warm_from < self.config.controller.warm_up,
                 acting=self.actions.under_way(clock.wall()),
                 deliveries=self.notifier.deliveries(),
+                personal=self.personal,
             )
         )
 

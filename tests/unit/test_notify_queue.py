@@ -211,7 +211,7 @@ def test_a_cause_takes_over_the_message_of_what_it_explains_and_closes_it(journa
     assert revisions[-1].startswith("[a] over after")
 
 
-@pytest.mark.parametrize("guard", ["blind", "evidence"])
+@pytest.mark.parametrize("guard", ["blind", "evidence", "busy"])
 def test_a_verdict_that_turns_within_half_a_minute_is_not_sent_and_one_that_stands_is(
     journal: Journal, guard: str
 ) -> None:

@@ -19,7 +19,7 @@ from watchdog.model.incidents import Incident, IncidentState
 from watchdog.model.slurm import SlurmJob
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import one_line
-from watchdog.notify.notice import KEPT_JOBS, Caller, Delivery, Notice, Topic, job_notes, to_row
+from watchdog.notify.notice import BUSY, KEPT_JOBS, Caller, Delivery, Notice, Topic, job_notes, to_row
 from watchdog.notify.pulse import PULSE_ID, JobPulse, pulse_message
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ TAKEN_OVER = 10
 TAKEN_AT_ONCE = 5000
 HELD_S = 30.0
 """A decision that is about to be replaced is sent only if it still stands after this time."""
-PASSING = frozenset({"blind", "evidence"})
-"""Guards whose word is mostly over in seconds: the controller sees again, or the stacks are in and the job's own limit is passed."""
+PASSING = frozenset({"blind", "evidence", *BUSY})
+"""Guards whose word is mostly over in seconds: the controller sees again, the stacks are in and the job's own limit is passed, or
+the action that is under way for the job ends this incident, too."""
 
 
 OUTCOMES = ("sent", "failed", "dropped")

@@ -98,7 +98,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     Framework("MMEngine", "mmengine_run", ("mmengine",), "a line every ten iterations"),
     Framework("Composer", "composer_fit", ("mosaicml",), "its bar"),
     Framework("JAX, orbax", "jax_orbax", ("jax", "orbax-checkpoint"), "a line a step", launcher="spawn"),
-    Framework("Ray Train", "ray_train", ("ray",), "its tables", launcher="python"),
+    Framework("Ray Train", "ray_train", ("ray",), "its tables", launcher="python", fault_step=UNREAD),
     Framework("Keras", "keras_fit", ("keras", "jax"), "verbose=2: a line an epoch", ranks=1, launcher="python", fault_step=UNREAD),
     Framework("fastai", "fastai_fit", ("fastai",), "its bar", ranks=1, launcher="python", fault_step=UNREAD),
     Framework("stable-baselines3", "sb3_learn", ("stable_baselines3",), "its tables", ranks=1, launcher="python"),

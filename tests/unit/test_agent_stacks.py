@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from watchdog.agent.evidence.stacks import _Dump, _look, choose, parse_dump
+from watchdog.agent.evidence.stacks import _Dump, _look, _thread_cpu_s, choose, parse_dump
+from watchdog.agent.evidence.tool import Ran
+from watchdog.agent.process_owner import OWN
 from watchdog.diagnose.stack_places import locate
 from watchdog.knowledge.frames import Place
 from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
@@ -115,3 +117,40 @@ def test_the_main_thread_of_a_process_has_its_own_cpu_time_in_each_dump() -> Non
     assert after["main_cpu_s"] - before["main_cpu_s"] <= 0.1
     dump = _Dump(process(os.getpid(), Role.RANK, 0), "n1", {}, before=after)
     assert dump.stack().main_cpu_s == after["main_cpu_s"]
+
+
+def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> None:
+    """A worker of Ray Train trains in a thread of that name, and its main thread waits: its time says nothing."""
+    done = threading.Event()
+
+    def burn() -> None:
+        end = time.thread_time() + 0.3
+        while time.thread_time() < end:
+            pass
+        done.wait(20)
+
+    train = threading.Thread(target=burn, name="TrainingThread(worker)")
+    before = _look(os.getpid())
+    train.start()
+    try:
+        thread = {
+            "pid": os.getpid(),
+            "thread_id": 1,
+            "os_thread_id": train.native_id,
+            "thread_name": train.name,
+        }
+        dump = _Dump(process(os.getpid(), Role.RANK, 0), "n1", {OWN: os.getuid()}, before=before)
+        while _thread_cpu_s(os.getpid(), train.native_id or 0) < 0.2:  # type: ignore[operator]
+            time.sleep(0.02)
+        dump.take(
+            Ran(
+                code=0,
+                out=json.dumps([thread | {"active": True, "owns_gil": False, "frames": []}]).encode(),
+                errors=b"",
+            )
+        )
+    finally:
+        done.set()
+        train.join()
+    trained_s = dump.stack().main_cpu_s
+    assert trained_s is not None and 0.2 <= trained_s <= 0.5

@@ -65,6 +65,16 @@ def test_epochs_that_begin_anew_at_0_are_one_training_and_keep_what_was_learnt()
     assert seen.step_s == 1.0
 
 
+def test_lines_at_the_begin_the_middle_and_the_end_of_an_epoch_are_as_far_apart_as_the_most_of_them() -> None:
+    clocks: Clocks = {}
+    end = feed(
+        clocks,
+        [event(10 * epoch + step, "timm") for epoch in range(8) for step in (0, 5, 9)] + [event(80, "timm")],
+    )
+    seen = progress(clocks, end)
+    assert (seen.stride, seen.widest_stride, seen.by_epochs) == (1, 5, True)
+
+
 def test_epochs_without_a_total_keep_what_was_learnt_too() -> None:
     clocks: Clocks = {}
     end = feed(clocks, [event(step) for _ in range(3) for step in range(0, 100, 10)])

@@ -60,6 +60,21 @@ def test_steps_lost_are_steps_that_were_made_and_a_range_where_the_log_is_coarse
     assert steps_lost(last, stride, first, next_stride, loaded).words == words
 
 
+@pytest.mark.parametrize(
+    ("last", "first", "next_stride", "loaded", "words"),
+    [
+        (85, 66, 1, None, "0 to 20 steps lost"),  # ignite 0.5 at 81 of 130: `Epoch [2/2]: [1/65]`
+        (306, 50, 1, None, "0 to 257 steps lost"),  # fastai 2.8 in its epoch 31 of 35: `Epoch 6/35`
+        (87, 81, 1, 80, "7 steps lost"),  # the newest checkpoint fits
+        (57, 61, 1, None, "0 steps lost"),
+    ],
+)
+def test_steps_lost_of_a_log_that_counts_by_epochs_are_at_most_what_it_says(
+    last: int, first: int, next_stride: int, loaded: int | None, words: str
+) -> None:
+    assert steps_lost(last, 1, first, next_stride, loaded, by_epochs=True).words == words
+
+
 def test_start_after_a_restart_has_the_time_that_earlier_starts_took_and_not_an_hour() -> None:
     settings = CollectiveHang()
     past = PastRun(restarts=0, began_at=0.0, ended_at=900.0, steps_seen=50, start_s=40.0)

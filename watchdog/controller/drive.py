@@ -339,7 +339,7 @@ class Driver:
             after = self._tools.state.job_view(submitted.job_id, now)
         if before is not None and before.progress is not None and before.progress.step_known:
             self._step = max(self._step or 0, before.progress.step)
-            self._total_steps, self._stride = before.progress.total_steps, before.progress.stride
+            self._total_steps, self._stride = before.progress.total_steps, before.progress.widest_stride
         if before is not None and before.checkpoint is not None:
             self._saved = max(self._saved or 0, before.checkpoint.step)
         loaded_step = self._loaded_step(after)
@@ -356,7 +356,10 @@ class Driver:
             next_first_step=first_step_if_proven(after, loaded_step),
             stride=self._stride,
             loaded_step=loaded_step,
-            next_stride=after.progress.stride if after is not None and after.progress is not None else 1,
+            next_stride=after.progress.widest_stride
+            if after is not None and after.progress is not None
+            else 1,
+            next_by_epochs=after is not None and after.progress is not None and after.progress.by_epochs,
             stalled_mounts=self._stalled_mounts(now),
             paused=self._tools.paused(),
             taken_up_at=self._taken_up_at,

@@ -211,9 +211,12 @@ def end_of_restart(run: ActionRun, world: World, what: str, begun_at: float) -> 
     lost = seconds = None
     if decision.step_at_decision is not None and first > 0:
         last = max(decision.step_at_decision, world.step or 0)
-        lost = steps_lost(last, world.stride, first, world.next_stride, world.loaded_step)
+        lost = steps_lost(
+            last, world.stride, first, world.next_stride, world.loaded_step, by_epochs=world.next_by_epochs
+        )
         seconds = None if decision.step_s is None else lost.at_least * decision.step_s
-    words = "" if lost is None else f", {lost.words}"
+    counted = " (as its log counts epochs)" if world.next_by_epochs else ""
+    words = "" if lost is None else f"{counted}, {lost.words}"
     if lost is not None and lost.at_most and decision.step_s is not None:
         words += f" (about {work_words(lost, decision.step_s)} of work)"
     return ActionEnd(

@@ -106,9 +106,11 @@ class World(Value, frozen=True, kw_only=True):
     next_first_step: int | None = None
     """First step that the new run logged as made, once it is proven to train: see watchdog.controller.restart_proof."""
     next_stride: int = 1
-    """Steps between two lines of its log."""
+    """Steps between two lines of its log, the most of the recent ones."""
+    next_by_epochs: bool = False
+    """Its log counts steps by epochs."""
     stride: int = 1
-    """Steps between two log lines of the run that the decision is about."""
+    """The same of the run that the decision is about."""
     loaded_step: int | None = None
     """Step of the newest complete checkpoint that was known when that run ended."""
     stalled_mounts: tuple[str, ...] = ()

@@ -46,6 +46,8 @@ Counter = tuple[str, str]
 
 
 BARS = ("tqdm", "ignite_bar")
+BY_EPOCHS = frozenset(row.name for row in PATTERNS if row.in_epoch)
+KEPT_STRIDES = 16
 """Patterns by which several things are counted in turn: each total is a counter of its own."""
 
 WEAK = frozenset(row.name for row in PATTERNS if row.counted)
@@ -79,6 +81,8 @@ class Clock:
     rose: int = 0
     """How often it was seen to rise."""
     stride: int = 0
+    strides: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_STRIDES))
+    """The recent ones: some logs have a line at the begin, in the middle and at the end of each epoch."""
     total_steps: int | None = None
     begun_anew: int = 0
     lower: float | None = None
@@ -202,6 +206,7 @@ def _rise(
         clock.intervals_s.append(at - clock.rose_at)
     if event.step is not None:
         clock.stride = max(0, event.step - clock.step)
+        clock.strides.append(clock.stride)
         _note_time(clock, event, at, phase)
         clock.step = event.step
         clock.first_step = event.step if clock.first_step is None else clock.first_step
@@ -364,6 +369,8 @@ def read_progress(
         intervals_s=tuple(main.intervals_s),
         step_s=main.step_s,
         stride=max(1, main.stride),
+        widest_stride=max([1, *main.strides]),
+        by_epochs=pattern in BY_EPOCHS,
         total_steps=main.total_steps if main.seen >= TRUSTED_AFTER or not guessed else None,
         shared=any(clock.turns >= SHARED_AFTER for clock in clocks.values()),
         first_step=main.first_step if main.is_step else None,

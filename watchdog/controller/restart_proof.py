@@ -60,16 +60,24 @@ def first_step_if_proven(view: JobView | None, loaded_step: int | None) -> int |
 
 
 def steps_lost(
-    last_step: int, stride: int, first_step: int, next_stride: int, loaded_step: int | None
+    last_step: int,
+    stride: int,
+    first_step: int,
+    next_stride: int,
+    loaded_step: int | None,
+    *,
+    by_epochs: bool = False,
 ) -> StepsLost:
     """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one `first_step` first, a line every
     `next_stride`; `loaded_step` is the newest complete checkpoint that is known. It continues from there if its first line fits, else
-    from somewhere before that line, or from the checkpoint if a few lines before it may have been missed."""
+    from somewhere before that line, or from the checkpoint if a few lines before it may have been missed. `by_epochs`: it counts by epochs,
+    and may have begun one of them anew in its log alone (ignite, fastai), so that nothing is known to be lost unless that checkpoint fits."""
     earliest, latest = max(0, first_step - max(1, next_stride)), max(0, first_step - 1)
-    if loaded_step is not None and earliest <= loaded_step <= latest:
+    confirmed = loaded_step is not None and earliest <= loaded_step <= latest
+    if loaded_step is not None and confirmed:
         earliest = latest = loaded_step
     elif loaded_step is not None and 0 < earliest - loaded_step <= UNSEEN * max(1, next_stride):
         earliest = loaded_step
     made_at_most = last_step + max(1, stride) - 1
-    at_least = max(0, last_step - latest)
+    at_least = 0 if by_epochs and not confirmed else max(0, last_step - latest)
     return StepsLost(at_least=at_least, at_most=max(at_least, made_at_most - earliest))

@@ -260,7 +260,7 @@ def past_run(run: Run, now: float) -> PastRun:
         first_step=None if progress is None else progress.first_step,
         last_step=last_step,
         start_s=None if run.stepped_at is None else max(0.0, run.stepped_at - run.began_at),
-        stride=1 if progress is None else progress.stride,
+        stride=1 if progress is None else progress.widest_stride,
         total_steps=None if progress is None else progress.total_steps,
         rose_at=None if rose_age_s is None else now - rose_age_s,
         step_s=None if progress is None else progress.step_s,

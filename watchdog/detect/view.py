@@ -65,6 +65,11 @@ class Progress(Value, frozen=True, kw_only=True):
     """Of one step, the median of the recent ones; None until two rises were seen."""
     stride: int = 1
     """Steps between two log lines."""
+    widest_stride: int = 1
+    """The same, the most of the recent ones."""
+    by_epochs: bool = False
+    """The step is that of an epoch, added to the epochs before: some frameworks begin an epoch's count, or the number of epochs, anew
+    when they resume."""
     total_steps: int | None = None
     first_step: int | None = None
     """The first step that this run logged as made: where a bar begins (`40/90 [00:00<?`) is none; None until it rose from there."""

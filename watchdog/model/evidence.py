@@ -41,7 +41,7 @@ class ProcessStack(Value, frozen=True, kw_only=True):
     cpu_s: float = 0.0
     """CPU time used so far by the whole process, at the moment of the dump."""
     main_cpu_s: float | None = None
-    """CPU time used so far by its main thread alone."""
+    """CPU time used so far by the thread that trains alone: the main one, or the one that is named so (Ray Train)."""
     io_bytes: int | None = None
     """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
     resident_bytes: int | None = None

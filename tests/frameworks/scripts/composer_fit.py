@@ -1,7 +1,9 @@
 """Composer's Trainer with its bar, `save_folder` and `autoresume`."""
 
-import stubs  # noqa: I001, F401 -- before Composer, which wants torchvision even where there are no images
+import os
+
 import faults
+import stubs  # noqa: F401 -- before Composer, which wants torchvision even where there are no images
 import tiny
 import torch
 from composer import Callback, ComposerModel, Trainer
@@ -32,6 +34,7 @@ class Note(Callback):
         faults.made(int(state.timestamp.batch))
 
 
+os.environ.setdefault("NODE_RANK", os.environ.get("GROUP_RANK", "0"))  # as its own launcher does
 faults.begin()
 faults.slow_torch_save()
 dist.initialize_dist("cpu")

@@ -35,7 +35,7 @@ if saved:
     name = os.path.basename(saved[-1]).removesuffix(".pth")
     first = int(name.rpartition("_")[2]) + 1
     learner.load(name)
-note.first = 0
+note.first = first * EPOCH  # fastai counts the iterations of this run alone
 learner.fit(
     faults.STEPS // EPOCH,
     cbs=SaveModelCallback(every_epoch=True, fname="epoch", with_opt=True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from watchdog.agent.become import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
 from watchdog.agent.collectors.blocked import parse_state_and_cpu, parse_syscall
 from watchdog.agent.evidence.tool import Means, Ran, run_tools
 from watchdog.agent.process_owner import read_refusal
+from watchdog.knowledge.frames import TRAINING_THREAD
 from watchdog.knowledge.syscalls import name_of
 from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from watchdog.model.observed import Process, Role
@@ -193,6 +195,9 @@ class _Dump:
                 self.threads = parse_dump(ran.out)
             except ValueError as problem:
                 self.error = str(problem)
+            trains = next((each for each in self.threads if re.match(TRAINING_THREAD, each.name)), None)
+            if trains is not None:
+                self.before["main_cpu_s"] = _thread_cpu_s(self.process.pid, trains.thread_id)
 
     def stack(self) -> ProcessStack:
         """The answer."""
@@ -229,8 +234,7 @@ def _look(pid: int) -> dict[str, Any]:
         found["state"], ticks = parse_state_and_cpu(stat)
         found["start_ticks"] = int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19])
         found["cpu_s"] = ticks / os.sysconf("SC_CLK_TCK")
-        _, ticks = parse_state_and_cpu(Path(f"/proc/{pid}/task/{pid}/stat").read_bytes())
-        found["main_cpu_s"] = ticks / os.sysconf("SC_CLK_TCK")
+        found["main_cpu_s"] = _thread_cpu_s(pid, pid)
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
         found["resident_bytes"] = pages * os.sysconf("SC_PAGE_SIZE")
         found["io_bytes"] = _read_io(pid)
@@ -241,6 +245,14 @@ def _look(pid: int) -> dict[str, Any]:
     except (OSError, ValueError, IndexError):
         pass  # what is missing stays None
     return found
+
+
+def _thread_cpu_s(pid: int, thread_id: int) -> float | None:
+    try:
+        _, ticks = parse_state_and_cpu(Path(f"/proc/{pid}/task/{thread_id}/stat").read_bytes())
+    except (OSError, ValueError, IndexError):
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _read_io(pid: int) -> int | None:

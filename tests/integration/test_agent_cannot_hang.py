@@ -283,7 +283,9 @@ def test_without_its_spawner_the_agent_ends_says_so_and_leaves_nobody_behind(age
     tree = tree_of(agent.pid)
     os.kill(tree[1], signal.SIGKILL)
     assert agent.process.wait(10) == 1
-    assert "the process that starts the agent's children has ended: ending, to be started anew" in agent.log()
+    assert (
+        "the process that starts the agent's children has ended: ending, to be started again" in agent.log()
+    )
     until(lambda: not any(alive(pid) for pid in tree), 10, "all children are gone")
 
 

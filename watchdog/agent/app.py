@@ -522,7 +522,7 @@ def run_agent(
             return _show_once(agent, as_json)
         return _serve(agent, config, as_json, file, handover)
     except ProbesLost as error:
-        log.critical("%s: ending, to be started anew", error)
+        log.critical("%s: ending, to be started again", error)
         return 1
     finally:
         agent.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from watchdog import clock
 from watchdog.cli import complete
 from watchdog.cli.answers import Culprit, Incident
 from watchdog.cli.options import (
@@ -37,10 +39,29 @@ WANTED = [
 @click.option(
     "--job", "job_id", metavar="J", shell_complete=complete.jobs, help="Only incidents of this job."
 )
+@click.option(
+    "--kind", metavar="KIND", multiple=True, help="Only this kind (collective_hang, …); may be repeated."
+)
+@click.option(
+    "--state",
+    type=click.Choice(["pending", "firing", "resolved", "explained"]),
+    multiple=True,
+    help="Only incidents in this state; may be repeated.",
+)
+@click.option("--since", metavar="TIME", help="Only those that began in the last TIME (2h, 7d).")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="At most N, the newest.")
 @journal_option
 @operator_options
-def incidents(
-    job_id: str | None, journal: str | None, socket_path: str | None, config_file: str | None, as_json: bool
+def incidents(  # noqa: PLR0913 - click hands each option over by itself
+    job_id: str | None,
+    kind: tuple[str, ...],
+    state: tuple[str, ...],
+    since: str | None,
+    limit: int | None,
+    journal: str | None,
+    socket_path: str | None,
+    config_file: str | None,
+    as_json: bool,
 ) -> None:
     """What happened: pending, firing and resolved incidents. Exit code 1 while one of those listed is firing.
 
@@ -48,11 +69,15 @@ def incidents(
     Examples:
       slurm-watchdog incidents
       slurm-watchdog incidents --job 4711 --json
+      slurm-watchdog incidents --since 7d --kind gpu_fault --limit 20
       slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `attach` that has ended
     """
+    wanted = Wanted(kind, state, _seconds(since), limit)
     with failures_told(as_json):
         client = choose_or_journal(socket_path, config_file, journal)
-        found, document = client.incidents(job_id)
+        both = client.incidents(job_id)
+    chosen = wanted.of(list(zip(*both, strict=True)), clock.wall())
+    found, document = [each for each, _ in chosen], [row for _, row in chosen]
     firing = [each for each in found if is_wrong(each)]
     if as_json:
         rows = [
@@ -63,6 +88,39 @@ def incidents(
     else:
         _print(found, len(firing), job_id)
     sys.exit(EXIT_FOUND if firing else EXIT_FINE)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which incidents are asked for; empty and None: all."""
+
+    kinds: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    since_s: float | None = None
+    limit: int | None = None
+
+    def of(self, rows: list[tuple[Incident, Any]], now: float) -> list[tuple[Incident, Any]]:
+        """Those of `rows` (incident, its document) that are wanted, in their order; `now` is a date."""
+        found = [row for row in rows if self._is_wanted(row[0], now)]
+        if self.limit is None or len(found) <= self.limit:
+            return found
+        newest = sorted(found, key=lambda row: row[0].opened_at or 0.0)[-self.limit :]
+        kept = {id(row) for row in newest}
+        return [row for row in found if id(row) in kept]
+
+    def _is_wanted(self, each: Incident, now: float) -> bool:
+        old = self.since_s is not None and (each.opened_at is None or each.opened_at < now - self.since_s)
+        of_kind = not self.kinds or each.kind in self.kinds
+        return of_kind and (not self.states or shown_state(each) in self.states) and not old
+
+
+def _seconds(since: str | None) -> float | None:
+    from watchdog.config_types import parse_duration
+
+    try:
+        return None if since is None else parse_duration(since)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--since") from None
 
 
 def is_wrong(each: Incident) -> bool:

@@ -27,6 +27,7 @@ from watchdog.controller.reload import START_ANEW, read_anew
 from watchdog.controller.watch import Controller
 from watchdog.identity.files import IdentityError, TlsFiles
 from watchdog.identity.tls import Context
+from watchdog.notify.harmless import one_line
 from watchdog.notify.make import make_notifier
 from watchdog.notify.queue import Notifier
 from watchdog.runner import HELD, sd_notify
@@ -234,6 +235,10 @@ async def _every(interval_s: float, work: Callable[[], Awaitable[None]], stop: a
         await asyncio.sleep(interval_s)
 
 
+STATUS_CHARACTERS = 300
+"""Of the headline that `systemctl status` shows."""
+
+
 async def _tick_for_ever(controller: Controller, stop: asyncio.Event) -> None:
     """Ticks at a fixed cadence; systemd hears from us only after a whole tick."""
     interval_s, ready = controller.config.controller.tick, False
@@ -242,7 +247,8 @@ async def _tick_for_ever(controller: Controller, stop: asyncio.Event) -> None:
         try:
             for _ in controller.pieces():
                 await asyncio.sleep(0)  # reports, questions and actions first
-            sd_notify("WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1")
+            alive = "WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1"
+            sd_notify(f"{alive}\nSTATUS={one_line(controller.healthy()[1], STATUS_CHARACTERS)}")
             ready = True
         except Exception:  # the boundary: no heartbeat goes out from a tick that did not complete
             log.exception("a tick failed")

@@ -137,7 +137,7 @@ def _of_lost(case: Case, felt: Sequence[Error], told: Sequence[Error]) -> Verdic
 
 def _suspected(suspects: Suspects | None) -> str:
     if suspects is None:
-        return "and nothing tells whom they waited for; look for an earlier error elsewhere, or for stacks of all ranks"
+        return "and nothing shows which rank they waited for; look for an earlier error elsewhere, or for stacks of all ranks"
     names = ", ".join(str(rank) for rank in suspects.ranks[:8])
     return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
 

@@ -264,7 +264,7 @@ HINTS: tuple[HintRow, ...] = (
     _row("gpu_lost", "gpu_lost gpu_off_the_bus gpu_init_failed",
          "The driver lost the GPU.", "Keep jobs off the node, nvidia-bug-report.sh, reboot; look at power and temperature before it happened.", XIDS),
     _row("gpu_fault", "gpu_fault gsp_rpc_timeout gsp_error nvlink_error", "A fault that the driver reports (Xid).",
-         "slurm-watchdog scan-log --kernel on the node's log says what it means and whom it blames; dcgmi diag -r 3 on the drained node.", XIDS),
+         "slurm-watchdog scan-log --kernel on the node's log says what it means and which component it points to; dcgmi diag -r 3 on the drained node.", XIDS),
     _row("gpu_clock_low", "gpu_clock_low slow_node cpu_throttled",
          "Heat, power capping, a power brake signal, or a manual nvidia-smi -lgc.",
          "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER on this node and a healthy one, and compare; cooling; a burn-in of the node alone.",

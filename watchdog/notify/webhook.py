@@ -91,5 +91,5 @@ def event_json(notice: Notice, places: Places = NOWHERE) -> dict[str, Any]:
         "jobs": msgspec.to_builtins(notice.jobs),
         "decision": None if notice.decision is None else msgspec.to_builtins(notice.decision),
         "action": None if notice.run is None else msgspec.to_builtins(notice.run),
-        "said": list(notice.said),
+        "said": list(notice.said[1:]),
     }

@@ -63,11 +63,11 @@ def cases(args: argparse.Namespace, place: Path) -> Iterator[Case]:
 
 def run_all(args: argparse.Namespace, place: Path) -> list[Outcome]:
     """Runs them, some at a time; each is printed as it ends."""
-    outcomes = []
+    outcomes, releases = [], table.versions(args.python)
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = [pool.submit(case.run) for case in cases(args, place)]
         for future in _as_they_end(pool, futures):
-            outcome = future.result()
+            outcome = table.with_releases(future.result(), releases)
             outcomes.append(outcome)
             print(json.dumps(asdict(judge(outcome)) | {"ok": judge(outcome).ok}), flush=True)
             if args.results:
@@ -104,7 +104,7 @@ def main() -> int:
     if args.write:
         kept = table.read(Path(args.results)) if args.results else outcomes
         limits = "as shipped" if args.shipped else SHORT
-        (ROOT / table.PAGE).write_text(table.page(kept, table.versions(args.python), limits))
+        (ROOT / table.PAGE).write_text(table.page(kept, limits))
     return 0 if all(judge(outcome).ok for outcome in outcomes) else 1
 
 

@@ -109,15 +109,6 @@ SKIPPED: dict[str, str] = {
 }
 """What was left out, and why."""
 
-BEFORE = (
-    "Measured before two changes, and not again since: a dump has the CPU time of a rank's main thread (without it a training whose steps "
-    "cannot be read was never found motionless), and what stands still is started again by `run` (it was only reported)."
-)
-NOTES: dict[str, str] = dict.fromkeys(
-    ("Lightning", "DeepSpeed", "PyTorch DDP", "transformers Trainer"), BEFORE
-)
-"""To be read beside the table of a framework; to be taken away with the next run of its cases."""
-
 
 def fault_named(name: str) -> Fault:
     """Raises KeyError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class Outcome:
     seconds: float
     broke: str = ""
     """Why this is no result: the training itself did not work."""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """Distribution -> release, of what the case is about."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

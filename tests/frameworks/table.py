@@ -7,13 +7,14 @@ import os
 import platform
 import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.frameworks.catalogue import FAULTS, FRAMEWORKS, NOTES, SKIPPED, fault_named
+from tests.frameworks.catalogue import FAULTS, FRAMEWORKS, SKIPPED, Framework, fault_named
 from tests.frameworks.judge import Verdict, judge
 from tests.frameworks.outcome import Outcome, from_json
 
@@ -44,7 +45,13 @@ def read(file: Path) -> list[Outcome]:
     return list({(each.framework, each.fault): each for each in found}.values())
 
 
-def page(outcomes: Iterable[Outcome], releases: Mapping[str, str], limits: Mapping[str, Any] | str) -> str:
+def with_releases(outcome: Outcome, releases: Mapping[str, str]) -> Outcome:
+    """The outcome with the releases of what its framework consists of."""
+    (framework,) = (each for each in FRAMEWORKS if each.name == outcome.framework)
+    return replace(outcome, releases={name: releases.get(name, "?") for name in framework.distributions})
+
+
+def page(outcomes: Iterable[Outcome], limits: Mapping[str, Any] | str) -> str:
     """The whole page."""
     outcomes = list(outcomes)
     verdicts = {(each.framework, each.fault): judge(each) for each in outcomes}
@@ -62,13 +69,19 @@ def page(outcomes: Iterable[Outcome], releases: Mapping[str, str], limits: Mappi
         ]
         if not rows:
             continue
-        names = ", ".join(f"{name} {releases.get(name, '?')}" for name in framework.distributions)
+        names = _releases(framework, [each for each in outcomes if each.framework == framework.name])
         alone = "" if framework.ranks > 1 else " One process."
-        parts.append(
-            f"\n## {framework.name}\n\n{names}. Log: {framework.log}.{alone}\n\n{_table(rows)}{_note(framework.name, rows)}"
-        )
+        parts.append(f"\n## {framework.name}\n\n{names}. Log: {framework.log}.{alone}\n\n{_table(rows)}")
     parts.append(_skipped({each.framework for each in outcomes}))
     return "".join(parts)
+
+
+def _releases(framework: Framework, outcomes: Sequence[Outcome]) -> str:
+    """`torch 2.13.0+cpu and 2.15.0, numpy 2.4.1`: all that its cases were run with."""
+    found = {
+        name: sorted({each.releases.get(name, "?") for each in outcomes}) for name in framework.distributions
+    }
+    return ", ".join(f"{name} {' and '.join(releases)}" for name, releases in found.items())
 
 
 def _dates(outcomes: Iterable[Outcome]) -> str:
@@ -108,11 +121,6 @@ def _limits(limits: Mapping[str, Any] | str) -> str:
 def _table(rows: Sequence[Verdict]) -> str:
     head = "| fault | found | rank | cause | restart | from | lost (said) | false |\n|---|---|---|---|---|---|---|---|\n"
     return head + "".join(_row(each) for each in rows)
-
-
-def _note(name: str, rows: Sequence[Verdict]) -> str:
-    """Only where a case missed the target: then it says why."""
-    return f"\n{NOTES[name]}\n" if name in NOTES and not all(row.ok for row in rows) else ""
 
 
 def _row(each: Verdict) -> str:

@@ -41,6 +41,13 @@ UVICORN = ("Runner.run (asyncio/runners.py)", "Server.run (uvicorn/server.py)", 
 OWN_SERVER = ("Condition.wait (threading.py)", "Queue.get (queue.py)", "main (s.py)")
 NOTEBOOK = ("select (selectors.py)", "_run_once (asyncio/base_events.py)", "start (ipykernel/kernelapp.py)")
 COMPILING = ("compile_fx (torch/_inductor/compile_fx.py)", "train (t.py)")
+VALIDATES = (
+    "decode (x.py)",
+    "__getitem__ (d.py)",
+    "fetch (torch/utils/data/_utils/fetch.py)",
+    "validate (t.py)",
+    "train (t.py)",
+)
 RAISED = ("Thread.join (threading.py)", "_shutdown (threading.py)")
 STARTED = ("Popen.wait (subprocess.py)", "run (subprocess.py)", "train (t.py)")
 KERAS = (
@@ -137,7 +144,7 @@ def alone(place: tuple[str, ...], **changes: Any) -> JobView:
     return stepless(place, **{"job": slurm_job(nodes=("n1",)), "processes": (only,), **changes})
 
 
-@pytest.mark.parametrize("where", [LOADER, LOCK, KERAS])
+@pytest.mark.parametrize("where", [LOADER, LOCK])
 def test_the_only_process_of_a_training_without_steps_that_has_stopped_is_named_with_what_it_waits_for(
     where: tuple[str, ...],
 ) -> None:
@@ -147,10 +154,13 @@ def test_the_only_process_of_a_training_without_steps_that_has_stopped_is_named_
     assert ("waits for a lock" if where is LOCK else "waits for its data loader") in found.summary
 
 
-def test_the_only_process_that_stands_still_in_code_nobody_knows_is_reported_with_its_place_and_may_be_restarted() -> (
-    None
-):
-    view = alone(("turn (t.py)", "train (t.py)"))
+@pytest.mark.parametrize(
+    "where", [("turn (t.py)", "train (t.py)"), ("turn (t.py)", *VALIDATES[1:3], "train (t.py)")]
+)
+def test_the_only_process_that_stands_still_in_code_nobody_knows_is_reported_with_its_place_and_may_be_restarted(
+    where: tuple[str, ...],
+) -> None:
+    view = alone(where)
     assert hang(view).truth is Truth.UNKNOWN
     found = stalled(view)
     assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [0], True)
@@ -211,6 +221,7 @@ HEALTHY = {
     ),
     "a process of which nothing says that it trains": alone(LOCK[:1], motion=moved(700.0, trained=1)),
     "a process that waits for a server": alone(SOCKET),
+    "a process that evaluates and makes its samples itself": alone(VALIDATES),
     "a process that uses a little time": alone(KERAS, cpu_s=2.0),
     "a job that trained and has something else to do": stepless(*[("nap (w.py)", "main (w.py)")] * 4),
 }  # fmt: skip

@@ -116,8 +116,9 @@ def test_outcome_survives_its_file_and_the_page_has_a_row_for_it(tmp_path: Any) 
     file.write_text("".join(json.dumps(each.as_json()) + "\n" for each in (worse, GOOD)))
     assert from_json(GOOD.as_json()) == GOOD
     assert table.read(file) == [GOOD], "of a case that was repeated, the newest"
-    page = table.page([GOOD], {"torch": "2.13.0"}, {"agent": {"interval": "2s"}})
-    assert "## PyTorch DDP\n\ntorch 2.13.0." in page
+    older, newer = (table.with_releases(GOOD, {"torch": release}) for release in ("2.13.0", "2.15.0"))
+    page = table.page([older, replace(newer, fault="none")], {"agent": {"interval": "2s"}})
+    assert "## PyTorch DDP\n\ntorch 2.13.0 and 2.15.0." in page
     assert "| 21 s, `collective_hang` | right | right | 50 s | 80 | 5 (3-9) | - |" in page
     assert "Of 1 faults 1 were reported, 1 with the right rank" in page
 

@@ -171,7 +171,7 @@ def _alone(job: JobView, voted: Vote, seen: Standing, said_s: float) -> tuple[Cu
     reason = f"{group.place}, in {group.frames[0]}"
     culprit = Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason)
     raised = group.place is Place.TEARDOWN and bool(_said(job, (culprit,), said_s))
-    return (culprit,) if raised or group.place in FAULTS_OF_ONE else ()
+    return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
 
 
 def _accuse_by_gpus(

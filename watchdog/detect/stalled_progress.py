@@ -213,7 +213,11 @@ def _sole(rank: ProcessView, voted: Vote) -> tuple[Culprit, ...]:
     """The only process of a job, with where it stands."""
     group = voted.groups[0]
     where = f"in {group.frames[0]}" if group.frames else "in no function that is known"
-    reason = f"stands still {where}" if group.place is Place.OTHER else f"{group.place}, {where}"
+    reason = (
+        f"stands still {where}"
+        if group.place is Place.OTHER or voted.in_own_code
+        else f"{group.place}, {where}"
+    )
     return (Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason),)
 
 

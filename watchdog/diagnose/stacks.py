@@ -51,7 +51,9 @@ class Vote(Value, frozen=True, kw_only=True):
     checkpointing: bool = False
     """Whether any rank stands below a function that writes or reads a checkpoint."""
     patient: bool = False
-    """Whether every rank that stands outside is in something that takes its time: an evaluation, a compilation, a data set."""
+    """Whether every rank that stands outside, or the only rank there is, is in something that takes its time: an evaluation, a compilation, a data set."""
+    in_own_code: bool = False
+    """Whether the only rank makes its samples itself: it is not said to wait for a data loader."""
     moving: bool | None = None
     """Whether any rank moved or computed between the dumps; None if that cannot be said."""
 
@@ -79,6 +81,7 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
     ]
     odd = [] if named or crowd else _odd_one_in_another_collective(waiting, len(places))
     seen = {p.key for p in places}
+    sole = dumped if len(places) == 1 else []
     return Vote(
         groups=_groups(dumped, {(c.node, c.rank, c.pid) for c in named}),
         outside=tuple(named or odd),
@@ -93,7 +96,8 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
             sorted({r.process.rank or 0 for key, r in wanted.items() if key not in seen and r.alive})
         ),
         checkpointing=any(_is_unhurried(p) for p in dumped),
-        patient=bool(outside) and all(_takes_its_time(p) for p in outside),
+        patient=bool(outside or sole) and all(_takes_its_time(p) for p in (outside or sole)),
+        in_own_code=any(makes_its_own_samples(p) for p in sole),
         moving=_moving(places, {p.key for p in waiting}, history),
     )
 
@@ -144,7 +148,15 @@ def _takes_its_time(place: RankPlace) -> bool:
     """In an evaluation a rank that waits for data, a lock or a file is as stuck as anywhere."""
     if place.place in LONG:
         return True
-    return "evaluation" in place.contexts and not {place.place, place.doing} & ENDLESS
+    stuck = {place.place, place.doing} & ENDLESS and not makes_its_own_samples(place)
+    return "evaluation" in place.contexts and not stuck
+
+
+def makes_its_own_samples(place: RankPlace) -> bool:
+    """Whether a rank is in the code that makes a sample, below a data loader without workers: that works, and waits for nobody."""
+    inner = next(iter(place.frames), None)
+    made = place.place is Place.DATALOADER and inner is not None
+    return made and inner is not None and place_of(inner.function, inner.file) is not Place.DATALOADER
 
 
 def _groups(

@@ -130,8 +130,6 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
         r"streaming/base/.*|lightning/.*/fetchers|mosaic\w*/.*/dataloader|ffcv/.*|tensorflow/python/data/.*|grain/.*)"
         r"(\.py)?",
     ),
-    # keras 3.15, fastai 2.8: what makes or waits for the next batch, in the training's own process too.
-    (Place.DATALOADER, r".*", r".*(keras/src/trainers/(data_adapters/\w+|epoch_iterator)|fastai/data/(load|core))\.py"),
     (Place.DATALOADER, r"_?get_(micro_?)?batch(_pipe|_on_this_tp_rank)?|_?(get_)?next_(micro_?)?batch|_?fetch_(next_)?batch|_?load_next_batch", r".*"),
     (
         Place.P2P,

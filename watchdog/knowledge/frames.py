@@ -328,7 +328,7 @@ CONTEXTS: Final[tuple[tuple[str, str, str], ...]] = (
         r"_*(generate|log|sample|visuali[sz]e|render|draw|plot)_?(samples?|images?|completions?|texts?|examples?|outputs?|from_model|videos?)|generate|"
         r"_*eval_(loop|step|batch|epoch|model|one_epoch)\w*|"
         r"_*do_(eval|validation|test)|run_eval\w*|_run_(evaluation|validation|eval)\w*|\w*(evaluation|prediction|validation|eval|val)_(loop|step|epoch)|"
-        r"(val|valid|test)_(epoch|one_epoch)|_?maybe_log_save_evaluate)",
+        r"(val|valid|test)_(epoch|one_epoch)|_?maybe_log_save_evaluate|_*estimate_loss)",
         r"(?!.*torch/_?(nn|utils|autograd|distributed)/).*",
     ),
     (

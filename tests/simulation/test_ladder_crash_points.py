@@ -138,7 +138,7 @@ async def stuck(world: World, job: SlurmJob | None) -> tuple[StuckNode, ...]:
         node = await world.read_node("n1")
     except SlurmUnavailable:
         return (StuckNode(name="n1", objection="not listed"),)
-    return stuck_nodes(job, {"n1": node}, (job, *world.others()), "", 9, lambda _: ())
+    return stuck_nodes(job, {"n1": node}, (job, *world.others()), "", 9, lambda _: (), 30.0)
 
 
 def submitted(world: World, decision: Decision) -> SlurmJob | None:
@@ -165,7 +165,12 @@ async def pull(world: World, decision: Decision, do: Do) -> tuple[RungOutcome, s
             return await restart.release(world, "7" if new is None else new.job_id)
         case Rung.SET_DOWN:
             return await set_down.set_down(
-                world, decision.fence, do.nodes, "slurm-watchdog: unkillable", lambda _: None
+                world,
+                decision.fence,
+                do.nodes,
+                "slurm-watchdog: unkillable",
+                lambda _: None,
+                lambda *_: False,
             )
         case Rung.SIGNAL_USR1 | Rung.SIGNAL_TERM:
             name = "USR1" if do.rung is Rung.SIGNAL_USR1 else "TERM"

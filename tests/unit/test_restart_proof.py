@@ -47,8 +47,15 @@ def test_restart_without_a_step_is_not_proven_and_a_count_that_is_no_step_has_to
         (57, 1, 41, 1, 40, "17 steps lost"),
         (64, 1, 65, 1, 64, "0 steps lost"),
         (57, 1, 41, 1, None, "17 steps lost"),
-        (50, 10, 50, 10, 40, "10 to 19 steps lost"),  # a line every ten steps: up to nine more were made
-        (50, 10, 60, 10, None, "0 to 9 steps lost"),
+        (
+            50,
+            10,
+            50,
+            10,
+            40,
+            "10 to 20 steps lost",
+        ),  # a line every ten steps: up to nine more were made, ten if it counts from 0
+        (50, 10, 60, 10, None, "0 to 10 steps lost"),
         (21, 1, 21, 1, 20, "1 step lost"),
         (57, 1, 61, 1, 40, "0 steps lost"),  # it continued from a checkpoint that nobody saw
         (11, 1, 12, 1, 10, "0 to 1 steps lost"),  # the line of step 11 was missed, or a checkpoint was

@@ -46,9 +46,10 @@ Counter = tuple[str, str]
 
 
 BARS = ("tqdm", "ignite_bar")
+"""Patterns by which several things are counted in turn: each total is a counter of its own."""
 BY_EPOCHS = frozenset(row.name for row in PATTERNS if row.in_epoch)
 KEPT_STRIDES = 16
-"""Patterns by which several things are counted in turn: each total is a counter of its own."""
+"""Distances between lines that are kept: those of a few epochs, of which each may end with a short one."""
 
 WEAK = frozenset(row.name for row in PATTERNS if row.counted)
 """Patterns that prose matches as well: one line alone may be an accident."""

@@ -72,12 +72,14 @@ def steps_lost(
     `next_stride`; `loaded_step` is the newest complete checkpoint that is known. It continues from there if its first line fits, else
     from somewhere before that line, or from the checkpoint if a few lines before it may have been missed. `by_epochs`: it counts by epochs,
     and may have begun one of them anew in its log alone (ignite, fastai), so that nothing is known to be lost unless that checkpoint fits."""
-    earliest, latest = max(0, first_step - max(1, next_stride)), max(0, first_step - 1)
+    pace = max(1, stride, next_stride)  # the new run has written too few lines to show it
+    earliest, latest = max(0, first_step - pace), max(0, first_step - 1)
     confirmed = loaded_step is not None and earliest <= loaded_step <= latest
     if loaded_step is not None and confirmed:
         earliest = latest = loaded_step
-    elif loaded_step is not None and 0 < earliest - loaded_step <= UNSEEN * max(1, next_stride):
+    elif loaded_step is not None and 0 < earliest - loaded_step <= UNSEEN * pace:
         earliest = loaded_step
-    made_at_most = last_step + max(1, stride) - 1
+    # Between two lines one step more where it counts from 0: the line of step 50 is then written after 51.
+    made_at_most = last_step + (pace if pace > 1 else 0)
     at_least = 0 if by_epochs and not confirmed else max(0, last_step - latest)
     return StepsLost(at_least=at_least, at_most=max(at_least, made_at_most - earliest))

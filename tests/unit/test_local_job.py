@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from watchdog.knowledge.log_signatures import SIGNATURES
 from watchdog.local.job import LocalJob
 from watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
 
@@ -140,12 +141,20 @@ def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path
     with_job(tmp_path, "echo run; exit 9", talk, max_restarts=2)
 
 
-def test_the_end_by_a_signal_is_told_as_a_shell_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGSEGV, "segmentation_fault"), (signal.SIGKILL, "killed")]
+)
+def test_the_end_by_a_signal_is_told_as_a_shell_does(
+    tmp_path: Path, number: signal.Signals, kind: str
+) -> None:
     async def talk(job: LocalJob) -> None:
         await asyncio.wait_for(job.over.wait(), 20)
-        assert job.exit_code == 128 + signal.SIGSEGV
+        assert job.exit_code == 128 + number
+        (said,) = lines(job)
+        assert said.startswith("slurm-watchdog run: line 1: ")
+        assert kind in {row.name for row in SIGNATURES if row.regex.search(said)}
 
-    with_job(tmp_path, "kill -SEGV $$", talk)
+    with_job(tmp_path, f"kill -{number} $$", talk)
 
 
 @pytest.mark.parametrize(

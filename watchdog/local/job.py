@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import pwd
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,9 @@ class LocalJob:
         code = await process.wait()
         self._note(code)
         if self.state != "RUNNING" or self.restarts != run:
-            return  # whoever ends it knows
+            return  # it was ended on purpose
+        if code < 0:
+            self._write_death(process.pid, -code)
         self.state = "COMPLETED" if code == 0 else "FAILED"
         await self._end()  # as Slurm does: nothing that a job started outlives it
         if code == 0 or self.restarts >= self._max_restarts:
@@ -118,6 +121,12 @@ class LocalJob:
         if self.state == "FAILED" and self.restarts == run:
             self.restarts += 1
             await self._begin()
+
+    def _write_death(self, pid: int, number: int) -> None:
+        """A process that a signal ends has no last words: a line like a shell's, below its own."""
+        words = signal.strsignal(number) or f"Signal {number}"
+        with contextlib.suppress(OSError), self.output.open("a") as lines:
+            lines.write(f"slurm-watchdog run: line 1: {pid} {words:<22} {shlex.join(self.command)}\n")
 
     def _how(self) -> str:
         code = self.exit_code or 0

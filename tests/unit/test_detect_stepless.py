@@ -222,6 +222,7 @@ HEALTHY = {
     "a process of which nothing says that it trains": alone(LOCK[:1], motion=moved(700.0, trained=1)),
     "a process that waits for a server": alone(SOCKET),
     "a process that evaluates and makes its samples itself": alone(VALIDATES),
+    "ranks that all make their samples themselves": stepless(*[("turn (t.py)", *VALIDATES[1:3], "train (t.py)")] * 4),
     "a process that uses a little time": alone(KERAS, cpu_s=2.0),
     "a job that trained and has something else to do": stepless(*[("nap (w.py)", "main (w.py)")] * 4),
 }  # fmt: skip

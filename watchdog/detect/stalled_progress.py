@@ -120,9 +120,12 @@ def _patient_s(
 
 
 def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool:
-    """Whether every rank was dumped, none of them moves, computes or does what takes its time, and none is seen to work since."""
+    """Whether every rank was dumped, none of them moves, computes or does what takes its time, and none is seen to work since.
+
+    Several ranks that all make their samples themselves wait for nobody: an evaluation in the training's own function looks like that."""
     known = voted.moving is False and not voted.missing and not voted.undumped
-    at_it = voted.checkpointing or voted.patient or on_storage(job) is not None
+    together = voted.in_own_code and len(job.ranks) > 1
+    at_it = voted.checkpointing or voted.patient or together or on_storage(job) is not None
     return known and not at_it and standing(job, now, limit_s).stands is True
 
 

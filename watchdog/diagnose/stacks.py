@@ -53,7 +53,7 @@ class Vote(Value, frozen=True, kw_only=True):
     patient: bool = False
     """Whether every rank that stands outside, or the only rank there is, is in something that takes its time: an evaluation, a compilation, a data set."""
     in_own_code: bool = False
-    """Whether the only rank makes its samples itself: it is not said to wait for a data loader."""
+    """Whether every rank makes its samples itself: none is said to wait for a data loader, and where all do, they may well be at work."""
     moving: bool | None = None
     """Whether any rank moved or computed between the dumps; None if that cannot be said."""
 
@@ -97,7 +97,7 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
         ),
         checkpointing=any(_is_unhurried(p) for p in dumped),
         patient=bool(outside or sole) and all(_takes_its_time(p) for p in (outside or sole)),
-        in_own_code=any(makes_its_own_samples(p) for p in sole),
+        in_own_code=bool(dumped) and all(makes_its_own_samples(p) for p in dumped),
         moving=_moving(places, {p.key for p in waiting}, history),
     )
 

@@ -71,7 +71,7 @@ def steps_lost(
     """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one `first_step` first, a line every
     `next_stride`; `loaded_step` is the newest complete checkpoint that is known. It continues from there if its first line fits, else
     from somewhere before that line, or from the checkpoint if a few lines before it may have been missed. `by_epochs`: it counts by epochs,
-    and may have begun one of them anew in its log alone (ignite, fastai), so that nothing is known to be lost unless that checkpoint fits."""
+    and may have begun one of them again in its log alone (ignite, fastai), so that nothing is known to be lost unless that checkpoint fits."""
     pace = max(1, stride, next_stride)  # the new run has written too few lines to show it
     earliest, latest = max(0, first_step - pace), max(0, first_step - 1)
     confirmed = loaded_step is not None and earliest <= loaded_step <= latest

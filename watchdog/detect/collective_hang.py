@@ -180,7 +180,9 @@ def _accuse_by_gpus(
     """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only with a culprit: an
     upload that uses no time and no file looks like a rank that idles."""
     age_s, limit, progress = finding.lasted_s, clock.limit, job.progress
-    stuck, failed = on_storage(job), last_error(job) is not None
+    # An error of which is not known what it says may be the end of a training.
+    unknown = any(each.event.pattern is None and each.age_s <= age_s for each in job.errors)
+    stuck, failed = on_storage(job), unknown or last_error(job) is not None
     if not seen.stands or not seen.in_collective or progress is None or stuck or failed:
         why = seen.why
         if stuck or failed:

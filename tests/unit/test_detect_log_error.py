@@ -130,6 +130,25 @@ def test_the_last_words_of_a_run_that_names_nobody_are_waited_for() -> None:
         assert [f.truth for f in detect(cluster(ended=(late,)), Settings(), CollectiveHang())] == [truth]
 
 
+def test_a_traceback_whose_last_line_has_not_come_names_its_rank_only_after_a_while() -> None:
+    header = "[rank3]: Traceback (most recent call last):"
+    fresh = EndedJob(
+        job=slurm_job(state="FAILED"), ended_at=NOW - 2.0, run=past((4.0, header), state="FAILED")
+    )
+    (finding,) = detect(cluster(ended=(fresh,)), Settings(), CollectiveHang())
+    assert (finding.truth, finding.culprits) == (Truth.UNKNOWN, ())
+    lives = {**DIES, "errors": errors((4.0, header)), "progress": progress(50.0)}
+    assert judge(**lives).truth is Truth.UNKNOWN
+    for late in (judge_ended((42.0, header)), judge(**{**lives, "errors": errors((42.0, header))})):
+        assert (late.truth, [c.rank for c in late.culprits]) == (Truth.BAD, [3])
+
+
+def test_a_header_that_comes_behind_what_its_rank_said_of_a_lost_peer_is_no_cause() -> None:
+    lost = (43.0, "[rank2]: RuntimeError: [1] Connection closed by peer [10.0.0.2]:4711")
+    finding = judge_ended(lost, (40.0, "[rank2]: Traceback (most recent call last):"))
+    assert finding.culprits == () and "no line says why" in finding.summary
+
+
 def test_what_the_kernel_said_at_that_time_is_a_fact_and_names_nobody() -> None:
     line = "oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=103,uid=1000"
     kill = NodeEvent(source="kernel_log", name="oom_kill", severity=FaultSeverity.ERROR, age_s=0, line=line)

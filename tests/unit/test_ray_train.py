@@ -84,6 +84,10 @@ def test_a_row_of_the_table_and_the_word_of_a_dead_worker_are_read() -> None:
     assert died_of("Worker PID: 984") is None
 
 
+Said = tuple[tuple[str, str, int | None], ...]
+"""Of each line its text, its row, and the rank whose worker wrote it."""
+
+
 def run_with(*said: tuple[str, str, int | None]) -> PastRun:
     the_job = slurm_job(nodes=("n1",), batch_host="n1")
     seats = {0: ("n1", 1010), 1: ("n1", 984)}
@@ -129,3 +133,41 @@ def test_what_the_controller_of_a_run_sums_up_is_no_exception_of_the_program() -
     fact = parse_line(SUMMED_UP)
     assert fact is not None and fact.pattern == "ray_actor_died"
     assert verdict_of(LOST_WORKER) == ("ray_actor_died", 1, "192.0.2.2")
+
+
+HEADER = ("Traceback (most recent call last):", "traceback", 0)
+BOOM = ("RuntimeError: the group of processes is not usable", "python_exception", 0)
+DIED_984 = (DIED.format(984), "ray_actor_died", None)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (
+            DIED_984,
+            (LOST, "peer_lost", 0),
+            HEADER,
+        ),  # Ray holds the header back: another process wrote the same
+        (DIED_984, HEADER),
+        (DIED_984, HEADER, BOOM),
+        (HEADER, (LOST, "peer_lost", 0), DIED_984, HEADER),
+    ],
+)
+def test_what_a_survivor_says_after_rays_word_of_a_death_accuses_it_of_nothing(said: Said) -> None:
+    cause = find_cause(run_with(*said))
+    assert cause is not None and cause.only_consequence
+    assert (cause.error.rank, cause.error.pid) == (1, 984)
+
+
+@pytest.mark.parametrize(
+    ("said", "rank"),
+    [
+        ((HEADER, BOOM, DIED_984), 0),  # it raised first, and another one died of that
+        ((DIED_984, ("ValueError: bad", "python_exception", 1)), 1),  # its own words come later than Ray's
+        ((DIED_984, ("CUDA out of memory", "cuda_oom", 0)), 0),  # nobody says that because a peer is gone
+        (((LOST, "peer_lost", 1), DIED_984), None),  # it died of having lost another one
+    ],
+)
+def test_rays_word_of_a_death_clears_nobody_who_says_why_it_failed(said: Said, rank: int | None) -> None:
+    cause = find_cause(run_with(*said))
+    assert cause is not None and cause.error.rank == rank

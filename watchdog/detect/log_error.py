@@ -17,6 +17,7 @@ from watchdog.detect.lingering_job import dead_for_s
 from watchdog.detect.view import ClusterView, EndedJob, JobView, PastRun
 from watchdog.diagnose.log_errors import Cause, culprit_of, find_cause, running, work_lost
 from watchdog.diagnose.shortened import shortened
+from watchdog.knowledge.log_signatures import HEADERS
 from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from watchdog.model.slurm_states import FAILED, is_lost
 
@@ -112,6 +113,8 @@ def _waited(
     job: JobView, cause: Cause, age_s: float, settings: Settings, limits: LimitSettings
 ) -> str | None:
     """Why the error counts, a sentence; None while it may still come to nothing."""
+    if cause.pattern in HEADERS and age_s < LAST_WORDS_S:
+        return None
     ranks = job.ranks
     dead = [rank for rank in ranks if not rank.alive]
     if dead and len(dead) == len(ranks):
@@ -153,7 +156,10 @@ def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: Settings
 
 
 def _is_named(cause: Cause | None) -> bool:
-    return cause is not None and not cause.only_consequence and cause.error.rank is not None
+    """Whether more lines would hardly name another rank. A traceback whose last line has not come is an unfinished sentence."""
+    if cause is None or cause.only_consequence or cause.pattern in HEADERS:
+        return False
+    return cause.error.rank is not None
 
 
 def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: Settings) -> Finding:

@@ -268,8 +268,26 @@ def _how(first: LoggedError, lines: Sequence[LoggedError]) -> str:
 def _is_a_cause(error: LoggedError, place: int, lines: Sequence[LoggedError], own: frozenset[int]) -> bool:
     if error.pattern in CONSEQUENCES or place in own or _is_explained(error, lines):
         return False
+    if _is_a_victims(error, lines) or _follows_a_death(error, place, lines):
+        return False
     told = any(e.pattern == "terminated" for e in lines[:place])
     return not (told and error.pattern in AFTER_SIGTERM)
+
+
+def _is_a_victims(error: LoggedError, lines: Sequence[LoggedError]) -> bool:
+    """Whether a header of which no line says what it announces is of a rank that says itself that it lost another one. A header may be
+    read before its last line, and may come behind it, too: Ray holds a line back for seconds that another process wrote as well."""
+    if error.pattern not in HEADERS or error.rank is None:
+        return False
+    after = lines[next(place for place, e in enumerate(lines) if e is error) + 1 :]
+    complete = any(e.rank == error.rank and e.pattern not in HEADERS for e in after)
+    return not complete and error.rank in _felt(lines)
+
+
+def _follows_a_death(error: LoggedError, place: int, lines: Sequence[LoggedError]) -> bool:
+    """Whether it is what any process says that is ended or loses a peer, after Ray's word that another rank's process had died."""
+    died = _lost_by_ray(lines[:place]) if error.pattern in AFTER_SIGTERM else None
+    return died is not None and died.rank != error.rank
 
 
 def _own_headers(lines: Sequence[LoggedError]) -> frozenset[int]:
@@ -343,7 +361,12 @@ def _without_its_task(error: LoggedError) -> LoggedError:
 def _victims(run: PastRun, lines: Sequence[LoggedError]) -> frozenset[int]:
     """Ranks that said themselves that they lost somebody."""
     said = [ranks for pattern, ranks in run.error_ranks if pattern in FELT]
-    return frozenset(e.rank for e in lines if e.rank is not None and e.pattern in FELT).union(*said)
+    return _felt(lines).union(*said)
+
+
+def _felt(lines: Sequence[LoggedError]) -> frozenset[int]:
+    """The same of lines alone; what Ray says of a rank is no word of that rank."""
+    return frozenset(e.rank for e in lines if e.rank is not None and e.pattern in FELT - {RAYS_WORD})
 
 
 def _placed(error: LoggedError, lines: Sequence[LoggedError], victims: frozenset[int]) -> LoggedError:
@@ -379,7 +402,8 @@ def _died(lines: Sequence[LoggedError]) -> LoggedError | None:
 def _lost_by_ray(lines: Sequence[LoggedError]) -> LoggedError | None:
     """Ray's word of the one rank whose process died while the others lived; None where it says that of several, or of none."""
     told = [e for e in lines if e.pattern == RAYS_WORD and e.rank is not None]
-    return told[0] if len({e.rank for e in told}) == 1 else None
+    alone = len({e.rank for e in told}) == 1 and told[0].rank not in _felt(lines)
+    return told[0] if alone else None
 
 
 def _cause(run: PastRun, lines: Sequence[LoggedError], first: LoggedError) -> Cause:

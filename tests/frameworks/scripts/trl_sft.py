@@ -17,11 +17,10 @@ class Note(TrainerCallback):
         faults.made(state.global_step)
 
 
-class Model(GPT2LMHeadModel):
-    def forward(self, *args, **more):
-        if self.training:
-            faults.forward()
-        return super().forward(*args, **more)
+def fault(model, inputs):
+    """Before each forward pass: TRL puts a forward of its own into the model."""
+    if model.training:
+        faults.forward()
 
 
 class Collator:
@@ -51,7 +50,8 @@ words.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = PreTrainedTokenizerFast(
     tokenizer_object=words, pad_token="[PAD]", eos_token="[EOS]", unk_token="[UNK]"
 )
-model = Model(GPT2Config(vocab_size=len(WORDS), n_positions=64, n_embd=32, n_layer=1, n_head=2))
+model = GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), n_positions=64, n_embd=32, n_layer=1, n_head=2))
+model.register_forward_pre_hook(fault)
 arguments = SFTConfig(
     output_dir="out", use_cpu=True, bf16=False, report_to=[], max_steps=faults.STEPS, per_device_train_batch_size=4,
     per_device_eval_batch_size=1, save_steps=faults.SAVE_EVERY, eval_strategy="steps", eval_steps=faults.EVALUATE_EVERY,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.builders import cluster, job, progress, slurm_job
 from tests.unit.test_detect_log_error import NOW, logged
@@ -120,6 +121,12 @@ def test_a_job_that_ended_in_its_loop_is_told_of() -> None:
 def test_a_death_without_a_word_counts_where_the_log_could_be_read() -> None:
     assert "no line of its log says why" in judge((run(0), run(1), run(2))).summary
     assert judge((run(0), run(1, log_read=False), run(2))).truth is Truth.UNKNOWN
+
+
+def test_last_words_that_came_after_the_listing_with_the_next_run_show_that_the_log_was_read() -> None:
+    late = run(1, ERROR, log_read=False)
+    assert judge((DEAD[0], late, DEAD[2])).truth is Truth.BAD
+    assert judge((DEAD[0], replace(late, errors=()), DEAD[2])).truth is Truth.UNKNOWN
 
 
 def test_a_run_that_was_over_before_anybody_could_look_counts_if_another_ones_log_tells_the_cause() -> None:

@@ -64,9 +64,9 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: Settings
         before = past[: len(past) - len(recent) + place]
         objection = _objection(run, cause, before, settings.within)
         if objection is not None:
-            unread = not run.log_read
+            unread = not _was_read(run)
             return replace(finding, truth=Truth.UNKNOWN if unread else Truth.OK, summary=objection)
-    if not any(causes) and not all(run.log_read for run in recent):
+    if not any(causes) and not all(_was_read(run) for run in recent):
         unread_all = f"job {job_id} restarts again and again; its logs could not be read, so nobody knows why"
         return replace(finding, truth=Truth.UNKNOWN, summary=unread_all)
     return _accuse(finding, job, recent, causes, now)
@@ -84,6 +84,11 @@ def _whole(run: PastRun) -> PastRun:
     return replace(run, rose_at=None)
 
 
+def _was_read(run: PastRun) -> bool:
+    """Whether an agent could read its logs. Last words that came after the listing with the next run are proof of that, too."""
+    return run.log_read or bool(run.errors)
+
+
 def _highest(runs: Sequence[PastRun]) -> int | None:
     return max((run.last_step for run in runs if run.last_step is not None), default=None)
 
@@ -92,7 +97,7 @@ def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun], wit
     """Why this run did not die in a loop, a sentence; None if it did."""
     name = f"run {run.restarts}"
     quick = run.unseen or run.ended_at - run.began_at < QUICK_S
-    if not run.log_read and not quick:
+    if not _was_read(run) and not quick:
         return f"the logs of {name} could not be read: nobody knows how it ended"
     if cause is not None and cause.from_outside:
         return f"{name} was ended from outside: {cause.error.line}"

@@ -90,7 +90,8 @@ def test_given_a_job_that_somebody_requeues_first_then_there_is_nothing_left_to_
     hang = story.finds(Kind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert not story.done
-    assert "outside the watchdog" in story.end(hang).detail
+    assert "started again without this action" in story.end(hang).detail
+    assert story.end(hang).needless
 
 
 def test_given_a_job_that_was_submitted_with_no_requeue_then_it_is_told_what_to_change(story: Story) -> None:

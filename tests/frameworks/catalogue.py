@@ -61,7 +61,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "kill",
         "SIGKILL",
-        frozenset({"log_error", "dead_rank", "lingering_job"}),
+        frozenset({"log_error", "dead_rank", "lingering_job", "stalled_progress"}),
         r"SIGKILL|signal 9|-9",
         "KILL",
     ),

@@ -167,7 +167,7 @@ def why_end_false(outcome: Outcome, each: Said, lost: int | None) -> str:
     """The same of what is said at the end of an action."""
     again = first_of(outcome, 1)
     trains = again is not None and again.last > again.first
-    if each.ok is False and trains and made_all(outcome):
+    if each.ok is False and not each.needless and trains and made_all(outcome):
         return "the restart worked"
     if each.ok and not trains:
         return "the restart did not work"

@@ -38,6 +38,8 @@ class Said:
     ranks: tuple[int, ...] = ()
     ok: bool | None = None
     """Of an action that has ended."""
+    needless: bool = False
+    """It ended because nothing was left to do."""
     steps_lost: int | None = None
     steps_lost_at_most: int | None = None
 
@@ -97,7 +99,7 @@ def said_of(events: Iterable[Mapping[str, Any]]) -> list[Said]:
         found.append(
             Said(
                 topic=event["event"], at=event["at"], kind=incident.get("kind", ""), text=text, ranks=tuple(sorted(ranks)),
-                ok=end.get("ok"), steps_lost=end.get("steps_lost"), steps_lost_at_most=end.get("steps_lost_at_most"),
+                ok=end.get("ok"), needless=bool(end.get("needless")), steps_lost=end.get("steps_lost"), steps_lost_at_most=end.get("steps_lost_at_most"),
             )
         )  # fmt: skip
     return found

@@ -92,6 +92,10 @@ def test_judge_calls_nothing_good_that_misses_the_target(outcome: Outcome) -> No
     assert not judge(outcome).ok
 
 
+def test_judge_of_an_action_that_was_not_needed_is_no_word_against_the_restart() -> None:
+    assert judge(of(said=(OPENED, replace(ENDED, ok=False, needless=True, steps_lost=None)))).ok
+
+
 def test_judge_of_a_healthy_training_that_was_left_alone_is_good() -> None:
     for fault in ("save", "evaluation", "none"):
         assert judge(of(fault=fault, said=(), runs=made(0, 1, 130, 900.0))).ok

@@ -132,7 +132,7 @@ def test_the_rungs_of_a_graceful_restart_in_their_order() -> None:
     [
         (None, (), {}, "does not know"),
         (ENDED, (), {}, "not run again"),
-        (QUEUED, (), {}, "outside the watchdog"),
+        (QUEUED, (), {}, "without this action"),
         (RUNNING, (), {"step": 501}, "makes steps again"),
         (RUNNING, (), {"stalled_mounts": ("/s",), "now": 1601.0}, "did not answer"),
         (RUNNING, (record(Rung.REQUEUE_HOLD, FAILED),), {}, "refused"),
@@ -158,9 +158,26 @@ def test_it_ends_in_writing_and_touches_nothing_if(
 
 
 @pytest.mark.parametrize(
+    ("job", "world", "needless"),
+    [
+        (RUNNING, {"step": 501}, True),
+        (NEXT, {}, True),
+        (ENDED, {}, False),
+        (None, {}, False),
+    ],
+)
+def test_an_action_that_nothing_is_left_to_do_for_has_not_failed(
+    job: Any, world: dict[str, Any], needless: bool
+) -> None:
+    end = move(job, **world).end
+    assert (end.needless, end.outcome) == (needless, "needless" if needless else "failed")
+
+
+@pytest.mark.parametrize(
     ("job", "records", "world"),
     [
         ({"state": "COMPLETING", "restarts": 2}, (), {}),
+        ({"state": "FAILED", "restarts": 2, "starts_again": True}, (), {}),
         (RUNNING, (), {"paused": True}),
         (RUNNING, (), {"stalled_mounts": ("/s",)}),
         (HELD, (record(Rung.REQUEUE_HOLD),), {"paused": True}),

@@ -134,9 +134,14 @@ def test_end_of_a_stopped_process_lets_it_end_by_its_own_handler(tmp_path: Path)
 
 def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path: Path) -> None:
     async def talk(job: LocalJob) -> None:
+        await until(lambda: job.state == "FAILED")
+        (listed,) = (await job.read_view()).jobs
+        assert listed.starts_again
         await asyncio.wait_for(job.over.wait(), 20)
         assert (job.state, job.exit_code, job.restarts) == ("FAILED", 9, 2)
         assert lines(job) == ["run"] * 3
+        (listed,) = (await job.read_view()).jobs
+        assert not listed.starts_again
 
     with_job(tmp_path, "echo run; exit 9", talk, max_restarts=2)
 

@@ -321,6 +321,13 @@ def test_a_position_that_a_bar_begins_at_is_no_step_of_the_run() -> None:
     assert (progress(clocks, at).first_step, progress(clocks, at).rises) == (41, 2)
 
 
+def test_the_jump_of_a_resumed_bar_to_its_first_step_is_no_distance_between_its_lines() -> None:
+    clocks: Clocks = {}
+    at = feed(clocks, [msgspec.structs.replace(event(0, "tqdm", 90), initial=True)])
+    at = feed(clocks, [event(41, "tqdm", 90), event(42, "tqdm", 90)], at)
+    assert (progress(clocks, at).first_step, progress(clocks, at).widest_stride) == (41, 1)
+
+
 def test_a_line_beside_the_training_that_names_a_step_made_before_is_no_progress() -> None:
     clocks: Clocks = {}
     at = feed(clocks, [event(step, "megatron", 1000) for step in range(390, 406)], every_s=1.0)

@@ -195,6 +195,16 @@ def test_an_outcome_says_where_the_job_goes_on_and_what_was_lost_or_that_it_need
     assert "scontrol show job 7" in said.todo
 
 
+def test_an_action_that_was_not_needed_wakes_nobody() -> None:
+    assert FAILED.end is not None
+    needless = replace(FAILED, end=replace(FAILED.end, needless=True, detail="the job makes steps again"))
+    said = say_outcome(INCIDENT, needless)
+    assert said.sentence == "job 7: its restart was not needed: the job makes steps again"
+    assert said.todo == "Nothing to do"
+    told = [Notice(topic=Topic.ENDED, at=1.0, incident=INCIDENT, run=run) for run in (needless, FAILED)]
+    assert [notice.needs_person for notice in told] == [False, True]
+
+
 def test_a_resolved_incident_says_how_long_it_lasted() -> None:
     assert say_resolved(OVER) == Said(
         sentence="over after 2 h 00 min: job 7: steps again",

@@ -216,6 +216,12 @@ class End(Answer, frozen=True, kw_only=True):
     resumed_at_step: int | None = None
     steps_lost: int | None = None
     downtime_s: float | None = None
+    needless: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """`ok`, `needless` or `failed`."""
+        return "ok" if self.ok else "needless" if self.needless else "failed"
 
 
 class Waiting(Answer, frozen=True, kw_only=True):

@@ -206,7 +206,7 @@ def _print_action(each: ActionRun) -> None:
         ],
     )
     if each.end is not None:
-        sentence(describe_end(each), "green" if each.end.ok else "bold red")
+        sentence(describe_end(each), ENDS[each.end.outcome][1])
     elif each.verdict == "allowed":
         waiting = f", and waits: {each.waiting.what}" if each.waiting is not None else ""
         sentence(f"It is under way{waiting}.")
@@ -215,6 +215,14 @@ def _print_action(each: ActionRun) -> None:
 def _time(rung: Rung) -> str:
     at = rung.intent_at if rung.intent_at is not None else rung.outcome_at
     return moment(at) if at is not None else "-"
+
+
+ENDS = {
+    "ok": ("succeeded", "green"),
+    "needless": ("was not needed", "yellow"),
+    "failed": ("failed", "bold red"),
+}
+"""Words and style for the end of an action, by its outcome."""
 
 
 def describe_end(action: ActionRun) -> str:
@@ -231,4 +239,4 @@ def describe_end(action: ActionRun) -> str:
         numbers.append(f"{duration(end.downtime_s)} from requeue to first step")
     detail = f": {end.detail.rstrip('.')}" if end.detail else ""
     figures = f" ({', '.join(numbers)})" if numbers else ""
-    return f"{action.action} {'succeeded' if end.ok else 'failed'}{detail}{figures}."
+    return f"{action.action} {ENDS[end.outcome][0]}{detail}{figures}."

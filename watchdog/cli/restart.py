@@ -12,7 +12,7 @@ from watchdog import clock
 from watchdog.cli import complete
 from watchdog.cli.answers import Accepted, ActionRun, Rung
 from watchdog.cli.client import Client, ClientError
-from watchdog.cli.explain import describe_end
+from watchdog.cli.explain import ENDS, describe_end
 from watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
@@ -181,7 +181,7 @@ def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) ->
                             {**document, "rungs": actions[0].get("rungs", []), "end": actions[0]["end"]}
                         )
                     else:
-                        sentence(describe_end(action), "green" if action.end.ok else "bold red")
+                        sentence(describe_end(action), ENDS[action.end.outcome][1])
                     return EXIT_FINE if action.end.ok else EXIT_FOUND
             wait_readable((), FOLLOW_INTERVAL_S)
     except KeyboardInterrupt:

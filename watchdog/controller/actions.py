@@ -170,7 +170,7 @@ class Actions:
     def _ended(self, run: ActionRun) -> None:
         c, end = self._c, run.end
         assert end is not None
-        c.metrics.actions.labels(run.decision.action, "ok" if end.ok else "failed").inc()
+        c.metrics.actions.labels(run.decision.action, end.outcome).inc()
         if end.ok:
             self._count_gpus(run, end.steps_lost or 0)
         else:
@@ -179,7 +179,7 @@ class Actions:
         incident = self._incident_of(run)
         if incident is None:
             return
-        c.note(incident, f"{run.decision.action} {'succeeded' if end.ok else 'failed'}: {end.detail}")
+        c.note(incident, f"{run.decision.action} {end.words}: {end.detail}")
         c.tell(lambda: c.notifier.ended(incident, run))
         busy = incident.id in self.acting()
         if (

@@ -64,7 +64,8 @@ def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
         return before_end(run, stage, world, limits)
     if not tried(run, Rung.REQUEUE_HOLD):
-        return leave(run, world, "the job was requeued outside the watchdog: nothing left to do")
+        why = "the job was started again without this action: nothing is left to do"
+        return leave(run, world, why, needless=True)
     return after_requeue(run, stage, world, limits)
 
 
@@ -139,9 +140,9 @@ def _hold(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     if job.state == "RUNNING":
         before = decision.step_at_decision
         if world.next_first_step is not None and (before is None or world.next_first_step > before):
-            return leave(run, world, "the job makes new steps: it is not held")
+            return leave(run, world, "the job makes new steps: it is not held", needless=True)
         if world.now - decision.decided_at > limits.confirm_s:
-            return leave(run, world, "the job has not died again: it is not held")
+            return leave(run, world, "the job has not died again: it is not held", needless=True)
         return Wait(reason="the job runs: it is held when it is in the queue again")
     if job.state == "COMPLETING":
         return Wait(reason="the job is ending")

@@ -37,9 +37,11 @@ def before_end(run: ActionRun, stage: Stage, world: World, limits: LadderLimits)
         if stage is Stage.ENDING:
             return Wait(reason="the job is ending by itself")
         if stage is Stage.FINISHED:
+            if world.job is not None and world.job.starts_again:
+                return Wait(reason="the job has ended by itself, and is being started again")
             return leave(run, world, "the job ended by itself before anything was done; it is not run again")
         if _goes_on(run, world):
-            return leave(run, world, "the job makes steps again: it is left alone")
+            return leave(run, world, "the job makes steps again: it is left alone", needless=True)
         if world.stalled_mounts and not tried(run, Rung.REQUEUE_HOLD):
             return wait_for_mounts(run, world, limits)
         if world.paused:
@@ -71,7 +73,7 @@ def _asked(run: ActionRun, world: World, limits: LadderLimits) -> Move:
                 until=max(saved_at, asked_at) + limits.exit_s,
             )
     elif _goes_on(run, world):
-        return leave(run, world, "the job makes steps again: it is left alone")
+        return leave(run, world, "the job makes steps again: it is left alone", needless=True)
     return _climb(run, world, limits)
 
 
@@ -158,7 +160,8 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: World, limits: Ladd
             run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again"
         )
     if _made_last_step(world):
-        return leave(run, world, "the job has made its last step and ended: it is finished")
+        why = "the job has made its last step and ended: it is finished"
+        return leave(run, world, why, needless=True)
     if not done(run, Rung.WAIT_CHECKPOINT):
         return Do(rung=Rung.WAIT_CHECKPOINT, attempt=len(tries(run, Rung.WAIT_CHECKPOINT)) + 1)
     if stage is Stage.ENDING:

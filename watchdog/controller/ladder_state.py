@@ -295,9 +295,9 @@ def why_failed(run: ActionRun, rung: Rung) -> str:
     return f"{rung} did not succeed in time: {last.detail}"
 
 
-def leave(run: ActionRun, world: World, why: str) -> Move:
-    """Ends the action without success; a kill switch of ours does not stay behind."""
-    return finish(run, world, ActionEnd(ok=False, ended_at=world.now, detail=why))
+def leave(run: ActionRun, world: World, why: str, *, needless: bool = False) -> Move:
+    """Ends the action without success, or without need; a kill switch of ours does not stay behind."""
+    return finish(run, world, ActionEnd(ok=False, ended_at=world.now, detail=why, needless=needless))
 
 
 def finish(run: ActionRun, world: World, end: ActionEnd) -> Move:

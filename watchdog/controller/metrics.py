@@ -20,7 +20,7 @@ from watchdog.controller.limits import CONNECTION_REASONS, REFUSED_REPORTS
 from watchdog.controller.policy import GUARDS
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.knowledge.log_signatures import SIGNATURES
-from watchdog.model.actions import Action, Verdict
+from watchdog.model.actions import OUTCOMES, Action, Verdict
 from watchdog.model.incidents import Incident, IncidentState, Kind
 from watchdog.notify.notice import Delivery
 
@@ -214,7 +214,7 @@ class ControllerMetrics:
         for action in Action:
             if action is Action.NONE:
                 continue
-            for outcome in ("ok", "failed"):
+            for outcome in OUTCOMES:
                 self.actions.labels(action, outcome)
             for guard, _ in GUARDS:
                 self.decisions.labels(action, Verdict.SUPPRESSED, guard)

@@ -206,8 +206,11 @@ def _rise(
     if at > clock.rose_at > troubled_at and clock.seen > 1:
         clock.intervals_s.append(at - clock.rose_at)
     if event.step is not None:
-        clock.stride = max(0, event.step - clock.step)
-        clock.strides.append(clock.stride)
+        if (
+            clock.first_step is not None
+        ):  # from where a bar begins a run that was resumed jumps to its first step
+            clock.stride = max(0, event.step - clock.step)
+            clock.strides.append(clock.stride)
         _note_time(clock, event, at, phase)
         clock.step = event.step
         clock.first_step = event.step if clock.first_step is None else clock.first_step

@@ -220,6 +220,7 @@ class LocalJob:
             restarts=self.restarts,
             start_at=self.start_at,
             requeueable=True,
+            starts_again=self.state == "FAILED" and self.restarts < self._max_restarts,
             held=self.held,
             stdout=str(self.output),
             workdir=os.getcwd(),

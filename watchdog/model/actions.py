@@ -160,6 +160,10 @@ class RungRecord(Value, frozen=True, kw_only=True):
     detail: str = ""
 
 
+OUTCOMES: dict[str, str] = {"ok": "succeeded", "needless": "was not needed", "failed": "failed"}
+"""How an action can end, and the words for it."""
+
+
 class ActionEnd(Value, frozen=True, kw_only=True):
     """How an action ended, in writing: nothing is forgotten."""
 
@@ -174,6 +178,18 @@ class ActionEnd(Value, frozen=True, kw_only=True):
     downtime_s: float | None = None
     seconds_lost: float | None = None
     """The steps lost, in the time that they took."""
+    needless: bool = False
+    """Nothing was left to do: the job trains again, was started again, or is finished, without this action. Nobody has to look at it."""
+
+    @property
+    def outcome(self) -> str:
+        """`ok`, `needless` or `failed`: as metrics count it."""
+        return "ok" if self.ok else "needless" if self.needless else "failed"
+
+    @property
+    def words(self) -> str:
+        """What the action did, after its name."""
+        return OUTCOMES[self.outcome]
 
 
 class ActionRun(Value, frozen=True, kw_only=True):

@@ -103,7 +103,8 @@ class Notice(Value, frozen=True, kw_only=True):
     @property
     def urgent(self) -> bool:
         """Somebody has to do something: an action has failed."""
-        return self.run is not None and self.run.end is not None and not self.run.end.ok
+        end = self.run.end if self.run is not None else None
+        return end is not None and not end.ok and not end.needless
 
 
 def to_row(notice: Notice) -> dict[str, Any]:

@@ -171,9 +171,11 @@ def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERV
                 "" if decision.step_at_decision is None else f", it had come to {decision.step_at_decision}"
             )
             evidence.append(f"Continues from step {end.resumed_at_step}{before}")
+    elif end.needless:
+        sentence = f"{whom}: its {_what(decision)} was not needed: {end.detail}"
+        todo = "Nothing to do"
     else:
-        what = "restart" if decision.action is Action.GRACEFUL_RESTART else decision.action.replace("_", " ")
-        sentence = f"{whom} NEEDS YOU, its {what} failed: {end.detail}"
+        sentence = f"{whom} NEEDS YOU, its {_what(decision)} failed: {end.detail}"
         todo = f"See where it stands: {_look(decision, job, caller)}; what was done: slurm-watchdog explain {incident.id}"
     evidence += [
         f"{record.rung}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
@@ -181,6 +183,10 @@ def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERV
         for record in run.records
     ]
     return Said(sentence=sentence, evidence=tuple(evidence), todo=todo)
+
+
+def _what(decision: Decision) -> str:
+    return "restart" if decision.action is Action.GRACEFUL_RESTART else decision.action.replace("_", " ")
 
 
 def _look(decision: Decision, job: str, caller: Caller) -> str:

@@ -38,10 +38,10 @@ class Said:
     ranks: tuple[int, ...] = ()
     ok: bool | None = None
     """Of an action that has ended."""
-    needless: bool = False
-    """It ended because nothing was left to do."""
     steps_lost: int | None = None
     steps_lost_at_most: int | None = None
+    needless: bool = False
+    """It ended because nothing was left to do."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,20 @@ def test_last_words_that_come_after_the_listing_belong_to_the_run_before() -> No
     assert cluster.job.errors == ()
 
 
+def test_steps_that_a_run_makes_while_it_is_ended_are_its_own() -> None:
+    cluster = Cluster()
+    for number in (84, 85, 86):
+        cluster.report(process(0), process(1), events=(progress_event(number),))
+    cluster.slurm(state="COMPLETING", restarts=1)
+    for number in (87, 130):
+        cluster.report(wait=1.0, events=(progress_event(number),))
+    assert cluster.job.past[0].last_step == 130
+    cluster.slurm(restarts=1)
+    for number in (121, 122, 140):
+        cluster.report(process(0), process(1), events=(progress_event(number),))
+    assert (cluster.job.past[0].last_step, cluster.job.progress.first_step) == (130, 121)
+
+
 def test_a_run_that_began_and_ended_between_two_listings_is_known_by_its_words() -> None:
     cluster = Cluster()
     cluster.report(process(0), process(1), logs=(LogFile(job_id="7", path="/log", offset=70),))

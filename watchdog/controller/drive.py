@@ -374,12 +374,13 @@ class Driver:
 
     def _loaded_step(self, after: JobView | None) -> int | None:
         """Of the newest complete checkpoint of the run that the decision is about, as far as it is known. What was saved last of all may be
-        newer than the last step that was read."""
+        newer than the last step that was read; that run's last step is noted, too: it may have made steps while it was ended."""
         fence = self.run.decision.fence
         past = after.past if after is not None else ()
         of_past = next((run for run in past if fence is not None and run.restarts == fence.restarts), None)
         if of_past is not None:
             self._stride = max(self._stride, of_past.stride)
+            self._step = max((step for step in (self._step, of_past.last_step) if step is not None), default=None)
         known = (of_past.checkpoint_step if of_past is not None else None, self._saved)
         return max((step for step in known if step is not None), default=None)
 

@@ -150,6 +150,8 @@ class Run:
     steps_from: float = float("-inf")
     """Counts that were read before this belong to the Slurm step before."""
     clocks: dict[Counter, Clock] = field(default_factory=dict)
+    clocks_before: dict[Counter, Clock] = field(default_factory=dict)
+    """Those of the run before, until this one counts: a run that is being ended may make steps for as long as it is left."""
     grace_from: float = float("-inf")
     troubled_at: float = float("-inf")
     """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
@@ -333,6 +335,7 @@ def new_run(
         else (),
         seats_before=_seats(before) if before is not None else {},
         left_over=frozenset(before.processes) if before is not None else frozenset(),
+        clocks_before=before.clocks if before is not None and before.started else {},
     )
     if before is not None:
         for key, offset in before.log_offsets.items():

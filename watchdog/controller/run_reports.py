@@ -81,6 +81,8 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
     if at < run.valid_from or not run.started:
         if event.kind is EventKind.ERROR and not event.backlog:
             note_last_words(run, node, at, event)
+        elif event.kind is EventKind.PROGRESS and event.step is not None and not event.backlog:
+            note_last_steps(run, event, at)
         return
     its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
     if event.backlog and not its_own and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
@@ -111,6 +113,7 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
 
 def _note_progress(run: Run, event: Event, at: float) -> None:
     troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
+    run.clocks_before = {}
     if apply_step(run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None):
         run.phase = None if run.phase and run.phase[1] <= at else run.phase
         run.forget_dumps()
@@ -138,6 +141,16 @@ def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
     if last.began_at <= at and len(last.errors) < KEPT_ERRORS + MAX_LAST_WORDS:
         error = locate(event, node, at, run.job, run.seats_before)
         run.past = (*run.past[:-1], replace(last, errors=(*last.errors, error)))
+
+
+def note_last_steps(run: Run, event: Event, at: float) -> None:
+    """A step that comes after the listing that showed the next run: the run before made it while it was being ended."""
+    if not run.past or not run.clocks_before:
+        return
+    apply_step(run.clocks_before, event, at, float("inf"))
+    last, main = run.past[-1], main_clock(run.clocks_before)
+    if main is not None and main.is_step and last.last_step is not None and main.step > last.last_step:
+        run.past = (*run.past[:-1], replace(last, last_step=main.step))
 
 
 def note_log(run: Run, node: str, log: LogFile, at: float) -> None:

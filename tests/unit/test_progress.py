@@ -74,6 +74,7 @@ SIGN_LINES = [
     ("deepspeed_saved", "[INFO] [torch_checkpoint_engine.py:33:commit] [Torch] Checkpoint global_step100 is ready now!", EventKind.CHECKPOINT, 100, None),
     ("deepspeed_saving", "[INFO] [logging.py:96:log_dist] [Rank 0] [Torch] Checkpoint global_step100 is about to be saved!", EventKind.PHASE, 100, "checkpointing"),
     ("torchtitan_saved", "Finished saving the checkpoint (or staging if async is enabled)in 3.15 seconds.", EventKind.CHECKPOINT, None, None),
+    ("ray_saved", "(RayTrainWorker pid=17) Checkpoint successfully created at: Checkpoint(filesystem=local, path=/results/a/checkpoint_2026-11-20_10-00-00.1)", EventKind.CHECKPOINT, None, None),
     ("torchtitan_saving", "Saving the checkpoint (or staging if async is enabled).", EventKind.PHASE, None, "checkpointing"),
     ("hf_saving", "Saving model checkpoint to out/checkpoint-500", EventKind.PHASE, 500, "checkpointing"),
     ("hf_evaluation", "***** Running Evaluation *****", EventKind.PHASE, None, "evaluating"),

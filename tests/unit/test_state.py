@@ -362,6 +362,24 @@ def test_a_new_checkpoint_starts_the_clock_of_the_step_after_it_and_the_same_one
     assert cluster.job.progress.age_s == 900
 
 
+def test_a_checkpoint_that_is_complete_ends_its_phase_where_no_step_is_told() -> None:
+    """Ray's workers and torchtitan name none: the training after it had the patience of a checkpoint until its next line."""
+
+    def says(kind: EventKind, phase: str | None = None) -> Event:
+        return Event(kind=kind, job_id="7", age_s=0.0, source="log", pattern="p", phase=phase)
+
+    cluster = Cluster()
+    cluster.step(1)
+    cluster.step(2)
+    cluster.report(events=(says(EventKind.PHASE, "checkpointing"),))
+    assert cluster.job.phase == "checkpointing"
+    cluster.report(wait=900, events=(says(EventKind.CHECKPOINT),))
+    assert cluster.job.phase is None
+    assert cluster.job.progress is not None and cluster.job.progress.age_s < 1
+    cluster.report(wait=10, events=(says(EventKind.PHASE, "evaluating"), says(EventKind.CHECKPOINT)))
+    assert cluster.job.phase == "evaluating"
+
+
 def test_a_checkpoint_that_only_the_disk_tells_of_starts_the_clock_of_the_step_after_it() -> None:
     cluster = Cluster()
 

@@ -380,7 +380,9 @@ class Driver:
         of_past = next((run for run in past if fence is not None and run.restarts == fence.restarts), None)
         if of_past is not None:
             self._stride = max(self._stride, of_past.stride)
-            self._step = max((step for step in (self._step, of_past.last_step) if step is not None), default=None)
+            self._step = max(
+                (step for step in (self._step, of_past.last_step) if step is not None), default=None
+            )
         known = (of_past.checkpoint_step if of_past is not None else None, self._saved)
         return max((step for step in known if step is not None), default=None)
 

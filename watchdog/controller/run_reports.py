@@ -79,10 +79,8 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
     if event.kind is EventKind.ERROR or event.loss_is_no_number:
         run.restless = True
     if at < run.valid_from or not run.started:
-        if event.kind is EventKind.ERROR and not event.backlog:
-            note_last_words(run, node, at, event)
-        elif event.kind is EventKind.PROGRESS and event.step is not None and not event.backlog:
-            note_last_steps(run, event, at)
+        if not event.backlog:
+            _note_of_run_before(run, node, at, event)
         return
     its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
     if event.backlog and not its_own and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
@@ -90,14 +88,8 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
     if event.kind is EventKind.PROGRESS and (event.step is not None or event.count is not None):
         if at >= run.steps_from:
             _note_progress(run, event, at)
-    elif event.kind is EventKind.CHECKPOINT and event.step is not None:
-        if run.checkpoint is None or at >= run.checkpoint[1]:
-            if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
-                run.checkpoint_intervals_s.append(at - run.checkpoint[1])
-            if run.checkpoint is None or event.step > run.checkpoint[0]:
-                run.note_save(at)
-            run.checkpoint = (event.step, at)
-        run.phase = None
+    elif event.kind is EventKind.CHECKPOINT:
+        _note_saved(run, event, at)
     elif event.kind is EventKind.PHASE and event.phase:
         run.phase = (event.phase, at)
         if (
@@ -109,6 +101,29 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
         rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None
         if not run.errors.note(node, at, event, rose_at):
             run.left_out.note("error_ranks", run.name)
+
+
+def _note_of_run_before(run: Run, node: str, at: float, event: Event) -> None:
+    if event.kind is EventKind.ERROR:
+        note_last_words(run, node, at, event)
+    elif event.kind is EventKind.PROGRESS and event.step is not None:
+        note_last_steps(run, event, at)
+
+
+def _note_saved(run: Run, event: Event, at: float) -> None:
+    """A checkpoint is complete. Not every trainer says of which step; that it no longer saves is known all the same."""
+    if event.step is None:
+        if run.phase is not None and run.phase[0] == "checkpointing":
+            run.note_save(at)
+            run.phase = None
+        return
+    if run.checkpoint is None or at >= run.checkpoint[1]:
+        if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
+            run.checkpoint_intervals_s.append(at - run.checkpoint[1])
+        if run.checkpoint is None or event.step > run.checkpoint[0]:
+            run.note_save(at)
+        run.checkpoint = (event.step, at)
+    run.phase = None
 
 
 def _note_progress(run: Run, event: Event, at: float) -> None:

@@ -121,6 +121,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign("deepspeed_saving", "checkpoint global_step", r"Checkpoint global_step(?P<step>\d+) is about to be saved", "checkpointing"),
     # torchtitan and torch.distributed.checkpoint
     _sign("torchtitan_saved", "finished saving the checkpoint", r"Finished saving the checkpoint.*", complete=True),
+    _sign("ray_saved", "checkpoint successfully created", r"\bCheckpoint successfully created at: ", complete=True),
     _sign("torchtitan_saving", "saving the checkpoint", r"Saving the checkpoint", "checkpointing"),
     _sign("torchtitan_begins", "training starts at step", r"\bTraining starts at step \d+", "starting"),
     _sign("torch_compile", "torch.compile", r"\bCompil(?:ing|ed) each \w+ with torch\.compile", "starting"),

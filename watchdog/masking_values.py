@@ -52,7 +52,7 @@ NAMES: Final[Mapping[type, frozenset[str]]] = {
         (RankEvidence, "comm state"),
         (ThreadState, "comm state wchan syscall"),
         (SocketState, "state local peer"),
-        (Finding, "subject job_ids exclude_nodes mounts process wanted"),
+        (Finding, "subject job_ids exclude_nodes mounts processes wanted"),
         (Culprit, "node gpu_uuid mount"),
         (GpuProcess, "node boot_id user comm job_id gpu_uuids"),
         (ProbeWanted, "mount directory nodes"),

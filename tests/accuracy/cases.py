@@ -475,28 +475,31 @@ def disk_full(s: Setup) -> Scene:
 
 
 def orphan(s: Setup) -> Scene:
-    """The job is gone from squeue, a process of it still holds 520 MiB of GPU 0."""
+    """The job is gone from squeue; on each of its nodes a process of it still holds 520 MiB of GPU 0: one incident."""
     scene = s.scene(Expect(("orphan_gpu_process",), within_s=REPORT_S + 5.0))
     at = s.warm_s(scene.job.plan)
 
     def begin(t: float) -> None:
-        job, rank = scene.job, scene.job.ranks[0]
-        node = node_of(scene, rank)
+        job = scene.job
+        left = [(node_of(scene, rank), rank) for rank in job.ranks if rank.local == 0]
         job.end(t, "CANCELLED")
-        scene.expect.nodes, scene.expect.gpu = frozenset({node.name}), node.uuid(0)
+        scene.expect.nodes = frozenset(node.name for node, _ in left)
+        scene.expect.gpu = left[0][0].uuid(0) if len(left) == 1 else None
 
         def hold(now: float, since: float) -> None:
-            node.holders = [
-                GpuHolder(
-                    pid=rank.pid, start_ticks=rank.start_ticks, uid=1000, user="ura81os", comm="python", state="S", job_id=job.job_id,
-                    gpu_uuids=(node.uuid(0),), minors=(0,), memory_bytes=520 << 20, listed_by_nvml=True, age_s=now, orphan_for_s=now - since,
-                )
-            ]  # fmt: skip
+            for node, rank in left:
+                node.holders = [
+                    GpuHolder(
+                        pid=rank.pid, start_ticks=rank.start_ticks, uid=1000, user="ura81os", comm="python", state="S", job_id=job.job_id,
+                        gpu_uuids=(node.uuid(0),), minors=(0,), memory_bytes=520 << 20, listed_by_nvml=True, age_s=now,
+                        orphan_for_s=now - since,
+                    )
+                ]  # fmt: skip
             if now < since + 600:
                 scene.world.at(now + 5.0, lambda then: hold(then, since))
 
         def after_grace(now: float) -> None:
-            scene.fault(now, node.name)
+            scene.fault(now, left[0][0].name)
             hold(now, t)
 
         scene.world.at(t + 60.0, after_grace)

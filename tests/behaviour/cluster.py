@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from watchdog.model.messages import (  # fmt: skip
+from watchdog.model.messages import (
     Command,
     CommandResult,
+    EndProcess,
+    ProcessEnd,
     RemoveKillSwitch,
     Report,
     WriteKillSwitch,
 )
-from watchdog.model.observed import Event, EventKind, Process, Role  # fmt: skip
+from watchdog.model.observed import Event, EventKind, GpuHolder, Process, Role
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView  # fmt: skip
 from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
@@ -88,6 +90,33 @@ class Job:
 
 
 @dataclass
+class Leftover:
+    """A process that outlived its job on a GPU of a node. `hears`: the signals that end it."""
+
+    node: str
+    pid: int
+    hears: tuple[str, ...] = ("term", "kill")
+    job_id: str = "6"
+    signals: list[str] = field(default_factory=list)
+
+    @property
+    def gone(self) -> bool:
+        return any(signal in self.hears for signal in self.signals)
+
+    def held(self) -> GpuHolder:
+        return GpuHolder(
+            pid=self.pid, start_ticks=1, uid=UID, user="eve", comm="python", state="S", job_id=self.job_id, minors=(self.pid % 8,),
+            gpu_uuids=(f"GPU-{self.pid}",), memory_bytes=1 << 30, orphan_for_s=300.0, was_in_job=True,
+        )  # fmt: skip
+
+    def hear(self, how: str) -> ProcessEnd:
+        """What its node answers to `look`, `term` or `kill`."""
+        if how != "look" and not self.gone:
+            self.signals.append(how)
+        return ProcessEnd(gone=self.gone, sent=how != "look", state="" if self.gone else "D")
+
+
+@dataclass
 class Scripted:
     """The cluster. Implements watchdog.slurm.client.SlurmClient."""
 
@@ -104,6 +133,7 @@ class Scripted:
     away: bool = False
     silent: set[str] = field(default_factory=set)
     """Nodes whose agents say nothing."""
+    leftovers: list[Leftover] = field(default_factory=list)
     files: dict[tuple[str, str], str] = field(default_factory=dict)
     """(node, path) -> content: kill switches."""
     shared: tuple[str, ...] = ("/shared/",)
@@ -418,6 +448,7 @@ class Scripted:
                 )
                 for job in mine
             ),
+            gpu_holders=tuple(each.held() for each in self.leftovers if each.node == node and not each.gone),
             results=tuple(self.answers.pop(node, ())),
         )  # fmt: skip
 
@@ -427,8 +458,10 @@ class Scripted:
 
     def obey(self, node: str, command: Command) -> None:
         """What a node's agent does with a command."""
-        ok, error = True, None
-        if isinstance(command, WriteKillSwitch):
+        ok, error, ended = True, None, None
+        if isinstance(command, EndProcess):
+            ended = next(each for each in self.leftovers if each.pid == command.pid).hear(command.how)
+        elif isinstance(command, WriteKillSwitch):
             for place in self._places(node, command.path):
                 self.files[place, command.path] = command.content
         elif isinstance(command, RemoveKillSwitch):
@@ -437,7 +470,8 @@ class Scripted:
                     del self.files[place, command.path]
         else:
             ok, error = False, "a scripted agent has no evidence"
-        self.answers.setdefault(node, []).append(CommandResult(command_id=command.id, ok=ok, error=error))
+        result = CommandResult(command_id=command.id, ok=ok, error=error, process=ended)
+        self.answers.setdefault(node, []).append(result)
 
     def _places(self, node: str, path: str) -> list[str]:
         """A file on a shared filesystem is there on every node."""

@@ -179,6 +179,14 @@ class Story:
         self.passes(seconds=2 * TICK_S)
         return incident
 
+    def judges(self) -> list[Incident]:
+        """What the detectors say now becomes incidents: those that are open then."""
+        judge, acting = self.controller.judge, self.controller.decider.actions.acting()
+        now = clock.monotonic()
+        for change in judge.conclude(judge.look(now), now, clock.wall(), acting):
+            self.journal.save_incident(change.after)
+        return judge.incidents
+
     def operator_restarts(self, job: Job, *, exclude: str = "", now: bool = False) -> Decision:
         """A person types `slurm-watchdog restart`, with `--now` or without."""
         decisions: list[Decision] = []

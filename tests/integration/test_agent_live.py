@@ -344,7 +344,11 @@ def test_a_process_that_outlives_its_job_on_a_gpu_is_told_of_after_the_grace_unt
         (incident,) = watchdog.incidents_of("orphan_gpu_process")
         (culprit,) = incident["culprits"]
         assert (culprit["node"], culprit["pid"], culprit["gpu_uuid"]) == ("n2", pid, "GPU-n2-0")
-        assert f"Process {pid} (sleep) of {USER} on n2, of job {job}, which is over" in incident["summary"]
+        assert (
+            f"1 process of {USER}'s job {job}, which is over, still holds GPU-n2-0 on n2"
+            in incident["summary"]
+        )
+        assert f"pid {pid} (sleep)" in incident["summary"]
     finally:
         cluster.node_run("n2", ["kill", "-KILL", str(pid)], check=False)
         cluster.node_run("n2", ["umount", "--lazy", "/dev"], check=False)

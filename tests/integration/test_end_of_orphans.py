@@ -91,19 +91,20 @@ class Acting(Powerless):
             process.kill()
             process.wait(30)
 
-    def orphans(self) -> dict[str, dict[str, Any]]:
-        """Name of the process -> its incident, the first one."""
-        found: dict[str, dict[str, Any]] = {}
-        for incident in reversed(self.incidents()):
-            if incident["kind"] == "orphan_gpu_process":
-                found.setdefault(incident["summary"].partition("(")[2].partition(")")[0], incident)
-        return found
+    def leftovers(self) -> list[dict[str, Any]]:
+        """The incidents of what jobs left on GPUs, as `explain` has them."""
+        kind = "orphan_gpu_process"
+        return [self.explain(each["id"]) for each in self.incidents() if each["kind"] == kind]
+
+    def named(self) -> set[str]:
+        """The processes that the one incident of the job lists."""
+        (incident,) = self.leftovers() or [{"evidence": ()}]
+        return {name for name in NAMES if any(f"({name})" in fact for fact in incident["evidence"])}
 
     def ended(self, name: str) -> dict[str, Any] | None:
         """The first action on this process, once it is over."""
-        incident = self.orphans().get(name)
-        actions = self.explain(incident["id"])["actions"] if incident is not None else []
-        return next((action for action in actions if action["end"]), None)
+        actions = [action for each in self.leftovers() for action in each["actions"] if action["end"]]
+        return next((each for each in actions if f"({name})" in each["end"]["detail"]), None)
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_orphans_are_ended_by_the_ladder_and_one_that_cannot_be_has_its_node_dra
     cluster.freeze(NODE)
     watchdog.wait_for(lambda: state_of(cluster, pids["stuck"]) == "D", WAIT_S, "the third to hang")
     cluster.slurm("scancel", job)
-    watchdog.wait_for(lambda: set(watchdog.orphans()) >= set(pids), WAIT_S, "all three to be told of")
+    watchdog.wait_for(lambda: watchdog.named() == set(pids), WAIT_S, "all three to be told of")
     held = watchdog.wait_for(lambda: held_back(watchdog), WAIT_S, "the second job to protect them")
     assert all(f"its user has job {later} on {NODE} now" in reason for reason in held)
     assert {name: pid_of(cluster, name) for name in NAMES} == pids
@@ -181,7 +182,7 @@ def test_orphans_are_ended_by_the_ladder_and_one_that_cannot_be_has_its_node_dra
     cluster.thaw(NODE)
     watchdog.wait_for(lambda: pid_of(cluster, "stuck") is None, WAIT_S, "SIGKILL to reach the third")
     watchdog.wait_for(
-        lambda: not [each for each in watchdog.orphans().values() if each["state"] == "firing"],
+        lambda: not [each for each in watchdog.leftovers() if each["state"] == "firing"],
         WAIT_S,
         "the end of it all",
     )
@@ -193,7 +194,7 @@ def jobs_of(watchdog: Watchdog) -> set[str]:
 
 
 def held_back(watchdog: Acting) -> list[str]:
-    decisions = [each for incident in watchdog.orphans().values() for each in incident["decisions"]]
+    decisions = [each for incident in watchdog.leftovers() for each in incident["decisions"]]
     return [each["reason"] for each in decisions if each["by"] == "process_changed"]
 
 

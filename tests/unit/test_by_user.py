@@ -78,11 +78,13 @@ def test_in_trouble_jobs_whose_owner_is_not_known_count_as_one_users() -> None:
 
 
 def test_orphans_of_many_jobs_of_one_user_are_no_storm_for_another() -> None:
-    one = replace(INCIDENT, kind=Kind.ORPHAN_GPU_PROCESS, process=replace(PROCESS, uid=VICTIM, job_id="1"))
-    many = [replace(one, process=replace(PROCESS, uid=MALLORY, job_id=str(n))) for n in range(9)]
-    crowd = orphans_at_once(one, [one, *many])
+    one = replace(
+        INCIDENT, kind=Kind.ORPHAN_GPU_PROCESS, processes=(replace(PROCESS, uid=VICTIM, job_id="1"),)
+    )
+    many = [replace(one, processes=(replace(PROCESS, uid=MALLORY, job_id=str(n)),)) for n in range(9)]
+    crowd = orphans_at_once(one, one.processes[0], [one, *many])
     assert (crowd.users, crowd.own) == (2, 1)
-    assert orphans_at_once(many[0], many).own == 9
+    assert orphans_at_once(many[0], many[0].processes[0], many).own == 9
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Faults, low clocks and orphans of GPUs: the right card is named, an idle one never, a program's fault is not the hardware's."""
+"""Faults and low clocks of GPUs: the right card is named, an idle one never, a program's fault is not the hardware's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.builders import cluster, job, seen
-from watchdog.detect import gpu_clock_low, gpu_fault, orphan_gpu_process
+from tests.unit.builders import cluster, job
+from watchdog.detect import gpu_clock_low, gpu_fault
 from watchdog.detect.view import ClusterView, GpuView, NodeView, RankGpu, SeenEvent, SlurmNodeView
 from watchdog.detector_config import GpuClockLow, GpuFault
 from watchdog.model.incidents import Finding, Severity, Truth
-from watchdog.model.observed import FaultSeverity, Gpu, GpuHolder, HungProbe, NodeEvent
+from watchdog.model.observed import FaultSeverity, Gpu, HungProbe, NodeEvent
 
 NOW = 10_000.0
 SETTINGS = GpuFault()
@@ -282,35 +282,3 @@ def test_where_the_past_is_not_known_the_odd_card_of_a_node_is_accused() -> None
 def test_few_cards_convict_nobody(number: int) -> None:
     cards = [card(0, recent_sm_clock_hz=1.0e9), *(card(each) for each in range(1, number))]
     assert clocks(*cards).truth is Truth.UNKNOWN
-
-
-# ------------------------------------------------------------------------------------------------ orphans
-
-HOLDER = GpuHolder(
-    pid=4711, start_ticks=9, uid=1000, user="eve", comm="python", state="S", job_id="6", gpu_uuids=("GPU-a", "GPU-b"),
-    memory_bytes=520 * 2**20, orphan_for_s=300.0,
-)  # fmt: skip
-
-
-def test_an_orphan_is_named_with_its_user_its_job_and_its_gpus() -> None:
-    (found,) = orphan_gpu_process.detect(nodes(holders=(HOLDER,)))
-    assert found.truth is Truth.BAD
-    assert [(c.node, c.pid, c.gpu_uuid) for c in found.culprits] == [
-        ("n1", 4711, "GPU-a"),
-        ("n1", 4711, "GPU-b"),
-    ]
-    assert "of eve" in found.summary and "520 MiB" in found.summary and "job 6" in found.summary
-
-
-def test_nobody_is_an_orphan_while_it_is_not_known_which_jobs_run() -> None:
-    (found,) = orphan_gpu_process.detect(nodes(holders=(replace(HOLDER, orphan_for_s=None),)))
-    assert found.truth is Truth.UNKNOWN
-
-
-def test_an_orphan_that_is_gone_is_over() -> None:
-    (found,) = orphan_gpu_process.detect(nodes(released=((4711, 9),)))
-    assert (found.subject, found.truth) == ("process:n1/4711.9", Truth.OK)
-
-
-def test_a_rank_of_a_running_job_is_no_matter_of_this_detector() -> None:
-    assert orphan_gpu_process.detect(cluster(job(processes=(seen(0),)))) == []

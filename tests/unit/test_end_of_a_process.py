@@ -50,8 +50,8 @@ PROCESS = GpuProcess(
 )  # fmt: skip
 NODE = NodeView(name="n1", reported_at=0.0, boot_id="boot", holders=(HOLDER,))
 INCIDENT = Incident(
-    id="i", kind=Kind.ORPHAN_GPU_PROCESS, subject="process:n1/4711.9", state=IncidentState.FIRING, severity=Severity.WARNING,
-    job_ids=(), opened_at=1e6 - 300, pending_mono=0, actionable=True, process=PROCESS,
+    id="i", kind=Kind.ORPHAN_GPU_PROCESS, subject="leftovers:6/1000", state=IncidentState.FIRING, severity=Severity.WARNING,
+    job_ids=(), opened_at=1e6 - 300, pending_mono=0, actionable=True, processes=(PROCESS,),
 )  # fmt: skip
 LIMITS = Limits(
     cooldown_s=900, attempts=3, budget=4, budget_percent=20, budget_window_s=3600, storm_jobs=3, storm_nodes_percent=20,
@@ -60,7 +60,7 @@ LIMITS = Limits(
 RULE = Rule(mode="act", ladder=(Step.END_PROCESS,), source="policy.kinds.orphan_gpu_process")
 SITUATION = Situation(
     now_wall=1e6, rule=RULE, job=None, paused=None, blind=None, recent=(), busy=False, running_jobs=0, jobs_in_trouble=0,
-    nodes_known=40, nodes_silent=0, mounts_stalled=(), nodes=tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(4)),
+    nodes_known=40, nodes_silent=0, process=PROCESS, process_since=1e6 - 300, mounts_stalled=(), nodes=tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(4)),
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def finding_of(**changes: Any) -> Any:
 
 
 def test_a_process_that_was_seen_in_a_job_of_an_ordinary_user_may_be_ended() -> None:
-    assert (finding_of().process, finding_of().actionable) == (PROCESS, True)
+    assert (finding_of().processes, finding_of().actionable) == ((PROCESS,), True)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_process_that_was_seen_in_a_job_of_an_ordinary_user_may_be_ended() -> 
     ],
 )  # fmt: skip
 def test_where_anything_about_it_is_a_guess_it_is_only_told(change: dict[str, Any]) -> None:
-    assert (finding_of(**change).process, finding_of(**change).actionable) == (None, False)
+    assert (finding_of(**change).processes, finding_of(**change).actionable) == ((), False)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_where_anything_about_it_is_a_guess_it_is_only_told(change: dict[str, An
         (None, True, (), "does not report"),
         (NODE, False, (), "does not report"),
         (replace(NODE, boot_id="other"), True, (), "restarted"),
-        (replace(NODE, holders=()), True, (), "does not tell of it any more"),
-        (replace(NODE, holders=(replace(HOLDER, start_ticks=10),)), True, (), "does not tell of it any more"),
+        (replace(NODE, holders=()), True, (), "does not report it any more"),
+        (replace(NODE, holders=(replace(HOLDER, start_ticks=10),)), True, (), "does not report it any more"),
         (replace(NODE, holders=(replace(HOLDER, orphan_for_s=None),)), True, (), "is not known"),
         (NODE, True, (slurm_job(job_id="6", uid=7, nodes=("n9",)),), "job 6 is RUNNING"),
         (NODE, True, (slurm_job(job_id="5_2", raw_id="6", state="COMPLETING"),), "job 5_2 is COMPLETING"),
@@ -181,22 +181,23 @@ def test_a_hundred_workers_of_one_job_on_one_node_are_one_action_and_another_pro
 def test_jobs_and_processes_do_not_use_up_each_others_budget() -> None:
     restarts = tuple(replace(done(10, None), action=Action.REQUEUE) for _ in range(9))
     assert judge(recent=restarts, running_jobs=0).verdict is Verdict.ALLOWED
-    hang = replace(INCIDENT, kind=Kind.COLLECTIVE_HANG, process=None, job_ids=("7",), runs=(("7", 0),))
+    hang = replace(INCIDENT, kind=Kind.COLLECTIVE_HANG, processes=(), job_ids=("7",), runs=(("7", 0),))
     orphans = tuple(done(10, replace(PROCESS, node=f"n{n}")) for n in range(9))
     rule = replace(RULE, ladder=(Step.REQUEUE,))
-    assert judge(hang, recent=orphans, job=slurm_job(), rule=rule, running_jobs=40).verdict is Verdict.ALLOWED
+    decision = judge(hang, process=None, recent=orphans, job=slurm_job(), rule=rule, running_jobs=40)
+    assert decision.verdict is Verdict.ALLOWED
 
 
 def test_orphans_of_several_jobs_in_one_moment_are_no_coincidence_and_those_of_other_days_are() -> None:
     def of(number: int, opened_at: float) -> Incident:
         return replace(
-            INCIDENT, id=f"i{number}", opened_at=opened_at, process=replace(PROCESS, job_id=f"{number}")
+            INCIDENT, id=f"i{number}", opened_at=opened_at, processes=(replace(PROCESS, job_id=f"{number}"),)
         )
 
     def at_once(*others: Incident) -> int:
         jobs: tuple[SlurmJob, ...] = ()
         return with_process(
-            SITUATION, INCIDENT, lambda _: NODE, ("n1",), jobs, (INCIDENT, *others)
+            SITUATION, PROCESS, INCIDENT, lambda _: NODE, ("n1",), jobs, (INCIDENT, *others)
         ).jobs_with_orphans
 
     assert at_once(of(7, INCIDENT.opened_at + AT_ONCE_S), of(8, INCIDENT.opened_at)) == 3

@@ -98,7 +98,7 @@ def done(ago_s: float, job_id: str = "7") -> Decision:
 def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
     rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
     shipped = SHIPPED.get(incident.kind, GRACEFUL if incident.kind is Kind.SLOW_NODE else ())
-    ladder = (Step.END_PROCESS,) if incident.process is not None else shipped
+    ladder = (Step.END_PROCESS,) if incident.processes else shipped
     rule = replace(rule, ladder=ladder)
     return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
 
@@ -128,7 +128,8 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "process_changed": [
         {
-            "incident": replace(INCIDENT, kind=Kind.ORPHAN_GPU_PROCESS, process=PROCESS),
+            "incident": replace(INCIDENT, kind=Kind.ORPHAN_GPU_PROCESS, processes=(PROCESS,)),
+            "process": PROCESS,
             "job": None,
             "process_objection": "job 6 is RUNNING",
         }

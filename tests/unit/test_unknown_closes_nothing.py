@@ -23,7 +23,7 @@ STEPS = (Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.LOG_ERROR)
 SUBJECTS = {
     Kind.FILESYSTEM_OUTAGE: "mount:server:/shared", Kind.FILESYSTEM_STALL: "mount:server:/shared", Kind.PARTITION_OR_OUTAGE: "cluster",
     Kind.NODE_DOWN: "node:n1", Kind.AGENT_SILENT: "node:n1", Kind.SLURM_UNREACHABLE: "slurm", Kind.GPU_FAULT: "gpu:GPU-1",
-    Kind.ORPHAN_GPU_PROCESS: "process:n1.900.9", Kind.DISK_FULL: "disk:n1:/shared", Kind.CRASH_LOOP: "loop:7", Kind.LOG_ERROR: "run:7.0",
+    Kind.ORPHAN_GPU_PROCESS: "holders:n1/1000", Kind.DISK_FULL: "disk:n1:/shared", Kind.CRASH_LOOP: "loop:7", Kind.LOG_ERROR: "run:7.0",
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from watchdog.detect.view import NodeView
 from watchdog.model.incidents import GpuProcess
+from watchdog.model.observed import GpuHolder
 from watchdog.model.slurm import SlurmJob
 from watchdog.model.slurm_states import may_hold_nodes
 
@@ -21,13 +22,23 @@ def objection(
         return f"{process.node} does not report"
     if node.boot_id != process.boot_id:
         return f"{process.node} has been restarted since"
-    key = (process.pid, process.start_ticks)
-    holder = next((each for each in node.holders if (each.pid, each.start_ticks) == key), None)
+    holder = _holder_of(process, node)
     if holder is None:
-        return f"{process.node} does not tell of it any more"
+        return f"{process.node} does not report it any more"
     if holder.orphan_for_s is None:
         return f"whether its job runs is not known on {process.node}"
     return objection_by_slurm(process, jobs)
+
+
+def orphan_for_s(process: GpuProcess, node: NodeView | None) -> float | None:
+    """For how long it has had no job, by its node's newest report; None if that does not say."""
+    holder = _holder_of(process, node) if node is not None else None
+    return None if holder is None else holder.orphan_for_s
+
+
+def _holder_of(process: GpuProcess, node: NodeView) -> GpuHolder | None:
+    key = (process.pid, process.start_ticks)
+    return next((each for each in node.holders if (each.pid, each.start_ticks) == key), None)
 
 
 def objection_by_slurm(process: GpuProcess, jobs: Iterable[SlurmJob]) -> str | None:

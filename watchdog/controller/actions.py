@@ -184,6 +184,7 @@ class Actions:
         busy = incident.id in self.acting()
         if (
             not busy
+            and run.decision.process is None  # others of its job may be there: the nodes say when none is
             and incident.state is not IncidentState.RESOLVED
             and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
         ):

@@ -45,16 +45,16 @@ def crowd_of(trouble: Trouble, kind: Kind, uid: Uid) -> Crowd:
     return Crowd(users=len(users), own=len(users.get(uid, ())))
 
 
-def orphans_at_once(incident: Incident, incidents: Iterable[Incident]) -> Crowd:
-    """Of whose jobs processes became orphans at about the same time as this one, its own included."""
-    mine, jobs = incident.process, dict[int, set[str]]()
+def orphans_at_once(incident: Incident, mine: GpuProcess, incidents: Iterable[Incident]) -> Crowd:
+    """Of whose jobs processes became orphans at about the same time as `mine`, of this incident; its own included."""
+    jobs: dict[int, set[str]] = {}
     for each in incidents:
-        process = each.process
-        if process is None or each.kind is not incident.kind or each.state is not IncidentState.FIRING:
+        if each.kind is not incident.kind or each.state is not IncidentState.FIRING:
             continue
         if abs(each.opened_at - incident.opened_at) <= AT_ONCE_S:
-            jobs.setdefault(process.uid, set()).add(process.job_id)
-    return Crowd(users=len(jobs), own=len(jobs.get(mine.uid, ())) if mine is not None else 0)
+            for process in each.processes:
+                jobs.setdefault(process.uid, set()).add(process.job_id)
+    return Crowd(users=len(jobs), own=len(jobs.get(mine.uid, ())))
 
 
 def owner_of(decision: Decision) -> Uid:

@@ -185,7 +185,7 @@ def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
         jobs_now=finding.job_ids,
         exclude_nodes=finding.exclude_nodes,
         mounts=finding.mounts,
-        process=finding.process,
+        processes=finding.processes,
         runs=_runs(finding, moment),
         owners=_owners(finding, (), moment),
     )
@@ -194,8 +194,7 @@ def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
 def _owners(finding: Finding, before: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
     """Whose evidence it is: of everybody whose job, or process, it has been about."""
     uids = {moment.owners.get(job, NOBODY) for job in finding.job_ids}
-    if finding.process is not None:
-        uids.add(finding.process.uid)
+    uids |= {process.uid for process in finding.processes}
     return tuple(sorted({*before, *uids}))
 
 
@@ -251,7 +250,7 @@ def _update(
             jobs_now=finding.job_ids,
             exclude_nodes=finding.exclude_nodes,
             mounts=finding.mounts,
-            process=finding.process,
+            processes=finding.processes,
             owners=_owners(finding, incident.owners, moment),
         )
     if incident.state is IncidentState.PENDING:

@@ -19,6 +19,7 @@ from watchdog.controller.by_user import Trouble, crowd_of, in_trouble
 from watchdog.controller.journal import JournalError
 from watchdog.controller.judge import STANDING, proves_stuck
 from watchdog.controller.lost_mounts import lost_mounts
+from watchdog.controller.matters import Matter, decided_about, job_in, matters_of
 from watchdog.controller.policy import (
     Situation,
     broken_under,
@@ -35,7 +36,7 @@ from watchdog.controller.wishes import Wish, fill, wish_of
 from watchdog.detect.view import JobView
 from watchdog.kill_switch_file import problem_of_path
 from watchdog.model.actions import Action, ActionRun, Decision, Step, Verdict
-from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
 from watchdog.model.slurm import SlurmJob
 from watchdog.model.slurm_states import RUNNING
 
@@ -137,25 +138,16 @@ class Decider:
             incident = known.get(left.popleft())
             if incident is None or not _stands_alone(incident):
                 continue
-            for job_id in self._matters(incident):
+            for matter in matters_of(incident, self._c.state.jobs.get, self._rule):
                 try:
-                    if self._is_settled(incident, job_id):
+                    if self._is_settled(incident, matter):
                         continue
                     surroundings = surroundings or self._surroundings(now)
-                    self._decide_one(incident, job_id, now, surroundings, held)
+                    self._decide_one(incident, matter, now, surroundings, held)
                     made += 1
                 except JournalError as error:
                     self._c.journal_error = str(error)
         self._take_together(held or [])
-
-    def _matters(self, incident: Incident) -> tuple[str, ...]:
-        """The jobs that are decided about, each by itself: an incident of one filesystem may hold several. One about a process has
-        none, and is decided about where a site has said that something is to be done."""
-        if incident.process is not None:
-            return ("",) if self._rule(incident.kind, None).ladder else ()
-        jobs = [job for job_id in incident.jobs_now if (job := self._c.state.jobs.get(job_id))]
-        acts = any(self._rule(incident.kind, job).ladder for job in jobs)
-        return incident.jobs_now if acts else incident.jobs_now[:1]
 
     def _take_together(self, held: list[tuple[Incident, Decision]]) -> None:
         """Decisions that nothing is done for: of thousands at once the disk is waited for once, and the others' actions are not kept."""
@@ -191,26 +183,27 @@ class Decider:
             self._remember((incident_id,))
         return self._earlier[incident_id]
 
-    def _about(self, incident: Incident, job_id: str) -> list[Decision]:
-        decisions = self._decisions(incident.id)
-        return [each for each in decisions if each.fence is None or each.fence.job_id == job_id]
+    def _about(self, incident: Incident, matter: Matter) -> list[Decision]:
+        return decided_about(matter, self._decisions(incident.id))
 
-    def _is_settled(self, incident: Incident, job_id: str) -> bool:
+    def _is_settled(self, incident: Incident, matter: Matter) -> bool:
         """Whether there is nothing left to decide. An action that failed settles nothing: if the trouble stands, it is
         decided anew, under the guards that count attempts and time."""
-        return any(is_final(each) and each.id not in self._failed for each in self._about(incident, job_id))
+        return any(is_final(each) and each.id not in self._failed for each in self._about(incident, matter))
 
     def _decide_one(
         self,
         incident: Incident,
-        job_id: str,
+        matter: Matter,
         now: float,
         surroundings: Surroundings,
         held: list[tuple[Incident, Decision]] | None,
     ) -> None:
-        earlier = self._about(incident, job_id)
-        job = self._c.state.jobs.get(job_id)
+        earlier = self._about(incident, matter)
+        job = job_in(matter, self._c.state.jobs.get)
         situation = self._situation(incident, job, now, surroundings)
+        if isinstance(matter, GpuProcess):
+            situation = self._with_process(situation, incident, matter, now)
         if situation.blind is None and is_storm(situation, self._limits):
             self._storm_at = now
         if situation.blind is None and job is not None and is_storm_of_one(situation, self._limits):
@@ -278,7 +271,7 @@ class Decider:
             ),
             default=None,
         )
-        situation = Situation(
+        return Situation(
             now_wall=around.wall,
             rule=self._rule(incident.kind, job),
             job=job,
@@ -305,14 +298,13 @@ class Decider:
             drained_by_us=around.drained_by_us,
             broken=() if job is None else self._broken_under(job, around),
         )
-        return with_process(
-            situation,
-            incident,
-            c.state.nodes.view,
-            c.state.reporting_nodes(now),
-            c.state.jobs.values(),
-            c.judge.incidents,
-        )
+
+    def _with_process(
+        self, situation: Situation, incident: Incident, process: GpuProcess, now: float
+    ) -> Situation:
+        state, open_ones = self._c.state, self._c.judge.incidents
+        reporting, jobs = state.reporting_nodes(now), state.jobs.values()
+        return with_process(situation, process, incident, state.nodes.view, reporting, jobs, open_ones)
 
     def _broken_under(self, job: SlurmJob, around: Surroundings) -> tuple[tuple[str, str], ...]:
         """What is known of its nodes' hardware and mounts; of thousands of faults only those are looked at."""

@@ -15,7 +15,7 @@ from watchdog.controller.capped import Capped, LeftOut
 from watchdog.detect.nodes import is_quiet
 from watchdog.detect.view import GpuView, NodeView, Rise, SeenEvent, SeenMount
 from watchdog.model.messages import Report
-from watchdog.model.observed import Checkpoint, Gpu, NodeEvent
+from watchdog.model.observed import Checkpoint, Gpu, GpuHolder, NodeEvent
 
 KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0
@@ -113,8 +113,8 @@ class _Node:
     events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     told: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     """(source, sequence) of the kernel's records that have come: an agent may tell them again."""
-    held: dict[tuple[int, int], float] = field(default_factory=dict)
-    """(pid, start ticks) of every process that held a GPU outside of jobs -> when it was last seen to."""
+    held: dict[tuple[int, int], tuple[float, GpuHolder]] = field(default_factory=dict)
+    """(pid, start ticks) of every process that held a GPU outside of jobs -> when it was last seen to, and as what."""
     mounts: dict[str, SeenMount] = field(default_factory=dict)
     checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
 
@@ -134,7 +134,8 @@ class Nodes:
         node = self._nodes.get(report.node)
         if node is None or node.boot_id != report.boot_id:
             gpus = Capped[str, _Past]("gpus", self._left_out, MAX_GPUS, oldest_goes=True)
-            node = self._nodes[report.node] = _Node(gpus, report.boot_id)
+            held = node.held if node is not None else {}  # no process survives a restart of its node
+            node = self._nodes[report.node] = _Node(gpus, report.boot_id, held=held)
         for event in report.node_events:
             _note_event(node, event, made_at - max(0.0, event.age_s))
         while node.events and made_at - node.events[0].at > KEPT_EVENT_S:
@@ -148,10 +149,11 @@ class Nodes:
         for mount in [m for m, seen in node.mounts.items() if made_at - seen.at > KEPT_MOUNT_S]:
             del node.mounts[mount]
         node.checkpoints = {(each.job_id, each.directory): each for each in report.checkpoints}
-        holding = {(each.pid, each.start_ticks) for each in report.gpu_holders}
+        holding = {(each.pid, each.start_ticks): (made_at, each) for each in report.gpu_holders}
         if holding or node.held:
-            node.held.update(dict.fromkeys(sorted(holding), made_at))
-            recent = [key for key, at in node.held.items() if made_at - at <= KEPT_HOLDER_S][-MAX_HOLDERS:]
+            node.held.update(sorted(holding.items(), key=lambda each: each[0]))
+            recent = [key for key, (at, _) in node.held.items() if made_at - at <= KEPT_HOLDER_S]
+            recent = recent[-MAX_HOLDERS:]
             node.held = {key: node.held[key] for key in recent}
         if report.node not in self._views:
             insort(self._names, report.node)
@@ -162,7 +164,7 @@ class Nodes:
             gpus=tuple(_look(node, report.node, gpu, made_at) for gpu in report.gpus),
             events=tuple(node.events),
             holders=report.gpu_holders,
-            released=tuple(key for key in node.held if key not in holding),
+            released=tuple(holder for key, (_, holder) in node.held.items() if key not in holding),
             mounts=tuple(node.mounts[mount] for mount in sorted(node.mounts)),
             hung_probes=report.hung_probes,
             problems=report.problems,

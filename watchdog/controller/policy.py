@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from watchdog.controller.about_process import job_of, objection, same
+from watchdog.controller.about_process import job_of, objection, orphan_for_s, same
 from watchdog.controller.by_user import orphans_at_once, over_budget, spent_on_jobs, spent_on_processes
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.rules import Rule, action_of
 from watchdog.detect.view import NodeView
 from watchdog.knowledge.ladders import ENDINGS, GENTLE, WHY_NONE
 from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
-from watchdog.model.incidents import Incident, IncidentState, Kind  # fmt: skip
+from watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
 from watchdog.model.slurm import SlurmJob, SlurmNode  # fmt: skip
 from watchdog.model.slurm_states import CAN_BE_HELD, HOLDS_NODES, RESTARTABLE, is_out
 from watchdog.model.value import Value  # fmt: skip
@@ -69,8 +69,12 @@ class Situation(Value, frozen=True, kw_only=True):
     storm_over_s: float | None = None
     """Since when the last storm is over; None if there was none."""
     drained_by_us: int = 0
+    process: GpuProcess | None = None
+    """What is decided about, of an incident about processes: this one, and no job."""
+    process_since: float | None = None
+    """Since when it has had no job, a date."""
     process_objection: str | None = None
-    """Of an incident about a process: why it must not be touched now; see watchdog.controller.about_process."""
+    """Why it must not be touched now; see watchdog.controller.about_process."""
     process_job: SlurmJob | None = None
     """The job that it came from, while Slurm remembers it."""
     users_in_trouble: int = 0
@@ -102,12 +106,12 @@ def _blind(_: Incident, s: Situation, __: Limits) -> str | None:
     return s.blind
 
 
-def _process_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
-    return s.process_objection if incident.process is not None else None
+def _process_changed(_: Incident, s: Situation, __: Limits) -> str | None:
+    return s.process_objection if s.process is not None else None
 
 
 def _job_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
-    if incident.process is not None:
+    if s.process is not None:
         return None  # its job is over: that is what the incident says
     if s.job is None:
         return "Slurm does not know the job (any more)"
@@ -174,18 +178,18 @@ def _job_hangs(incident: Incident, s: Situation, __: Limits) -> str | None:
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
 
 
-def _cooldown(incident: Incident, s: Situation, limits: Limits) -> str | None:
-    last = max((d.decided_at for d in s.recent if _is_about(d, incident, s)), default=None)
+def _cooldown(_: Incident, s: Situation, limits: Limits) -> str | None:
+    last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
     cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
     if last is not None and s.now_wall - last < cooldown_s:
-        return f"the last action on this {_what(incident)} was {(s.now_wall - last) / 60:.0f} min ago (cooldown {cooldown_s / 60:.0f} min)"
+        return f"the last action on this {_what(s)} was {(s.now_wall - last) / 60:.0f} min ago (cooldown {cooldown_s / 60:.0f} min)"
     return None
 
 
-def _budget(incident: Incident, s: Situation, limits: Limits) -> str | None:
+def _budget(_: Incident, s: Situation, limits: Limits) -> str | None:
     """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way round. A share is of the
     running jobs or, for processes, which have none, of the nodes; those that one job left on one node count as one. One user has half."""
-    process, window_s = incident.process, limits.budget_window_s
+    process, window_s = s.process, limits.budget_window_s
     if process is None:
         spent, whole = spent_on_jobs(s.recent, s.now_wall, window_s), s.running_jobs
         uid, others = None if s.job is None else s.job.uid, s.users_running > 1
@@ -230,10 +234,10 @@ def is_storm_of_one(s: Situation, limits: Limits) -> bool:
     return s.jobs_in_trouble >= limits.storm_jobs
 
 
-def _attempts(incident: Incident, s: Situation, limits: Limits) -> str | None:
-    done = sum(1 for d in s.recent if _is_about(d, incident, s) and not d.asked_by)
+def _attempts(_: Incident, s: Situation, limits: Limits) -> str | None:
+    done = sum(1 for d in s.recent if _is_about(d, s) and not d.asked_by)
     attempts = limits.attempts if s.rule.attempts is None else s.rule.attempts
-    what = _what(incident)
+    what = _what(s)
     return f"{done} actions on this {what} already: a person has to look" if done >= attempts else None
 
 
@@ -280,13 +284,13 @@ ASKED_FOR: frozenset[str] = frozenset(
 """The guards that also hold against an operator who asks for a restart: those that protect the job itself."""
 
 
-def _what(incident: Incident) -> str:
-    return "job" if incident.process is None else "process"
+def _what(situation: Situation) -> str:
+    return "job" if situation.process is None else "process"
 
 
-def _is_about(decision: Decision, incident: Incident, situation: Situation) -> bool:
-    if incident.process is not None:
-        return same(decision.process, incident.process)
+def _is_about(decision: Decision, situation: Situation) -> bool:
+    if situation.process is not None:
+        return same(decision.process, situation.process)
     fence, job = decision.fence, situation.job
     return fence is not None and job is not None and fence.job_id == job.job_id
 
@@ -340,8 +344,8 @@ def decide(incident: Incident, situation: Situation, limits: Limits, decision_id
         rung_limits=rule.rung_limits,
         drain=drain,
         step_s=situation.step_s,
-        process=incident.process,
-        process_since=None if incident.process is None else incident.opened_at,
+        process=situation.process,
+        process_since=situation.process_since,
         uid=None if job is None else job.uid,
     )
 
@@ -391,7 +395,7 @@ def _to_exclude(incident: Incident, s: Situation) -> tuple[tuple[str, ...], tupl
 
 def _to_drain(incident: Incident, s: Situation, limits: Limits) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes to drain, within both budgets, and why a node is not drained."""
-    nodes = incident.exclude_nodes if incident.process is None else (incident.process.node,)
+    nodes = incident.exclude_nodes if s.process is None else (s.process.node,)
     if not s.rule.drain or not nodes:
         return (), ()
     allowed = min(limits.max_drained_nodes, int(len(s.nodes) * limits.drained_percent / 100))
@@ -429,17 +433,17 @@ def _is_alone(job: SlurmJob, node: str, jobs: Collection[SlurmJob]) -> bool:
 
 
 def with_process(
-    situation: Situation, incident: Incident, view: Callable[[str], NodeView | None], reporting: Collection[str],
-    jobs: Collection[SlurmJob], incidents: Sequence[Incident],
+    situation: Situation, process: GpuProcess, incident: Incident, view: Callable[[str], NodeView | None],
+    reporting: Collection[str], jobs: Collection[SlurmJob], incidents: Sequence[Incident],
 ) -> Situation:  # fmt: skip
-    """The situation, with what is known of the incident's process if it is about one. `view` gives a node's newest report."""
-    process = incident.process
-    if process is None:
-        return situation
-    crowd = orphans_at_once(incident, incidents)
+    """The situation, with what is known of this process of the incident. `view` gives a node's newest report."""
+    crowd, node = orphans_at_once(incident, process, incidents), view(process.node)
+    orphan_s = orphan_for_s(process, node)
     return replace(
         situation,
-        process_objection=objection(process, view(process.node), process.node in reporting, jobs),
+        process=process,
+        process_since=None if orphan_s is None else situation.now_wall - orphan_s,
+        process_objection=objection(process, node, process.node in reporting, jobs),
         process_job=job_of(process, jobs),
         jobs_with_orphans=crowd.own,
         users_with_orphans=crowd.users,

@@ -10,13 +10,14 @@ from watchdog.config import Config
 from watchdog.controller.by_user import crowd_of, in_trouble
 from watchdog.controller.judge import STANDING, Judge
 from watchdog.controller.lost_mounts import lost_mounts
+from watchdog.controller.matters import Matter, decided_about, job_in, matters_of
 from watchdog.controller.policy import Situation, broken_under, decide, is_final, is_news, with_process
 from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.settings import limits_of, rule_book_of
 from watchdog.controller.state import ClusterState
 from watchdog.controller.wishes import wish_of
 from watchdog.model.actions import Action, Decision, Verdict
-from watchdog.model.incidents import Incident, IncidentState, Kind
+from watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
 from watchdog.model.slurm import SlurmJob
 from watchdog.model.slurm_states import RUNNING
 
@@ -39,28 +40,20 @@ class Rehearsal:
         for incident in self.judge.incidents:
             if incident.state is not IncidentState.FIRING or incident.inhibited_by is not None:
                 continue
-            for job_id in self._matters(incident):
-                job = self.state.jobs.get(job_id)
+            for matter in matters_of(incident, self.state.jobs.get, self._rule):
                 mine = self.decisions.setdefault(incident.id, [])
-                earlier = [d for d in mine if d.fence is None or d.fence.job_id == job_id]
+                earlier = decided_about(matter, mine)
                 if any(is_final(each) for each in earlier):
                     continue
-                decision = decide(incident, self._situation(incident, job, now), self._limits, "")
+                decision = decide(incident, self._situation(incident, matter, now), self._limits, "")
                 if is_news(decision, earlier):
                     decision = replace(decision, id=f"{incident.id}.{len(mine) + 1}")
                     mine.append(decision)
                     if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
                         self._allowed.append(decision)
 
-    def _matters(self, incident: Incident) -> tuple[str, ...]:
-        """The jobs that are decided about; one without a name stands for the process that an incident is about."""
-        if incident.process is not None:
-            return ("",) if self._rule(incident.kind, None).ladder else ()
-        jobs = [job for job_id in incident.jobs_now if (job := self.state.jobs.get(job_id))]
-        acts = any(self._rule(incident.kind, job).ladder for job in jobs)
-        return incident.jobs_now if acts else incident.jobs_now[:1]
-
-    def _situation(self, incident: Incident, job: SlurmJob | None, now: float) -> Situation:
+    def _situation(self, incident: Incident, matter: Matter, now: float) -> Situation:
+        job = job_in(matter, self.state.jobs.get)
         view = self.state.job_view(job.job_id, now) if job is not None else None
         open_ones = self.judge.incidents
         trouble = in_trouble(open_ones, self.state.owner_of)
@@ -100,8 +93,10 @@ class Rehearsal:
             ),
             nodes=(),  # a trace need not have the nodes that would be left
         )
+        if not isinstance(matter, GpuProcess):
+            return situation
         return with_process(
-            situation, incident, self.state.nodes.view, self.state.reporting_nodes(now), self.state.jobs.values(), open_ones
+            situation, matter, incident, self.state.nodes.view, self.state.reporting_nodes(now), self.state.jobs.values(), open_ones
         )  # fmt: skip
 
     def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:

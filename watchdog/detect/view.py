@@ -175,8 +175,8 @@ class NodeView(Value, frozen=True, kw_only=True):
     events: tuple[SeenEvent, ...] = ()
     """Of the last hour at most, oldest first; what stood in the log before the agent was started is not among them."""
     holders: tuple[GpuHolder, ...] = ()
-    released: tuple[tuple[int, int], ...] = ()
-    """(pid, start ticks) of those that held one within the last day, and do not any more."""
+    released: tuple[GpuHolder, ...] = ()
+    """Those that held one within the last day and do not any more, as they were seen last."""
     mounts: tuple[SeenMount, ...] = ()
     hung_probes: tuple[HungProbe, ...] = ()
     problems: tuple[str, ...] = ()

@@ -65,7 +65,7 @@ class Culprit(Value, frozen=True, kw_only=True):
 
 
 class GpuProcess(Value, frozen=True, kw_only=True):
-    """The one process that a finding, an incident or a decision is about: pid, start and boot together are never given out again."""
+    """One of the processes that a finding or an incident is about, or the one that a decision is about: pid, start and boot together are never given out again."""
 
     node: str
     boot_id: str
@@ -128,8 +128,8 @@ class Finding(Value, frozen=True, kw_only=True):
     """Nodes that the evidence blames as a place: a restart should avoid them."""
     mounts: tuple[str, ...] = ()
     """Filesystems that have to answer before a restart makes sense."""
-    process: GpuProcess | None = None
-    """Of a finding that is about one process and no job: which, if it is known well enough to be ended."""
+    processes: tuple[GpuProcess, ...] = ()
+    """Of a finding that is about processes and no job that runs: those that are known well enough to be ended."""
 
 
 NOBODY = -1
@@ -175,8 +175,8 @@ class Incident(Value, frozen=True, kw_only=True):
     """Those of `job_ids` that the newest finding is about; others had their share in it and have got over it."""
     exclude_nodes: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
-    process: GpuProcess | None = None
-    """What may be acted on is this process, and no job."""
+    processes: tuple[GpuProcess, ...] = ()
+    """What may be acted on is each of these processes, and no job."""
     inhibited_by: str | None = None
     """Id of the incident that explains this one; it is then not acted on and not announced."""
     resolution: str = ""

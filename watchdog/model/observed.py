@@ -337,6 +337,8 @@ class GpuHolder(Value, frozen=True, kw_only=True):
     state: str
     job_id: str | None = None
     """The job it came from, where it shows."""
+    rank: int | None = None
+    """Its rank in that job, if it was one."""
     gpu_uuids: tuple[str, ...] = ()
     minors: tuple[int, ...] = ()
     """/dev/nvidiaN that it has open."""

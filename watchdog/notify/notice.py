@@ -116,6 +116,7 @@ def to_row(notice: Notice) -> dict[str, Any]:
         resolution=incident.resolution[:KEPT_CHARS],
         facts=tuple(fact[:KEPT_CHARS] for fact in incident.facts[:KEPT_FACTS]),
         culprits=incident.culprits[:KEPT_CULPRITS],
+        processes=(),
     )
     row: dict[str, Any] = msgspec.to_builtins(replace(notice, incident=short))
     return row

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from watchdog import clock
 from watchdog.model.actions import ActionRun, Decision, Verdict
-from watchdog.model.incidents import Incident, IncidentState
+from watchdog.model.incidents import GpuProcess, Incident, IncidentState
 from watchdog.model.slurm import SlurmJob
 from watchdog.notify import SendFailed
 from watchdog.notify.harmless import one_line
@@ -143,8 +143,8 @@ class Notifier:
         self._wall = wall
         self._workers = [Worker(outbox, channel, poll_s, first_retry_s, wall) for channel in self._channels]
         self.sources = Sources()
-        self._held: dict[tuple[str, str], tuple[float, Incident, Decision]] = {}
-        """(incident, job) -> since when which decision is held back."""
+        self._held: dict[tuple[str, str | GpuProcess], tuple[float, Incident, Decision]] = {}
+        """(incident, job or process) -> since when which decision is held back."""
 
     def attach(self, sources: Sources) -> None:
         """Where to look things up from now on."""
@@ -172,7 +172,7 @@ class Notifier:
     def decided(self, incident: Incident, decision: Decision) -> None:
         """Announce what was decided. That nothing is done for the moment, by a guard of PASSING, is held back: mostly another decision
         follows within seconds."""
-        key = (incident.id, "" if decision.fence is None else decision.fence.job_id)
+        key = (incident.id, decision.process or ("" if decision.fence is None else decision.fence.job_id))
         self._held.pop(key, None)
         if decision.verdict is Verdict.SUPPRESSED and decision.by in PASSING:
             self._held[key] = (self._wall(), incident, decision)

@@ -7,6 +7,7 @@ in which every launcher deals them out, and only if there are as many of the one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -61,11 +62,19 @@ class Holders:
             for pid in listed:
                 if self._job_of.get(pid) in over:
                     held.setdefault(pid, []).append(gpu)
+        on_card = Counter(gpu.index for cards in held.values() for gpu in cards)
         return tuple(
-            self._holder(pid, there.get(pid), held[pid], over[self._job_of[pid]], now) for pid in sorted(held)
-        )
+            self._holder(
+                pid, there.get(pid), held[pid], over[self._job_of[pid]], now,
+                alone=all(on_card[gpu.index] == 1 for gpu in held[pid]),
+            )
+            for pid in sorted(held)
+        )  # fmt: skip
 
-    def _holder(self, pid: int, process: Process | None, gpus: list[Gpu], user: str, now: float) -> GpuHolder:
+    def _holder(
+        self, pid: int, process: Process | None, gpus: list[Gpu], user: str, now: float, *, alone: bool
+    ) -> GpuHolder:
+        """`alone`: what its cards hold is its own; of several processes on one card nobody knows what each of them holds."""
         job_id = self._job_of[pid]
         over_s = now - self._over_at[job_id]
         known = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
@@ -77,9 +86,10 @@ class Holders:
             comm=process.comm if process is not None else "process",
             state=process.state if process is not None else "?",
             job_id=job_id,
+            rank=process.rank if process is not None and process.role is Role.RANK else None,
             gpu_uuids=tuple(gpu.uuid for gpu in gpus if gpu.uuid),
             minors=tuple(gpu.index for gpu in gpus),
-            memory_bytes=sum(known) if known else None,
+            memory_bytes=sum(known) if known and alone else None,
             listed_by_nvml=any(pid in (gpu.pids or ()) for gpu in gpus),
             orphan_for_s=over_s - GRACE_S if over_s >= GRACE_S else None,
         )

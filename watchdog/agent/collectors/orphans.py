@@ -22,7 +22,7 @@ from watchdog.agent.probe import Answer, Probes
 from watchdog.agent.process_table import Entry, is_the_kernels, read_file
 from watchdog.knowledge.gpu_daemons import is_daemon
 from watchdog.model.messages import EndProcess
-from watchdog.model.observed import Gpu, GpuHolder
+from watchdog.model.observed import Gpu, GpuHolder, Role
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 LINKS_AT_ONCE = 96
@@ -269,7 +269,7 @@ class GpuHolders:
         on_list = listed or []
         uuids = by_link | {gpu.uuid for gpu, _ in on_list}
         sizes = [size for _, size in on_list if size is not None]
-        known = entry.known
+        known, member = entry.known, entry.member
         return GpuHolder(
             pid=known.pid,
             start_ticks=known.start_ticks,
@@ -277,7 +277,8 @@ class GpuHolders:
             user=self._users.get(known.uid, str(known.uid)),
             comm=known.comm,
             state=entry.stat.state,
-            job_id=entry.member.job_id if entry.member is not None else None,
+            job_id=member.job_id if member is not None else None,
+            rank=member.rank if member is not None and member.role is Role.RANK else None,
             gpu_uuids=tuple(sorted(uuid for uuid in uuids if uuid)),
             minors=held.minors,
             memory_bytes=sum(sizes) if sizes else None,

@@ -38,6 +38,8 @@ from watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, 
 from watchdog.model.messages import CommandResult, ProcessEnd
 from watchdog.model.observed import GpuHolder
 from watchdog.model.slurm import SlurmJob, SlurmNode
+from watchdog.notify.notice import Notice, Topic
+from watchdog.notify.slack_messages import said_of
 from watchdog.notify.words import say_decision, say_outcome
 
 HOLDER = GpuHolder(
@@ -516,3 +518,25 @@ def test_people_are_told_of_the_process_and_never_of_a_job_that_is_over() -> Non
     assert "unkillable" in said.sentence and "scontrol show job" not in said.todo
     ok = say_outcome(INCIDENT, ActionRun(decision=decision, end=Place("term").play()))
     assert ok.sentence.startswith("process 4711 (python) of eve on n1 was ended: ")
+
+
+def test_what_is_alike_of_many_processes_is_one_sentence_and_one_that_cannot_be_ended_is_not_among_them() -> (
+    None
+):
+    def notice(pid: int, topic: Topic, end: ActionEnd | None = None) -> Notice:
+        decision = replace(judge(), id=f"d{pid}", process=replace(PROCESS, pid=pid))
+        run = None if end is None else ActionRun(decision=decision, end=end)
+        return Notice(topic=topic, at=1e6, incident=INCIDENT, decision=None if run else decision, run=run)
+
+    ok, failed = Place("term").play(), Place("never").play()
+    story = [notice(pid, Topic.DECIDED) for pid in range(11, 16)]
+    story += [notice(pid, Topic.ENDED, failed if pid == 13 else ok) for pid in range(11, 16)]
+    decided, ended, stuck = said_of(story)
+    assert decided.sentence.startswith("process 11 (python) of eve on n1 is being ended: ")
+    assert decided.sentence.endswith("; the same of 4 more processes")
+    assert ended.sentence.endswith("; the same of 3 more processes")
+    assert [line for line in ended.evidence if "process 15 (python) of eve on n1 was ended" in line]
+    assert (
+        stuck.sentence.startswith("process 13 (python) of eve on n1 NEEDS YOU")
+        and "more" not in stuck.sentence
+    )

@@ -27,7 +27,7 @@ from watchdog.model.incidents import Incident, Severity
 from watchdog.notify.harmless import cut, duration, plural, safe
 from watchdog.notify.notice import Notice, Topic
 from watchdog.notify.places import NOWHERE, Places
-from watchdog.notify.words import DONE, Said, about, lasted, next_step, say, say_opened
+from watchdog.notify.words import DONE, Said, about, alike, lasted, next_step, say, say_opened, say_together
 
 SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
@@ -85,15 +85,16 @@ def parent(
 
 
 def said_of(story: Sequence[Notice]) -> list[Said]:
-    """The words for each notice. What ended an incident is said once: where an action did, as the outcome of that action."""
+    """The words for the notices. What ended an incident is said once: where an action did, as the outcome of that action; and so is what
+    is alike of several processes."""
     details = {
         notice.run.end.detail for notice in story if notice.run is not None and notice.run.end is not None
     }
     return [
-        replace(say(notice), sentence=f"over{lasted(notice.incident)}")
-        if notice.topic is Topic.RESOLVED and notice.incident.resolution in details
-        else say(notice)
-        for notice in story
+        replace(say(notices[0]), sentence=f"over{lasted(notices[0].incident)}")
+        if notices[0].topic is Topic.RESOLVED and notices[0].incident.resolution in details
+        else say_together(notices)
+        for notices in alike(story)
     ]
 
 
@@ -184,7 +185,7 @@ def links(notice: Notice, places: Places) -> list[tuple[str, str]]:
 def updated(story: Sequence[Notice], cluster: str, places: Places) -> Payload:
     """The parent as it is to be from now on, after the news in `story`."""
     first, incident = story[0], story[0].incident
-    news = [say(notice).sentence for notice in story if notice.topic in (Topic.DECIDED, Topic.ENDED)]
+    news = [each.sentence for each in said_of([n for n in story if n.topic in (Topic.DECIDED, Topic.ENDED)])]
     return payload(
         [say_opened(incident).sentence, *news[-3:]],
         [],

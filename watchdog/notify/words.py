@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
 
 from watchdog.model.actions import Action, ActionRun, Decision, Verdict
 from watchdog.model.incidents import Incident, Severity
@@ -31,6 +34,28 @@ def say(notice: Notice) -> Said:
     if notice.topic is Topic.DIAGNOSED:
         return say_diagnosis(incident, notice.said)
     return say_resolved(incident) if notice.topic is Topic.RESOLVED else say_opened(incident)
+
+
+def alike(story: Iterable[Notice]) -> list[list[Notice]]:
+    """The notices in their order; those that say the same of several processes of one incident together."""
+    found: dict[object, list[Notice]] = {}
+    for number, notice in enumerate(story):
+        decision = notice.decision or (notice.run.decision if notice.run is not None else None)
+        key: object = number
+        if decision is not None and decision.process is not None:
+            ok = notice.run is not None and notice.run.end is not None and notice.run.end.ok
+            key = notice.topic, ok, decision.verdict, decision.by, decision.reason
+        found.setdefault(key, []).append(notice)
+    return list(found.values())
+
+
+def say_together(notices: Sequence[Notice]) -> Said:
+    """The words for notices that are `alike`: the first one's sentence, and how many more it is true of; theirs are evidence."""
+    first, *others = map(say, notices)
+    if not others:
+        return first
+    sentence = f"{first.sentence}; the same of {len(others):,} more process{'es' if len(others) > 1 else ''}"
+    return replace(first, sentence=sentence, evidence=(*first.evidence, *(each.sentence for each in others)))
 
 
 def say_opened(incident: Incident) -> Said:

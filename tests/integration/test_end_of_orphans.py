@@ -92,9 +92,8 @@ class Acting(Powerless):
             process.wait(30)
 
     def leftovers(self) -> list[dict[str, Any]]:
-        """The incidents of what jobs left on GPUs, as `explain` has them."""
-        kind = "orphan_gpu_process"
-        return [self.explain(each["id"]) for each in self.incidents() if each["kind"] == kind]
+        """The incidents of what jobs left on GPUs."""
+        return [each for each in self.incidents() if each["kind"] == "orphan_gpu_process"]
 
     def named(self) -> set[str]:
         """The processes that the one incident of the job lists."""
@@ -103,8 +102,8 @@ class Acting(Powerless):
 
     def ended(self, name: str) -> dict[str, Any] | None:
         """The first action on this process, once it is over."""
-        actions = [action for each in self.leftovers() for action in each["actions"] if action["end"]]
-        return next((each for each in actions if f"({name})" in each["end"]["detail"]), None)
+        actions = [action for each in self.leftovers() for action in self.explain(each["id"])["actions"]]
+        return next((each for each in actions if each["end"] and f"({name})" in each["end"]["detail"]), None)
 
 
 @pytest.fixture

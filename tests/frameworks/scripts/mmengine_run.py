@@ -44,6 +44,7 @@ def loader(dataset, endless, workers):
         "batch_size": 4,
         "num_workers": workers,
         "sampler": {"type": kind, "shuffle": False},
+        "collate_fn": {"type": "default_collate"},
     }
 
 

@@ -40,7 +40,7 @@ from watchdog.model.observed import GpuHolder
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.notify.notice import Notice, Topic
 from watchdog.notify.slack_messages import said_of
-from watchdog.notify.words import say_decision, say_outcome
+from watchdog.notify.words import say_decision, say_opened, say_outcome
 
 HOLDER = GpuHolder(
     pid=4711, start_ticks=9, uid=1000, user="eve", comm="python", state="S", job_id="6", gpu_uuids=("GPU-a",), minors=(1,),
@@ -532,6 +532,10 @@ def test_what_is_alike_of_many_processes_is_one_sentence_and_one_that_cannot_be_
     story = [notice(pid, Topic.DECIDED) for pid in range(11, 16)]
     story += [notice(pid, Topic.ENDED, failed if pid == 13 else ok) for pid in range(11, 16)]
     decided, ended, stuck = said_of(story)
+    assert (
+        say_opened(replace(INCIDENT, summary="1 process of eve's job 6")).sentence
+        == "warning: 1 process of eve's job 6"
+    )
     assert decided.sentence.startswith("process 11 (python) of eve on n1 is being ended: ")
     assert decided.sentence.endswith("; the same of 4 more processes")
     assert ended.sentence.endswith("; the same of 3 more processes")

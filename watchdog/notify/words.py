@@ -16,6 +16,10 @@ from watchdog.notify.notice import TEST_SUBJECT, Caller, Notice, Topic
 SIGNS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
 
 
+NAMED_IN_TEXT = ("leftovers:", "holders:")
+"""Beginnings of subjects that are in every sentence about them in words: whose processes, of which job, on which node."""
+
+
 class Said(Value, frozen=True, kw_only=True):
     """A message in three parts. Text of users may be in each: whoever sends it makes it harmless."""
 
@@ -249,8 +253,10 @@ def jobs_of(incident: Incident) -> str:
 
 
 def about(incident: Incident, text: str) -> str:
-    """`text`, with the jobs before it unless it names the only one itself."""
+    """`text`, with the jobs, or what it is about, before it unless it names that itself."""
     jobs = incident.job_ids
+    if incident.subject.startswith(NAMED_IN_TEXT):
+        return text
     if len(jobs) == 1 and re.search(rf"\bjob {re.escape(jobs[0])}\b", text, re.IGNORECASE):
         return text
     return f"{jobs_of(incident)}: {text}"

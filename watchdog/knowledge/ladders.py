@@ -44,7 +44,7 @@ WHY_NONE: dict[Kind, str] = {
     Kind.PARTITION_OR_OUTAGE: "many nodes at once are no fault of any of them",
     Kind.AGENT_SILENT: "silence proves nothing about the jobs on the node",
     Kind.NODE_DOWN: "Slurm ends and requeues the jobs of a node that it has lost by itself",
-    Kind.LOG_ERROR: "what went wrong is in the log, and a restart does not mend a program",
+    Kind.LOG_ERROR: "errors in the log are reported only: a restart does not mend a program",
     Kind.DISK_FULL: "a person has to free space",
     Kind.CRASH_LOOP: "another restart would fail the same way: a person has to look at it",
     Kind.SLURM_UNREACHABLE: "nobody knows what runs while Slurm does not answer",

@@ -1,5 +1,7 @@
 """mmengine's Runner by iterations, its own lines every ten, CheckpointHook, `resume=True`."""
 
+import os
+
 import faults
 import tiny
 import torch
@@ -49,6 +51,9 @@ def loader(dataset, endless, workers):
 
 
 torch.cuda.set_device = lambda device: None  # MMEngine calls it with every launcher, also without a GPU
+os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = (
+    "1"  # MMEngine 0.10's checkpoints hold more than PyTorch 2.6 and later load
+)
 faults.begin()
 faults.slow_torch_save()
 runner = Runner(

@@ -29,7 +29,7 @@ from watchdog.agent.commands import Commands
 from watchdog.agent.exits import Exits
 from watchdog.agent.far_files import FarFiles
 from watchdog.agent.functions import FUNCTIONS
-from watchdog.agent.handover import Handover, gather, write_handover
+from watchdog.agent.handover import Handover, write_handover
 from watchdog.agent.helper_link import HelperLink, is_usable
 from watchdog.agent.kmsg import KmsgFile
 from watchdog.agent.mounts import Mount, read_mounts
@@ -275,10 +275,24 @@ class Agent:
     def leave(self, reports: tuple[Waiting, ...], controller_id: str) -> int:
         """As `close`, for an agent that this process becomes by exec: returns the descriptor with all that it should know. Raises OSError."""
         self._save()
-        fd = write_handover(gather(self, reports, controller_id))
+        fd = write_handover(self.memory(reports, controller_id))
         self._closed = True
         self.probes.close()
         return fd
+
+    def memory(self, reports: tuple[Waiting, ...], controller_id: str) -> Handover:
+        """What this agent knows; its children that have something to do are the next one's from now on."""
+        running = self.running
+        return Handover(
+            children=self.probes.leave(),
+            reports=reports,
+            processes=self.processes.memory(),
+            logs=self.logs.memory(),
+            holders=self.holders.memory(),
+            commands=self.commands.memory(),
+            running=None if running is None else (tuple(sorted(running[0])), running[1]),
+            controller_id=controller_id,
+        )
 
     def _save(self) -> None:
         if self.kernel is not None:

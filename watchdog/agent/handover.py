@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,9 +16,6 @@ from watchdog.agent.collectors.process import ProcessMemory
 from watchdog.agent.probe_child import decode, encode
 from watchdog.agent.probe_worker import Left
 from watchdog.agent.spool import Waiting
-
-if TYPE_CHECKING:
-    from watchdog.agent.app import Agent
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +34,6 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of those that were done or refused."""
     running: tuple[tuple[str, ...], float] | None = None
     controller_id: str = ""
-
-
-def gather(agent: Agent, reports: tuple[Waiting, ...], controller_id: str) -> Handover:
-    """What this agent knows; its children that have something to do are the next one's from now on."""
-    running = agent.running
-    return Handover(
-        children=agent.probes.leave(),
-        reports=reports,
-        processes=agent.processes.memory(),
-        logs=agent.logs.memory(),
-        holders=agent.holders.memory(),
-        commands=agent.commands.memory(),
-        running=None if running is None else (tuple(sorted(running[0])), running[1]),
-        controller_id=controller_id,
-    )
 
 
 def write_handover(handover: Handover) -> int:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from watchdog import clock
 from watchdog.controller import janitor
-from watchdog.controller.drive import Driver, Tools
+from watchdog.controller.drive import Driver
 from watchdog.controller.journal import JournalError
 from watchdog.controller.judge import proves_stuck
 from watchdog.controller.settings import ladder_limits_of
+from watchdog.controller.tools import Tools
 from watchdog.model.actions import Action, ActionRun, Decision, RungRecord
 from watchdog.model.incidents import Incident, IncidentState, Kind
 from watchdog.notify.harmless import duration

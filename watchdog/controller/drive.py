@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -13,28 +11,24 @@ from watchdog import clock
 from watchdog.actuate import drain, end, kill_switch, restart, set_down, signal
 from watchdog.controller import drive_process
 from watchdog.controller.chain import jobs_behind
-from watchdog.controller.commands import CommandDesk
-from watchdog.controller.journal import Journal
-from watchdog.controller.ladder import Do, End, LadderLimits, Move, Settle, Wait, World, next_move
+from watchdog.controller.ladder import Do, End, Move, Settle, Wait, World, next_move
 from watchdog.controller.ladder_state import asks, can_be_abandoned
 from watchdog.controller.placing import objection_to_excluding
 from watchdog.controller.restart_proof import first_step_if_proven
-from watchdog.controller.state import ClusterState
 from watchdog.controller.stuck import StuckNode, stuck_nodes
+from watchdog.controller.tools import Outcome, Tools
 from watchdog.detect.view import JobView
 from watchdog.diagnose.filesystem import CONVICTS_FOR_S
-from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOutcome, RungRecord
+from watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord
 from watchdog.model.incidents import GpuProcess
 from watchdog.model.messages import Command, CommandResult, ProcessEnd
 from watchdog.model.observed import Process
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.model.slurm_states import RUNNING, is_known
 from watchdog.model.stuck_node import is_unkillable
-from watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
-
-Outcome = tuple[RungOutcome, str]
 
 TOUCHES = frozenset(
     {
@@ -49,31 +43,6 @@ TOUCHES = frozenset(
 """Rungs after which a run ends, and what it logs about that, because of us."""
 SURE_TRIES = 2
 """So often every node is asked to remove a kill switch, also one that does not report."""
-
-
-@dataclass(frozen=True)
-class Tools:
-    """What every action is driven with; durations in seconds."""
-
-    journal: Journal
-    state: ClusterState
-    slurm: SlurmClient
-    desk: CommandDesk
-    limits: LadderLimits
-    command_deadline_s: float
-    poll_s: float
-    paused: Callable[[], bool]
-    on_record: Callable[[ActionRun, RungRecord], None]
-    loop_stuck: Callable[[str], bool] = lambda job_id: False
-    """Whether an open incident proves that the job's loop does not turn."""
-    collect: Callable[[Decision], Awaitable[Outcome]] | None = None
-    """Waits for the evidence of the decision's job, for a bounded time."""
-    drain_reason: str = "slurm-watchdog:"
-    """Begins the reason of every drain of ours."""
-    listing_is_new_after_s: float = 30.0
-    """A listing that comes so long after a request began after it."""
-    listing_lasts_s: float = 120.0
-    """An older listing says nothing about now."""
 
 
 class Driver:

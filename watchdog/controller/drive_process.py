@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from watchdog import clock
 from watchdog.actuate import process as lever
 from watchdog.controller.about_process import objection, objection_by_slurm
 from watchdog.controller.ladder_process import SIGNALS, described
 from watchdog.controller.ladder_state import World
-from watchdog.model.actions import ActionRun, Rung, RungOutcome
+from watchdog.controller.tools import Outcome, Tools
+from watchdog.model.actions import ActionRun, Rung
 from watchdog.model.incidents import GpuProcess
 from watchdog.model.messages import ProcessEnd
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
-
-if TYPE_CHECKING:
-    from watchdog.controller.drive import Tools
-
-Outcome = tuple[RungOutcome, str]
 
 
 async def look(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: float) -> World:

@@ -1,0 +1,41 @@
+"""What every action is driven with: the journal, the state, Slurm, the agents, and the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from watchdog.controller.commands import CommandDesk
+from watchdog.controller.journal import Journal
+from watchdog.controller.ladder import LadderLimits
+from watchdog.controller.state import ClusterState
+from watchdog.model.actions import ActionRun, Decision, RungOutcome, RungRecord
+from watchdog.slurm.client import SlurmClient
+
+Outcome = tuple[RungOutcome, str]
+"""What became of a rung, and a sentence about it."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Given to every driver; durations in seconds."""
+
+    journal: Journal
+    state: ClusterState
+    slurm: SlurmClient
+    desk: CommandDesk
+    limits: LadderLimits
+    command_deadline_s: float
+    poll_s: float
+    paused: Callable[[], bool]
+    on_record: Callable[[ActionRun, RungRecord], None]
+    loop_stuck: Callable[[str], bool] = lambda job_id: False
+    """Whether an open incident proves that the job's loop does not turn."""
+    collect: Callable[[Decision], Awaitable[Outcome]] | None = None
+    """Waits for the evidence of the decision's job, for a bounded time."""
+    drain_reason: str = "slurm-watchdog:"
+    """Begins the reason of every drain of ours."""
+    listing_is_new_after_s: float = 30.0
+    """A listing that comes so long after a request began after it."""
+    listing_lasts_s: float = 120.0
+    """An older listing says nothing about now."""

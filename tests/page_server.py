@@ -15,6 +15,7 @@ from watchdog.config import Config
 from watchdog.controller.access import Person
 from watchdog.controller.health import Health, Seen, health
 from watchdog.controller.journal import Piece
+from watchdog.controller.open_incidents import OpenIncidents
 from watchdog.controller.page import make_page
 from watchdog.detect.view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
 from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
@@ -29,7 +30,7 @@ class FixedController:
         self.config = self.config.model_copy(
             update={"controller": self.config.controller.model_copy(update={"page_listen": listen})}
         )
-        self.judge = SimpleNamespace(view=view, limits_s={}, incidents=list(incidents))
+        self.judge = SimpleNamespace(view=view, limits_s={}, incidents=OpenIncidents(incidents))
         self.last_tick = clock.monotonic()
         self.journal = Remembered(incidents)
 

@@ -173,7 +173,7 @@ class Story:
             culprits=tuple(Culprit(node=node) for node in blames.split()),
             mounts=mounts,
         )
-        self.controller.judge.incidents.append(incident)
+        self.controller.judge.add(incident)
         self.journal.save_incident(incident)
         when()
         self.passes(seconds=2 * TICK_S)
@@ -205,7 +205,7 @@ class Story:
 
     def operator_cancels(self, job: Job) -> str | None:
         """`restart --cancel`. Returns why it cannot be."""
-        return self.controller.decider.actions.abandon(job.id, "root")
+        return self.controller.actions.abandon(job.id, "root")
 
     def passes(self, *, seconds: float = 0.0, minutes: float = 0.0, hours: float = 0.0) -> None:
         """Time goes by. A controller that dies meanwhile is started again ten seconds later."""

@@ -34,7 +34,7 @@ def test_operator_restart_of_a_job_that_begins_to_hang_stops_waiting_for_its_che
     job = story.job(step=150, saved=100, hears_switch=False, save_every=10_000)
     decision = story.operator_restarts(job)
     story.passes(minutes=2)
-    waiting = story.controller.decider.actions.waiting(decision.id)
+    waiting = story.controller.actions.waiting(decision.id)
     assert waiting is not None and waiting[0] == "waiting for a complete checkpoint"
     assert waiting[1] is not None and waiting[1] > story.timeline.now
     job.hangs = True

@@ -33,6 +33,7 @@ from watchdog.controller.collected import Collected
 from watchdog.controller.health import Seen, health
 from watchdog.controller.journal import Journal
 from watchdog.controller.local_api import make_app, without_kernel_lines
+from watchdog.controller.open_incidents import OpenIncidents
 from watchdog.controller.packed import pack
 from watchdog.controller.page import make_page
 from watchdog.diagnose.verdict import Diagnosis
@@ -79,7 +80,9 @@ class Controller:
         blocked = builders.blocked(60.0, path=f"/s/{MARK}", mount=f"/{MARK}")
         self.view = builders.job(job=slurm_job, processes=(builders.seen(0, blocked=blocked),))
         self.judge = SimpleNamespace(
-            view=builders.cluster(self.view, reporting_nodes=("n1",)), limits_s={}, incidents=[incident()]
+            view=builders.cluster(self.view, reporting_nodes=("n1",)),
+            limits_s={},
+            incidents=OpenIncidents([incident()]),
         )
         self.journal.save_incident(incident())
         self.journal.save_incident(incident(id="def456", state=IncidentState.RESOLVED))
@@ -108,12 +111,7 @@ class Controller:
         failing = Delivery(channel="slack", failing_s=5.0, error=f"{MARK} answer", waiting=1)
         self.notifier = SimpleNamespace(deliveries=lambda: [failing])
         decision = SimpleNamespace(id="d9", verdict="allowed", by="rule", reason=f"{MARK} restart")
-        self.decider = SimpleNamespace(
-            ask_restart=lambda *_, **__: (incident(), decision),
-            actions=SimpleNamespace(
-                waiting=lambda _: (f"{MARK} is waited for", None), abandon=lambda *_: f"{MARK} is not there"
-            ),
-        )
+        self.decider = SimpleNamespace(ask_restart=lambda *_, **__: (incident(), decision))
         self.health = lambda: health(
             Seen(
                 view=self.judge.view, limits_s={}, incidents=self.judge.incidents, mode="act", tick_age_s=1.0,
@@ -123,7 +121,11 @@ class Controller:
         self.started_at, self.last_tick, self.warm_from = 0.0, clock.monotonic(), 0.0
         self.journal_error = self.slurm_error = None
         self.slurm_notes = list[str]
-        self.actions = SimpleNamespace(stuck=list[str])
+        self.actions = SimpleNamespace(
+            stuck=list[str],
+            waiting=lambda _: (f"{MARK} is waited for", None),
+            abandon=lambda *_: f"{MARK} is not there",
+        )
 
     def _act(self) -> None:
         decision = Decision(
@@ -241,7 +243,7 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
     node = {"node": "n1", "job_id": "7", "ranks": [{"pid": 9, "role": "rank", "rank": 3, "comm": "python"}]}
     monkeypatch.setattr("watchdog.controller.local_api.resolve", lambda names: OPERATORS)
     first = incident(id="first", owners=(OWNER, STRANGE), opened_at=12.0)
-    controller.judge.incidents = [first, incident(id="second", opened_at=10.0)]
+    controller.judge.incidents = OpenIncidents([first, incident(id="second", opened_at=10.0)])
     for each in controller.judge.incidents:
         controller.journal.save_incident(each)
     for kind, document in (("node", node), ("diagnosis", SHARED), ("node", {"of": "another collection"})):

@@ -21,6 +21,8 @@ from watchdog.controller.collected import Collected, came_late
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.journal import Journal
+from watchdog.controller.open_incidents import OpenIncidents
+from watchdog.controller.ports import EvidencePorts
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import ClusterView
 from watchdog.diagnose.verdict import Diagnosis
@@ -45,7 +47,8 @@ class Judge:
     def __init__(self) -> None:
         self.view = ClusterView(now=0.0)
         self.limits_s: dict[str, float] = {}
-        self.incidents: list[Incident] = []
+        self.incidents = OpenIncidents()
+        self.slurm_patience_s = 120.0
 
 
 class Notifier:
@@ -67,11 +70,21 @@ class Controller:
         self.journal = Journal(f"sqlite:///{directory}/journal.sqlite")
         self.judge, self.notifier = Judge(), Notifier()
         self.notes: list[str] = []
-        self.collector = Collector(self, slack_s=SLACK_S, silence_every_s=0.05)  # type: ignore[arg-type]
+        self.collector = self.collecting(slack_s=SLACK_S, silence_every_s=0.05)
         self.listed = tuple(SlurmNode(name=node, address=node, state="IDLE") for node in nodes)
         self.run(restarts=0)
         for node in nodes:
             self.report(node)
+
+    def collecting(self, **timing: float) -> Collector:
+        ports = EvidencePorts(
+            journal=self.journal, writer=self, cluster=self.state, judgement=self.judge, agents=self.desk,
+            probes=self.evidence, news=self.notifier,
+        )  # fmt: skip
+        return Collector(self.config, ports, **timing)
+
+    def forgets_everything(self) -> None:
+        self.state.__init__(silent_after_s=600, report_lifetime_s=60)  # type: ignore[misc]
 
     def run(self, **changes: Any) -> None:
         nodes = tuple(each.name for each in self.listed)
@@ -241,13 +254,13 @@ def test_a_node_that_never_answers_is_a_row_with_the_reason_and_the_others_count
 
 
 def test_a_node_that_falls_silent_is_not_waited_for(controller: Controller) -> None:
-    controller.collector = Collector(controller, slack_s=300.0, silence_every_s=0.02)  # type: ignore[arg-type]
+    controller.collector = controller.collecting(slack_s=300.0, silence_every_s=0.02)
     agents = Agents(controller, n2=silent)
 
     async def story() -> Collected:
         found = controller.collector.collect(controller.job, clock.monotonic(), "i")
         await asyncio.sleep(0.1)
-        controller.state = ClusterState(silent_after_s=600, report_lifetime_s=60)  # nobody reports any more
+        controller.forgets_everything()  # nobody reports any more
         return await over(found)
 
     found = play(agents, story())
@@ -415,7 +428,7 @@ def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
     async def story() -> tuple[Collected, Collected]:
         first = await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
         second = incident("j", opened_at=clock.wall())
-        controller.judge.incidents = [second]
+        controller.judge.incidents = OpenIncidents([second])
         if by == "fire":
             controller.collector.on_fire(second, clock.monotonic())
             controller.collector.on_fire(replace(second, id="k"), clock.monotonic())
@@ -457,7 +470,7 @@ def test_a_restart_that_somebody_asked_for_takes_any_recent_evidence(controller:
     async def story() -> None:
         await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
         asked = incident("j", kind=Kind.OPERATOR_RESTART, opened_at=clock.wall())
-        controller.judge.incidents = [asked]
+        controller.judge.incidents = OpenIncidents([asked])
         await controller.collector.rung(replace(DECISION, incident_id="j"))
 
     play(agents, story())
@@ -547,7 +560,7 @@ def test_the_rung_waits_for_the_evidence_and_says_what_came(controller: Controll
 
 
 def test_the_rung_ends_at_its_limit_and_the_collection_goes_on_without_it(controller: Controller) -> None:
-    controller.collector = Collector(controller, slack_s=300.0)  # type: ignore[arg-type]
+    controller.collector = controller.collecting(slack_s=300.0)
 
     async def story() -> None:
         began = clock.monotonic()

@@ -204,7 +204,7 @@ def test_what_failed_to_be_written_together_comes_before_what_failed_after_it(
                 pass
         assert journal.load_open_incidents() == []
         assert controller.journal_error == "the disk is full"
-        controller._catch_up()
+        controller.writer.catch_up()
         assert controller.journal_error is None
         assert [each.incident_id for each in journal.outbox.pending(1000)] == [f"i{n}" for n in range(MANY)]
         assert len(journal.load_open_incidents()) == MANY

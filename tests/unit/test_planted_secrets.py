@@ -27,6 +27,7 @@ from watchdog.config import Config
 from watchdog.controller.access import Person
 from watchdog.controller.judge import Judge
 from watchdog.controller.local_api import make_app, reason_of
+from watchdog.controller.open_incidents import OpenIncidents
 from watchdog.controller.page import make_page
 from watchdog.controller.state import ClusterState
 from watchdog.kernel_lines import parse_message
@@ -127,7 +128,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     incident = incident_of(text, read, report)
     reason = reason_of({"reason": f"because {text}"})
     controller: Any = Controller(directory)
-    controller.judge.incidents = [incident]
+    controller.judge.incidents = OpenIncidents([incident])
     journal = controller.journal
     journal.save_incident(incident)
     journal.add_evidence("abc123", 1.0, "node", msgspec.to_builtins(report.results[0].evidence))

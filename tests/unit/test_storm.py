@@ -51,7 +51,8 @@ def make(journal: Journal, number: int) -> tuple[Controller, list[Incident]]:
         incident(n, jobs_now=(str(n),), runs=((str(n), 0),), actionable=True, fired_at=wall, opened_at=wall)
         for n in range(number)
     ]
-    controller.judge.incidents = list(incidents)
+    for each in incidents:
+        controller.judge.add(each)
     return controller, incidents
 
 
@@ -108,7 +109,7 @@ def test_decisions_whose_transaction_failed_are_decided_anew(
             controller.decider.decide(clock.monotonic())
         assert journal.decisions() == []
         assert controller.journal_error == "the disk is full"
-        controller.journal_error = None
+        controller.writer.write(lambda: None)  # there is room again
         controller.decider.decide(clock.monotonic())
         assert len(journal.decisions()) == 40
         await controller.collector.close()
@@ -131,17 +132,17 @@ def test_what_a_full_disk_did_not_take_is_written_and_told_once_there_is_room(
             patched.setattr(journal._database, "transaction", full)
             tell(controller, incidents, clock.monotonic())
             assert controller.journal_error == "the disk is full"
-            controller.note(incidents[0], "a word more")
-            controller._catch_up()
+            controller.writer.note(incidents[0], "a word more")
+            controller.writer.catch_up()
             assert controller.journal_error == "the disk is full"
             assert "the journal cannot be written" in str(controller.blind(clock.monotonic()))
-        controller._catch_up()
+        controller.writer.catch_up()
         assert controller.journal_error is None
         assert {each.id for each in journal.load_open_incidents()} == {each.id for each in incidents}
         assert len(journal.outbox.pending(1000)) == number
         assert [text for _, text in journal.timeline(incidents[0].id)][-1] == "a word more"
         assert len(journal.timeline(incidents[-1].id)) == 1
-        controller._catch_up()
+        controller.writer.catch_up()
         assert len(journal.outbox.pending(1000)) == number
         await controller.collector.close()
 

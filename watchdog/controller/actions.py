@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from watchdog import clock
+from watchdog.config import Config
 from watchdog.controller import janitor
 from watchdog.controller.drive import Driver
-from watchdog.controller.journal import JournalError
+from watchdog.controller.journal_error import JournalError
 from watchdog.controller.judge import proves_stuck
+from watchdog.controller.ports import ActionPorts
 from watchdog.controller.settings import ladder_limits_of
 from watchdog.controller.tools import Tools
-from watchdog.model.actions import Action, ActionRun, Decision, RungRecord
+from watchdog.model.actions import Action, ActionRun, RungRecord
 from watchdog.model.incidents import Incident, IncidentState, Kind
 from watchdog.notify.harmless import duration
-
-if TYPE_CHECKING:
-    from watchdog.controller.watch import Controller
 
 log = logging.getLogger(__name__)
 
@@ -30,28 +27,32 @@ DRIVE_AGAIN_S = 15.0
 
 
 class Actions:
-    """Keeps the running actions; who decides gives them in, and asks which jobs are busy. One event loop owns it."""
+    """Keeps the running actions; who decides gives them in, and asks which jobs are busy. One event loop owns it.
 
-    def __init__(self, controller: Controller, on_failure: Callable[[Decision], None]):
-        """`on_failure` is told of the decision whose action has ended without success."""
-        self._c = controller
-        self._on_failure = on_failure
-        config = controller.config
+    The executor of the service: see watchdog.controller.ports.
+    """
+
+    def __init__(self, config: Config, ports: ActionPorts):
+        self._config = config
+        self._journal, self._state, self._slurm = ports.journal, ports.state, ports.slurm
+        self._judgement, self._writer, self._metrics = ports.judgement, ports.writer, ports.metrics
+        self._news, self._incidents = ports.news, ports.incidents
+        self._blind, self._on_failure = ports.blind, ports.on_failure
         self._tools = Tools(
-            journal=controller.journal,
-            state=controller.state,
-            slurm=controller.slurm,
-            desk=controller.desk,
+            journal=ports.journal,
+            state=ports.state,
+            slurm=ports.slurm,
+            desk=ports.desk,
             limits=ladder_limits_of(config),
             command_deadline_s=3 * config.agent.interval + config.agent.probe_deadline,
             poll_s=min(2.0, config.slurm.poll_interval),
-            paused=lambda: controller.journal.paused() is not None,
+            paused=lambda: ports.journal.paused() is not None,
             on_record=self._on_record,
-            loop_stuck=lambda job_id: proves_stuck(controller.judge.incidents, job_id) is not None,
-            collect=controller.collector.rung,
+            loop_stuck=lambda job_id: proves_stuck(ports.judgement.incidents, job_id) is not None,
+            collect=ports.collect,
             drain_reason=config.policy.drain_reason,
             listing_is_new_after_s=config.slurm.deadline,
-            listing_lasts_s=controller.judge.slurm_patience_s,
+            listing_lasts_s=ports.judgement.slurm_patience_s,
         )
         self._janitor: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
@@ -60,10 +61,10 @@ class Actions:
 
     def take_up(self) -> None:
         """Goes on with every action that a journal left open. The ladder asks the world before it does anything."""
-        for run in self._c.journal.open_actions():
+        for run in self._journal.open_actions():
             if run.decision.action is not Action.NONE and run.decision.id not in self._drivers:
                 if run.decision.fence is not None:
-                    self._c.state.remember_action(
+                    self._state.remember_action(
                         run.decision.fence, run.decision.nodes, run.decision.process_job_id or None
                     )
                 log.warning("taking up the %s of %s (%s)", *_names(run))
@@ -149,29 +150,29 @@ class Actions:
                 await driver.drive()
                 break
             except JournalError as error:
-                self._c.journal_error = str(error)
+                self._writer.failed(error)
                 log.error("action %s waits for the journal: %s", decision_id, error)
                 await asyncio.sleep(DRIVE_AGAIN_S)
-                self._c.write(lambda: self._reload(driver))
+                self._writer.write(lambda: self._reload(driver))
         self._drivers.pop(decision_id, None)
         self._tasks.pop(decision_id, None)
         self._ended(driver.run)
 
     def _reload(self, driver: Driver) -> None:
         """After a failed write, what the journal holds is what counts."""
-        for run in self._c.journal.open_actions():
+        for run in self._journal.open_actions():
             if run.decision.id == driver.run.decision.id:
                 driver.run = run
 
     def _on_record(self, run: ActionRun, record: RungRecord) -> None:
         incident = self._incident_of(run)
         if incident is not None:
-            self._c.note(incident, f"{record.rung}: {record.outcome}: {record.detail}")
+            self._writer.note(incident, f"{record.rung}: {record.outcome}: {record.detail}")
 
     def _ended(self, run: ActionRun) -> None:
-        c, end = self._c, run.end
+        end = run.end
         assert end is not None
-        c.metrics.actions.labels(run.decision.action, end.outcome).inc()
+        self._metrics.actions.labels(run.decision.action, end.outcome).inc()
         if end.ok:
             self._count_gpus(run, end.steps_lost or 0)
         else:
@@ -180,8 +181,8 @@ class Actions:
         incident = self._incident_of(run)
         if incident is None:
             return
-        c.note(incident, f"{run.decision.action} {end.words}: {end.detail}")
-        c.tell(lambda: c.notifier.ended(incident, run))
+        self._writer.note(incident, f"{run.decision.action} {end.words}: {end.detail}")
+        self._writer.tell(lambda: self._news.ended(incident, run))
         busy = incident.id in self.acting()
         if (
             not busy
@@ -189,11 +190,11 @@ class Actions:
             and incident.state is not IncidentState.RESOLVED
             and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
         ):
-            c.close_incident(incident, end.detail)
+            self._incidents.close_incident(incident, end.detail)
 
     def _count_gpus(self, run: ActionRun, steps_lost: int) -> None:
         """What a restart that went well cost, and how many GPUs it brought back to work that nobody asked for."""
-        metrics, fence = self._c.metrics, run.decision.fence
+        metrics, fence = self._metrics, run.decision.fence
         gpus = metrics.gpu_time.gpus_of(fence.job_id) if fence is not None else 0
         redone_s = steps_lost * (self._step_s(run) or 0.0)
         metrics.lost_work.inc(redone_s)
@@ -204,7 +205,7 @@ class Actions:
     def _step_s(self, run: ActionRun) -> float | None:
         """How long a step of the run that was ended took: of the next one nobody has seen two steps yet."""
         fence = run.decision.fence
-        view = self._c.state.job_view(fence.job_id, clock.monotonic()) if fence is not None else None
+        view = self._state.job_view(fence.job_id, clock.monotonic()) if fence is not None else None
         if view is None or fence is None:
             return None
         before = next((past.step_s for past in view.past if past.restarts == fence.restarts), None)
@@ -212,13 +213,13 @@ class Actions:
         return before if before is not None else now
 
     def _incident_of(self, run: ActionRun) -> Incident | None:
-        for incident in self._c.judge.incidents:
-            if incident.id == run.decision.incident_id:
-                return incident
+        incident = self._judgement.incidents.get(run.decision.incident_id)
+        if incident is not None:
+            return incident
         try:
-            return self._c.journal.incident(run.decision.incident_id)
+            return self._journal.incident(run.decision.incident_id)
         except JournalError as error:
-            self._c.journal_error = str(error)
+            self._writer.failed(error)
             return None
 
     # ------------------------------------------------------------------------------------ what we did to nodes
@@ -230,25 +231,25 @@ class Actions:
             return
         self._swept_at = now
         try:
-            if self._c.journal.paused() is None and self._c.blind(now) is None:
+            if self._journal.paused() is None and self._blind(now) is None:
                 self._janitor = asyncio.create_task(self._take_back())
         except JournalError as error:
-            self._c.journal_error = str(error)
+            self._writer.failed(error)
 
     async def _take_back(self) -> None:
-        c, policy = self._c, self._c.config.policy
+        policy = self._config.policy
         acting = (driver.run.decision.fence for driver in self._drivers.values())
         busy = frozenset(fence.job_id for fence in acting if fence is not None)
         try:
             await janitor.sweep(
-                c.journal,
-                c.slurm,
-                c.state.jobs,
+                self._journal,
+                self._slurm,
+                self._state.jobs,
                 busy,
                 janitor.Lifetimes(drain_s=policy.drain_lifetime, exclusion_s=policy.exclusion_lifetime),
             )
         except JournalError as error:
-            c.journal_error = str(error)
+            self._writer.failed(error)
 
     async def close(self) -> None:
         """Stops driving. Nothing is lost: the journal has every intent, and the next start takes it up."""

@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from watchdog import clock
+from watchdog.config import Config
 from watchdog.controller.collected import (
     DUMPS,
     Collected,
@@ -34,6 +35,7 @@ from watchdog.controller.evidence_share import EvidenceShare
 from watchdog.controller.fair_slots import FairSlots
 from watchdog.controller.health import is_announced
 from watchdog.controller.packed import pack
+from watchdog.controller.ports import EvidencePorts
 from watchdog.detect.view import ClusterView, JobView
 from watchdog.diagnose.filesystem import probes_wanted
 from watchdog.diagnose.stack_words import group_words
@@ -45,9 +47,6 @@ from watchdog.model.incidents import Incident, Kind
 from watchdog.model.messages import CollectEvidence
 from watchdog.model.observed import Role
 from watchdog.model.slurm import SlurmJob
-
-if TYPE_CHECKING:
-    from watchdog.controller.watch import Controller
 
 log = logging.getLogger(__name__)
 
@@ -90,14 +89,22 @@ class Collector:
     """Starts collections, and knows those that run. One event loop owns it."""
 
     def __init__(
-        self, controller: Controller, *, slack_s: float = SLACK_S, silence_every_s: float = SILENCE_EVERY_S
+        self,
+        config: Config,
+        ports: EvidencePorts,
+        *,
+        slack_s: float = SLACK_S,
+        silence_every_s: float = SILENCE_EVERY_S,
     ):
-        self._c = controller
+        self._journal, self._writer, self._news = ports.journal, ports.writer, ports.news
+        self._cluster, self._judgement = ports.cluster, ports.judgement
+        self._agents, self._probes = ports.agents, ports.probes
         self._slack_s, self._silence_every_s = slack_s, silence_every_s
-        self._spread_s = controller.config.controller.evidence_spread
-        self._keep_s = controller.config.controller.evidence_keep
-        self._limit_s = controller.config.ladder.evidence_limit
-        self._interval_s = controller.config.agent.interval
+        self._spread_s = config.controller.evidence_spread
+        self._keep_s = config.controller.evidence_keep
+        self._limit_s = config.ladder.evidence_limit
+        self._interval_s = config.agent.interval
+        self._blocked_for_s = config.detectors.filesystem_stall.blocked_for
         self._known: dict[str, Collected] = {}
         self._of_run: dict[tuple[str, int], list[Collected]] = {}
         """(job, restarts) -> those of them that are of this run, the newest last."""
@@ -105,8 +112,7 @@ class Collector:
         """Those that are over, the newest last."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = FairSlots(AT_ONCE, OF_ONE_USER)
-        settings = controller.config.controller
-        self._share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_user)
+        self._share = EvidenceShare(config.controller.evidence_per_day, config.controller.evidence_per_user)
         self._told_of_share: deque[str] = deque(maxlen=KEPT)
         """Incidents in whose timeline it says that evidence was not kept."""
         self._pruned = float("-inf")
@@ -121,12 +127,14 @@ class Collector:
         if incident.kind not in WANTING or incident.inhibited_by is not None:
             return
         for job_id in incident.jobs_now or incident.job_ids:
-            view = views.get(job_id) or self._c.state.job_view(job_id, now)
+            view = views.get(job_id) or self._cluster.job_view(job_id, now)
             if view is None or not any(rank.alive for rank in view.ranks):
                 continue
             found = self._counting(view.job, now, incident.id, incident.opened_at)
             if found.incident_id != incident.id:
-                self._c.note(incident, f"evidence of job {job_id} is kept with incident {found.incident_id}")
+                self._writer.note(
+                    incident, f"evidence of job {job_id} is kept with incident {found.incident_id}"
+                )
 
     def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected:
         """The collection of this run of this job: the one that runs, or a new one."""
@@ -170,7 +178,7 @@ class Collector:
         else:
             stored_with = found.incident_id
             found.shared_with.add(incident_id)
-            self._c.write(lambda: self._c.journal.share_evidence(incident_id, found.id, stored_with))
+            self._writer.write(lambda: self._journal.share_evidence(incident_id, found.id, stored_with))
             self._report(found, incident_id)
         return found
 
@@ -193,7 +201,7 @@ class Collector:
     async def rung(self, decision: Decision) -> tuple[RungOutcome, str]:
         """The first rung of an action: waits until the evidence is kept, never longer than its limit."""
         now, fence = clock.monotonic(), decision.fence
-        job = self._c.state.jobs.get(fence.job_id) if fence is not None else None
+        job = self._cluster.jobs.get(fence.job_id) if fence is not None else None
         if job is None or fence is None or job.restarts != fence.restarts:
             return RungOutcome.SKIPPED, "the run that the decision is about is over"
         found = self._counting(job, now, decision.incident_id, self._since(decision))
@@ -212,7 +220,7 @@ class Collector:
     def _since(self, decision: Decision) -> float:
         """The date since which evidence counts for a decision: when its incident began. A restart that somebody asked for is no trouble
         of its own: for it any recent evidence counts."""
-        incident = next((each for each in self._c.judge.incidents if each.id == decision.incident_id), None)
+        incident = self._judgement.incidents.get(decision.incident_id)
         if incident is None:
             return decision.decided_at
         return float("-inf") if incident.kind is Kind.OPERATOR_RESTART else incident.opened_at
@@ -251,18 +259,18 @@ class Collector:
             if any(p.process.job_id == found.job.job_id for p in filesystem.blocked):
                 mounts.add(filesystem.mount)
                 for wanted in probes_wanted(view, filesystem):
-                    self._c.evidence.probe(wanted, now)
+                    self._probes.probe(wanted, now)
         return frozenset(mounts)
 
     async def _hear_probes(self, found: Collected) -> None:
         """Whose fault a blocked filesystem is, the other nodes tell: their answers are waited for."""
         mounts = self._want_probes(found)
         if mounts:
-            await self._c.evidence.answered(mounts, PROBES_S)
+            await self._probes.answered(mounts, PROBES_S)
 
     def _view(self, now: float) -> ClusterView:
         """As the last tick saw everything, with the filesystems as they are now."""
-        return replace(self._c.judge.view, filesystems=self._c.state.filesystem_views(now))
+        return replace(self._judgement.view, filesystems=self._cluster.filesystem_views(now))
 
     async def _ask_all(self, found: Collected) -> None:
         """Asks every node that reports; one that falls silent meanwhile is not waited for."""
@@ -270,7 +278,7 @@ class Collector:
         try:
             while pending := {node for node, task in tasks.items() if not task.done()}:
                 now = clock.monotonic()
-                for node in [node for node in pending if not self._c.state.agents.reports(node, now)]:
+                for node in [node for node in pending if not self._cluster.agents.reports(node, now)]:
                     tasks[node].cancel()
                     progress = found.nodes[node]
                     progress.state, progress.error = "failed", f"the agent on {node} does not report"
@@ -290,7 +298,7 @@ class Collector:
             id=uuid.uuid4().hex, job_id=found.job.process_id, restarts=found.job.restarts, expires_s=expires_s,
             dumps=DUMPS, apart_s=self._spread_s / (DUMPS - 1),
         )  # fmt: skip
-        result = await self._c.desk.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
+        result = await self._agents.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
         evidence = result.evidence
         if evidence is None or evidence.job_id != command.job_id:
             other = None if evidence is None else "it answered about another job"
@@ -326,8 +334,8 @@ class Collector:
             found.not_kept += 1
             return
         found.kept_bytes += len(packed)
-        self._c.write(
-            lambda: self._c.journal.add_packed_evidence(incident_id, clock.wall(), kind, packed, found.id)
+        self._writer.write(
+            lambda: self._journal.add_packed_evidence(incident_id, clock.wall(), kind, packed, found.id)
         )
 
     def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:
@@ -336,11 +344,11 @@ class Collector:
         why = self._share.take(job.uid, size, clock.monotonic())
         if why is None or needed:
             return True
-        self._c.state.left_out.note("evidence", f"job {job.job_id}", uid=job.uid)
+        self._cluster.left_out.note("evidence", f"job {job.job_id}", uid=job.uid)
         if incident_id not in self._told_of_share:
             self._told_of_share.append(incident_id)
-            self._c.write(
-                lambda: self._c.journal.note(incident_id, clock.wall(), f"evidence is not kept: {why}")
+            self._writer.write(
+                lambda: self._journal.note(incident_id, clock.wall(), f"evidence is not kept: {why}")
             )
         return False
 
@@ -348,13 +356,13 @@ class Collector:
 
     def _conclude(self, found: Collected) -> None:
         now = clock.monotonic()
-        view = self._c.state.job_view(found.job.job_id, now)
+        view = self._cluster.job_view(found.job.job_id, now)
         if view is None or view.job.restarts != found.job.restarts:
             return
         found.diagnosis = self._diagnose(found, view, now)
         if found.incident_id is None:
             return
-        incident = next((each for each in self._c.judge.incidents if each.id == found.incident_id), None)
+        incident = self._judgement.incidents.get(found.incident_id)
         if incident is not None:
             found.diagnosis = came_late(found.diagnosis, incident.kind, clock.wall() - incident.opened_at)
         document = {"job_id": found.job.job_id, **diagnosis_json(found)}
@@ -367,19 +375,19 @@ class Collector:
         diagnosis = found.diagnosis
         if diagnosis is not None:
             note = f"{found.sentence()}. {diagnosis.summary}"
-            self._c.write(lambda: self._c.journal.note(incident_id, clock.wall(), note))
+            self._writer.write(lambda: self._journal.note(incident_id, clock.wall(), note))
             self._announce(incident_id, diagnosis)
 
     def _announce(self, incident_id: str, diagnosis: Diagnosis) -> None:
         """Says what the evidence tells, while the incident is there and people know of it."""
-        incident = next((each for each in self._c.judge.incidents if each.id == incident_id), None)
+        incident = self._judgement.incidents.get(incident_id)
         if incident is None or not is_announced(incident):
             return
         groups = [f"{group_words(group)}." for group in diagnosis.groups[:4]]
         hints = [f"Usually: {hint.usually} Try next: {hint.try_next}" for hint in diagnosis.hints[:1]]
         differences = [each.line for each in diagnosis.differences[:4]]
         said = [diagnosis.summary, *groups, *differences, *hints]
-        self._c.write(lambda: self._c.notifier.diagnosed(incident, said))
+        self._writer.write(lambda: self._news.diagnosed(incident, said))
 
     def _diagnose(self, found: Collected, view: JobView, now: float) -> Diagnosis:
         gathered = gathered_of(found, view, now)
@@ -387,8 +395,8 @@ class Collector:
             self._view(now),
             view,
             gathered,
-            blocked_for_s=self._c.config.detectors.filesystem_stall.blocked_for,
-            limit_s=self._c.judge.limits_s.get(found.job.job_id),
+            blocked_for_s=self._blocked_for_s,
+            limit_s=self._judgement.limits_s.get(found.job.job_id),
         )
 
     # ------------------------------------------------------------------------------------ keeping and forgetting
@@ -402,7 +410,7 @@ class Collector:
             packed = pack(document)
             if not self._has_share(incident.id, view.job, len(packed)):
                 return
-            self._c.write(lambda: self._c.journal.add_packed_evidence(incident.id, at, "job", packed))
+            self._writer.write(lambda: self._journal.add_packed_evidence(incident.id, at, "job", packed))
         else:
             self._spawn(self._keep_large(incident.id, view.job, at, document))
 
@@ -410,14 +418,14 @@ class Collector:
         packed = await asyncio.to_thread(pack, document)
         if not self._has_share(incident_id, job, len(packed)):
             return
-        self._c.write(lambda: self._c.journal.add_packed_evidence(incident_id, at, "job", packed))
+        self._writer.write(lambda: self._journal.add_packed_evidence(incident_id, at, "job", packed))
 
     def prune(self, now: float) -> None:
         """Once an hour: evidence beyond its time goes."""
         if now - self._pruned < PRUNE_EVERY_S:
             return
         self._pruned = now
-        self._c.write(lambda: self._c.journal.forget_evidence(clock.wall() - self._keep_s))
+        self._writer.write(lambda: self._journal.forget_evidence(clock.wall() - self._keep_s))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

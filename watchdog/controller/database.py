@@ -11,6 +11,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from watchdog.controller.journal_error import JournalError
+
+__all__ = ["Database", "JournalError", "encode", "open_engine", "plain"]
+
 BUSY_MS = 5000
 PRIVATE_MODE = 0o600
 BESIDE = ("-wal", "-shm", "-journal")
@@ -21,10 +25,6 @@ log = logging.getLogger(__name__)
 Row = dict[str, Any]
 Write = tuple[sa.Executable, Sequence[Row]]
 """A statement that takes one row, and rows. The statement is a constant: rows of the same one go out together."""
-
-
-class JournalError(Exception):
-    """A sentence: what is wrong with the journal, where it lies, what to do."""
 
 
 class Database:

@@ -1,22 +1,19 @@
-"""From incidents that fire to decisions: gathers the situation, asks the policy, writes, and only then gives to `actions` what is allowed."""
+"""From incidents that fire to decisions: gathers the situation, asks the policy, writes, and only then gives to the executor what is
+allowed. The service and `replay` have the same one: what differs between them is behind ports."""
 
 from __future__ import annotations
 
-import logging
-import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from watchdog import clock
 from watchdog.actuate import kill_switch
-from watchdog.controller.actions import Actions
+from watchdog.config import Config
 from watchdog.controller.by_user import Trouble, crowd_of, in_trouble
-from watchdog.controller.journal import JournalError
+from watchdog.controller.journal_error import JournalError
 from watchdog.controller.judge import STANDING, proves_stuck
 from watchdog.controller.lost_mounts import lost_mounts
 from watchdog.controller.matters import Matter, decided_about, job_in, matters_of
@@ -30,6 +27,7 @@ from watchdog.controller.policy import (
     is_storm_of_one,
     with_process,
 )
+from watchdog.controller.ports import DecisionPorts
 from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.settings import limits_of, rule_book_of
 from watchdog.controller.wishes import Wish, fill, wish_of
@@ -39,11 +37,6 @@ from watchdog.model.actions import Action, ActionRun, Decision, Step, Verdict
 from watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
 from watchdog.model.slurm import SlurmJob
 from watchdog.model.slurm_states import RUNNING
-
-if TYPE_CHECKING:
-    from watchdog.controller.watch import Controller
-
-log = logging.getLogger(__name__)
 
 HISTORY_S = 7 * 86400.0
 """Attempts on a job are counted over a week, Slurm's usual longest time limit."""
@@ -79,12 +72,15 @@ class Surroundings:
 
 
 class Decider:
-    """Decides about every incident, once; what is allowed is given to `actions`. One event loop owns it."""
+    """Decides about every incident, once; what is allowed is given to the executor. One event loop owns it."""
 
-    def __init__(self, controller: Controller):
-        self._c = controller
-        self.actions = Actions(controller, self._action_failed)
-        config = controller.config
+    def __init__(self, config: Config, ports: DecisionPorts):
+        """Raises JournalError."""
+        self._config = config
+        self._journal, self._cluster, self._judgement = ports.journal, ports.cluster, ports.judgement
+        self._executor, self._news, self._incidents = ports.executor, ports.news, ports.incidents
+        self._blind, self._new_id = ports.blind, ports.new_id
+        self._monotonic, self._wall = ports.monotonic, ports.wall
         self._limits = limits_of(config)
         self._book = rule_book_of(config)
         self._storm_at: float | None = None
@@ -95,10 +91,9 @@ class Decider:
         """Incident -> its decisions, oldest first, as the journal has them: read once, and written through."""
         self._failed: set[str] = set()
         """Decisions of the incidents in `_earlier` whose action has ended without success."""
-        ago = clock.monotonic() - clock.wall()
+        ago = ports.monotonic() - ports.wall()
         self._decided_mono = {
-            each.id: each.decided_at + ago
-            for each in self._c.journal.decisions_since(clock.wall() - HISTORY_S)
+            each.id: each.decided_at + ago for each in self._journal.decisions_since(ports.wall() - HISTORY_S)
         }
         """When an action was allowed, on a clock that nobody sets: those of earlier lives by the date at our start."""
 
@@ -112,25 +107,25 @@ class Decider:
     def pieces(self, now: float) -> Iterator[None]:
         """The same; where it yields, everything that was decided is written, and others may have their turn. What they change (a
         pause, an action, an incident that is over) is known to the next piece."""
-        open_ones = {incident.id for incident in self._c.judge.incidents}
+        open_ones = {incident.id for incident in self._judgement.incidents}
         for incident_id in [each for each in self._earlier if each not in open_ones]:
             self._failed.difference_update(decision.id for decision in self._earlier.pop(incident_id))
-        self.actions.sweep(now)
+        self._executor.sweep(now)
         try:
             self._remember(open_ones)
         except JournalError as error:
-            self._c.journal_error = str(error)
+            self._news.journal_failed(error)
             return
-        left = deque(incident.id for incident in self._c.judge.incidents)
+        left = deque(incident.id for incident in self._judgement.incidents)
         while left:
             self._decide_some(left, now)
             if left:
                 yield
-                now = clock.monotonic()
+                now = self._monotonic()
 
     def _decide_some(self, left: deque[str], now: float) -> None:
         """Takes incidents from the left until about PIECE decisions were made, and writes those that were held back to be written together."""
-        known = {incident.id: incident for incident in self._c.judge.incidents}
+        known = {incident.id: incident for incident in self._judgement.incidents}
         surroundings: Surroundings | None = None
         held: list[tuple[Incident, Decision]] | None = [] if len(known) > MANY else None
         made = 0
@@ -138,7 +133,7 @@ class Decider:
             incident = known.get(left.popleft())
             if incident is None or not _stands_alone(incident):
                 continue
-            for matter in matters_of(incident, self._c.state.jobs.get, self._rule):
+            for matter in matters_of(incident, self._cluster.jobs.get, self._rule):
                 try:
                     if self._is_settled(incident, matter):
                         continue
@@ -146,21 +141,21 @@ class Decider:
                     self._decide_one(incident, matter, now, surroundings, held)
                     made += 1
                 except JournalError as error:
-                    self._c.journal_error = str(error)
+                    self._news.journal_failed(error)
         self._take_together(held or [])
 
     def _take_together(self, held: list[tuple[Incident, Decision]]) -> None:
         """Decisions that nothing is done for: of thousands at once the disk is waited for once, and the others' actions are not kept."""
         try:
-            with self._c.journal.together() if held else nullcontext():
+            with self._journal.together() if held else nullcontext():
                 for incident, decision in held:
                     self._take(incident, decision)
         except JournalError as error:
-            self._c.journal_error = str(error)
+            self._news.journal_failed(error)
             for incident, _ in held:  # what the journal has of them is read again
                 self._earlier.pop(incident.id, None)
 
-    def _action_failed(self, decision: Decision) -> None:
+    def action_failed(self, decision: Decision) -> None:
         """An action has ended without success: if the trouble stands, it is decided anew."""
         if decision.incident_id in self._earlier:
             self._failed.add(decision.id)
@@ -168,11 +163,11 @@ class Decider:
     def _remember(self, incident_ids: Iterable[str]) -> None:
         """Looks up what was decided about these incidents before, unless it is known. Raises JournalError."""
         new = [incident_id for incident_id in incident_ids if incident_id not in self._earlier]
-        for incident_id, found in self._c.journal.decisions_about(new).items():
+        for incident_id, found in self._journal.decisions_about(new).items():
             acted = any(each.verdict is Verdict.ALLOWED and each.action is not Action.NONE for each in found)
             self._failed.update(
                 run.decision.id
-                for run in (self._c.journal.actions(incident_id) if acted else ())
+                for run in (self._journal.actions(incident_id) if acted else ())
                 if run.end is not None and not run.end.ok
             )
             self._earlier[incident_id] = found
@@ -200,7 +195,7 @@ class Decider:
         held: list[tuple[Incident, Decision]] | None,
     ) -> None:
         earlier = self._about(incident, matter)
-        job = job_in(matter, self._c.state.jobs.get)
+        job = job_in(matter, self._cluster.jobs.get)
         situation = self._situation(incident, job, now, surroundings)
         if isinstance(matter, GpuProcess):
             situation = self._with_process(situation, incident, matter, now)
@@ -209,7 +204,7 @@ class Decider:
         if situation.blind is None and job is not None and is_storm_of_one(situation, self._limits):
             self._storm_of[job.uid] = now
         decision = self._with_switch(
-            decide(incident, situation, self._limits, uuid.uuid4().hex[:12]), incident, job, None
+            decide(incident, situation, self._limits, self._new_id()), incident, job, None
         )
         again = bool(earlier) and earlier[-1].id in self._failed and is_final(decision)
         if not (again or is_news(decision, earlier)):
@@ -224,32 +219,33 @@ class Decider:
 
     def _surroundings(self, now: float) -> Surroundings:
         """Raises JournalError."""
-        c = self._c
-        nodes = c.state.known_nodes()
-        active = [job for job in c.state.jobs.values() if job.state in RUNNING]
-        wall = clock.wall()
+        nodes = self._cluster.known_nodes()
+        active = [job for job in self._cluster.jobs.values() if job.state in RUNNING]
+        wall = self._wall()
         cooldown_s = self._limits.storm_cooldown_s
         self._storm_of = {uid: at for uid, at in self._storm_of.items() if now - at <= cooldown_s}
         self._decided_mono = {each: at for each, at in self._decided_mono.items() if now - at < HISTORY_S}
         return Surroundings(
             wall=wall,
             paused=self._paused(),
-            blind=c.blind(now),
-            recent=[self._undated(each, wall, now) for each in c.journal.decisions_since(wall - HISTORY_S)],
+            blind=self._blind(now),
+            recent=[
+                self._undated(each, wall, now) for each in self._journal.decisions_since(wall - HISTORY_S)
+            ],
             running_jobs=len(active),
             nodes_known=len(nodes),
-            nodes_silent=len(nodes) - len(c.state.reporting_nodes(now)),
-            drained_by_us=len(c.journal.node_entries("drained")),
+            nodes_silent=len(nodes) - len(self._cluster.reporting_nodes(now)),
+            drained_by_us=len(self._journal.node_entries("drained")),
             users_running=len({job.uid for job in active}),
-            in_trouble=in_trouble(c.judge.incidents, c.state.owner_of),
+            in_trouble=in_trouble(self._judgement.incidents, self._cluster.owner_of),
             crash_loops={
                 job_id: each.summary
-                for each in reversed(c.judge.incidents)
+                for each in reversed(self._judgement.incidents)
                 if each.kind is Kind.CRASH_LOOP and each.state is IncidentState.FIRING
                 for job_id in each.job_ids
             },
-            outages=tuple(each for each in c.judge.incidents if each.kind is Kind.FILESYSTEM_OUTAGE),
-            faults=_by_node(each for each in c.judge.incidents if each.kind is Kind.GPU_FAULT),
+            outages=tuple(each for each in self._judgement.incidents if each.kind is Kind.FILESYSTEM_OUTAGE),
+            faults=_by_node(each for each in self._judgement.incidents if each.kind is Kind.GPU_FAULT),
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
@@ -260,8 +256,7 @@ class Decider:
     def _situation(
         self, incident: Incident, job: SlurmJob | None, now: float, around: Surroundings
     ) -> Situation:
-        c = self._c
-        view = c.state.job_view(job.job_id, now) if job is not None else None
+        view = self._cluster.job_view(job.job_id, now) if job is not None else None
         crowd = crowd_of(around.in_trouble, incident.kind, None if job is None else job.uid)
         storm_at = max(
             (
@@ -278,7 +273,7 @@ class Decider:
             paused=around.paused,
             blind=around.blind,
             recent=tuple(around.recent),
-            busy=job is not None and self.actions.is_busy(job.job_id),
+            busy=job is not None and self._executor.is_busy(job.job_id),
             running_jobs=around.running_jobs,
             users_running=around.users_running,
             jobs_in_trouble=crowd.own,
@@ -289,32 +284,32 @@ class Decider:
             step=view.progress.known_step if view is not None and view.progress is not None else None,
             step_s=view.progress.step_s if view is not None and view.progress is not None else None,
             loop_turns=self._turns(incident.kind, view),
-            nodes=c.state.slurm_nodes,
+            nodes=self._cluster.slurm_nodes,
             hang=None
-            if job is None or (stuck := proves_stuck(c.judge.incidents, job.job_id)) is None
+            if job is None or (stuck := proves_stuck(self._judgement.incidents, job.job_id)) is None
             else stuck.id,
             crash_loop=None if job is None else around.crash_loops.get(job.job_id),
             storm_over_s=None if storm_at is None else now - storm_at,
             drained_by_us=around.drained_by_us,
-            broken=() if job is None else self._broken_under(job, around),
+            broken=() if job is None else self._broken_under(job, around, now),
         )
 
     def _with_process(
         self, situation: Situation, incident: Incident, process: GpuProcess, now: float
     ) -> Situation:
-        state, open_ones = self._c.state, self._c.judge.incidents
+        state, open_ones = self._cluster, self._judgement.incidents
         reporting, jobs = state.reporting_nodes(now), state.jobs.values()
         return with_process(situation, process, incident, state.nodes.view, reporting, jobs, open_ones)
 
-    def _broken_under(self, job: SlurmJob, around: Surroundings) -> tuple[tuple[str, str], ...]:
+    def _broken_under(self, job: SlurmJob, around: Surroundings, now: float) -> tuple[tuple[str, str], ...]:
         """What is known of its nodes' hardware and mounts; of thousands of faults only those are looked at."""
         faults = (
             [fault for node in job.nodes for fault in around.faults.get(node, ())] if around.faults else []
         )
-        broken = broken_under(job, faults, self._c.state.jobs.values()) if faults else ()
-        nodes = self._c.state.nodes
+        broken = broken_under(job, faults, self._cluster.jobs.values()) if faults else ()
+        nodes = self._cluster.nodes
         views = [view for node in job.nodes if (view := nodes.view(node)) is not None]
-        return broken + lost_mounts(views, nodes.views, clock.monotonic())
+        return broken + lost_mounts(views, nodes.views, now)
 
     def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:
         """What the administrator permits, and of that what the job's owner wants."""
@@ -323,10 +318,10 @@ class Decider:
 
     def wish(self, job: SlurmJob) -> Wish:
         """What the job's owner has asked for, in its comment or its environment. A switch where none may lie leaves the job alone."""
-        wish = wish_of(job.comment, self._c.state.variables_of(job))
+        wish = wish_of(job.comment, self._cluster.variables_of(job))
         if wish.problem or not wish.kill_switch:
             return wish
-        problem = problem_of_path(fill(wish.kill_switch, job), self._c.config.jobs.kill_switch_prefixes)
+        problem = problem_of_path(fill(wish.kill_switch, job), self._config.jobs.kill_switch_prefixes)
         return wish if problem is None else replace(wish, problem=f"kill_switch: {problem}")
 
     def _turns(self, kind: Kind, view: JobView | None) -> bool | None:
@@ -335,7 +330,7 @@ class Decider:
             return False
         if kind is Kind.OPERATOR_RESTART or view is None or view.progress is None:
             return None
-        limit_s = self._c.judge.limits_s.get(view.job.job_id)
+        limit_s = self._judgement.limits_s.get(view.job.job_id)
         return True if limit_s is not None and view.progress.age_s <= limit_s else None
 
     def _with_switch(
@@ -353,26 +348,18 @@ class Decider:
         )
 
     def _paused(self) -> str | None:
-        paused = self._c.journal.paused()
+        paused = self._journal.paused()
         return None if paused is None else (paused[0] or "no reason given")
 
     def _take(self, incident: Incident, decision: Decision) -> None:
         """Writes the decision before anything else; only then it is told and, if allowed, carried out."""
-        c = self._c
-        c.journal.add_decision(decision)
+        self._journal.add_decision(decision)
         self._earlier.setdefault(incident.id, []).append(decision)
         if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
-            self._decided_mono[decision.id] = clock.monotonic()
-        c.metrics.decisions.labels(decision.action, decision.verdict, decision.by).inc()
-        what = f"{decision.action} {decision.verdict}" if decision.action is not Action.NONE else "no action"
-        sentence = f"{what} by {decision.by}: {decision.reason}"
-        log.warning(
-            "incident %s, job %s: %s", incident.id, ",".join(incident.job_ids) or incident.subject, sentence
-        )
-        c.note(incident, sentence)
-        c.tell(lambda: c.notifier.decided(incident, decision))
+            self._decided_mono[decision.id] = self._monotonic()
+        self._news.decided(incident, decision)
         if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
-            self.actions.drive(ActionRun(decision=decision))
+            self._executor.drive(ActionRun(decision=decision))
 
     # ------------------------------------------------------------------------------------ an operator asks
 
@@ -380,16 +367,16 @@ class Decider:
         """The kill switch of one run: where its owner wants it, else where the site has it."""
         wish = self.wish(job)
         own = wish.kill_switch if not wish.problem else None
-        return fill(own, job) if own else kill_switch.path_for(self._c.config.jobs.kill_switch, job)
+        return fill(own, job) if own else kill_switch.path_for(self._config.jobs.kill_switch, job)
 
     def ask_restart(
         self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False
     ) -> tuple[Incident, Decision]:
         """An operator's restart: an incident and a decision like any other. `at_once`: without a kill switch, for a loop that does not
         turn, or a person who does not want to wait for a checkpoint. Raises JournalError."""
-        c, now, wall = self._c, clock.monotonic(), clock.wall()
+        now, wall = self._monotonic(), self._wall()
         incident = Incident(
-            id=uuid.uuid4().hex[:12],
+            id=self._new_id(),
             kind=Kind.OPERATOR_RESTART,
             subject=f"job:{job.job_id}",
             state=IncidentState.FIRING,
@@ -410,16 +397,15 @@ class Decider:
         situation = self._situation(incident, job, now, self._surroundings(now))
         if at_once:
             situation = replace(situation, loop_turns=False)
-        decision = decide(incident, situation, self._limits, uuid.uuid4().hex[:12])
+        decision = decide(incident, situation, self._limits, self._new_id())
         decision = replace(self._with_switch(decision, incident, job, asked_by), asked_by=asked_by)
-        c.journal.save_incident(incident)
-        c.note(incident, incident.summary)
-        c.tell(lambda: c.notifier.opened(incident))
+        self._journal.save_incident(incident)
+        self._news.requested(incident)
         self._take(incident, decision)
         if decision.verdict is Verdict.ALLOWED:
-            c.judge.incidents.append(incident)
+            self._incidents.add_incident(incident)
         else:
-            c.close_incident(incident, f"refused: {decision.reason}")
+            self._incidents.close_incident(incident, f"refused: {decision.reason}")
         return incident, decision
 
 

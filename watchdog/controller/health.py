@@ -7,7 +7,7 @@ cannot be read or messages that are not delivered are never green. No word here 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from watchdog.controller.access import public_sentence
@@ -40,7 +40,7 @@ class Seen(Value, frozen=True, kw_only=True):
 
     view: ClusterView
     limits_s: Mapping[str, float]
-    incidents: Sequence[Incident]
+    incidents: Collection[Incident]
     """Open ones."""
     mode: str
     tick_age_s: float | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from watchdog.controller.journal import Journal, Piece
@@ -24,7 +24,7 @@ class NotFound(Exception):
         super().__init__(sentence)
 
 
-def find(journal: Journal, given: str, now_open: Sequence[Incident] = ()) -> Incident:
+def find(journal: Journal, given: str, now_open: Collection[Incident] = ()) -> Incident:
     """The incident with this id, or the only one whose id begins so. Raises NotFound and JournalError."""
     exact = journal.incident(given)
     if exact is not None:
@@ -39,7 +39,7 @@ def find(journal: Journal, given: str, now_open: Sequence[Incident] = ()) -> Inc
 
 
 def listed(
-    journal: Journal, job_id: str | None, sees: Sees, now_open: Sequence[Incident] = ()
+    journal: Journal, job_id: str | None, sees: Sees, now_open: Collection[Incident] = ()
 ) -> list[dict[str, Any]]:
     """Every incident, or those of one job; those of `now_open` as they are there."""
     stored = journal.incidents(job_id=job_id)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from watchdog.config import Config
 from watchdog.controller.correlate import CorrelateSettings, Moment, correlate, lasts_in_aftermath
-from watchdog.controller.open_incidents import within_room
+from watchdog.controller.open_incidents import OpenIncidents, within_room
 from watchdog.controller.state import ClusterState
 from watchdog.detect.limits import progress_limit
 from watchdog.detect.registry import DETECTORS, WITHOUT_SLURM
@@ -100,8 +100,7 @@ class Judge:
         """`incidents` are those that are open at the start; `on_failure` is told of a detector that failed."""
         self.config = config
         self.state = state
-        self.incidents = list(incidents)
-        """Open ones."""
+        self._open = OpenIncidents(incidents)
         self._new_id = new_id
         self._on_failure = on_failure
         self._watched = [(kind, detect) for kind, detect in DETECTORS if config.mode_of(kind) != "off"]
@@ -116,6 +115,19 @@ class Judge:
         """What the newest judgement was about."""
         self.limits_s: dict[str, float] = {}
         """Job id -> the longest time without a step that is normal for it now."""
+
+    @property
+    def incidents(self) -> OpenIncidents:
+        """The open ones, to be read."""
+        return self._open
+
+    def add(self, incident: Incident) -> None:
+        """Opens an incident that no detector found: a person's request."""
+        self._open.add(incident)
+
+    def close(self, incident_id: str) -> None:
+        """Forgets an open incident because its action has ended, or was refused."""
+        self._open.close(incident_id)
 
     @property
     def slurm_patience_s(self) -> float:
@@ -189,7 +201,7 @@ class Judge:
         self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]
         after = correlate(self.incidents, findings, settings, moment, self._new_id, self._settled)
         self._settled += [each for each in after if each.state is IncidentState.RESOLVED]
-        self.incidents = [i for i in after if i.state is not IncidentState.RESOLVED]
+        self._open.renew(i for i in after if i.state is not IncidentState.RESOLVED)
         for incident in self.incidents:
             if incident.kind in STANDING:
                 self.state.note_trouble(incident.job_ids, now)

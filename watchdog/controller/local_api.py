@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -21,8 +21,9 @@ from watchdog import __version__, clock
 from watchdog.controller import journal_view
 from watchdog.controller.access import Person, may_see, may_see_incident, resolve
 from watchdog.controller.collected import Collected, diagnosis_json, nodes_json
-from watchdog.controller.journal import JournalError
+from watchdog.controller.journal_error import JournalError
 from watchdog.controller.judge import proves_stuck
+from watchdog.controller.ports import Commanded
 from watchdog.controller.present import (
     DETAILS_FOR,
     Sees,
@@ -36,9 +37,6 @@ from watchdog.model.slurm_states import RUNNING
 from watchdog.notify.harmless import plural
 from watchdog.notify.notice import Delivery
 from watchdog.slurm.client import SlurmRefused, SlurmUnavailable
-
-if TYPE_CHECKING:
-    from watchdog.controller.watch import Controller
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +159,7 @@ async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.St
 
 
 def make_app(
-    controller: Controller, person_of: Callable[[web.Request], Person] = peer_person
+    controller: Commanded, person_of: Callable[[web.Request], Person] = peer_person
 ) -> web.Application:
     """Every route of the local socket; `person_of` says who asks."""
     api = LocalApi(controller, person_of)
@@ -182,9 +180,9 @@ def make_app(
 class LocalApi:
     """The handlers; each answers JSON."""
 
-    def __init__(self, controller: Controller, person_of: Callable[[web.Request], Person] = peer_person):
+    def __init__(self, controller: Commanded, person_of: Callable[[web.Request], Person] = peer_person):
         """`person_of` says who asks; what is answered depends on it."""
-        self._c = controller
+        self._controller = controller
         self._person_of = person_of
         self._operators = resolve(controller.config.security.operators)
 
@@ -198,7 +196,7 @@ class LocalApi:
         return may_see((job.uid,), self._person_of(request), self._operators)
 
     async def status(self, request: web.Request) -> web.Response:
-        c, now = self._c, clock.monotonic()
+        c, now = self._controller, clock.monotonic()
         resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
         sees = self.sees(request)
         answer = status_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health())
@@ -224,27 +222,31 @@ class LocalApi:
         told = may_see((), self._person_of(request), self._operators)
         return [
             each if told else msgspec.structs.replace(each, error="")
-            for each in self._c.notifier.deliveries()
+            for each in self._controller.notifier.deliveries()
         ]
 
     def _paused(self) -> dict[str, Any] | None:
-        paused = self._c.journal.paused()
+        paused = self._controller.journal.paused()
         return None if paused is None else {"reason": paused[0], "by": paused[1], "at": paused[2]}
 
     async def incidents(self, request: web.Request) -> web.Response:
-        open_now = self._c.judge.incidents
-        found = journal_view.listed(self._c.journal, request.query.get("job"), self.sees(request), open_now)
+        open_now = self._controller.judge.incidents
+        found = journal_view.listed(
+            self._controller.journal, request.query.get("job"), self.sees(request), open_now
+        )
         return web.json_response(found)
 
     async def explain(self, request: web.Request) -> web.Response:
         incident = self._find(request.match_info["id"])
-        current = next((i for i in self._c.judge.incidents if i.id == incident.id), incident)
+        current = self._controller.judge.incidents.get(incident.id) or incident
         return web.json_response(
-            journal_view.explained(self._c.journal, incident, current, self.sees(request), self._waiting)
+            journal_view.explained(
+                self._controller.journal, incident, current, self.sees(request), self._waiting
+            )
         )
 
     def _waiting(self, decision_id: str) -> tuple[str, float | None] | None:
-        return self._c.decider.actions.waiting(decision_id)
+        return self._controller.actions.waiting(decision_id)
 
     async def evidence(self, request: web.Request) -> web.Response:
         """The document of one piece of evidence."""
@@ -253,7 +255,7 @@ class LocalApi:
             raise Refused(403, f"the evidence of incident {incident.id} is for {DETAILS_FOR}")
         if not number.isascii() or not number.isdecimal() or len(number) > 18:
             raise Refused(400, f"{number[:40]!r} is no number of a piece of evidence")
-        document = self._c.journal.evidence_document(incident.id, int(number))
+        document = self._controller.journal.evidence_document(incident.id, int(number))
         if document is None:
             raise Refused(404, f"incident {incident.id} has no piece of evidence {number}; it may be too old")
         if not self._operators.include(self._person_of(request)):
@@ -266,16 +268,16 @@ class LocalApi:
         if not _JOB.fullmatch(job_id):
             raise Refused(400, f"{job_id[:40]!r} is no job id")
         now = clock.monotonic()
-        view = self._c.state.job_view(job_id, now)
+        view = self._controller.state.job_view(job_id, now)
         if view is None or view.job.state not in RUNNING:
             state = "it is not watched" if view is None else f"it is {view.job.state}"
             raise Refused(404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status")
         if not self.may_see_job(request, view.job):
             raise Refused(403, f"job {job_id} belongs to {view.job.user}: its evidence is for {DETAILS_FOR}")
-        return web.json_response(self._progress(self._c.collector.collect(view.job, now)))
+        return web.json_response(self._progress(self._controller.collector.collect(view.job, now)))
 
     async def diagnosis(self, request: web.Request) -> web.Response:
-        found = self._c.collector.known(request.match_info["id"])
+        found = self._controller.collector.known(request.match_info["id"])
         if found is None:
             raise Refused(404, "that diagnosis is not known any more: start it again")
         if not self.may_see_job(request, found.job):
@@ -298,17 +300,17 @@ class LocalApi:
     def _find(self, given: str) -> Incident:
         """The incident with this id, or the only one whose id begins so. Raises Refused."""
         try:
-            return journal_view.find(self._c.journal, given, self._c.judge.incidents)
+            return journal_view.find(self._controller.journal, given, self._controller.judge.incidents)
         except journal_view.NotFound as error:
             raise Refused(error.status, str(error)) from error
 
     async def pause(self, request: web.Request) -> web.Response:
         body, name = await self._body(request), self._administrator(request)
-        self._c.journal.pause(reason_of(body), name, clock.wall())
+        self._controller.journal.pause(reason_of(body), name, clock.wall())
         return web.json_response({"paused": self._paused()})
 
     async def resume(self, request: web.Request) -> web.Response:
-        self._c.journal.resume(self._administrator(request), clock.wall())
+        self._controller.journal.resume(self._administrator(request), clock.wall())
         return web.json_response({"paused": self._paused()})
 
     async def restart(self, request: web.Request) -> web.Response:
@@ -320,10 +322,10 @@ class LocalApi:
             isinstance(n, str) and _NODE.fullmatch(n) for n in exclude
         ):
             raise Refused(400, "exclude has to be a list of node names")
-        unknown = [node for node in exclude if node not in self._c.state.node_addresses]
+        unknown = [node for node in exclude if node not in self._controller.state.node_addresses]
         if unknown:
             raise Refused(400, f"Slurm knows no node {', '.join(unknown)}")
-        job = await self._c.slurm.read_job(job_id)
+        job = await self._controller.slurm.read_job(job_id)
         if job is None:
             raise Refused(404, f"Slurm knows no job {job_id}")
         uid, name = peer_of(request)
@@ -331,12 +333,12 @@ class LocalApi:
             raise Refused(
                 403, f"job {job_id} belongs to {job.user}: only its owner and administrators may restart it"
             )
-        self._c.state.apply_job(job, clock.monotonic(), clock.wall())
+        self._controller.state.apply_job(job, clock.monotonic(), clock.wall())
         reason, at_once = reason_of(body), body.get("now") is True
-        hang = proves_stuck(self._c.judge.incidents, job.job_id)
+        hang = proves_stuck(self._controller.judge.incidents, job.job_id)
         if hang is not None and not at_once:
             raise Refused(409, self._needs_now(hang, job.job_id), code="hangs")
-        incident, decision = self._c.decider.ask_restart(
+        incident, decision = self._controller.decider.ask_restart(
             job, tuple(dict.fromkeys(exclude)), reason, name, at_once=at_once
         )
         return web.json_response(
@@ -351,7 +353,7 @@ class LocalApi:
 
     def _needs_now(self, hang: Incident, job_id: str) -> str:
         """Why a graceful restart is not begun: the loop that would have to see the kill switch is stuck."""
-        view = self._c.state.job_view(job_id, clock.monotonic())
+        view = self._controller.state.job_view(job_id, clock.monotonic())
         saved = view.checkpoint if view is not None else None
         step = view.progress.known_step if view is not None and view.progress is not None else None
         from_where = "its last complete checkpoint" if saved is None else f"checkpoint {saved.step}"
@@ -366,11 +368,11 @@ class LocalApi:
         job_id = str((await self._body(request)).get("job_id", ""))
         if not _JOB.fullmatch(job_id):
             raise Refused(400, f"{job_id[:40]!r} is no job id")
-        job = self._c.state.jobs.get(job_id)
+        job = self._controller.state.jobs.get(job_id)
         uid, name = peer_of(request)
         if uid not in (0, os.geteuid(), job.uid if job is not None else 0):
             raise Refused(403, f"job {job_id} belongs to another user: only its owner and administrators may")
-        problem = self._c.decider.actions.abandon(job_id, name)
+        problem = self._controller.actions.abandon(job_id, name)
         if problem is not None:
             raise Refused(409, problem)
         return web.json_response({"cancelled": True, "job_id": job_id})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from watchdog.controller.health import Health, job_health_json
@@ -30,7 +30,7 @@ it idles, b works, f free; u: its node is silent and nobody knows."""
 def overview_json(
     view: ClusterView,
     limits_s: Mapping[str, float],
-    incidents: Sequence[Incident],
+    incidents: Collection[Incident],
     resolved: int,
     sees: Sees,
     found: Health,

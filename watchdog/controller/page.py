@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -24,10 +24,8 @@ from watchdog.controller.access import Person
 from watchdog.controller.limits import Buckets
 from watchdog.controller.local_api import LocalApi, Refused
 from watchdog.controller.overview import job_page_json, overview_json
+from watchdog.controller.ports import Commanded, Overseen
 from watchdog.model.incidents import IncidentState
-
-if TYPE_CHECKING:
-    from watchdog.controller.watch import Controller
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_page(controller: Controller, token: str, person: Person | None = None) -> web.Application:
+def make_page(controller: Commanded, token: str, person: Person | None = None) -> web.Application:
     """Every route of the page; `token` empty: nobody is asked for one, and everybody is a stranger, unless it is said who looks."""
     page = Page(controller, token, person or Person(knows_password=bool(token)))
     app = web.Application(
@@ -127,8 +125,8 @@ def _knows(authorization: str, token: str) -> bool:
 class Page:
     """The handlers. What the local socket answers already is answered by it."""
 
-    def __init__(self, controller: Controller, token: str, person: Person):
-        self._c = controller
+    def __init__(self, controller: Commanded, token: str, person: Person):
+        self._controller: Overseen = controller
         self._gives_evidence = bool(token)
         self.api = LocalApi(controller, lambda _: person)
         self._overview: tuple[float, bytes] = (float("-inf"), b"")
@@ -140,7 +138,7 @@ class Page:
         return web.Response(body=body, content_type=kind, charset="utf-8")
 
     async def overview(self, request: web.Request) -> web.Response:
-        c, now = self._c, clock.monotonic()
+        c, now = self._controller, clock.monotonic()
         made_at, body = self._overview
         if now - made_at > FRESH_S:
             resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
@@ -160,11 +158,16 @@ class Page:
 
     async def job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["id"]
-        found = next((job for job in self._c.judge.view.jobs if job.job.job_id == job_id), None)
+        found = next((job for job in self._controller.judge.view.jobs if job.job.job_id == job_id), None)
         if found is None:
             raise Refused(404, f"job {job_id[:40]!r} is not running, or not watched")
-        limit_s, may_see = self._c.judge.limits_s.get(job_id), self.api.may_see_job(request, found.job)
-        return web.json_response(job_page_json(found, limit_s, self._c.health().of(job_id), may_see=may_see))
+        limit_s, may_see = (
+            self._controller.judge.limits_s.get(job_id),
+            self.api.may_see_job(request, found.job),
+        )
+        return web.json_response(
+            job_page_json(found, limit_s, self._controller.health().of(job_id), may_see=may_see)
+        )
 
     async def incidents(self, request: web.Request) -> web.Response:
         """The newest ones, newest first."""

@@ -434,7 +434,7 @@ def _is_alone(job: SlurmJob, node: str, jobs: Collection[SlurmJob]) -> bool:
 
 def with_process(
     situation: Situation, process: GpuProcess, incident: Incident, view: Callable[[str], NodeView | None],
-    reporting: Collection[str], jobs: Collection[SlurmJob], incidents: Sequence[Incident],
+    reporting: Collection[str], jobs: Collection[SlurmJob], incidents: Collection[Incident],
 ) -> Situation:  # fmt: skip
     """The situation, with what is known of this process of the incident. `view` gives a node's newest report."""
     crowd, node = orphans_at_once(incident, process, incidents), view(process.node)

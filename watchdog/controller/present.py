@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -149,8 +149,8 @@ Sees = Callable[[Incident], bool]
 
 def status_json(
     view: ClusterView,
-    limits_s: dict[str, float],
-    open_incidents: Sequence[Incident],
+    limits_s: Mapping[str, float],
+    open_incidents: Collection[Incident],
     resolved: int,
     sees: Sees,
     found: Health,
@@ -186,7 +186,7 @@ SHOWN_OPEN = 20
 SHOWN_STEP_TIMES = 24
 
 
-def _most_urgent(incidents: Sequence[Incident]) -> list[Incident]:
+def _most_urgent(incidents: Collection[Incident]) -> list[Incident]:
     """Those that people are told of, what fires and is critical first, at most SHOWN_OPEN."""
     told = [i for i in incidents if i.inhibited_by is None and i.kind is not Kind.OPERATOR_RESTART]
     told.sort(

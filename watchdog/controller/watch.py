@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from watchdog import clock
 from watchdog.config import Config
+from watchdog.controller.actions import Actions
 from watchdog.controller.collect import Collector
 from watchdog.controller.commands import CommandDesk
 from watchdog.controller.crowds import Crowds
@@ -18,12 +19,15 @@ from watchdog.controller.decide import Decider
 from watchdog.controller.evidence import EvidenceDesk
 from watchdog.controller.health import Health, Seen, health, is_announced
 from watchdog.controller.journal import Journal, JournalError
+from watchdog.controller.journal_writer import JournalWriter
 from watchdog.controller.judge import Change, Judge
 from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.ports import ActionPorts, DecisionPorts, EvidencePorts
 from watchdog.controller.pulses import pulses
 from watchdog.controller.record import Recorder
 from watchdog.controller.state import ClusterState
 from watchdog.controller.wishes import fill
+from watchdog.model.actions import Action, Decision
 from watchdog.model.incidents import Incident, IncidentState, Kind
 from watchdog.model.messages import JobWatch, Reply, Report
 from watchdog.model.slurm import SlurmJob, SlurmView
@@ -36,10 +40,6 @@ PAUSE_FACTOR = 5.0
 """A gap between two ticks longer than this many ticks (and 5 s) means that we ourselves stood still."""
 
 
-MAX_LATE = 50_000
-"""Writes that wait for a journal that can be written: beyond them the oldest are lost, as the log says they happened."""
-MAX_TIMELINE, MAX_TIMELINES = 500, 4096
-"""Lines in the timeline of one incident, and incidents of which they are counted."""
 MANY = 20
 """Changes from which on those of one tick are written together."""
 PIECE = 250
@@ -79,7 +79,6 @@ class Controller:
             probe_deadline_s=config.agent.probe_deadline,
             interval_s=config.agent.interval,
         )
-        self.collector = Collector(self)
         self.controller_id = uuid.uuid4().hex
         self.started_at = clock.wall()
         self.started_mono = clock.monotonic()
@@ -92,30 +91,63 @@ class Controller:
         self.slurm_error: str | None = None
         self._odd: frozenset[str] = frozenset()
         """What of the newest listing could not be read."""
-        self.journal_error: str | None = None
-        self._late: deque[Callable[[], object]] = deque(maxlen=MAX_LATE)
-        """What the journal did not take, in order."""
-        self._together: list[Callable[[], object]] | None = None
-        """What is being written together, in case that it fails."""
+        self.writer = JournalWriter(journal, self.state.left_out)
         # The monotonic clock of whoever wrote the open incidents means nothing here.
         left_open = [
             replace(incident, pending_mono=self.started_mono, clear_mono=None, heard_mono=None)
             for incident in journal.load_open_incidents()
         ]
         self.state.only_own = True
-        self._timelines: dict[str, int] = {}
-        """Incident -> lines that this controller has written into its timeline."""
         self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure)
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.look(self.started_mono)
         self.crowds = Crowds()
-        self.decider = Decider(self)
-        self.actions = self.decider.actions
+        self.collector = Collector(
+            config,
+            EvidencePorts(
+                journal=journal,
+                writer=self.writer,
+                cluster=self.state,
+                judgement=self.judge,
+                agents=self.desk,
+                probes=self.evidence,
+                news=notifier,
+            ),
+        )
+        self.actions = Actions(
+            config,
+            ActionPorts(
+                journal=journal,
+                state=self.state,
+                slurm=slurm,
+                desk=self.desk,
+                judgement=self.judge,
+                collect=self.collector.rung,
+                writer=self.writer,
+                news=notifier,
+                incidents=self,
+                metrics=metrics,
+                blind=self.blind,
+                on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet
+            ),
+        )
+        self.decider = Decider(
+            config,
+            DecisionPorts(
+                journal=journal,
+                cluster=self.state,
+                judgement=self.judge,
+                executor=self.actions,
+                news=self,
+                incidents=self,
+                blind=self.blind,
+            ),
+        )
         notifier.attach(
             Sources(
                 job_of=self.state.jobs.get,
                 firing=lambda: [each for each in self.judge.incidents if is_announced(each)],
-                acting=lambda: self.actions.acting(),  # noqa: PLW0108 - there are no actions yet
+                acting=self.actions.acting,
                 gpus_of=metrics.gpu_time.gpus_of,
                 pulses=lambda: pulses(self.judge.view, self.judge.limits_s, clock.wall(), self.health()),
                 count=lambda channel, outcome, number: metrics.notifications.labels(channel, outcome).inc(
@@ -248,7 +280,7 @@ class Controller:
             self.state.forget_silence(now)
             self.warm_from = now
         with self.metrics.tick_duration.time():
-            self._catch_up()
+            self.writer.catch_up()
             findings = self.judge.look(now)
             self.evidence.serve(findings, now)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
@@ -291,16 +323,13 @@ class Controller:
             for change in changes:
                 self._tell_change(change, now)
             return
-        self._together, left = [], deque(changes)
-        try:
-            with self.journal.together():
-                while left:
-                    self._tell_change(left.popleft(), now)
-        except JournalError as error:
-            self._fails(error)
-            self._late.extendleft(reversed(self._together))  # they came before the one that failed
-        finally:
-            self._together = None
+        left = deque(changes)
+
+        def tell_all() -> None:
+            while left:
+                self._tell_change(left.popleft(), now)
+
+        self.writer.together(tell_all)
         for change in left:  # the journal could not even be opened
             self._tell_change(change, now)
 
@@ -315,24 +344,24 @@ class Controller:
         )
         resolved = change.is_over
         if _is_news(change):
-            self.tell(lambda: self.journal.save_incident(incident))
+            self.writer.tell(lambda: self.journal.save_incident(incident))
         if fired:
             self.metrics.incidents_total.labels(incident.kind).inc()
             log.warning("%s fires: %s", incident.kind, incident.summary)
-            self.note(incident, f"fires: {incident.summary}")
+            self.writer.note(incident, f"fires: {incident.summary}")
             self._keep_evidence(incident, now)
-            self.tell(lambda: self.notifier.opened(incident))
+            self.writer.tell(lambda: self.notifier.opened(incident))
         if resolved:
             log.warning("%s is over: %s", incident.kind, incident.resolution)
-            self.note(incident, f"resolved: {incident.resolution}")
-            self.tell(lambda: self.notifier.resolved(incident))
+            self.writer.note(incident, f"resolved: {incident.resolution}")
+            self.writer.tell(lambda: self.notifier.resolved(incident))
             self.judge.settle(change, now)
         if (
             before is not None
             and before.inhibited_by != incident.inhibited_by
             and incident.state is IncidentState.FIRING
         ):
-            self.note(
+            self.writer.note(
                 incident,
                 f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone",
             )
@@ -341,10 +370,10 @@ class Controller:
     def _tell_explained(self, before: Incident, incident: Incident) -> None:
         """One fault, one message: where another incident explains this one, that one takes its message over; and gives it back."""
         if incident.inhibited_by is None:
-            self.tell(lambda: self.notifier.opened(incident))
+            self.writer.tell(lambda: self.notifier.opened(incident))
         elif before.inhibited_by is None and before.state is IncidentState.FIRING:
-            cause = next((each for each in self.judge.incidents if each.id == incident.inhibited_by), None)
-            self.tell(lambda: self.notifier.explained(incident, cause))
+            cause = self.judge.incidents.get(incident.inhibited_by)
+            self.writer.tell(lambda: self.notifier.explained(incident, cause))
 
     def _keep_evidence(self, incident: Incident, now: float) -> None:
         """What is known of its jobs at once, and what their nodes can tell, before anything is done: it dies with the job."""
@@ -353,67 +382,44 @@ class Controller:
             view = self.state.job_view(job_id, now)
             if view is not None:
                 views[job_id] = view
-                if not self._late:
+                if not self.writer.is_behind:
                     self.collector.keep_view(incident, view)
         self.collector.on_fire(incident, now, views)
 
     def close_incident(self, incident: Incident, why: str) -> None:
         """Ends an incident because its action has ended, or was refused: everybody who was told that it began is told so."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
-        self.judge.incidents = [i for i in self.judge.incidents if i.id != incident.id]
+        self.judge.close(incident.id)
         self._tell_change(Change(before=incident, after=over), clock.monotonic())
 
-    def note(self, incident: Incident, text: str) -> None:
-        """A line of the incident's timeline, if it has room."""
-        lines = self._timelines.get(incident.id, 0)
-        if lines >= MAX_TIMELINE:
-            self.state.left_out.note("timeline", f"incident {incident.id}")
-            return
-        if len(self._timelines) >= MAX_TIMELINES:
-            self._timelines.pop(next(iter(self._timelines)))
-        self._timelines[incident.id] = lines + 1
-        if lines + 1 == MAX_TIMELINE:
-            text = f"further lines are left out: there are {MAX_TIMELINE}"
-        at = clock.wall()
-        self.tell(lambda: self.journal.note(incident.id, at, text))
+    def add_incident(self, incident: Incident) -> None:
+        """Opens the incident of a person's request, which no detector finds. It is in the journal already."""
+        self.judge.add(incident)
 
-    def write(self, work: Callable[[], object]) -> bool:
-        """Writes to the journal; a journal that fails makes the controller blind, and it goes on watching."""
-        try:
-            work()
-        except JournalError as error:
-            self._fails(error)
-            return False
-        if not self._late:
-            self.journal_error = None
-        return True
+    def requested(self, incident: Incident) -> None:
+        """A person has asked for a restart."""
+        self.writer.note(incident, incident.summary)
+        self.writer.tell(lambda: self.notifier.opened(incident))
 
-    def tell(self, work: Callable[[], object]) -> None:
-        """The same for what is to be written, and told, later where it can't be now: in order, with the first tick in which it can."""
-        if self._late or not self.write(work):
-            self._late.append(work)
-        elif self._together is not None:
-            self._together.append(work)
+    def decided(self, incident: Incident, decision: Decision) -> None:
+        """A decision is in the journal: counts it, and reports it."""
+        self.metrics.decisions.labels(decision.action, decision.verdict, decision.by).inc()
+        what = f"{decision.action} {decision.verdict}" if decision.action is not Action.NONE else "no action"
+        sentence = f"{what} by {decision.by}: {decision.reason}"
+        log.warning(
+            "incident %s, job %s: %s", incident.id, ",".join(incident.job_ids) or incident.subject, sentence
+        )
+        self.writer.note(incident, sentence)
+        self.writer.tell(lambda: self.notifier.decided(incident, decision))
 
-    def _catch_up(self) -> None:
-        """Writes what could not be written before. Until it is, the controller stays blind: also where there is nothing else to write."""
-        if not self._late:
-            return
-        try:
-            with self.journal.together():
-                for work in self._late:
-                    work()
-        except JournalError as error:
-            self._fails(error)
-            return
-        log.warning("the journal can be written again: %d records that waited are in it", len(self._late))
-        self._late.clear()
-        self.journal_error = None
+    def journal_failed(self, error: JournalError) -> None:
+        """The journal has failed somebody who decides: nothing is done until it works."""
+        self.writer.failed(error)
 
-    def _fails(self, error: JournalError) -> None:
-        if self.journal_error is None:
-            log.error("the journal cannot be written, nothing will be done until it can: %s", error)
-        self.journal_error = str(error)
+    @property
+    def journal_error(self) -> str | None:
+        """Why the journal cannot be written, a sentence; None while it can."""
+        return self.writer.error
 
     def health(self, *, tick_age_s: float | None = None) -> Health:
         """How everything is now: what every surface shows. `tick_age_s`: since the last complete tick, where the caller knows better."""
@@ -423,7 +429,8 @@ class Controller:
         try:
             paused = self.journal.paused()
         except JournalError as error:
-            paused, self.journal_error = None, str(error)
+            paused = None
+            self.writer.failed(error)
         return health(
             Seen(
                 view=self.judge.view,

@@ -7,7 +7,7 @@ import logging
 
 from watchdog import clock
 from watchdog.config import Config
-from watchdog.controller import janitor
+from watchdog.controller import janitor, own_records
 from watchdog.controller.drive import Driver
 from watchdog.controller.journal_error import JournalError
 from watchdog.controller.judge import proves_stuck
@@ -37,7 +37,7 @@ class Actions:
         self._journal, self._state, self._slurm = ports.journal, ports.state, ports.slurm
         self._judgement, self._writer, self._metrics = ports.judgement, ports.writer, ports.metrics
         self._news, self._incidents = ports.news, ports.incidents
-        self._blind, self._on_failure = ports.blind, ports.on_failure
+        self._blind, self._on_failure, self._record = ports.blind, ports.on_failure, ports.record
         self._tools = Tools(
             journal=ports.journal,
             state=ports.state,
@@ -48,6 +48,7 @@ class Actions:
             poll_s=min(2.0, config.slurm.poll_interval),
             paused=lambda: ports.journal.paused() is not None,
             on_record=self._on_record,
+            on_touch=self._on_touch,
             loop_stuck=lambda job_id: proves_stuck(ports.judgement.incidents, job_id) is not None,
             collect=ports.collect,
             drain_reason=config.policy.drain_reason,
@@ -104,6 +105,10 @@ class Actions:
     def acting(self) -> frozenset[str]:
         """Ids of the incidents that are being acted on."""
         return frozenset(driver.run.decision.incident_id for driver in self._drivers.values())
+
+    def subjects(self) -> list[str]:
+        """The runs and processes that are being acted on, sorted, as a recording names them."""
+        return sorted(own_records.subject_of(driver.run.decision) for driver in self._drivers.values())
 
     def rungs(self) -> dict[str, str]:
         """Job -> the rung at which an action on it is; `between` while none is being tried."""
@@ -169,9 +174,14 @@ class Actions:
         if incident is not None:
             self._writer.note(incident, f"{record.rung}: {record.outcome}: {record.detail}")
 
+    def _on_touch(self, job_id: str, restarts: int, at: float | None) -> None:
+        age_s = None if at is None else clock.monotonic() - at
+        self._record(own_records.touched(job_id, restarts, age_s))
+
     def _ended(self, run: ActionRun) -> None:
         end = run.end
         assert end is not None
+        self._record(own_records.ended(run.decision, end))
         self._metrics.actions.labels(run.decision.action, end.outcome).inc()
         if end.ok:
             self._count_gpus(run, end.steps_lost or 0)

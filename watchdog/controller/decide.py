@@ -27,7 +27,7 @@ from watchdog.controller.policy import (
     is_storm_of_one,
     with_process,
 )
-from watchdog.controller.ports import DecisionPorts
+from watchdog.controller.ports import DecisionPorts, RestartRequest
 from watchdog.controller.rules import Rule, permit, rule_for
 from watchdog.controller.settings import limits_of, rule_book_of
 from watchdog.controller.wishes import Wish, fill, wish_of
@@ -400,7 +400,7 @@ class Decider:
         decision = decide(incident, situation, self._limits, self._new_id())
         decision = replace(self._with_switch(decision, incident, job, asked_by), asked_by=asked_by)
         self._journal.save_incident(incident)
-        self._news.requested(incident)
+        self._news.requested(incident, RestartRequest(job, exclude, reason, asked_by, at_once))
         self._take(incident, decision)
         if decision.verdict is Verdict.ALLOWED:
             self._incidents.add_incident(incident)

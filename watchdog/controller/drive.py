@@ -134,6 +134,7 @@ class Driver:
         fence = self.run.decision.fence
         if fence is not None:
             self._tools.state.note_action(fence.job_id, fence.restarts, at)
+            self._tools.on_touch(fence.job_id, fence.restarts, at)
 
     @property
     def _job_id(self) -> str:

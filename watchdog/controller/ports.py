@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from watchdog.model.slurm import SlurmJob, SlurmNode
     from watchdog.notify.notice import Delivery
     from watchdog.slurm.client import SlurmClient
+    from watchdog.trace.records import Own
 
 # ------------------------------------------------------------------------------------ what was judged
 
@@ -183,12 +184,24 @@ class Executor(Protocol):
         """Takes back what lasted long enough."""
 
 
+@dataclass(frozen=True)
+class RestartRequest:
+    """What an operator asks for."""
+
+    job: SlurmJob
+    exclude: tuple[str, ...]
+    reason: str
+    asked_by: str
+    at_once: bool
+    """Without a kill switch."""
+
+
 class DecisionNews(Protocol):
     """Hears what was decided, after it is written and before anything is done for it."""
 
     def decided(self, incident: Incident, decision: Decision) -> None: ...
 
-    def requested(self, incident: Incident) -> None:
+    def requested(self, incident: Incident, request: RestartRequest) -> None:
         """A person asks for a restart: the request is an incident."""
 
     def journal_failed(self, error: JournalError) -> None: ...
@@ -268,6 +281,8 @@ class ActionPorts:
     incidents: IncidentEditor
     metrics: ControllerMetrics
     blind: Callable[[float], str | None]
+    record: Callable[[Own], None]
+    """Takes what a recording has to say of actions."""
     on_failure: Callable[[Decision], None]
     """Hears of the decision whose action has ended without success."""
 

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 
 from watchdog.model.messages import Report
 from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from watchdog.trace.write import gone_line, listing_lines, report_lines
+from watchdog.trace.records import Controller, Own
+from watchdog.trace.write import gone_line, listing_lines, own_line, report_lines
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ BATCH = 500
 END_S = 5.0
 """What still waits at the end of the service gets this long to be written."""
 
-_Item = tuple[float, Report | SlurmView]
+_Item = tuple[float, Report | SlurmView | Own]
 
 
 class Recorder:
@@ -41,11 +42,12 @@ class Recorder:
         """The last write broke off in the middle of a line."""
         self._jobs: dict[str, SlurmJob] = {}
         self._nodes: dict[str, SlurmNode] = {}
+        self._own: Controller | None = None
         self._thread = threading.Thread(target=self._write_for_ever, name="recorder", daemon=True)
         self._thread.start()
 
-    def note(self, what: Report | SlurmView, now: float) -> None:
-        """Takes over a report that was accepted, or a listing, at `now`. Never waits."""
+    def note(self, what: Report | SlurmView | Own, now: float) -> None:
+        """Takes over a report that was accepted, a listing, or what the controller says of itself, at `now`. Never waits."""
         try:
             self._waiting.put_nowait((now + self._offset_s, what))
         except queue.Full:
@@ -112,15 +114,26 @@ class Recorder:
             self._torn = not data[:written].endswith(b"\n")
             data = data[written:]
 
-    def _lines(self, at: float, what: Report | SlurmView) -> Iterator[bytes]:
+    def _lines(self, at: float, what: Report | SlurmView | Own) -> Iterator[bytes]:
         try:
-            for line in report_lines(what, at) if isinstance(what, Report) else self._listing(what, at):
+            for line in self._lines_of(at, what):
                 if line is None:
                     self._drop(1, "a line is too long")
                 else:
                     yield line
         except (ValueError, OverflowError, RecursionError) as error:  # a value that JSON does not have
             self._drop(1, f"a record can't be written ({error})")
+
+    def _lines_of(self, at: float, what: Report | SlurmView | Own) -> Iterable[bytes | None]:
+        if isinstance(what, Report):
+            return report_lines(what, at)
+        if isinstance(what, SlurmView):
+            return self._listing(what, at)
+        if isinstance(what, Controller):
+            if what == self._own:
+                return ()
+            self._own = what
+        return (own_line(what, at),)
 
     def _listing(self, view: SlurmView, at: float) -> Iterable[bytes | None]:
         """Only what has changed since the listing before, and otherwise one line: Slurm answered, and the time goes on."""

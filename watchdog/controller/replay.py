@@ -1,7 +1,8 @@
 """A trace through the real state, detectors, correlation and policy, on the trace's own clock. It acts on nothing.
 
-What differs from the service: nobody answers what detectors want to know (a recording holds the stacks that were taken), the
-controller counts as warm from the first line on, and time ends with the trace.
+What differs from the service: nobody answers what detectors want to know (a recording holds the stacks that were taken), what is
+allowed is written down and not done, and time ends with the trace. Decisions are those of the service's own Decider. Where a controller
+has recorded what it did itself, that is what has happened; any other trace is of one that only watched, warm from the first line on.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from msgspec.structs import replace
 
 from watchdog.config import Config
 from watchdog.controller.calm import calm_for_s
+from watchdog.controller.decide import Decider
+from watchdog.controller.journal_error import JournalError
 from watchdog.controller.judge import Change, Judge
-from watchdog.controller.rehearsal import Rehearsal
+from watchdog.controller.ports import DecisionPorts, RestartRequest
+from watchdog.controller.replay_decisions import ReplayExecutor, ReplayJournal, TracedCluster
 from watchdog.controller.replay_slurm import Listing
 from watchdog.controller.replay_stacks import Dumps
+from watchdog.controller.sight import why_blind
 from watchdog.controller.state import ClusterState
-from watchdog.model.actions import Decision
+from watchdog.model.actions import ActionEnd, Decision
 from watchdog.model.incidents import Finding, Incident, IncidentState, Kind, Truth
 from watchdog.own_patterns import compile_patterns
 from watchdog.trace import records
@@ -34,7 +39,9 @@ SILENT_REPORTS = 3.0
 """A node is silent after so many reports that did not come, and never sooner than the configuration says."""
 OF_A_NODE = (records.Proc, records.Gpu, records.Log)
 """Most lines of every trace; they say something of one node, and of nothing else."""
-NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, Damage)
+OF_THE_CONTROLLER = (records.Controller, records.Asked, records.Touched, records.Ended)
+"""What a recorded controller says of itself."""
+NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, Damage, *OF_THE_CONTROLLER)
 FINE_S = 3600.0
 """In a longer stretch without a line, time goes on in larger steps."""
 
@@ -78,7 +85,25 @@ class Player:
             partitions=config.jobs.partitions,
         )
         self.judge = Judge(config, self.state, (), new_id, self._count_failure)
-        self._book = Rehearsal(config, self.state, self.judge)
+        self._journal = ReplayJournal()
+        self._executor = ReplayExecutor(self.state)
+        self._at = 0.0
+        """The moment that is judged."""
+        self.decider = Decider(
+            config,
+            DecisionPorts(
+                journal=self._journal,
+                cluster=TracedCluster(self.state, lambda: self._recorded),
+                judgement=self.judge,
+                executor=self._executor,
+                news=self,
+                incidents=self,
+                blind=self._blind,
+                new_id=numbered_ids(),
+                monotonic=lambda: self._at,
+                wall=lambda: self._at,
+            ),
+        )
         self._listing = Listing(tally, self.silent_after_s)
         self._nodes: dict[str, Node] = {}
         self._mounts: set[str] = set()
@@ -99,11 +124,16 @@ class Player:
 
     def play(self, moment: Moment) -> None:
         """Lets the time until this moment go by, takes it over, and judges."""
+        own = [record for record in moment.records if isinstance(record, OF_THE_CONTROLLER)]
+        if len(own) == len(moment.records):  # between two ticks: there is nothing new to be judged
+            self._take_own(own)
+            return
         if self._now is not None:
             self._wait(self._now, moment.t)
         self._now = now = moment.t
         self._apply(moment)
-        if not self._quiet() and not self._steady():
+        self._take_own(own)
+        if own or (not self._quiet() and not self._steady()):
             self._judge(now)
 
     def _quiet(self) -> bool:
@@ -182,11 +212,16 @@ class Player:
         incidents = sorted(self._seen.values(), key=lambda each: (each.opened_at, each.id))
         return Outcome(
             incidents=tuple(_shown(_measured(each, self._faults)) for each in incidents),
-            decisions={each.id: tuple(self._book.decisions.get(each.id, ())) for each in incidents},
+            decisions={each.id: self._decisions(each) for each in incidents},
             tally=self.tally,
             silent_after_s=self.silent_after_s,
             ended_at=self._now or 0.0,
         )
+
+    def _decisions(self, incident: Incident) -> tuple[Decision, ...]:
+        """What was decided about it, numbered."""
+        written = self._journal.written.get(incident.id, ())
+        return tuple(replace(each, id=f"{incident.id}.{n}") for n, each in enumerate(written, 1))
 
     # ------------------------------------------------------------------------------------ taking over
 
@@ -252,6 +287,45 @@ class Player:
             self._mounts.add(record.mount)
         return False
 
+    def _take_own(self, said: Iterable[records.Own]) -> None:
+        """Takes over what the recorded controller says of itself."""
+        for record in said:
+            self._at = record.t
+            if isinstance(record, records.Controller):
+                self._journal.own = record
+                self._executor.follow(record.acting)
+            elif isinstance(record, records.Touched):
+                at = None if record.age_s is None else record.t - record.age_s
+                self.state.note_action(str(record.job_id), record.restarts, at)
+            elif isinstance(record, records.Ended):
+                self._end_action(record)
+            else:
+                self._ask_restart(record)
+
+    def _end_action(self, record: records.Ended) -> None:
+        """As the service does it: an action that helped ends its incident, one that failed is decided about again."""
+        decision = self._executor.ended(record.subject)
+        if decision is None:
+            return
+        end = ActionEnd(ok=record.ok, ended_at=record.t, detail=record.detail)
+        self._journal.end_action(decision, end)
+        if not end.ok:
+            self.decider.action_failed(decision)
+        incident = self.judge.incidents.get(decision.incident_id)
+        busy = decision.incident_id in self._executor.acting()
+        if incident is not None and not busy and (end.ok or incident.kind is Kind.OPERATOR_RESTART):
+            self.close_incident(incident, end.detail)
+
+    def _ask_restart(self, record: records.Asked) -> None:
+        job = self.state.jobs.get(str(record.job_id))
+        if job is None:
+            self.tally.ignore("a restart of a job that no job line has named yet")
+            return
+        try:
+            self.decider.ask_restart(job, tuple(record.exclude), record.reason, record.by, at_once=record.now)
+        except JournalError:
+            pass  # it could not be written, and so it was refused
+
     def _forget(self, job_id: str, by_node: dict[str, list[records.Any_]]) -> None:
         """A run of this job is over: who was listed before that, in the same moment, was of that run as well."""
         for node in self._nodes.values():
@@ -283,9 +357,10 @@ class Player:
     def _conclude(self, findings: Sequence[Finding], now: float) -> None:
         self._looked_at = now
         self._bad = bad_ones(findings)
-        for change in self.judge.conclude(findings, now, now):
+        self._at = now
+        for change in self.judge.conclude(findings, now, now, self._executor.acting()):
             self._note(change, now)
-        self._book.decide(now)
+        self.decider.decide(now)
 
     def _note(self, change: Change, now: float) -> None:
         incident = change.after
@@ -293,6 +368,38 @@ class Player:
             self._seen[incident.id] = incident
         if incident.state is IncidentState.RESOLVED:
             self.judge.settle(change, now)
+
+    # ------------------------------------------------------------------------------------ deciding: the Decider's ports
+
+    def decided(self, incident: Incident, decision: Decision) -> None:
+        """The journal has it."""
+
+    def requested(self, incident: Incident, request: RestartRequest) -> None:
+        """The journal has it."""
+
+    def journal_failed(self, error: JournalError) -> None:
+        """The recorded controller could not write: it decided nothing either."""
+
+    def add_incident(self, incident: Incident) -> None:
+        """Opens the incident of a request."""
+        self._seen[incident.id] = incident
+        self.judge.add(incident)
+
+    def close_incident(self, incident: Incident, why: str) -> None:
+        """Ends an incident because its action has ended, or was refused."""
+        over = replace(incident, state=IncidentState.RESOLVED, resolved_at=self._at, resolution=why)
+        self.judge.close(incident.id)
+        self._note(Change(before=incident, after=over), self._at)
+
+    def _blind(self, now: float) -> str | None:
+        own, at = self._journal.own, self.state.slurm_at
+        return why_blind(
+            journal_error=own.journal_error,
+            slurm_age_s=None if at is None else now - at,
+            slurm_patience_s=self.judge.slurm_patience_s,
+            slurm_problem=own.slurm_problem,
+            warming_s=own.warming_s,
+        )
 
     def _count_failure(self, kind: Kind) -> None:
         self.tally.ignore(f"{kind} failed at a moment of this trace: a defect of ours")

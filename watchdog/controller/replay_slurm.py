@@ -63,9 +63,14 @@ class Listing:
         return job.process_id if over else None
 
     def take_node(self, record: records.Node) -> None:
-        self._nodes[record.node] = SlurmNode(
-            name=record.node, address="", state=record.state, reason=record.reason
-        )
+        node = SlurmNode(name=record.node, address="", state=record.state, reason=record.reason)
+        if record.more:
+            fields = {**msgspec.to_builtins(node), "address": ""} | record.more
+            try:
+                node = msgspec.convert({**fields, "name": record.node, "state": record.state}, SlurmNode)
+            except msgspec.ValidationError:
+                self.tally.ignore("`more` that is no SlurmNode of ours")
+        self._nodes[record.node] = node
 
     def note_use(self, said: Mapping[str, Sequence[records.Any_]]) -> None:
         """Where a job without a list of nodes has processes, and what is said of jobs that nobody knows."""

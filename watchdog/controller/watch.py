@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from watchdog import clock
 from watchdog.config import Config
+from watchdog.controller import own_records
 from watchdog.controller.actions import Actions
 from watchdog.controller.collect import Collector
 from watchdog.controller.commands import CommandDesk
@@ -22,9 +23,10 @@ from watchdog.controller.journal import Journal, JournalError
 from watchdog.controller.journal_writer import JournalWriter
 from watchdog.controller.judge import Change, Judge
 from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.ports import ActionPorts, DecisionPorts, EvidencePorts
+from watchdog.controller.ports import ActionPorts, DecisionPorts, EvidencePorts, RestartRequest
 from watchdog.controller.pulses import pulses
 from watchdog.controller.record import Recorder
+from watchdog.controller.sight import why_blind
 from watchdog.controller.state import ClusterState
 from watchdog.controller.wishes import fill
 from watchdog.model.actions import Action, Decision
@@ -33,6 +35,7 @@ from watchdog.model.messages import JobWatch, Reply, Report
 from watchdog.model.slurm import SlurmJob, SlurmView
 from watchdog.notify.queue import Notifier, Sources
 from watchdog.slurm.client import SlurmClient, SlurmUnavailable
+from watchdog.trace import records
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +131,7 @@ class Controller:
                 incidents=self,
                 metrics=metrics,
                 blind=self.blind,
+                record=self._record,
                 on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet
             ),
         )
@@ -248,18 +252,18 @@ class Controller:
 
     def blind(self, now: float) -> str | None:
         """Why this controller must not act now; None if it sees well."""
-        if self.journal_error is not None:
-            return f"the journal cannot be written: {self.journal_error}"
-        age_s = None if self.state.slurm_at is None else now - self.state.slurm_at
-        if age_s is None or age_s > self.judge.slurm_patience_s:
-            since = "yet" if age_s is None else f"for {age_s:.0f} s"
-            problem = self.state.slurm_problem
-            return (
-                f"Slurm's answer cannot be used ({problem})" if problem else f"Slurm has not answered {since}"
-            )
-        if now - self.warm_from < self.config.controller.warm_up:
-            return f"the controller has just started, or was stalled: it only observes for {self.config.controller.warm_up:.0f} s"
-        return None
+        return why_blind(
+            journal_error=self.journal_error,
+            slurm_age_s=None if self.state.slurm_at is None else now - self.state.slurm_at,
+            slurm_patience_s=self.judge.slurm_patience_s,
+            slurm_problem=self.state.slurm_problem,
+            warming_s=self._warming_s(now),
+        )
+
+    def _warming_s(self, now: float) -> float | None:
+        """For how long in all this controller only observes; None once it is warm."""
+        warm_up_s = self.config.controller.warm_up
+        return warm_up_s if now - self.warm_from < warm_up_s else None
 
     # ------------------------------------------------------------------------------------ judging
 
@@ -281,6 +285,7 @@ class Controller:
             self.warm_from = now
         with self.metrics.tick_duration.time():
             self.writer.catch_up()
+            self._record_itself(now)
             findings = self.judge.look(now)
             self.evidence.serve(findings, now)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
@@ -295,6 +300,31 @@ class Controller:
             self.metrics.show_crowds(self.crowds.look(self.state.left_out.lately(now), now))
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
+
+    def _record_itself(self, now: float) -> None:
+        """What decisions depend on and neither a report nor a listing says, as this tick begins."""
+        if self.recorder is None:
+            return
+        paused, drained, problem = None, 0, self.journal_error
+        try:
+            paused, drained = self.journal.paused(), len(self.journal.node_entries("drained"))
+        except JournalError as error:
+            problem = str(error)
+        self._record(
+            records.Controller(
+                t=own_records.UNDATED,
+                paused=None if paused is None else paused[0],
+                journal_error=problem,
+                slurm_problem=self.state.slurm_problem,
+                warming_s=self._warming_s(now),
+                acting=self.actions.subjects(),
+                drained=drained,
+            )
+        )
+
+    def _record(self, what: records.Own) -> None:
+        if self.recorder is not None:
+            self.recorder.note(what, clock.monotonic())
 
     def _show_health(self) -> None:
         """The series of it; of this tick, which is about to be complete."""
@@ -396,8 +426,9 @@ class Controller:
         """Opens the incident of a person's request, which no detector finds. It is in the journal already."""
         self.judge.add(incident)
 
-    def requested(self, incident: Incident) -> None:
+    def requested(self, incident: Incident, request: RestartRequest) -> None:
         """A person has asked for a restart."""
+        self._record(own_records.asked(request))
         self.writer.note(incident, incident.summary)
         self.writer.tell(lambda: self.notifier.opened(incident))
 
@@ -443,7 +474,7 @@ class Controller:
                 slurm_patience_s=self.judge.slurm_patience_s,
                 slurm_notes=self.slurm_notes(),
                 paused=None if paused is None else (paused[0], paused[1]),
-                warming_up=now - self.warm_from < self.config.controller.warm_up,
+                warming_up=self._warming_s(now) is not None,
                 acting=self.actions.under_way(clock.wall()),
                 deliveries=self.notifier.deliveries(),
                 personal=self.personal,

@@ -50,6 +50,7 @@ class Node(Record, tag="node", kw_only=True):
     node: str
     state: str = ""
     reason: str = ""
+    more: More | None = None
 
 
 class Report(Record, tag="report", kw_only=True):
@@ -146,6 +147,50 @@ class Fault(Record, tag="fault", kw_only=True):
     node: str | None = None
 
 
+class Controller(Record, tag="controller", kw_only=True):
+    """What the controller that wrote the recording knew of itself when it judged; written when it changes."""
+
+    paused: str | None = None
+    """Why nothing was to be done, as a person said; None: it was not paused."""
+    journal_error: str | None = None
+    slurm_problem: str = ""
+    """Why Slurm's newest answer was of no use, if it was not."""
+    warming_s: Amount | None = None
+    """It had just started, or was stalled, and only observed, for so long in all; None: it was warm."""
+    acting: list[str] = []
+    """The runs (`JOB.RESTARTS`) and processes (`NODE/PID`) that an action was under way for."""
+    drained: Whole = 0
+    """Nodes that it had drained."""
+
+
+class Asked(Record, tag="asked", kw_only=True):
+    """An operator asked for a restart."""
+
+    job_id: Id
+    by: str = ""
+    reason: str = ""
+    exclude: list[str] = []
+    now: bool = False
+
+
+class Touched(Record, tag="touched", kw_only=True):
+    """An action of the controller touched this run of a job: what it says from then on is our doing."""
+
+    job_id: Id
+    restarts: Whole
+    age_s: Amount | None = None
+    """So long ago; None: the run continues, and nothing of it was our doing."""
+
+
+class Ended(Record, tag="ended", kw_only=True):
+    """An action of the controller ended."""
+
+    subject: str
+    """As in `Controller.acting`."""
+    ok: bool
+    detail: str = ""
+
+
 class Damage(msgspec.Struct, gc=False):
     """A line stood here that could not be read: nobody is missing from what is around it."""
 
@@ -153,7 +198,9 @@ class Damage(msgspec.Struct, gc=False):
     node: str | None = None
 
 
-Any_ = Job | Node | Report | Proc | Gpu | Log | Kmsg | Mount | Checkpoint | Stack | Fault
+Own = Controller | Asked | Touched | Ended
+"""What a controller says of itself."""
+Any_ = Job | Node | Report | Proc | Gpu | Log | Kmsg | Mount | Checkpoint | Stack | Fault | Own
 KINDS: Final[dict[str, type[Record]]] = {str(each.__struct_config__.tag): each for each in get_args(Any_)}
 _decoder = msgspec.json.Decoder(Any_)
 _lines: msgspec.json.Decoder[Any_] = _decoder

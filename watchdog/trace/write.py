@@ -14,7 +14,7 @@ from watchdog.model.messages import CommandResult, Report
 from watchdog.model.observed import Checkpoint, Event, Gpu, LogFile, MountProbe, NodeEvent, Process
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.trace.processes import TICKS_PER_S
-from watchdog.trace.records import MAX_LINE_BYTES
+from watchdog.trace.records import MAX_LINE_BYTES, Own
 from watchdog.trace.reports import KEPT_OF_REPORT, MIB
 
 GONE_STATE = "NOT_LISTED"
@@ -59,7 +59,16 @@ def listing_lines(jobs: Iterable[SlurmJob], nodes: Iterable[SlurmNode], t: float
         fields = {name: built.pop(name, getattr(job, name)) for name in v1}
         yield line_of(t, "job", {**fields, "more": built})
     for node in nodes:
-        yield line_of(t, "node", {"node": node.name, "state": node.state, "reason": node.reason})
+        built = msgspec.to_builtins(node)
+        fields = {"node": built.pop("name"), "state": built.pop("state"), "reason": node.reason}
+        built.pop("reason", None)
+        yield line_of(t, "node", {**fields, "more": {k: v for k, v in built.items() if v}})
+
+
+def own_line(record: Own, t: float) -> bytes | None:
+    """What the controller says of itself."""
+    fields = msgspec.to_builtins(record)
+    return line_of(t, fields.pop("kind"), {name: fields[name] for name in fields if name != "t"})
 
 
 def gone_line(job_id: str, t: float) -> bytes | None:

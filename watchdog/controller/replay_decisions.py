@@ -1,0 +1,165 @@
+"""What the Decider of a replay is given in the place of a journal, a cluster and an executor: they keep in memory, and only write down.
+
+A recording tells of its own controller what no report and no listing tells: whether it was paused, which actions it had under way and how
+they ended, what an operator asked for. What a replay alone allows is under way until the run that it is about is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from watchdog.controller.journal_error import JournalError
+from watchdog.controller.nodes import Nodes
+from watchdog.controller.own_records import subject_of
+from watchdog.controller.state import ClusterState
+from watchdog.detect.view import JobView
+from watchdog.model.actions import Action, ActionEnd, ActionRun, Decision, Verdict
+from watchdog.model.incidents import Incident
+from watchdog.model.slurm import SlurmJob, SlurmNode
+from watchdog.model.slurm_states import RUNNING
+from watchdog.trace.records import Controller
+
+
+@dataclass
+class ReplayJournal:
+    """The decisions of a replay, as the journal would hold them. Implements ports.DecisionJournal."""
+
+    own: Controller = field(default_factory=lambda: Controller(t=0.0))
+    """What the controller that wrote the recording said of itself last."""
+    written: dict[str, list[Decision]] = field(default_factory=dict)
+    """Incident -> its decisions, oldest first."""
+    _allowed: list[Decision] = field(default_factory=list)
+    _ends: dict[str, ActionEnd] = field(default_factory=dict)
+
+    def decisions_since(self, at: float) -> list[Decision]:
+        return [each for each in self._allowed if each.decided_at >= at]
+
+    def decisions_about(self, incident_ids: Iterable[str]) -> dict[str, list[Decision]]:
+        return {incident_id: list(self.written.get(incident_id, ())) for incident_id in incident_ids}
+
+    def actions(self, incident_id: str) -> list[ActionRun]:
+        return [
+            ActionRun(decision=each, end=self._ends.get(each.id))
+            for each in self._allowed
+            if each.incident_id == incident_id
+        ]
+
+    def add_decision(self, decision: Decision) -> None:
+        self._works()
+        self.written.setdefault(decision.incident_id, []).append(decision)
+        if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+            self._allowed.append(decision)
+
+    def end_action(self, decision: Decision, end: ActionEnd) -> None:
+        """How the action of an allowed decision ended."""
+        self._ends[decision.id] = end
+
+    def save_incident(self, incident: Incident) -> None:
+        self._works()
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def paused(self) -> tuple[str, str, float] | None:
+        self._works()
+        return None if self.own.paused is None else (self.own.paused, "", self.own.t)
+
+    def node_entries(self, what: str) -> Sequence[object]:
+        return range(self.own.drained if what == "drained" else 0)
+
+    def _works(self) -> None:
+        """Raises JournalError where the recorded controller could not write: it decided nothing then."""
+        if self.own.journal_error is not None:
+            raise JournalError(self.own.journal_error)
+
+
+@dataclass
+class ReplayExecutor:
+    """Writes down what is to be done. Implements ports.Executor."""
+
+    cluster: ClusterState
+    _under_way: dict[str, Decision] = field(default_factory=dict)
+    """By their ids."""
+    _really: set[str] = field(default_factory=set)
+    """Those of them that the recorded controller had under way as well: it says when they end."""
+
+    def drive(self, run: ActionRun) -> None:
+        self._under_way[run.decision.id] = run.decision
+
+    def is_busy(self, job_id: str) -> bool:
+        return any(
+            each.fence is not None and each.fence.job_id == job_id for each in self._under_way.values()
+        )
+
+    def sweep(self, now: float) -> None:
+        """What nobody did is over with the run that it was to end."""
+        for decision in list(self._under_way.values()):
+            if decision.id not in self._really and self._is_over(decision):
+                del self._under_way[decision.id]
+
+    def acting(self) -> frozenset[str]:
+        """Incidents that were really acted on: nothing changes about them meanwhile."""
+        return frozenset(self._under_way[each].incident_id for each in self._really)
+
+    def follow(self, subjects: Collection[str]) -> None:
+        """The recorded controller had actions on these under way. Of one that is not among them any more nobody knows how it ended."""
+        for decision in list(self._under_way.values()):
+            if subject_of(decision) in subjects:
+                self._really.add(decision.id)
+            elif decision.id in self._really:
+                self._forget(decision)
+
+    def ended(self, subject: str) -> Decision | None:
+        """The action of the recorded controller on this has ended: the decision for it; None if none was made here."""
+        found = next((each for each in self._under_way.values() if subject_of(each) == subject), None)
+        if found is not None:
+            self._forget(found)
+        return found
+
+    def _forget(self, decision: Decision) -> None:
+        del self._under_way[decision.id]
+        self._really.discard(decision.id)
+
+    def _is_over(self, decision: Decision) -> bool:
+        fence = decision.fence
+        job = None if fence is None else self.cluster.jobs.get(fence.job_id)
+        return fence is not None and (
+            job is None or job.restarts != fence.restarts or job.state not in RUNNING
+        )
+
+
+@dataclass(frozen=True)
+class TracedCluster:
+    """The state of a replay. Only a recording has all nodes: of what would be left for a job a trace says nothing else. Implements ports.Cluster."""
+
+    state: ClusterState
+    has_all_nodes: Callable[[], bool]
+
+    @property
+    def jobs(self) -> Mapping[str, SlurmJob]:
+        return self.state.jobs
+
+    @property
+    def nodes(self) -> Nodes:
+        return self.state.nodes
+
+    @property
+    def slurm_nodes(self) -> tuple[SlurmNode, ...]:
+        return self.state.slurm_nodes if self.has_all_nodes() else ()
+
+    def job_view(self, job_id: str, now: float) -> JobView | None:
+        return self.state.job_view(job_id, now)
+
+    def known_nodes(self) -> tuple[str, ...]:
+        return self.state.known_nodes()
+
+    def reporting_nodes(self, now: float) -> tuple[str, ...]:
+        return self.state.reporting_nodes(now)
+
+    def owner_of(self, job_id: str) -> int | None:
+        return self.state.owner_of(job_id)
+
+    def variables_of(self, job: SlurmJob) -> dict[str, str]:
+        return self.state.variables_of(job)

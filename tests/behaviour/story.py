@@ -20,6 +20,7 @@ from watchdog.config import parse_config
 from watchdog.controller.database import Database, JournalError
 from watchdog.controller.journal import Journal
 from watchdog.controller.metrics import ControllerMetrics
+from watchdog.controller.record import Recorder
 from watchdog.controller.watch import Controller
 from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOutcome, Verdict  # fmt: skip
 from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity  # fmt: skip
@@ -96,9 +97,14 @@ class DyingJournal(Journal):
 class Story:
     """One scenario, from its first to its last sentence."""
 
+    cluster_type: type[Scripted] = Scripted
+    journal_type: type[DyingJournal] = DyingJournal
+    recorder: Recorder | None = None
+    """Of a scenario that is recorded."""
+
     def __init__(self, directory: Path, config: str = ACT) -> None:
         self.timeline = Timeline()
-        self.cluster = Scripted(now=lambda: self.timeline.now)
+        self.cluster = self.cluster_type(now=lambda: self.timeline.now)
         self.cluster.add_nodes("n1", "n2", "n3", "n4")
         self.config = parse_config(config)
         self._url = f"sqlite:///{directory / 'journal.sqlite'}"
@@ -277,7 +283,7 @@ class Story:
 
     def _start(self) -> None:
         self.loop = SimLoop(self.timeline)
-        self.journal = DyingJournal(self._url)
+        self.journal = self.journal_type(self._url)
         self.journal.hooks = {}
         notifier = Notifier(self.journal.outbox, (), "test")
 
@@ -288,6 +294,7 @@ class Story:
                 slurm=self.cluster,
                 notifier=notifier,
                 metrics=ControllerMetrics(),
+                recorder=self.recorder,
             )
             await self.controller.look_at_slurm()
             self.controller.actions.take_up()

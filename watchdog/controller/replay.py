@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import chain, count, groupby, islice
 
 from msgspec.structs import replace
 
@@ -54,6 +54,8 @@ class Outcome:
     """That fired, or were pending at the end; in the order of their opening."""
     decisions: dict[str, tuple[Decision, ...]]
     """By incident."""
+    decided: tuple[Decision, ...]
+    """All of them, in the order in which they were made."""
     tally: Tally
     silent_after_s: float
     ended_at: float
@@ -131,8 +133,13 @@ class Player:
         if self._now is not None:
             self._wait(self._now, moment.t)
         self._now = now = moment.t
-        self._apply(moment)
-        self._take_own(own)
+        for of_controller, part in groupby(moment.records, lambda each: isinstance(each, OF_THE_CONTROLLER)):
+            if (
+                of_controller
+            ):  # in their order: what it was asked before Slurm answered was decided before that
+                self._take_own(part)
+            else:
+                self._apply(Moment(now, list(part)))
         if own or (not self._quiet() and not self._steady()):
             self._judge(now)
 
@@ -209,19 +216,26 @@ class Player:
             self._judge(self._now)
         for incident in self.judge.incidents:
             self._seen[incident.id] = incident
+        decided, by_incident = self._decided(), dict[str, list[Decision]]()
+        for decision in decided:
+            by_incident.setdefault(decision.incident_id, []).append(decision)
         incidents = sorted(self._seen.values(), key=lambda each: (each.opened_at, each.id))
         return Outcome(
             incidents=tuple(_shown(_measured(each, self._faults)) for each in incidents),
-            decisions={each.id: self._decisions(each) for each in incidents},
+            decisions={each.id: tuple(by_incident.get(each.id, ())) for each in incidents},
+            decided=decided,
             tally=self.tally,
             silent_after_s=self.silent_after_s,
             ended_at=self._now or 0.0,
         )
 
-    def _decisions(self, incident: Incident) -> tuple[Decision, ...]:
-        """What was decided about it, numbered."""
-        written = self._journal.written.get(incident.id, ())
-        return tuple(replace(each, id=f"{incident.id}.{n}") for n, each in enumerate(written, 1))
+    def _decided(self) -> tuple[Decision, ...]:
+        """All that was decided, numbered within its incident."""
+        numbers: dict[str, Iterator[int]] = {}
+        return tuple(
+            replace(each, id=f"{each.incident_id}.{next(numbers.setdefault(each.incident_id, count(1)))}")
+            for each in self._journal.written
+        )
 
     # ------------------------------------------------------------------------------------ taking over
 
@@ -287,7 +301,7 @@ class Player:
             self._mounts.add(record.mount)
         return False
 
-    def _take_own(self, said: Iterable[records.Own]) -> None:
+    def _take_own(self, said: Iterable[records.Any_ | Damage]) -> None:
         """Takes over what the recorded controller says of itself."""
         for record in said:
             self._at = record.t
@@ -299,7 +313,7 @@ class Player:
                 self.state.note_action(str(record.job_id), record.restarts, at)
             elif isinstance(record, records.Ended):
                 self._end_action(record)
-            else:
+            elif isinstance(record, records.Asked):
                 self._ask_restart(record)
 
     def _end_action(self, record: records.Ended) -> None:

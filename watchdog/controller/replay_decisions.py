@@ -28,8 +28,10 @@ class ReplayJournal:
 
     own: Controller = field(default_factory=lambda: Controller(t=0.0))
     """What the controller that wrote the recording said of itself last."""
-    written: dict[str, list[Decision]] = field(default_factory=dict)
-    """Incident -> its decisions, oldest first."""
+    written: list[Decision] = field(default_factory=list)
+    """All of them, in the order in which they were made."""
+    _about: dict[str, list[Decision]] = field(default_factory=dict)
+    """By incident."""
     _allowed: list[Decision] = field(default_factory=list)
     _ends: dict[str, ActionEnd] = field(default_factory=dict)
 
@@ -37,7 +39,7 @@ class ReplayJournal:
         return [each for each in self._allowed if each.decided_at >= at]
 
     def decisions_about(self, incident_ids: Iterable[str]) -> dict[str, list[Decision]]:
-        return {incident_id: list(self.written.get(incident_id, ())) for incident_id in incident_ids}
+        return {incident_id: list(self._about.get(incident_id, ())) for incident_id in incident_ids}
 
     def actions(self, incident_id: str) -> list[ActionRun]:
         return [
@@ -48,7 +50,8 @@ class ReplayJournal:
 
     def add_decision(self, decision: Decision) -> None:
         self._works()
-        self.written.setdefault(decision.incident_id, []).append(decision)
+        self.written.append(decision)
+        self._about.setdefault(decision.incident_id, []).append(decision)
         if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
             self._allowed.append(decision)
 

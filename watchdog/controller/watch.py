@@ -428,6 +428,7 @@ class Controller:
 
     def requested(self, incident: Incident, request: RestartRequest) -> None:
         """A person has asked for a restart."""
+        self._record_itself(clock.monotonic())  # somebody may have paused it since the last tick
         self._record(own_records.asked(request))
         self.writer.note(incident, incident.summary)
         self.writer.tell(lambda: self.notifier.opened(incident))

@@ -326,8 +326,12 @@ class Player:
         if not end.ok:
             self.decider.action_failed(decision)
         incident = self.judge.incidents.get(decision.incident_id)
-        busy = decision.incident_id in self._executor.acting()
-        if incident is not None and not busy and (end.ok or incident.kind is Kind.OPERATOR_RESTART):
+        if (
+            incident is not None
+            and decision.process is None
+            and decision.incident_id not in self._executor.acting()
+            and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
+        ):
             self.close_incident(incident, end.detail)
 
     def _ask_restart(self, record: records.Asked) -> None:

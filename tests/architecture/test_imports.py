@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,14 +74,20 @@ def parse_imports(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def read_modules() -> dict[str, tuple[str, ...]]:
-    """Module name to what it imports, for every module of the package."""
+@cache
+def read_sources() -> dict[str, str]:
+    """Module name to its text, for every module of the package."""
     found = {}
     for path in sorted((CHECKOUT / "watchdog").rglob("*.py")):
         parts = path.relative_to(CHECKOUT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = tuple(parse_imports(path.read_text()))
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
     return found
+
+
+@cache
+def read_modules() -> dict[str, tuple[str, ...]]:
+    """Module name to what it imports, for every module of the package."""
+    return {name: tuple(parse_imports(source)) for name, source in read_sources().items()}
 
 
 def parents(name: str) -> list[str]:
@@ -185,3 +192,75 @@ def test_a_compute_node_needs_no_package_of_the_controller(module: str) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def graph_of(sources: dict[str, str]) -> dict[str, frozenset[str]]:
+    """Module -> the modules of ours that it names in an import, wherever that stands: TYPE_CHECKING is no way out of a cycle.
+
+    Only what is named counts here, and not the packages around it: `from watchdog.model import slurm` names watchdog.model.slurm.
+    """
+    return {name: frozenset(named_in(source, sources)) - {name} for name, source in sources.items()}
+
+
+def named_in(source: str, modules: Container[str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if whole in modules or node.module in modules:
+                    yield whole if whole in modules else node.module
+
+
+def cycles_in(graph: dict[str, frozenset[str]]) -> list[list[str]]:
+    """Each set of modules that all reach one another, sorted (Tarjan's strongly connected components)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for other in sorted(graph.get(name, ())):
+            if other not in order:
+                visit(other)
+                lowest[name] = min(lowest[name], lowest[other])
+            elif other in stack:
+                lowest[name] = min(lowest[name], order[other])
+        if lowest[name] == order[name]:
+            place = stack.index(name)
+            circle, stack[place:] = stack[place:], []
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for name in sorted(graph):
+        if name not in order:
+            visit(name)
+    return found
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    assert cycles_in(graph_of(read_sources())) == []
+
+
+def test_a_circle_is_found_also_where_an_import_is_for_types_only() -> None:
+    sources = {
+        "watchdog.a": "if TYPE_CHECKING:\n    from watchdog.b import B\n",
+        "watchdog.b": "import watchdog.c\n",
+        "watchdog.c": "def late() -> None:\n    from watchdog import a\n",
+        "watchdog.d": "from watchdog.a import A\n",
+        "watchdog": "",
+    }
+    assert cycles_in(graph_of(sources)) == [["watchdog.a", "watchdog.b", "watchdog.c"]]
+    assert cycles_in(graph_of(sources | {"watchdog.c": ""})) == []
+
+
+PORT_USERS = ("decide", "actions", "collect", "local_api", "page")
+
+
+@pytest.mark.parametrize("user", PORT_USERS)
+def test_who_takes_ports_does_not_know_the_whole_controller(user: str) -> None:
+    modules = read_modules()
+    assert chains_to(f"watchdog.controller.{user}", ("watchdog.controller.watch",), modules) == []

@@ -187,7 +187,7 @@ class Story:
 
     def judges(self) -> list[Incident]:
         """What the detectors say now becomes incidents: those that are open then."""
-        judge, acting = self.controller.judge, self.controller.decider.actions.acting()
+        judge, acting = self.controller.judge, self.controller.actions.acting()
         now = clock.monotonic()
         for change in judge.conclude(judge.look(now), now, clock.wall(), acting):
             self.journal.save_incident(change.after)

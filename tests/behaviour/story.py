@@ -191,7 +191,7 @@ class Story:
         now = clock.monotonic()
         for change in judge.conclude(judge.look(now), now, clock.wall(), acting):
             self.journal.save_incident(change.after)
-        return judge.incidents
+        return list(judge.incidents)
 
     def operator_restarts(self, job: Job, *, exclude: str = "", now: bool = False) -> Decision:
         """A person types `slurm-watchdog restart`, with `--now` or without."""

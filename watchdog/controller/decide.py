@@ -79,7 +79,8 @@ class Decider:
         self._config = config
         self._journal, self._cluster, self._judgement = ports.journal, ports.cluster, ports.judgement
         self._executor, self._news, self._incidents = ports.executor, ports.news, ports.incidents
-        self._blind, self._new_id = ports.blind, ports.new_id
+        self._blind = ports.blind
+        self._new_id, self._new_incident_id = ports.new_id, ports.new_incident_id
         self._monotonic, self._wall = ports.monotonic, ports.wall
         self._limits = limits_of(config)
         self._book = rule_book_of(config)
@@ -376,7 +377,7 @@ class Decider:
         turn, or a person who does not want to wait for a checkpoint. Raises JournalError."""
         now, wall = self._monotonic(), self._wall()
         incident = Incident(
-            id=self._new_id(),
+            id=self._new_incident_id(),
             kind=Kind.OPERATOR_RESTART,
             subject=f"job:{job.job_id}",
             state=IncidentState.FIRING,

@@ -261,6 +261,8 @@ class DecisionPorts:
     blind: Callable[[float], str | None]
     """Why nothing may be done at this moment (monotonic), a sentence; None if all is seen well."""
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
+    """Of a decision."""
+    new_incident_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
     monotonic: Callable[[], float] = clock.monotonic
     wall: Callable[[], float] = clock.wall
 

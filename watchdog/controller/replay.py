@@ -16,16 +16,12 @@ from msgspec.structs import replace
 
 from watchdog.config import Config
 from watchdog.controller.calm import calm_for_s
-from watchdog.controller.decide import Decider
-from watchdog.controller.journal_error import JournalError
 from watchdog.controller.judge import Change, Judge
-from watchdog.controller.ports import DecisionPorts, RestartRequest
-from watchdog.controller.replay_decisions import ReplayExecutor, ReplayJournal, TracedCluster
+from watchdog.controller.replay_decisions import OF_THE_CONTROLLER, ReplayDecisions
 from watchdog.controller.replay_slurm import Listing
 from watchdog.controller.replay_stacks import Dumps
-from watchdog.controller.sight import why_blind
 from watchdog.controller.state import ClusterState
-from watchdog.model.actions import ActionEnd, Decision
+from watchdog.model.actions import Decision
 from watchdog.model.incidents import Finding, Incident, IncidentState, Kind, Truth
 from watchdog.own_patterns import compile_patterns
 from watchdog.trace import records
@@ -39,8 +35,6 @@ SILENT_REPORTS = 3.0
 """A node is silent after so many reports that did not come, and never sooner than the configuration says."""
 OF_A_NODE = (records.Proc, records.Gpu, records.Log)
 """Most lines of every trace; they say something of one node, and of nothing else."""
-OF_THE_CONTROLLER = (records.Controller, records.Asked, records.Touched, records.Ended)
-"""What a recorded controller says of itself."""
 NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, Damage, *OF_THE_CONTROLLER)
 FINE_S = 3600.0
 """In a longer stretch without a line, time goes on in larger steps."""
@@ -87,24 +81,14 @@ class Player:
             partitions=config.jobs.partitions,
         )
         self.judge = Judge(config, self.state, (), new_id, self._count_failure)
-        self._journal = ReplayJournal()
-        self._executor = ReplayExecutor(self.state)
-        self._at = 0.0
-        """The moment that is judged."""
-        self.decider = Decider(
+        self._decisions = ReplayDecisions(
             config,
-            DecisionPorts(
-                journal=self._journal,
-                cluster=TracedCluster(self.state, lambda: self._recorded),
-                judgement=self.judge,
-                executor=self._executor,
-                news=self,
-                incidents=self,
-                blind=self._blind,
-                new_id=numbered_ids(),
-                monotonic=lambda: self._at,
-                wall=lambda: self._at,
-            ),
+            self.state,
+            self.judge,
+            tally,
+            new_id,
+            has_all_nodes=lambda: self._recorded,
+            on_change=self._note,
         )
         self._listing = Listing(tally, self.silent_after_s)
         self._nodes: dict[str, Node] = {}
@@ -128,16 +112,14 @@ class Player:
         """Lets the time until this moment go by, takes it over, and judges."""
         own = [record for record in moment.records if isinstance(record, OF_THE_CONTROLLER)]
         if len(own) == len(moment.records):  # between two ticks: there is nothing new to be judged
-            self._take_own(own)
+            self._decisions.take(own)
             return
         if self._now is not None:
             self._wait(self._now, moment.t)
         self._now = now = moment.t
         for of_controller, part in groupby(moment.records, lambda each: isinstance(each, OF_THE_CONTROLLER)):
-            if (
-                of_controller
-            ):  # in their order: what it was asked before Slurm answered was decided before that
-                self._take_own(part)
+            if of_controller:  # in their order: what was asked before Slurm answered was decided before that
+                self._decisions.take(part)
             else:
                 self._apply(Moment(now, list(part)))
         if own or (not self._quiet() and not self._steady()):
@@ -216,7 +198,7 @@ class Player:
             self._judge(self._now)
         for incident in self.judge.incidents:
             self._seen[incident.id] = incident
-        decided, by_incident = self._decided(), dict[str, list[Decision]]()
+        decided, by_incident = self._decisions.numbered(), dict[str, list[Decision]]()
         for decision in decided:
             by_incident.setdefault(decision.incident_id, []).append(decision)
         incidents = sorted(self._seen.values(), key=lambda each: (each.opened_at, each.id))
@@ -227,14 +209,6 @@ class Player:
             tally=self.tally,
             silent_after_s=self.silent_after_s,
             ended_at=self._now or 0.0,
-        )
-
-    def _decided(self) -> tuple[Decision, ...]:
-        """All that was decided, numbered within its incident."""
-        numbers: dict[str, Iterator[int]] = {}
-        return tuple(
-            replace(each, id=f"{each.incident_id}.{next(numbers.setdefault(each.incident_id, count(1)))}")
-            for each in self._journal.written
         )
 
     # ------------------------------------------------------------------------------------ taking over
@@ -301,49 +275,6 @@ class Player:
             self._mounts.add(record.mount)
         return False
 
-    def _take_own(self, said: Iterable[records.Any_ | Damage]) -> None:
-        """Takes over what the recorded controller says of itself."""
-        for record in said:
-            self._at = record.t
-            if isinstance(record, records.Controller):
-                self._journal.own = record
-                self._executor.follow(record.acting)
-            elif isinstance(record, records.Touched):
-                at = None if record.age_s is None else record.t - record.age_s
-                self.state.note_action(str(record.job_id), record.restarts, at)
-            elif isinstance(record, records.Ended):
-                self._end_action(record)
-            elif isinstance(record, records.Asked):
-                self._ask_restart(record)
-
-    def _end_action(self, record: records.Ended) -> None:
-        """As the service does it: an action that helped ends its incident, one that failed is decided about again."""
-        decision = self._executor.ended(record.subject)
-        if decision is None:
-            return
-        end = ActionEnd(ok=record.ok, ended_at=record.t, detail=record.detail)
-        self._journal.end_action(decision, end)
-        if not end.ok:
-            self.decider.action_failed(decision)
-        incident = self.judge.incidents.get(decision.incident_id)
-        if (
-            incident is not None
-            and decision.process is None
-            and decision.incident_id not in self._executor.acting()
-            and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
-        ):
-            self.close_incident(incident, end.detail)
-
-    def _ask_restart(self, record: records.Asked) -> None:
-        job = self.state.jobs.get(str(record.job_id))
-        if job is None:
-            self.tally.ignore("a restart of a job that no job line has named yet")
-            return
-        try:
-            self.decider.ask_restart(job, tuple(record.exclude), record.reason, record.by, at_once=record.now)
-        except JournalError:
-            pass  # it could not be written, and so it was refused
-
     def _forget(self, job_id: str, by_node: dict[str, list[records.Any_]]) -> None:
         """A run of this job is over: who was listed before that, in the same moment, was of that run as well."""
         for node in self._nodes.values():
@@ -375,10 +306,9 @@ class Player:
     def _conclude(self, findings: Sequence[Finding], now: float) -> None:
         self._looked_at = now
         self._bad = bad_ones(findings)
-        self._at = now
-        for change in self.judge.conclude(findings, now, now, self._executor.acting()):
+        for change in self.judge.conclude(findings, now, now, self._decisions.acting()):
             self._note(change, now)
-        self.decider.decide(now)
+        self._decisions.decide(now)
 
     def _note(self, change: Change, now: float) -> None:
         incident = change.after
@@ -386,38 +316,6 @@ class Player:
             self._seen[incident.id] = incident
         if incident.state is IncidentState.RESOLVED:
             self.judge.settle(change, now)
-
-    # ------------------------------------------------------------------------------------ deciding: the Decider's ports
-
-    def decided(self, incident: Incident, decision: Decision) -> None:
-        """The journal has it."""
-
-    def requested(self, incident: Incident, request: RestartRequest) -> None:
-        """The journal has it."""
-
-    def journal_failed(self, error: JournalError) -> None:
-        """The recorded controller could not write: it decided nothing either."""
-
-    def add_incident(self, incident: Incident) -> None:
-        """Opens the incident of a request."""
-        self._seen[incident.id] = incident
-        self.judge.add(incident)
-
-    def close_incident(self, incident: Incident, why: str) -> None:
-        """Ends an incident because its action has ended, or was refused."""
-        over = replace(incident, state=IncidentState.RESOLVED, resolved_at=self._at, resolution=why)
-        self.judge.close(incident.id)
-        self._note(Change(before=incident, after=over), self._at)
-
-    def _blind(self, now: float) -> str | None:
-        own, at = self._journal.own, self.state.slurm_at
-        return why_blind(
-            journal_error=own.journal_error,
-            slurm_age_s=None if at is None else now - at,
-            slurm_patience_s=self.judge.slurm_patience_s,
-            slurm_problem=own.slurm_problem,
-            warming_s=own.warming_s,
-        )
 
     def _count_failure(self, kind: Kind) -> None:
         self.tally.ignore(f"{kind} failed at a moment of this trace: a defect of ours")

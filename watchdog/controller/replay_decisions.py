@@ -6,20 +6,31 @@ they ended, what an operator asked for. What a replay alone allows is under way 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 
+from msgspec.structs import replace
+
+from watchdog.config import Config
+from watchdog.controller.decide import Decider
 from watchdog.controller.journal_error import JournalError
+from watchdog.controller.judge import Change, Judge
 from watchdog.controller.nodes import Nodes
 from watchdog.controller.own_records import subject_of
+from watchdog.controller.ports import DecisionPorts, RestartRequest
+from watchdog.controller.sight import why_blind
 from watchdog.controller.state import ClusterState
 from watchdog.detect.view import JobView
 from watchdog.model.actions import Action, ActionEnd, ActionRun, Decision, Verdict
-from watchdog.model.incidents import Incident
+from watchdog.model.incidents import Incident, IncidentState, Kind
 from watchdog.model.slurm import SlurmJob, SlurmNode
 from watchdog.model.slurm_states import RUNNING
-from watchdog.trace.records import Controller
+from watchdog.trace.records import Any_, Asked, Controller, Damage, Ended, Tally, Touched
+
+OF_THE_CONTROLLER = (Controller, Asked, Touched, Ended)
+"""What a recorded controller says of itself."""
 
 
 @dataclass
@@ -166,3 +177,136 @@ class TracedCluster:
 
     def variables_of(self, job: SlurmJob) -> dict[str, str]:
         return self.state.variables_of(job)
+
+
+class ReplayDecisions:
+    """The service's Decider in a replay, with all that it is given; and what the recorded controller did."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: ClusterState,
+        judge: Judge,
+        tally: Tally,
+        new_id: Callable[[], str],
+        *,
+        has_all_nodes: Callable[[], bool],
+        on_change: Callable[[Change, float], None],
+    ):
+        """`new_id` names incidents; `on_change` hears of an incident that opens, or ends, by no detector, and when that is."""
+        self._state, self._judge, self._tally, self._on_change = state, judge, tally, on_change
+        self._journal = ReplayJournal()
+        self._executor = ReplayExecutor(state)
+        self._at = 0.0
+        """The moment that is decided about."""
+        numbers: Iterator[int] = count(1)
+        self._decider = Decider(
+            config,
+            DecisionPorts(
+                journal=self._journal,
+                cluster=TracedCluster(state, has_all_nodes),
+                judgement=judge,
+                executor=self._executor,
+                news=self,
+                incidents=self,
+                blind=self._blind,
+                new_id=lambda: f"d{next(numbers)}",
+                new_incident_id=new_id,
+                monotonic=lambda: self._at,
+                wall=lambda: self._at,
+            ),
+        )
+
+    def decide(self, now: float) -> None:
+        """About every incident that fires and that nothing else explains."""
+        self._at = now
+        self._decider.decide(now)
+
+    def acting(self) -> frozenset[str]:
+        """Incidents that were really acted on."""
+        return self._executor.acting()
+
+    def numbered(self) -> tuple[Decision, ...]:
+        """All that was decided, in that order, each with a number within its incident."""
+        numbers: dict[str, Iterator[int]] = {}
+        return tuple(
+            replace(each, id=f"{each.incident_id}.{next(numbers.setdefault(each.incident_id, count(1)))}")
+            for each in self._journal.written
+        )
+
+    def take(self, said: Iterable[Any_ | Damage]) -> None:
+        """Takes over what the recorded controller says of itself."""
+        for record in said:
+            self._at = record.t
+            if isinstance(record, Controller):
+                self._journal.own = record
+                self._executor.follow(record.acting)
+            elif isinstance(record, Touched):
+                at = None if record.age_s is None else record.t - record.age_s
+                self._state.note_action(str(record.job_id), record.restarts, at)
+            elif isinstance(record, Ended):
+                self._end_action(record)
+            elif isinstance(record, Asked):
+                self._ask_restart(record)
+
+    def _end_action(self, record: Ended) -> None:
+        """As the service does it: an action on a job that helped ends its incident, one that failed is decided about again."""
+        decision = self._executor.ended(record.subject)
+        if decision is None:
+            return
+        end = ActionEnd(ok=record.ok, ended_at=record.t, detail=record.detail)
+        self._journal.end_action(decision, end)
+        if not end.ok:
+            self._decider.action_failed(decision)
+        incident = self._judge.incidents.get(decision.incident_id)
+        if (
+            incident is not None
+            and decision.process is None
+            and decision.incident_id not in self._executor.acting()
+            and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
+        ):
+            self.close_incident(incident, end.detail)
+
+    def _ask_restart(self, record: Asked) -> None:
+        job = self._state.jobs.get(str(record.job_id))
+        if job is None:
+            self._tally.ignore("a restart of a job that no job line has named yet")
+            return
+        try:
+            self._decider.ask_restart(
+                job, tuple(record.exclude), record.reason, record.by, at_once=record.now
+            )
+        except JournalError:
+            pass  # it could not be written, and so it was refused
+
+    def _blind(self, now: float) -> str | None:
+        own, at = self._journal.own, self._state.slurm_at
+        return why_blind(
+            journal_error=own.journal_error,
+            slurm_age_s=None if at is None else now - at,
+            slurm_patience_s=self._judge.slurm_patience_s,
+            slurm_problem=own.slurm_problem,
+            warming_s=own.warming_s,
+        )
+
+    # ------------------------------------------------------------------------------------ the Decider's news and incidents
+
+    def decided(self, incident: Incident, decision: Decision) -> None:
+        """The journal has it."""
+
+    def requested(self, incident: Incident, request: RestartRequest) -> None:
+        """The journal has it."""
+
+    def journal_failed(self, error: JournalError) -> None:
+        """The recorded controller could not write: it decided nothing either."""
+
+    def add_incident(self, incident: Incident) -> None:
+        """Opens the incident of a request."""
+        self._judge.add(incident)
+        self._on_change(Change(before=None, after=incident), self._at)
+
+    def close_incident(self, incident: Incident, why: str) -> None:
+        """Ends an incident because its action has ended, or was refused."""
+        over = replace(incident, state=IncidentState.RESOLVED, resolved_at=self._at, resolution=why)
+        self._judge.close(incident.id)
+        self._on_change(Change(before=incident, after=over), self._at)

@@ -46,18 +46,18 @@ lock:  ## requirements.lock anew, from pyproject.toml (newest versions that fit;
 UPGRADE ?= --upgrade
 
 .PHONY: example
-example: $(STAMP)  ## config.example.yaml anew, from the schema in watchdog/config.py
-	$(BIN)/python -c "from watchdog.config import example_config; print(example_config(), end='')" > config.example.yaml.new
+example: $(STAMP)  ## config.example.yaml anew, from the schema in watchdog/slurm_watchdog/config/schema.py
+	$(BIN)/python -c "from slurm_watchdog.config.schema import example_config; print(example_config(), end='')" > config.example.yaml.new
 	mv config.example.yaml.new config.example.yaml
 
 .PHONY: options
 options: $(STAMP)  ## deploy/OPTIONS.md anew, from the same schema
-	$(BIN)/python -m deploy.options
+	$(BIN)/python -m tools.docs.options
 
 # What is packed is what the lock has put into .venv: no network is asked. KINDS: wheel sdist hooks archive deb rpm.
 .PHONY: package
 package: $(STAMP)  ## wheel, sdist, relocatable environment, .deb and .rpm (where the tools are) in dist/ (KINDS='deb')
-	$(BIN)/python -m deploy.package $(KINDS)
+	$(BIN)/python -m tools.packaging $(KINDS)
 KINDS ?=
 
 .PHONY: lint
@@ -73,12 +73,12 @@ format: $(STAMP)  ## what ruff can put right by itself
 
 .PHONY: packages
 packages: $(STAMP)  ## Debian packages for the local Slurm (root); nothing to do if they are there
-	$(BIN)/python -c "from deploy.demo.cluster import ensure_packages; ensure_packages()"
+	$(BIN)/python -c "from tests.rig.cluster import ensure_packages; ensure_packages()"
 
 .PHONY: packages-if-root
 packages-if-root: $(STAMP)
 	@if [ "$$(id -u)" = 0 ]; then \
-		$(BIN)/python -c "from deploy.demo.cluster import ensure_packages; ensure_packages()"; \
+		$(BIN)/python -c "from tests.rig.cluster import ensure_packages; ensure_packages()"; \
 		if [[ "$${CI:-}" =~ ^(1|true)$$ ]]; then $(BIN)/python -m tests.integration.packages; fi; \
 	else \
 		echo "Not root: integration tests that need a local Slurm will be skipped, each with its reason."; \
@@ -148,11 +148,11 @@ live: packages  ## real PyTorch jobs on a real Slurm, broken and healthy, and no
 
 .PHONY: grafana
 grafana: $(STAMP)  ## deploy/grafana/dashboards anew, from generate.py
-	$(BIN)/python -m deploy.grafana.generate
+	$(BIN)/python -m tools.docs.grafana
 
 .PHONY: metrics
 metrics: $(STAMP)  ## deploy/prometheus/METRICS.md anew, from the code that serves the series
-	$(BIN)/python -m deploy.prometheus.generate
+	$(BIN)/python -m tools.docs.metrics
 
 .PHONY: bench
 bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a figure (root; ARGS='agent logs' for parts, ARGS=--help)

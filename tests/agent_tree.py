@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.rights import Place
+from slurm_watchdog.model.protocol import JobWatch, Reply, Report
+from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.munged import munged
 from tests.proven_server import Proof, handler
-from watchdog.model.messages import JobWatch, Reply, Report
-from watchdog.wire import decode_report, encode_reply
+from tests.rig.rights import Place
 
 ALONE = "TEST_IS_ALONE"
 ANOTHER_USER = 64998
@@ -49,8 +49,8 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
 
 PERSONAL = """
 import sys, msgspec
-from watchdog.agent.settings import become_agent, settings_of
-from watchdog.config import load_config
+from slurm_watchdog.config.agent_settings import become_agent, settings_of
+from slurm_watchdog.config.schema import load_config
 settings = msgspec.structs.replace(settings_of(load_config(sys.argv[1])), personal=True)
 become_agent(settings, file=sys.argv[1])
 """

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.demo.rights import (
+from tests.rig.rights import (
     AGENT_UID,
     CAPABILITIES,
     CHECKOUT,

@@ -65,8 +65,8 @@ if [ "$(cat "$tests/lock" 2>/dev/null)" != "$lock" ]; then
     echo "$lock" >"$tests/lock"
 fi
 # The checkout itself, wherever it lies this time, and its command.
-echo "$checkout" >"$(echo "$tests"/lib/python3.*/site-packages)/checkout.pth"
-printf '#!%s\nfrom watchdog.cli.main import main\nmain()\n' /opt/slurm-watchdog-tests/bin/python >"$tests/bin/slurm-watchdog"
+printf '%s\n' "$checkout/watchdog" "$checkout" >"$(echo "$tests"/lib/python3.*/site-packages)/checkout.pth"
+printf '#!%s\nfrom slurm_watchdog.cli.main import main\nmain()\n' /opt/slurm-watchdog-tests/bin/python >"$tests/bin/slurm-watchdog"
 chmod +x "$tests/bin/slurm-watchdog"
 chroot "$where" slurmctld -V
 exec unshare --mount --net -- bash "${BASH_SOURCE[0]}" --inside "$where" "$@"

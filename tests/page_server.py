@@ -9,17 +9,17 @@ from typing import Any
 
 from aiohttp import web
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.api.web_page import make_page
+from slurm_watchdog.controller.health.cluster import Health, Seen, health
+from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.journal.journal import Piece
+from slurm_watchdog.model.cluster_view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.observations import Gpu
 from tests.unit import builders
-from watchdog import clock
-from watchdog.config import Config
-from watchdog.controller.access import Person
-from watchdog.controller.health import Health, Seen, health
-from watchdog.controller.journal import Piece
-from watchdog.controller.open_incidents import OpenIncidents
-from watchdog.controller.page import make_page
-from watchdog.detect.view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
-from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
-from watchdog.model.observed import Gpu
 
 
 class FixedController:

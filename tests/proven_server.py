@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.identity.munge_child import decode, load
+from slurm_watchdog.identity.munge_decoder import Credential
+from slurm_watchdog.identity.munge_protocol import CREDENTIAL, answer_mac
+from slurm_watchdog.identity.munge_sessions import Doubt, Sessions
 from tests.munged import Munged
-from watchdog import clock
-from watchdog.controller.munge_decoder import Credential
-from watchdog.controller.sessions import Doubt, Sessions
-from watchdog.identity.munge_child import decode, load
-from watchdog.identity.session import CREDENTIAL, answer_mac
 
 HERE = "here"
 """All agents of a test come from one address."""

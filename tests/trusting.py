@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from watchdog.agent.channel import DirectChannel
-from watchdog.agent.post import Connection
-from watchdog.agent.replies import MAX_REPLY_BYTES
+from slurm_watchdog.agent.delivery.channel import DirectChannel
+from slurm_watchdog.agent.delivery.replies import MAX_REPLY_BYTES
+from slurm_watchdog.wire.http_client import Connection
 
 
 def trusting(url: str, max_body: int = MAX_REPLY_BYTES) -> DirectChannel:

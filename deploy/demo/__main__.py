@@ -4,7 +4,7 @@ Three acts on a real Slurm with real processes: a filesystem freezes and thaws; 
 PULSE lines keep coming; an operator moves the run off a node. The last line printed is `RESULT {json}`: for each of the
 acts "a", "b", "c" that ended as it should, {"incident", "detected_after_s", "culprit", "action", "resumed_at_step",
 "steps_lost"}. The exit code is 0 if all three did.
-The nodes' GPUs are simulated cards (deploy/demo/cards.py): the agents read them through the real pynvml. Without a C compiler
+The nodes' GPUs are simulated cards (tests/rig/cards.py): the agents read them through the real pynvml. Without a C compiler
 there are none, and culprits have no GPU.
 With KEEP=1 in the environment everything stays up after the story until Ctrl-C, to be looked at.
 """
@@ -23,9 +23,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from deploy.demo.cards import SimulatedCards, describe, simulated_cards
-from deploy.demo.cluster import Cluster, ClusterError, ensure_packages, why_impossible
-from deploy.demo.stack import COMMAND, PORT, Watchdog, WatchdogError, train_script
+from tests.rig.cards import SimulatedCards, describe, simulated_cards
+from tests.rig.cluster import Cluster, ClusterError, ensure_packages, why_impossible
+from tests.rig.stack import COMMAND, PORT, Watchdog, WatchdogError, train_script
 
 SAVE_INTERVAL = 10
 HUNG_RANK = 2

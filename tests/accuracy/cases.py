@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from slurm_watchdog.model.observations import GpuHolder
 from tests.accuracy import looks
 from tests.accuracy.logs import stamp
 from tests.accuracy.scene import (
@@ -20,7 +21,6 @@ from tests.accuracy.scene import (
     node_of,
 )
 from tests.accuracy.training import DIRECTORY, LOG, Job
-from watchdog.model.observed import GpuHolder
 
 HANG = ("collective_hang", "stalled_progress")
 

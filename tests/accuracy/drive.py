@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S
+from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, StacksWanted, Truth
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.replay.player import numbered_ids
 from tests.accuracy import looks
 from tests.accuracy.feed import Line, Reader, report_of, slurm_trace, trace_of
 from tests.accuracy.scene import Scene
 from tests.accuracy.training import Job, Rank
 from tests.accuracy.world import INTERVAL_S, World
-from watchdog.config import Config
-from watchdog.controller.evidence import EARLY_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S
-from watchdog.controller.judge import Judge
-from watchdog.controller.replay import numbered_ids
-from watchdog.controller.state import ClusterState
-from watchdog.model.evidence import ProcessStack
-from watchdog.model.incidents import Finding, Incident, IncidentState, StacksWanted, Truth
-from watchdog.model.messages import Report
-from watchdog.model.observed import Role
 
 ALERT_S, SUSPECT_S = 30.0, 3.0
 """After anything that is not as it should be, every tick is looked at for so long; while something is asked for, every third one."""

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
+from slurm_watchdog.agent.logs.events import condense, event_item
+from slurm_watchdog.model.observations import Event, EventKind, Gpu, LogFile, NodeEvent, Process
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmView
+from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
+from slurm_watchdog.parse.training_log.line import LogFact, parse_line
 from tests.accuracy.world import INTERVAL_S, Said
-from watchdog.agent.log_events import condense, event_item
-from watchdog.kernel_lines import parse_kernel_line
-from watchdog.model.messages import Report
-from watchdog.model.observed import Event, EventKind, Gpu, LogFile, NodeEvent, Process
-from watchdog.model.slurm import SlurmView
-from watchdog.progress import LogFact, parse_line
 
 Line = dict[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from watchdog.model.evidence import Frame, ThreadStack
+from slurm_watchdog.model.evidence import Frame, ThreadStack
 
 Frames = tuple[str, ...]
 

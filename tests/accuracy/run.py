@@ -7,15 +7,15 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.replay.player import numbered_ids, replay
 from tests.accuracy.cases import HANG, Case
 from tests.accuracy.drive import Drive, Story, write_trace
 from tests.accuracy.healthy import Thing
 from tests.accuracy.scene import Scene, Setup
 from tests.accuracy.score import Score, right_ones, score
 from tests.accuracy.world import INTERVAL_S
-from watchdog.config import Config
-from watchdog.controller.replay import numbered_ids, replay
-from watchdog.model.incidents import Incident
 
 
 def direct(scene: Scene, config: Config | None = None) -> Story:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from slurm_watchdog.model.incidents import Incident
 from tests.accuracy.scene import Expect, Scene
-from watchdog.model.incidents import Incident
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from slurm_watchdog.model.observations import GpuHolder
 from tests.accuracy import looks
 from tests.accuracy.logs import FORMATS, Format, Step, pulse
 from tests.accuracy.looks import Look
-from watchdog.model.observed import GpuHolder
 
 LOG = "/gpfs/m4/logs/main_log.txt"
 DIRECTORY = "/gpfs/m4/checkpoints"

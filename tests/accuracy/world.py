@@ -9,11 +9,20 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from slurm_watchdog.model.observations import (
+    Blocked,
+    Checkpoint,
+    Gpu,
+    GpuHolder,
+    HungProbe,
+    MountProbe,
+    Process,
+    Role,
+)
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from tests.accuracy import looks
 from tests.accuracy.looks import Look
 from tests.accuracy.training import DIRECTORY, LOG, Job, Node, Plan, Rank
-from watchdog.model.observed import Blocked, Checkpoint, Gpu, GpuHolder, HungProbe, MountProbe, Process, Role
-from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 
 INTERVAL_S = 5.0
 PROBE_EVERY_S = 30.0

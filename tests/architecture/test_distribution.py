@@ -10,7 +10,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import watchdog
+import slurm_watchdog
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -27,14 +27,14 @@ def canonical(requirement: str) -> str:
 def test_nobody_else_provides_our_import_package() -> None:
     # A well-known package for file events has the same import name: with both in one environment, one hides the other.
     # An editable install lists no modules (before Python 3.12 at least), so ours may be absent; the next test finds it.
-    providers = set(importlib.metadata.packages_distributions().get("watchdog", []))
+    providers = set(importlib.metadata.packages_distributions().get("slurm_watchdog", []))
     assert providers <= {"slurm-training-watchdog"}
 
 
 def test_the_imported_package_is_this_checkout() -> None:
-    assert watchdog.__file__ is not None
-    assert Path(watchdog.__file__).parent == CHECKOUT / "watchdog"
-    assert importlib.metadata.version("slurm-training-watchdog") == watchdog.__version__
+    assert slurm_watchdog.__file__ is not None
+    assert Path(slurm_watchdog.__file__).parent == CHECKOUT / "watchdog/slurm_watchdog"
+    assert importlib.metadata.version("slurm-training-watchdog") == slurm_watchdog.__version__
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
@@ -45,9 +45,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     packed = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in packed} == {
-        "watchdog", f"slurm_training_watchdog-{watchdog.__version__}.dist-info",
+        "slurm_watchdog", f"slurm_training_watchdog-{slurm_watchdog.__version__}.dist-info",
     }  # fmt: skip
-    assert "watchdog/py.typed" in packed
+    assert "slurm_watchdog/py.typed" in packed
     assert not [name for name in packed if name.endswith(".pyc")]
 
 

@@ -29,10 +29,10 @@ class Contract:
 
 
 EDGES = (
-    "watchdog.config", "watchdog.config_types", "watchdog.detector_config", "watchdog.metrics", "watchdog.log", "watchdog.clock", "watchdog.runner", "watchdog.agent",
-    "watchdog.cli", "watchdog.actuate", "watchdog.notify", "watchdog.slurm.command_line",
-    "watchdog.slurm.pyslurm_client", "watchdog.controller.app", "watchdog.controller.journal",
-    "watchdog.controller.ingest",
+    "slurm_watchdog.config.schema", "slurm_watchdog.config.types", "slurm_watchdog.config.detectors", "watchdog.metrics", "slurm_watchdog.base.log_setup", "slurm_watchdog.base.clock", "slurm_watchdog.base.loop", "slurm_watchdog.agent",
+    "slurm_watchdog.cli", "slurm_watchdog.actuate", "slurm_watchdog.notify", "slurm_watchdog.slurm.command_line",
+    "slurm_watchdog.slurm.pyslurm_client", "slurm_watchdog.controller.app", "slurm_watchdog.journal.journal",
+    "slurm_watchdog.controller.ingest.endpoint",
 )  # fmt: skip
 WORLD = (
     "os", "socket", "subprocess", "time", "asyncio", "threading", "aiohttp", "sqlalchemy", "prometheus_client",
@@ -40,21 +40,31 @@ WORLD = (
 )  # fmt: skip
 CONTROLLER_PACKAGES = ("aiohttp", "uvloop", "sqlalchemy", "slack_sdk")
 PURE = (
-    "watchdog.model", "watchdog.detect", "watchdog.diagnose", "watchdog.slurm.parse", "watchdog.controller.correlate",
-    "watchdog.controller.policy", "watchdog.controller.ladder",
+    "slurm_watchdog.model", "slurm_watchdog.detect", "slurm_watchdog.diagnose", "slurm_watchdog.slurm.parse", "slurm_watchdog.controller.incidents.correlate",
+    "slurm_watchdog.controller.policy.policy", "slurm_watchdog.controller.actions.ladder.next_move",
 )  # fmt: skip
 
 CONTRACTS = (
     Contract("judging is pure", PURE, EDGES + WORLD),
     Contract(
         "the agent observes and never judges",
-        ("watchdog.agent",),
-        ("watchdog.controller", "watchdog.detect", "watchdog.notify", *CONTROLLER_PACKAGES, "pyslurm"),
+        ("slurm_watchdog.agent",),
+        (
+            "slurm_watchdog.controller",
+            "slurm_watchdog.detect",
+            "slurm_watchdog.notify",
+            *CONTROLLER_PACKAGES,
+            "pyslurm",
+        ),
     ),
     Contract(
         "actuators and notifiers don't judge",
-        ("watchdog.actuate", "watchdog.notify"),
-        ("watchdog.detect", "watchdog.controller.policy", "watchdog.controller.ladder"),
+        ("slurm_watchdog.actuate", "slurm_watchdog.notify"),
+        (
+            "slurm_watchdog.detect",
+            "slurm_watchdog.controller.policy.policy",
+            "slurm_watchdog.controller.actions.ladder.next_move",
+        ),
     ),
 )
 
@@ -78,8 +88,8 @@ def parse_imports(source: str) -> Iterator[str]:
 def read_sources() -> dict[str, str]:
     """Module name to its text, for every module of the package."""
     found = {}
-    for path in sorted((CHECKOUT / "watchdog").rglob("*.py")):
-        parts = path.relative_to(CHECKOUT).with_suffix("").parts
+    for path in sorted((CHECKOUT / "watchdog/slurm_watchdog").rglob("*.py")):
+        parts = path.relative_to(CHECKOUT / "watchdog").with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
     return found
 
@@ -126,13 +136,15 @@ def test_a_contract_holds(contract: Contract) -> None:
 
 def test_a_forbidden_import_is_found_through_other_modules() -> None:
     modules = {
-        "watchdog": (),
-        "watchdog.detect": ("watchdog.helper.deep",),
+        "slurm_watchdog": (),
+        "slurm_watchdog.detect": ("watchdog.helper.deep",),
         "watchdog.helper": ("os.path",),
         "watchdog.helper.deep": ("re",),
     }
-    assert chains_to("watchdog.detect", ("os",), modules) == ["watchdog.detect -> watchdog.helper -> os.path"]
-    assert chains_to("watchdog.detect", ("ossify",), modules) == []
+    assert chains_to("slurm_watchdog.detect", ("os",), modules) == [
+        "slurm_watchdog.detect -> watchdog.helper -> os.path"
+    ]
+    assert chains_to("slurm_watchdog.detect", ("ossify",), modules) == []
 
 
 def test_every_form_of_import_counts() -> None:
@@ -144,7 +156,7 @@ def standard_library_only() -> list[Path]:
     """Files that run inside someone else's Python: a training environment, a container, a compute node."""
     return [
         *sorted((CHECKOUT / "hooks").rglob("*.py")),
-        *(CHECKOUT / "deploy/demo").glob("trainer.py"),
+        *(CHECKOUT / "tests/rig").glob("trainer.py"),
     ]
 
 
@@ -172,7 +184,7 @@ def test_code_for_training_environments_imports_the_standard_library_and_its_fra
 def test_nothing_is_mocked() -> None:
     bad = [
         f"{path.relative_to(CHECKOUT)}: {name}"
-        for folder in ("watchdog", "deploy", "tests")
+        for folder in ("watchdog", "deploy", "tests", "tools")
         for path in sorted((CHECKOUT / folder).rglob("*.py"))
         for name in parse_imports(path.read_text())
         if within(name, "unittest.mock") or within(name, "mock")
@@ -180,7 +192,7 @@ def test_nothing_is_mocked() -> None:
     assert not bad, "Write a fake that implements the Protocol:\n" + "\n".join(bad)
 
 
-@pytest.mark.parametrize("module", ["watchdog.cli.main", "watchdog.agent.app"])
+@pytest.mark.parametrize("module", ["slurm_watchdog.cli.main", "slurm_watchdog.agent.agent"])
 def test_a_compute_node_needs_no_package_of_the_controller(module: str) -> None:
     if module not in read_modules():
         pytest.skip(f"{module} is not written yet")
@@ -197,7 +209,7 @@ def test_a_compute_node_needs_no_package_of_the_controller(module: str) -> None:
 def graph_of(sources: dict[str, str]) -> dict[str, frozenset[str]]:
     """Module -> the modules of ours that it names in an import, wherever that stands: TYPE_CHECKING is no way out of a cycle.
 
-    Only what is named counts here, and not the packages around it: `from watchdog.model import slurm` names watchdog.model.slurm.
+    Only what is named counts here, and not the packages around it: `from slurm_watchdog.model import slurm` names slurm_watchdog.model.slurm.
     """
     return {name: frozenset(named_in(source, sources)) - {name} for name, source in sources.items()}
 
@@ -249,7 +261,7 @@ def test_a_circle_is_found_also_where_an_import_is_for_types_only() -> None:
     sources = {
         "watchdog.a": "if TYPE_CHECKING:\n    from watchdog.b import B\n",
         "watchdog.b": "import watchdog.c\n",
-        "watchdog.c": "def late() -> None:\n    from watchdog import a\n",
+        "watchdog.c": "def late() -> None:\n    from slurm_watchdog import a\n",
         "watchdog.d": "from watchdog.a import A\n",
         "watchdog": "",
     }
@@ -263,4 +275,7 @@ PORT_USERS = ("decide", "actions", "collect", "local_api", "page")
 @pytest.mark.parametrize("user", PORT_USERS)
 def test_who_takes_ports_does_not_know_the_whole_controller(user: str) -> None:
     modules = read_modules()
-    assert chains_to(f"watchdog.controller.{user}", ("watchdog.controller.watch",), modules) == []
+    assert (
+        chains_to(f"slurm_watchdog.controller.{user}", ("slurm_watchdog.controller.controller",), modules)
+        == []
+    )

@@ -24,25 +24,25 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from slurm_watchdog.agent.delivery.channel import Channel, unix_channel
+from slurm_watchdog.agent.delivery.connect import connect
+from slurm_watchdog.agent.delivery.munge_connection import ProvenConnection
+from slurm_watchdog.agent.delivery.replies import MAX_REPLY_BYTES
+from slurm_watchdog.agent.delivery.sender import Sender, Spool
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.identity import certificate_authority
+from slurm_watchdog.identity.munge_decoder import MungeProcess
+from slurm_watchdog.identity.munge_protocol import decode_beginning
+from slurm_watchdog.identity.munge_sessions import Sessions
+from slurm_watchdog.identity.transport import Transport
+from slurm_watchdog.model.protocol import Command, Reply, Report
 from tests.as_user import as_user
 from tests.munged import THERE, Munged, munged
 from tests.trusting import trusting
 from tests.unit.identity_door import listening, until
 from tests.unit.identity_files import make_authority, node_files
 from tests.unit.wire_fill import filled
-from watchdog import clock
-from watchdog.agent.channel import Channel, unix_channel
-from watchdog.agent.connect import connect
-from watchdog.agent.munge_session import ProvenConnection
-from watchdog.agent.replies import MAX_REPLY_BYTES
-from watchdog.agent.sender import Sender, Spool
-from watchdog.agent.settings import SecuritySettings
-from watchdog.controller.munge_decoder import MungeProcess
-from watchdog.controller.sessions import Sessions
-from watchdog.identity import authority
-from watchdog.identity.session import decode_beginning
-from watchdog.identity.transport import Transport
-from watchdog.model.messages import Command, Reply, Report
 
 COMMANDS: tuple[Any, ...] = get_args(Command)
 CONTROLLER, ORDINARY, MALLORY = 0, 1500, 65534
@@ -195,10 +195,12 @@ def stolen_and_revoked(stage: Stage) -> ssl.SSLContext:
     """The controller's own of last year, which was taken back since."""
     files = stage.ca / "controllers" / "stolen"
     if not files.exists():
-        authority.issue(stage.ca, "controller", "stolen", ("localhost",), 30, time.time())
+        certificate_authority.issue(stage.ca, "controller", "stolen", ("localhost",), 30, time.time())
         context = server_tls(str(files / "controller.crt"), str(files / "controller.key"))
-        authority.revoke(
-            stage.ca, [each for each in authority.list_issued(stage.ca) if each.name == "stolen"], time.time()
+        certificate_authority.revoke(
+            stage.ca,
+            [each for each in certificate_authority.list_issued(stage.ca) if each.name == "stolen"],
+            time.time(),
         )
         shutil.copy(stage.ca / "ca.crl", stage.ca / "nodes" / "n1" / "ca.crl")
         STOLEN.append(context)

@@ -26,6 +26,37 @@ import pytest
 from msgspec import inspect
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.agent import Agent, Service
+from slurm_watchdog.agent.delivery.sender import Sender
+from slurm_watchdog.agent.delivery.spool import Spool
+from slurm_watchdog.agent.evidence import stacks, tool
+from slurm_watchdog.agent.helper import requests
+from slurm_watchdog.agent.logs import events
+from slurm_watchdog.agent.metrics import AgentMetrics
+from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
+from slurm_watchdog.agent.processes import identify, terminate
+from slurm_watchdog.agent.processes.owner import OWN
+from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.loop import Signals
+from slurm_watchdog.config.agent_settings import settings_of
+from slurm_watchdog.config.schema import Config, parse_config
+from slurm_watchdog.controller.evidence import collector
+from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
+from slurm_watchdog.controller.evidence.fair_slots import FairSlots
+from slurm_watchdog.controller.incidents.open_limit import within_room
+from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.policy.policy import decide
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.knowledge.syscalls import name_of
+from slurm_watchdog.model.actions import Verdict
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.kill_switch import FIELDS, compose_line
+from slurm_watchdog.model.observations import EventKind, Role
+from slurm_watchdog.model.protocol import DumpStacks, JobWish, Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.wire import codec
+from slurm_watchdog.wire.rate_limits import Limits, pace
 from tests.trusting import trusting
 from tests.unit import test_by_user as two_users
 from tests.unit.builders import process, slurm_job
@@ -35,35 +66,6 @@ from tests.unit.test_agent_probe import Asker, everything_of
 from tests.unit.test_kernel_lines import forgeries
 from tests.unit.test_kill_switch_file import PROGRAM_PATHS
 from tests.unit.wire_fill import filled
-from watchdog import wire
-from watchdog.agent import end_process, identify, log_events, tasks
-from watchdog.agent.app import Agent, Service
-from watchdog.agent.collectors.blocked import parse_syscall
-from watchdog.agent.evidence import stacks, tool
-from watchdog.agent.metrics import AgentMetrics
-from watchdog.agent.process_owner import OWN
-from watchdog.agent.sender import Sender
-from watchdog.agent.settings import settings_of
-from watchdog.agent.spool import Spool
-from watchdog.config import Config, parse_config
-from watchdog.controller import collect
-from watchdog.controller.capped import LeftOut
-from watchdog.controller.commands import CommandDesk
-from watchdog.controller.evidence_share import EvidenceShare
-from watchdog.controller.fair_slots import FairSlots
-from watchdog.controller.limits import Limits, pace
-from watchdog.controller.open_incidents import within_room
-from watchdog.controller.policy import decide
-from watchdog.controller.state import ClusterState
-from watchdog.kill_switch_file import FIELDS, compose_line
-from watchdog.knowledge.syscalls import name_of
-from watchdog.model.actions import Verdict
-from watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
-from watchdog.model.messages import DumpStacks, JobWish, Report
-from watchdog.model.observed import EventKind, Role
-from watchdog.model.slurm import SlurmNode, SlurmView
-from watchdog.progress import parse_line
-from watchdog.runner import Signals
 
 MALLORY, VICTIM = 1500, 1501
 JOB = "7"
@@ -125,8 +127,8 @@ def switch_that_is_a_program(stage: Stage) -> bool:
 
     def taken(path: str) -> bool:
         request = {"path": path, "node": "n1", "by": "x", "why": "", "incident": "", "decision": ""}
-        with suppress(tasks.RefusedError):
-            tasks.check_request("write_kill_switch", request, VICTIM, True, ("/home",))
+        with suppress(requests.RefusedError):
+            requests.check_request("write_kill_switch", request, VICTIM, True, ("/home",))
             return True
         return False
 
@@ -154,8 +156,8 @@ def root_by_request(stage: Stage) -> bool:
         "decision": "",
     }
     for uid in (0, 1, 99, 65534, 2**32 - 1):
-        with suppress(tasks.RefusedError):
-            tasks.check_request("write_kill_switch", request, uid)
+        with suppress(requests.RefusedError):
+            requests.check_request("write_kill_switch", request, uid)
             return True
     return False
 
@@ -165,7 +167,7 @@ SECRET_OF_ROOT = "what-only-the-other-user-may-read"
 
 def set_user_id_rank(stage: Stage) -> bool:
     """A rank that is a set-user-id program of root's: its environment and files are read for Mallory."""
-    from watchdog.agent.app import FUNCTIONS
+    from slurm_watchdog.agent.agent import FUNCTIONS
 
     code = "import os, sys, time; os.setresuid(1500, 0, 0); sys.stdout.write('x'); sys.stdout.flush(); time.sleep(600)"
     rank = subprocess.Popen(
@@ -268,7 +270,7 @@ def key_in_an_error_line(stage: Stage) -> bool:
     line = f"requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://x.example/v1?api_key={key}"
     fact = parse_line(line)
     assert fact is not None and fact.kind is EventKind.ERROR
-    return key in str(log_events.event_item(line, fact, 0.0))
+    return key in str(events.event_item(line, fact, 0.0))
 
 
 def kernel_line_of_a_name(stage: Stage) -> bool:
@@ -292,7 +294,7 @@ def look_alike_of_slurmstepd(stage: Stage) -> bool:
         user = MALLORY if os.geteuid() == 0 else None
         look_alike = subprocess.Popen([f"slurmstepd: [{JOB}.0]", "60"], executable=program, user=user)
         try:
-            return JOB in dict(end_process._steps(dict(end_process._processes()))).values()
+            return JOB in dict(terminate._steps(dict(terminate._processes()))).values()
         finally:
             look_alike.kill()
             look_alike.wait()
@@ -316,7 +318,9 @@ def evidence_without_end(stage: Stage) -> bool:
     settings = Config.model_validate({}).controller
     share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_user)
     kept = sum(
-        collect.MAX_KEPT_BYTES for _ in range(288) if share.take(MALLORY, collect.MAX_KEPT_BYTES, 0.0) is None
+        collector.MAX_KEPT_BYTES
+        for _ in range(288)
+        if share.take(MALLORY, collector.MAX_KEPT_BYTES, 0.0) is None
     )
     return kept > 10 << 30 or share.take(VICTIM, 1 << 20, 0.0) is not None
 
@@ -325,7 +329,7 @@ def places_for_evidence(stage: Stage) -> bool:
     """A hundred jobs of Mallory's hang: the victim's evidence waits for all of them."""
 
     async def run() -> bool:
-        slots = FairSlots(collect.AT_ONCE, collect.OF_ONE_USER)
+        slots = FairSlots(collector.AT_ONCE, collector.OF_ONE_USER)
         leave, began = asyncio.Event(), asyncio.Event()
 
         async def hold(uid: int) -> None:
@@ -396,7 +400,7 @@ def report_of_one_text(stage: Stage) -> bool:
     """A name of four megabytes: within the size of a report, and kept with each row."""
     plain = filled(inspect.type_info(Report))
     plain["processes"][0]["comm"] = "x" * (4 << 20)
-    return len(wire.decode_report(msgspec.json.encode(plain)).processes[0].comm) > 100_000
+    return len(codec.decode_report(msgspec.json.encode(plain)).processes[0].comm) > 100_000
 
 
 def number_without_end(stage: Stage) -> bool:
@@ -404,8 +408,8 @@ def number_without_end(stage: Stage) -> bool:
     plain = msgspec.json.encode(filled(inspect.type_info(Report)))
     data = plain.replace(b'"pid":7', b'"pid":' + b"1" * 400)
     assert data != plain
-    with suppress(wire.WireError):
-        wire.decode_report(data)
+    with suppress(codec.WireError):
+        codec.decode_report(data)
         return True
     return False
 
@@ -413,8 +417,8 @@ def number_without_end(stage: Stage) -> bool:
 def brackets_without_end(stage: Stage) -> bool:
     """A report that begins with a hundred thousand brackets: what takes it gives up in a way that nobody expects."""
     try:
-        wire.decode_report(b'{"unknown": ' + b"[" * 100_000)
-    except wire.WireError:
+        codec.decode_report(b'{"unknown": ' + b"[" * 100_000)
+    except codec.WireError:
         return False
     except RecursionError:
         return True
@@ -464,34 +468,34 @@ def yes(*_: object) -> bool:
 
 
 ROWS = {
-    "a rank by environment": Row("H4", "user", forged_rank, (("watchdog.controller.own_jobs._is_of_job", yes),)),
-    "a directive by environment": Row("H4", "user", forged_wish, (("watchdog.controller.own_jobs._is_wish", yes),)),
-    "a kill switch at a program's place": Row("H1", "user", switch_that_is_a_program, (("watchdog.agent.tasks.problem_of_path", nothing),)),
-    "a shell runs the kill switch": Row("H1", "user", words_that_a_shell_runs, (("watchdog.kill_switch_file.clean_field", str),)),
-    "the helper works as root": Row("C1 C2 L11", "user", root_by_request, (("watchdog.agent.tasks.refusal_as", nothing),)),
-    "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("watchdog.agent.process_owner.refusal_to_look", nothing),)),
-    "mounts that never answer": Row("H5", "user", mounts_that_never_answer, (("watchdog.agent.probe.Probes._may_have", yes), ("watchdog.agent.probe.KEPT_FREE", 0), ("watchdog.agent.probe.MAX_HUNG_OF_GROUP", 1000))),
-    "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("watchdog.agent.identities.fair_share", lambda rows, limit, *_: (tuple(rows[:limit]), {})),)),
-    "memory after the call": Row("L2", "user", memory_after_the_call, (("watchdog.agent.identify._stands_in", yes),)),
-    "a child is stopped": Row("M1", "user", stopped_child, (("watchdog.agent.probe.why_no_answer", nothing),)),
-    "a debugger's output": Row("M2", "user", output_bomb, (("watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
-    "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("watchdog.progress.mask_cut", same),)),
-    "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("watchdog.kernel_lines.USER_TEXT", ()),)),
-    "a storm of one user": Row("M5", "user", storm_of_one, (("watchdog.controller.policy.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
-    "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("watchdog.agent.end_process._is_slurms", yes),)),
-    "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("watchdog.agent.app.Service._follow_controller", nothing),)),
-    "evidence without end": Row("M10", "user", evidence_without_end, (("watchdog.controller.evidence_share.EvidenceShare.take", nothing),)),
-    "all places for evidence": Row("H5", "user", places_for_evidence, (("watchdog.controller.collect.OF_ONE_USER", collect.AT_ONCE),)),
-    "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("watchdog.controller.commands.OF_ONE_USER", 1000),)),
-    "processes that live for seconds": Row("H3", "node", short_processes, tuple((f"watchdog.controller.run.GONE_OF_{each}", 1 << 40) for each in ("RUN", "NODE", "ROLE"))),
-    "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("watchdog.controller.state.within_bounds", lambda report, *_: (report, {})),)),
-    "a text of four megabytes": Row("M9", "node", report_of_one_text, (("watchdog.wire.cut_texts", same),)),
-    "a number of 400 digits": Row("L9", "node", number_without_end, (("watchdog.wire._may_be_long", lambda data: False),)),
-    "brackets without end": Row("M9", "node", brackets_without_end, (("watchdog.wire.RecursionError", KeyError),)),
-    "a flood of reports": Row("M4", "node", report_flood, (("watchdog.controller.limits.Buckets.take", yes),)),
-    "a thousand faults": Row("M9", "node", faults_without_end, (("watchdog.controller.open_incidents.OF_ONE", 1 << 40),)),
-    "connections of one address": Row("C1", "stranger", connections_of_one, (("watchdog.controller.limits.is_loopback", yes),)),
-    "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("watchdog.controller.access.may_see", yes), ("watchdog.controller.local_api.may_see", yes))),
+    "a rank by environment": Row("H4", "user", forged_rank, (("slurm_watchdog.controller.state.node_ownership._is_of_job", yes),)),
+    "a directive by environment": Row("H4", "user", forged_wish, (("slurm_watchdog.controller.state.node_ownership._is_wish", yes),)),
+    "a kill switch at a program's place": Row("H1", "user", switch_that_is_a_program, (("slurm_watchdog.agent.helper.requests.problem_of_path", nothing),)),
+    "a shell runs the kill switch": Row("H1", "user", words_that_a_shell_runs, (("slurm_watchdog.model.kill_switch.clean_field", str),)),
+    "the helper works as root": Row("C1 C2 L11", "user", root_by_request, (("slurm_watchdog.agent.helper.requests.refusal_as", nothing),)),
+    "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("slurm_watchdog.agent.processes.owner.refusal_to_look", nothing),)),
+    "mounts that never answer": Row("H5", "user", mounts_that_never_answer, (("slurm_watchdog.agent.workers.pool.Probes._may_have", yes), ("slurm_watchdog.agent.workers.pool.KEPT_FREE", 0), ("slurm_watchdog.agent.workers.pool.MAX_HUNG_OF_GROUP", 1000))),
+    "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("slurm_watchdog.agent.processes.identity_cache.fair_share", lambda rows, limit, *_: (tuple(rows[:limit]), {})),)),
+    "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._stands_in", yes),)),
+    "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.pool.why_no_answer", nothing),)),
+    "a debugger's output": Row("M2", "user", output_bomb, (("slurm_watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
+    "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("slurm_watchdog.parse.training_log.line.mask_cut", same),)),
+    "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("slurm_watchdog.parse.kernel_log.line.USER_TEXT", ()),)),
+    "a storm of one user": Row("M5", "user", storm_of_one, (("slurm_watchdog.controller.policy.policy.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
+    "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("slurm_watchdog.agent.processes.terminate._is_slurms", yes),)),
+    "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("slurm_watchdog.agent.agent.Service._follow_controller", nothing),)),
+    "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.daily_share.EvidenceShare.take", nothing),)),
+    "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.OF_ONE_USER", collector.AT_ONCE),)),
+    "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("slurm_watchdog.controller.ingest.command_queue.OF_ONE_USER", 1000),)),
+    "processes that live for seconds": Row("H3", "node", short_processes, tuple((f"slurm_watchdog.controller.state.run.GONE_OF_{each}", 1 << 40) for each in ("RUN", "NODE", "ROLE"))),
+    "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.within_bounds", lambda report, *_: (report, {})),)),
+    "a text of four megabytes": Row("M9", "node", report_of_one_text, (("slurm_watchdog.wire.codec.cut_texts", same),)),
+    "a number of 400 digits": Row("L9", "node", number_without_end, (("slurm_watchdog.wire.codec._may_be_long", lambda data: False),)),
+    "brackets without end": Row("M9", "node", brackets_without_end, (("slurm_watchdog.wire.codec.RecursionError", KeyError),)),
+    "a flood of reports": Row("M4", "node", report_flood, (("slurm_watchdog.wire.rate_limits.Buckets.take", yes),)),
+    "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.open_limit.OF_ONE", 1 << 40),)),
+    "connections of one address": Row("C1", "stranger", connections_of_one, (("slurm_watchdog.wire.rate_limits.is_loopback", yes),)),
+    "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("slurm_watchdog.controller.policy.access.may_see", yes), ("slurm_watchdog.controller.api.local_socket.may_see", yes))),
 }  # fmt: skip
 
 

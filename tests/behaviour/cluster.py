@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from watchdog.model.messages import (
+from slurm_watchdog.model.observations import Event, EventKind, GpuHolder, Process, Role
+from slurm_watchdog.model.protocol import (
     Command,
     CommandResult,
     EndProcess,
@@ -19,9 +20,8 @@ from watchdog.model.messages import (
     Report,
     WriteKillSwitch,
 )
-from watchdog.model.observed import Event, EventKind, GpuHolder, Process, Role
-from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView  # fmt: skip
-from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView  # fmt: skip
+from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 EPOCH = 1_700_000_000.0
 UID = 1000
@@ -118,7 +118,7 @@ class Leftover:
 
 @dataclass
 class Scripted:
-    """The cluster. Implements watchdog.slurm.client.SlurmClient."""
+    """The cluster. Implements slurm_watchdog.slurm.client.SlurmClient."""
 
     now: Callable[[], float]
     jobs: dict[str, Job] = field(default_factory=dict)

@@ -13,19 +13,26 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.recorder import Recorder
+from slurm_watchdog.journal.database import Database, JournalError
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import (  # fmt: skip
+    ActionEnd,
+    ActionRun,
+    Decision,
+    Rung,
+    RungOutcome,
+    Verdict,
+)
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity  # fmt: skip
+from slurm_watchdog.model.slurm import SlurmJob  # fmt: skip
+from slurm_watchdog.notify.dispatcher import Notifier
 from tests.behaviour.cluster import EPOCH, Job, Scripted
 from tests.simulation.timeline import Killed, SimLoop, Timeline
-from watchdog import clock
-from watchdog.config import parse_config
-from watchdog.controller.database import Database, JournalError
-from watchdog.controller.journal import Journal
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.record import Recorder
-from watchdog.controller.watch import Controller
-from watchdog.model.actions import ActionEnd, ActionRun, Decision, Rung, RungOutcome, Verdict  # fmt: skip
-from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity  # fmt: skip
-from watchdog.model.slurm import SlurmJob  # fmt: skip
-from watchdog.notify.queue import Notifier
 
 TICK_S = 5.0
 QUICK = """

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_watchdog.model.incidents import Kind
 from tests.behaviour.story import QUICK, Story
-from watchdog.model.incidents import Kind
 
 SHARED = "/shared/stop-{job_id}"
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_watchdog.model.incidents import Incident, Kind
 from tests.behaviour.story import ACT, QUICK, Story
-from watchdog.model.incidents import Incident, Kind
 
 Tell = Callable[..., Story]
 

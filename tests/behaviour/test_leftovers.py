@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_watchdog.model.incidents import Incident
 from tests.behaviour.cluster import Leftover
 from tests.behaviour.story import QUICK, Story
-from watchdog.model.incidents import Incident
 
 Tell = Callable[..., Story]
 ENDS = f"mode: act\npolicy: {{budget: 9, budget_percent: 100, kinds: {{orphan_gpu_process: {{ladder: [end_process]}}}}}}\n{QUICK}"

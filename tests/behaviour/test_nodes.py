@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from slurm_watchdog.model.incidents import Kind
 from tests.behaviour.story import QUICK, Story
-from watchdog.model.incidents import Kind
 
 Tell = Callable[..., Story]
 

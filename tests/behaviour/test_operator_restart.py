@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_watchdog.controller.incidents.judge import proves_stuck
+from slurm_watchdog.model.incidents import Kind
 from tests.behaviour.story import QUICK, Story
-from watchdog.controller.judge import proves_stuck
-from watchdog.model.incidents import Kind
 
 OBSERVE = f"mode: observe\nladder: {{checkpoint_limit: 30min, evidence_limit: 5s, step_limit: 30s}}\n{QUICK.split('ladder')[0]}"
 

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.controller.policy.policy import GUARDS
+from slurm_watchdog.controller.recorder import Recorder
+from slurm_watchdog.model.actions import Action, Decision, Verdict
+from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.observations import Blocked, Gpu, GpuHolder, LogFile, MountProbe, Process
+from slurm_watchdog.model.protocol import Command, CommandResult, EndProcess, ProcessEnd, Report
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.replay.player import Outcome, numbered_ids, replay
+from slurm_watchdog.slurm.client import Refusal, SlurmRefused
 from tests.behaviour.cluster import EPOCH, LOG, UID, Job, Scripted
 from tests.behaviour.story import DyingJournal, Story
-from watchdog.config import parse_config
-from watchdog.controller.policy import GUARDS
-from watchdog.controller.record import Recorder
-from watchdog.controller.replay import Outcome, numbered_ids, replay
-from watchdog.model.actions import Action, Decision, Verdict
-from watchdog.model.incidents import Incident, Kind
-from watchdog.model.messages import Command, CommandResult, EndProcess, ProcessEnd, Report
-from watchdog.model.observed import Blocked, Gpu, GpuHolder, LogFile, MountProbe, Process
-from watchdog.model.slurm import SlurmJob
-from watchdog.slurm.client import Refusal, SlurmRefused
 
 TICK_S = 5.0
 FIRST_REPORT_S, AFTER_REPORTS_S = 4.0, 0.4

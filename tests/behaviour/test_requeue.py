@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.slurm.client import Refusal, SlurmRefused
 from tests.behaviour.story import Story
-from watchdog.model.incidents import Kind
-from watchdog.slurm.client import Refusal, SlurmRefused
 
 
 def test_given_a_job_that_hangs_then_it_is_requeued_without_the_node_and_the_loss_is_told(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.slurm.client import Refusal, SlurmRefused
 from tests.behaviour.cluster import Job
 from tests.behaviour.story import QUICK, Story
-from watchdog.model.incidents import Kind
-from watchdog.slurm.client import Refusal, SlurmRefused
 
 Tell = Callable[..., Story]
 

@@ -114,7 +114,9 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
             command = helper_process.agent_command(place, "--config", str(config))
         else:
             environment = {**kept, **job.environment}
-            start = "import sys; from watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+            start = (
+                "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+            )
             command = [sys.executable, "-c", start, "agent", "--config", str(config)]
         config.write_text(f"agent:\n{settings}{security}")
         config.chmod(0o644)

@@ -41,7 +41,7 @@ SETTLE_S = 90.0
 """Time for all agents to have been taken the first time, or after a restart."""
 QUIET_AFTER_RESTART_S = 50.0
 """An agent counts as silent after 40 s: so long nobody may have been accused."""
-MAIN = "import sys; from watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+MAIN = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
 
 
 @dataclass(frozen=True)

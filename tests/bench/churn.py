@@ -13,13 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import encode_report
 from tests.behaviour.cluster import Job
 from tests.bench.figures import Figures, quantile, say
 from tests.fuzz.place import STEP_S, Place
 from tests.unit.builders import process
-from watchdog.model.messages import Report
-from watchdog.model.observed import Role
-from watchdog.wire import encode_report
 
 NODES, PROCESSES = 20, 128
 JOB = "9"

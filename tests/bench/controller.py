@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 
+from slurm_watchdog.model.protocol import JobWatch, Reply, Report
+from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.helper_process import AGENT_UID
 from tests.munged import Munged, munged
 from tests.proven_server import Proof, handler
-from watchdog.model.messages import JobWatch, Reply, Report
-from watchdog.wire import decode_report, encode_reply
 
 
 @dataclass

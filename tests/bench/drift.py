@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from deploy.standin_nvml import standin
 from tests.bench.figures import Figures, say
+from tests.rig.standin_nvml import standin
 
 DRIVER = Path(__file__).resolve().parents[1] / "integration" / "test_agent_endurance.py"
 DAY_TICKS = 17_280

@@ -26,15 +26,15 @@ from typing import Any
 
 import msgspec
 
+from slurm_watchdog.agent.delivery.sender import backoff_s
+from slurm_watchdog.identity.munge_protocol import Session
+from slurm_watchdog.model.observations import NodeEvent
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import encode_report
+from slurm_watchdog.wire.delta import changes_between
 from tests.bench import fleet_munge, fleet_tls
 from tests.bench.fleet_reports import Shape, events_of, fault_of, logs_of, report_of
 from tests.munged import Munged
-from watchdog.agent.sender import backoff_s
-from watchdog.identity.session import Session
-from watchdog.model.messages import Report
-from watchdog.model.observed import NodeEvent
-from watchdog.report_changes import changes_between
-from watchdog.wire import encode_report
 
 VARIANTS = 8
 """Nodes of one round differ in so many ways."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.identity.munge_child import CIPHER, SOCKET, UID_RESTRICTION, load
+from slurm_watchdog.identity.munge_protocol import Session, authorization, encode_beginning, new_session
 from tests.munged import Munged
-from watchdog import clock
-from watchdog.identity.munge_child import CIPHER, SOCKET, UID_RESTRICTION, load
-from watchdog.identity.session import Session, authorization, encode_beginning, new_session
 
 AES128 = 4
 """MUNGE_CIPHER_AES128 of munge.h: what agents ask for."""

@@ -8,8 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from watchdog.model.messages import Report
-from watchdog.model.observed import Event, EventKind, FaultSeverity, Gpu, LogFile, NodeEvent, Process, Role
+from slurm_watchdog.model.observations import (
+    Event,
+    EventKind,
+    FaultSeverity,
+    Gpu,
+    LogFile,
+    NodeEvent,
+    Process,
+    Role,
+)
+from slurm_watchdog.model.protocol import Report
 
 RANKS = 8
 STEP_S = 4.0

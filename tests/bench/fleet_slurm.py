@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from slurm_watchdog.slurm.parse import JOB_FIELDS, NODE_FIELDS
 from tests.bench.fleet_reports import Shape
-from watchdog.slurm.parse import JOB_FIELDS, NODE_FIELDS
 
 FIELD, RECORD = "@F@", "@R@"
 

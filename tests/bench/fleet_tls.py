@@ -15,10 +15,10 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from watchdog import clock
-from watchdog.identity import authority
-from watchdog.identity.files import TlsFiles
-from watchdog.identity.tls import make_context
+from slurm_watchdog.base import clock
+from slurm_watchdog.identity import certificate_authority
+from slurm_watchdog.identity.secret_files import TlsFiles
+from slurm_watchdog.identity.tls import make_context
 
 DAYS = 30
 SEQUENCE, BIT_STRING = 0x30, 0x03
@@ -28,10 +28,10 @@ def make(place: Path, names: Iterable[str]) -> None:
     """In `place`: an authority, a controller of this machine, and NAME.crt of each node. The names are equally long."""
     now = clock.wall()
     names = list(names)
-    authority.create(place / "ca", "bench", DAYS, now)
-    authority.issue(place / "ca", "controller", "localhost", ("127.0.0.1",), DAYS, now)
-    authority.issue(place / "ca", "client", "bench", (), DAYS, now)
-    made = Path(authority.issue(place / "ca", "node", names[0], (), DAYS, now).directory)
+    certificate_authority.create(place / "ca", "bench", DAYS, now)
+    certificate_authority.issue(place / "ca", "controller", "localhost", ("127.0.0.1",), DAYS, now)
+    certificate_authority.issue(place / "ca", "client", "bench", (), DAYS, now)
+    made = Path(certificate_authority.issue(place / "ca", "node", names[0], (), DAYS, now).directory)
     (place / "nodes").mkdir()
     os.link(made / "agent.key", place / "nodes" / "agent.key")
     whole = ssl.PEM_cert_to_DER_cert((made / "agent.crt").read_text())

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.demo.rights import USER, USER_UID, ensure_user
 from tests import helper_process
 from tests.bench import fleet_slurm
 from tests.bench.at_scale import Service
@@ -33,6 +32,7 @@ from tests.bench.peers import free_port
 from tests.bench.process_tree import Target, started
 from tests.bench.space import Space, opened
 from tests.munged import munged
+from tests.rig.rights import USER, USER_UID, ensure_user
 
 HOSTILE, HOSTILE_UID = "swd-hostile", 60984
 NODE, QUIET_JOB, LOUD_JOB, HOSTILE_JOB = "node1", "11", "12", "13"

@@ -14,19 +14,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.ingest.endpoint import Door, OwnUser
+from slurm_watchdog.identity import certificate_authority
+from slurm_watchdog.identity.munge_decoder import Credential
+from slurm_watchdog.identity.munge_protocol import Beginning, Session, authorization
+from slurm_watchdog.identity.munge_sessions import Sessions
+from slurm_watchdog.identity.secret_files import TlsFiles
+from slurm_watchdog.identity.tls import Context, make_context
+from slurm_watchdog.model.observations import Process, Role
+from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.wire.codec import encode_report
 from tests.bench.figures import Figures, say
-from watchdog import clock
-from watchdog.controller.ingest import Door, OwnUser
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.munge_decoder import Credential
-from watchdog.controller.sessions import Sessions
-from watchdog.identity import authority
-from watchdog.identity.files import TlsFiles
-from watchdog.identity.session import Beginning, Session, authorization
-from watchdog.identity.tls import Context, make_context
-from watchdog.model.messages import Reply, Report
-from watchdog.model.observed import Process, Role
-from watchdog.wire import encode_report
 
 AGENTS = 500
 ROUNDS = 40
@@ -64,9 +64,9 @@ def _measure(mode: str, place: Path) -> tuple[float, float, float]:
     context = None
     if mode == "tls":
         now = clock.wall()
-        authority.create(place / "ca", "bench", 10, now)
-        authority.issue(place / "ca", "controller", "localhost", ("127.0.0.1",), 5, now)
-        node = authority.issue(place / "ca", "node", "n1", (), 5, now)
+        certificate_authority.create(place / "ca", "bench", 10, now)
+        certificate_authority.issue(place / "ca", "controller", "localhost", ("127.0.0.1",), 5, now)
+        node = certificate_authority.issue(place / "ca", "node", "n1", (), 5, now)
         context = make_context(TlsFiles(node.directory, "agent"), server=False)
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.identity", mode, str(place)], stdout=subprocess.PIPE

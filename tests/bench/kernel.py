@@ -8,8 +8,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
+from slurm_watchdog.agent.workers.pool import Probes
 from tests.bench.figures import Figures, quantile, say
-from watchdog.agent.probe import Probes
 
 CAPTURES = Path(__file__).resolve().parents[1] / "unit" / "kernel_captures"
 RECORDS = 100_000
@@ -63,7 +63,7 @@ def flood() -> Iterator[str]:
 
 def measure(messages: Iterator[str], count: int) -> tuple[float, int]:
     """Records a second, and how many events came of them."""
-    from watchdog.agent.collectors.kernel_log import KernelLog
+    from slurm_watchdog.agent.collectors.kernel_log import KernelLog
 
     records = [record(number, message) for number, message in enumerate(islice(messages, count))]
     ring = Ring(records)
@@ -83,7 +83,7 @@ def measure(messages: Iterator[str], count: int) -> tuple[float, int]:
 def run(figures: Figures, count: int = RECORDS) -> None:
     """Records a second of healthy machines, of all faults, of a flood."""
     try:
-        import watchdog.agent.collectors.kernel_log  # noqa: F401
+        import slurm_watchdog.agent.collectors.kernel_log  # noqa: F401
     except ImportError:
         say("there is no collector of the kernel's log here: no figure")
         return

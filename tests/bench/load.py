@@ -17,10 +17,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy.demo.rights import USER, USER_UID, ensure_user
-from deploy.standin_nvml import standin
+from slurm_watchdog.model.protocol import JobWatch
 from tests.bench.space import Space, opened
-from watchdog.model.messages import JobWatch
+from tests.rig.rights import USER, USER_UID, ensure_user
+from tests.rig.standin_nvml import standin
 
 HERE = Path(__file__).resolve().parent
 JOB_ID = "424242"

@@ -10,8 +10,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from slurm_watchdog.agent.logs import follow
 from tests.bench.figures import Figures, say
-from watchdog.agent import tail
 
 MIN_LINES_PER_SECOND = 1e6
 """What the project promises."""
@@ -154,7 +154,7 @@ def measure(pieces: Iterator[tuple[bytes, int]], path: Path, warm_up: int = WARM
 
 
 def _look(path: Path, state: dict[str, Any]) -> dict[str, Any]:
-    answer = tail.follow({"files": [["1", str(path), 0]], "globs": [], "trackers": []}, state)
+    answer = follow.follow({"files": [["1", str(path), 0]], "globs": [], "trackers": []}, state)
     row: dict[str, Any] = answer["files"][0]
     if row["error"]:
         raise RuntimeError(f"the log can't be read: {row['error']}")

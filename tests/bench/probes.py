@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.base import clock
 from tests.bench.figures import Figures, quantile
-from watchdog import clock
-from watchdog.agent.probe import Answer, Probes
 
 TRIPS = 2000
 COLD_TRIPS = 20

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from slurm_watchdog.cli.scan_log import scan_log
 from tests.bench.figures import Figures, say
 from tests.bench.logs import KINDS, Kind, chunks
-from watchdog.cli.scan_log import scan_log
 
 MIN_LOG_MB_PER_SECOND = 200.0
 MIN_KERNEL_MB_PER_SECOND = 100.0

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from slurm_watchdog.model.protocol import Report
 from tests.bench import agent, logs
 from tests.bench.figures import Figures, quantile, say
-from watchdog.model.messages import Report
 
 INTERVAL_S = 1.0
 ROUND_S = 30.0

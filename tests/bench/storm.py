@@ -16,20 +16,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.controller.app import COLLECT_AFTER, live
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import Rung
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.notify.factory import make_notifier
 from tests.bench.figures import Figures, say
 from tests.bench.fleet_reports import Shape, fault_of, report_of
 from tests.unit import builders
 from tests.unit.slack_server import CHANNEL, FakeSlack
-from watchdog import clock
-from watchdog.config import parse_config
-from watchdog.controller.app import COLLECT_AFTER, live
-from watchdog.controller.journal import Journal
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.watch import Controller
-from watchdog.model.actions import Rung
-from watchdog.model.messages import Report
-from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from watchdog.notify.make import make_notifier
 
 INCIDENTS = 5000
 SPARE = 10
@@ -124,7 +124,7 @@ def run(figures: Figures) -> None:
     """Prints the figures; raises RuntimeError if the storm is not the one that was asked for."""
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)  # as the service does
-    logging.getLogger("watchdog").setLevel(logging.ERROR)
+    logging.getLogger("slurm_watchdog").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(asyncio.wait_for(_storm(figures, Path(directory)), MAX_S))
 

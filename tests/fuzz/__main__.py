@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     figures = Figures(take_standard_output())
-    logging.getLogger("watchdog").propagate = False
+    logging.getLogger("slurm_watchdog").propagate = False
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     say(f"seed {seed}")
     began, harmed, done, outcomes = time.monotonic(), 0, 0, {"taken": 0, "refused": 0}

@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from watchdog.model.messages import Report
-from watchdog.wire import MAX_BYTES
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import MAX_BYTES
 
 NUMBERS: Final = (
     0.0,

@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.ingest.endpoint import Door, OwnUser
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.notify.dispatcher import Notifier
+from slurm_watchdog.wire.codec import encode_report
+from slurm_watchdog.wire.http_server import Answer, Request
 from tests.behaviour.cluster import EPOCH, Job, Scripted
 from tests.fuzz.bodies import Bodies
-from watchdog import clock
-from watchdog.config import Config
-from watchdog.controller.http_server import Answer, Request
-from watchdog.controller.ingest import Door, OwnUser
-from watchdog.controller.journal import Journal
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.watch import Controller
-from watchdog.model.messages import Report
-from watchdog.notify.queue import Notifier
-from watchdog.wire import encode_report
 
 STEP_S = 0.1
 """Simulated time between two bodies: what three nodes may send."""
@@ -150,7 +150,7 @@ class Loud(logging.Handler):
 async def fuzz(place: Place, number: int, seed: int, said: Any = lambda count: None) -> None:
     """`number` bodies. Raises Unharmed, with the seed and what it was."""
     bodies, loud = Bodies(seed), Loud()
-    logging.getLogger("watchdog").addHandler(loud)
+    logging.getLogger("slurm_watchdog").addHandler(loud)
     await place.open()
     try:
         for count in range(number):
@@ -168,5 +168,5 @@ async def fuzz(place: Place, number: int, seed: int, said: Any = lambda count: N
             if count % 10_000 == 9_999:
                 said(count + 1)
     finally:
-        logging.getLogger("watchdog").removeHandler(loud)
+        logging.getLogger("slurm_watchdog").removeHandler(loud)
         await place.close()

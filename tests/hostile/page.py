@@ -8,13 +8,13 @@ from typing import Any
 
 import aiohttp
 
+from slurm_watchdog.model.cluster_view import NodeView, SlurmNodeView
+from slurm_watchdog.model.incidents import Culprit
 from tests.hostile.text import batches
 from tests.integration.chromium import Browser
 from tests.page_server import SEES_ALL, FixedController, serving
 from tests.unit import builders
 from tests.unit.notices import INCIDENT, replace
-from watchdog.detect.view import NodeView, SlurmNodeView
-from watchdog.model.incidents import Culprit
 
 AT_ONCE = 200
 """Strings of one overview: so many incidents the list of them shows."""

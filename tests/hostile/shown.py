@@ -10,27 +10,27 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from slurm_watchdog.agent.metrics import JOB_ID, AgentMetrics
+from slurm_watchdog.base.loop import Isolated
+from slurm_watchdog.cli import status_screen
+from slurm_watchdog.cli.api_types import Status
+from slurm_watchdog.cli.status import _row
+from slurm_watchdog.cli.terminal import clean
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.model.observations import Blocked
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.notify.alertmanager import alert_json
+from slurm_watchdog.notify.digest import Digest
+from slurm_watchdog.notify.job_status_message import JobPulse, pulse_message
+from slurm_watchdog.notify.notification import JobNote, Notice, Topic
+from slurm_watchdog.notify.slack_messages import Payload, closed, parent, reply
+from slurm_watchdog.notify.webhook import event_json
 from tests.hostile.text import BATCH, is_quiet, well_formed
 from tests.unit import builders
 from tests.unit.notices import DECISION, FAILED, INCIDENT, replace
 from tests.unit.slack_server import shown as texts_of
 from tests.unit.slack_server import too_long
-from watchdog.agent.metrics import JOB_ID, AgentMetrics
-from watchdog.cli import live
-from watchdog.cli.answers import Status
-from watchdog.cli.status import _row
-from watchdog.cli.text import clean
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.model.incidents import Culprit
-from watchdog.model.messages import Report
-from watchdog.model.observed import Blocked
-from watchdog.notify.alertmanager import alert_json
-from watchdog.notify.digest import Digest
-from watchdog.notify.notice import JobNote, Notice, Topic
-from watchdog.notify.pulse import JobPulse, pulse_message
-from watchdog.notify.slack_messages import Payload, closed, parent, reply
-from watchdog.notify.webhook import event_json
-from watchdog.runner import Isolated
 
 PLAIN = ["plain text"] * BATCH
 
@@ -81,7 +81,7 @@ def terminal(batch: list[str]) -> None:
     status = msgspec.convert(document, Status)
     console = Console(width=200, height=60, color_system=None)
     with console.capture() as capture:
-        console.print(live.frame(status, "".join(batch), "", live.History(), 0.0, 60))
+        console.print(status_screen.frame(status, "".join(batch), "", status_screen.History(), 0.0, 60))
     drawn = capture.get()
     assert is_quiet(drawn, lines=True)
     assert len(drawn.splitlines()) <= 60

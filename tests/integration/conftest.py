@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.demo.cluster import Cluster, ClusterError, ensure_packages, why_impossible
+from tests.rig.cluster import Cluster, ClusterError, ensure_packages, why_impossible
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deploy.standin_nvml.standin import Scenario
-from watchdog import clock
-from watchdog.agent import nvml
-from watchdog.agent.collectors.gpu import GpuCollector
-from watchdog.agent.probe import Probes
-from watchdog.model.observed import Gpu, HungProbe, NodeEvent
+from slurm_watchdog.agent.collectors.gpu import GpuCollector
+from slurm_watchdog.agent.gpu import nvml
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
+from tests.rig.standin_nvml.standin import Scenario
 
 SHORT_DEADLINE_S = 0.5
 

@@ -76,11 +76,11 @@ api.sendall(b"GET /v1/status HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\
 assert b" 200 " in api.recv(64)
 """)
 REPORT = _python("""
-from watchdog.agent.channel import Proven
-from watchdog.agent.connect import connect
-from watchdog.agent.settings import SecuritySettings
-from watchdog.model.messages import Report
-from watchdog.wire import encode_report
+from slurm_watchdog.agent.delivery.channel import Proven
+from slurm_watchdog.agent.delivery.connect import connect
+from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import encode_report
 security = SecuritySettings(mode="munge", tls_directory="", controller_user="slurm-watchdog", munge_socket="")
 report = encode_report(Report(node="wd1", boot_id="b", agent_id="eve", sequence=1))
 answer = connect("http://wd1:9765", security, "wd1").post("/v1/report", report, {"Content-Type": "application/json"}, 5.0, 5.0)
@@ -88,8 +88,8 @@ assert isinstance(answer, Proven)
 """)
 SWITCH = _python(f"""
 import os, pathlib, pwd, socket, subprocess, time
-from watchdog.agent.helper_link import HelperLink
-from watchdog.agent.probe_child import frame, unframe
+from slurm_watchdog.agent.workers.helper_client import HelperLink
+from slurm_watchdog.agent.workers.child import frame, unframe
 who, ann = pwd.getpwnam("slurm-watchdog-agent"), pwd.getpwnam("ann")
 subprocess.Popen(["setpriv", "--reuid=ann", "--clear-groups", "sleep", "3"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 time.sleep(0.3)  # now Ann has a process on this node, and files there may be touched as her
@@ -127,7 +127,7 @@ exit 1
 """
 PLANT = """setpriv --reuid=eve --regid=eve --clear-groups sh -c '
 mkdir -p /home/eve/planted/watchdog && cd /home/eve/planted
-echo "open(\\"/home/eve/planted/owned\\", \\"w\\").close()" | tee watchdog/__init__.py > msgspec.py'
+echo "open(\\"/home/eve/planted/owned\\", \\"w\\").close()" | tee watchdog/slurm_watchdog/__init__.py > msgspec.py'
 """
 PLANTED = """
 cd /home/eve/planted && rm -f owned && slurm-watchdog agent --once > /dev/null 2>&1
@@ -150,7 +150,7 @@ ROWS: Final = {
     "bytes in /run": Row(FILL, ON_RUN, OFF_RUN, given=MY_PLACE),
     "names in /run": Row(NAMES, ON_RUN, OFF_RUN, given=f"rm -rf /run/slurm-watchdog/jobs/1.0; {MY_PLACE}"),
     "the configuration": Row(": >> /etc/slurm-watchdog/config.yaml", "chmod 666 /etc/slurm-watchdog/config.yaml", "chmod 644 /etc/slurm-watchdog/config.yaml"),
-    "the program": Row(f"touch {INSTALLED}/lib/python3*/site-packages/watchdog/__init__.py", f"chmod 666 {INSTALLED}/lib/python3*/site-packages/watchdog/__init__.py", f"chmod 644 {INSTALLED}/lib/python3*/site-packages/watchdog/__init__.py"),
+    "the program": Row(f"touch {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py", f"chmod 666 {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py", f"chmod 644 {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py"),
     "signals and memory": Row(LOOK, "drop_in agent 'User=eve\\nGroup=eve'", "no_drop_in agent"),
     "a module where root types": Row(PLANTED, "change agent/settings.py 's/\"-P\", //'", "restore agent/settings.py", by="root", given=PLANT),
     "a report of the node": Row(REPORT, r"configure 's/mode: munge/&\n  agent_user: eve/' controller", "no_configure controller"),

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy.demo.cluster import Cluster, set_frozen
-from watchdog import clock, runner
-from watchdog.agent.app import Agent
-from watchdog.agent.settings import settings_of
-from watchdog.config import parse_config
-from watchdog.kill_switch_file import compose_line
-from watchdog.model.messages import (
+from slurm_watchdog.agent.agent import Agent
+from slurm_watchdog.base import clock, loop
+from slurm_watchdog.config.agent_settings import settings_of
+from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.model.kill_switch import compose_line
+from slurm_watchdog.model.observations import Blocked, EventKind, Process, Role
+from slurm_watchdog.model.protocol import (
     DumpStacks,
     JobWatch,
     ProbeMount,
@@ -27,7 +27,7 @@ from watchdog.model.messages import (
     Report,
     WriteKillSwitch,
 )
-from watchdog.model.observed import Blocked, EventKind, Process, Role
+from tests.rig.cluster import Cluster, set_frozen
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 JOB = "990001"
@@ -98,7 +98,7 @@ class Job:
         return process.pid
 
     def tick(self) -> Report:
-        runner.sleep(INTERVAL_S)
+        loop.sleep(INTERVAL_S)
         report = self.agent.tick(clock.monotonic())
         assert report.problems == ()
         return report
@@ -400,7 +400,7 @@ srun --nodes=2 --ntasks-per-node=2 bash -c 'exec 5>&1; "$0" "$1" --steps 1000 --
 @pytest.mark.slow
 def test_ranks_on_a_real_slurm(cluster: Cluster) -> None:
     log = cluster.shared / "train.log"
-    script = SRUN.format(python=PYTHON, trainer=CHECKOUT / "deploy/demo/trainer.py", log=log)
+    script = SRUN.format(python=PYTHON, trainer=CHECKOUT / "tests/rig/trainer.py", log=log)
     job_id = cluster.sbatch(script, "--nodes=2", "--ntasks-per-node=2")
     cluster.wait_for_job_state(job_id, "RUNNING")
     end = clock.monotonic() + 30
@@ -424,11 +424,11 @@ def test_ranks_on_a_real_slurm(cluster: Cluster) -> None:
 
 def look(cluster: Cluster, node: str) -> Report:
     """What `agent --once --json` says on a node."""
-    from watchdog.wire import decode_report
+    from slurm_watchdog.wire.codec import decode_report
 
     program = (
-        "import sys; from watchdog.config import parse_config; from watchdog.agent.app import run_agent; "
-        "from watchdog.agent.settings import settings_of; "
+        "import sys; from slurm_watchdog.config.schema import parse_config; from slurm_watchdog.agent.agent import run_agent; "
+        "from slurm_watchdog.config.agent_settings import settings_of; "
         "config = settings_of(parse_config('agent: {node_name: %s}' % sys.argv[1])); "
         "sys.exit(run_agent(config, once=True, as_json=True))"
     )

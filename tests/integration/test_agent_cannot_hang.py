@@ -16,9 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.cluster import set_frozen
-from deploy.demo.rights import Place, bind_parts, furnish, parts_of_a_place
-from deploy.standin_nvml.standin import Scenario, build
+from slurm_watchdog.model.protocol import Reply, Report
 from tests.agent_tree import (
     ANOTHER_USER,
     AgentProcess,
@@ -31,7 +29,9 @@ from tests.agent_tree import (
     watched,
 )
 from tests.memory_lock import MemoryLockHolder
-from watchdog.model.messages import Reply, Report
+from tests.rig.cluster import set_frozen
+from tests.rig.rights import Place, bind_parts, furnish, parts_of_a_place
+from tests.rig.standin_nvml.standin import Scenario, build
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, other users' processes, namespaces"

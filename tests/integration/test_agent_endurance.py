@@ -90,12 +90,12 @@ class Endurance:
     """The agent in this process, as its service runs it, with a clock of its own."""
 
     def __init__(self, place: Path, port: int) -> None:
+        from slurm_watchdog.agent.agent import Agent, Service
+        from slurm_watchdog.agent.delivery.sender import Sender, Spool
+        from slurm_watchdog.agent.metrics import AgentMetrics
+        from slurm_watchdog.base import clock, loop
+        from slurm_watchdog.config.agent_settings import AgentSettings, SecuritySettings, Settings
         from tests.trusting import trusting
-        from watchdog import clock, runner
-        from watchdog.agent.app import Agent, Service
-        from watchdog.agent.metrics import AgentMetrics
-        from watchdog.agent.sender import Sender, Spool
-        from watchdog.agent.settings import AgentSettings, SecuritySettings, Settings
 
         self._real = clock.monotonic
         self._later_s = 0.0
@@ -116,7 +116,7 @@ class Endurance:
         self.sender = Sender(
             url, Spool(8 << 20, 600.0), trusting(url), count=self.metrics.count_report, now=self.now
         )
-        self.service = Service(self.agent, self.sender, self.metrics, runner.Signals())
+        self.service = Service(self.agent, self.sender, self.metrics, loop.Signals())
         self.sender.start()
         self.problems: set[str] = set()
 
@@ -124,7 +124,7 @@ class Endurance:
         return self._real() + self._later_s
 
     def tick(self) -> None:
-        from watchdog.runner import wait_readable
+        from slurm_watchdog.base.loop import wait_readable
 
         self._later_s += INTERVAL_S
         self.service.tick(self.now())
@@ -190,7 +190,7 @@ class Trace:
 
 def fill_caches() -> None:
     """What is bounded is at its bound before anything is measured: what grows after it has no bound."""
-    from watchdog.masking_values import REMEMBERED, mask_words
+    from slurm_watchdog.wire.redact_values import REMEMBERED, mask_words
 
     for number in range(REMEMBERED):
         mask_words(f"/scratch/a/user/runs/{number:040}/rank.log")
@@ -240,7 +240,7 @@ def endure(ticks: int, warm_up: int, tracing: bool = False) -> dict[str, Any]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users' processes, namespaces")
 def test_memory_descriptors_and_threads_stay_as_they_are(tmp_path: Path) -> None:
-    from deploy.standin_nvml.standin import Scenario, build, eight_cards
+    from tests.rig.standin_nvml.standin import Scenario, build, eight_cards
 
     (tmp_path / "lib").mkdir()
     build(tmp_path / "lib")

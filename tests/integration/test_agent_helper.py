@@ -15,15 +15,15 @@ from typing import IO, Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import Watchdog
+from slurm_watchdog.agent.helper.requests import KILL_SWITCH_BASE
+from slurm_watchdog.model.observations import Process, Role
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import decode_report
 from tests import helper_process
 from tests.helper_process import AGENT_UID, HelperProcess, Place
 from tests.integration.test_main_job import ended_action, submit, training
-from watchdog.agent.tasks import KILL_SWITCH_BASE
-from watchdog.model.messages import Report
-from watchdog.model.observed import Process, Role
-from watchdog.wire import decode_report
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog
 
 NOBODY, STRANGER = 64986, 64985
 WAIT_S = 120.0
@@ -63,11 +63,11 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 # What the agent's own user does with the helper: `ask` is one request, `say` prints a line of JSON.
 ASKER = """
 import json, os, sys, time
-from watchdog import clock
-from watchdog.agent.functions import FUNCTIONS
-from watchdog.agent.helper_link import HelperLink, is_usable
-from watchdog.agent.probe import Probes
-from watchdog.agent.tasks import TASKS
+from slurm_watchdog.base import clock
+from slurm_watchdog.agent.functions import FUNCTIONS
+from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.helper.requests import TASKS
 
 assert is_usable(sys.argv[1])
 link = HelperLink(sys.argv[1])

@@ -14,11 +14,9 @@ from typing import IO, Any
 import msgspec
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.rights import USER, USER_UID
-from deploy.demo.stack import COMMAND, Watchdog, train_script
-from deploy.standin_nvml import standin
-from deploy.standin_nvml.standin import HEALTHY, Gpu, Instance, Scenario
+from slurm_watchdog.model.observations import EventKind, LogFile, Process, Role
+from slurm_watchdog.model.protocol import JobWatch, Reply, Report
+from slurm_watchdog.wire.codec import decode_report
 from tests.agent_tree import (
     AgentProcess,
     Receiver,
@@ -29,9 +27,11 @@ from tests.agent_tree import (
     until,
 )
 from tests.integration.test_end_of_orphans import DEVICES
-from watchdog.model.messages import JobWatch, Reply, Report
-from watchdog.model.observed import EventKind, LogFile, Process, Role
-from watchdog.wire import decode_report
+from tests.rig.cluster import Cluster
+from tests.rig.rights import USER, USER_UID
+from tests.rig.stack import COMMAND, Watchdog, train_script
+from tests.rig.standin_nvml import standin
+from tests.rig.standin_nvml.standin import HEALTHY, Gpu, Instance, Scenario
 
 INTERVAL_S = 1.0
 DRIVER_SILENT_S = 5.0

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.agent_tree import PERSONAL, watched
 from tests.munged import munged
 from tests.proven_server import Proof, handler
-from watchdog.model.messages import Reply, Report
-from watchdog.model.observed import EventKind
-from watchdog.wire import decode_report, encode_reply
 
 pytestmark = pytest.mark.integration
 DEADLINE_S = 120.0

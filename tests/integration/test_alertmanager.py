@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.notify.alertmanager import AlertmanagerChannel
+from slurm_watchdog.notify.dispatcher import Sources
 from tests.integration.monitoring import Alertmanager, Receivers, ensure_prometheus, get
 from tests.unit.notices import INCIDENT, Ticking, replace
-from watchdog import clock
-from watchdog.controller.journal import Journal
-from watchdog.model.slurm import SlurmJob
-from watchdog.notify.alertmanager import AlertmanagerChannel
-from watchdog.notify.queue import Sources
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.rights import USER_UID
-from deploy.demo.stack import COMMAND, QUICK, munge_of, train_script
+from tests.rig.cluster import Cluster
+from tests.rig.rights import USER_UID
+from tests.rig.stack import COMMAND, QUICK, munge_of, train_script
 
 PATIENCE_S = 150.0
 
@@ -33,7 +33,7 @@ class Attached:
             USER_UID,
             (),
             "-c",
-            "from watchdog.cli.main import main; main()",
+            "from slurm_watchdog.cli.main import main; main()",
             "attach",
             job,
             "--config",
@@ -147,7 +147,7 @@ def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
     assert not (killed.directory / "token").exists()
 
     def agents() -> str:
-        words = f"agent .*--config={killed.directory}/config.yaml|watchdog.agent .*{killed.directory}"
+        words = f"agent .*--config={killed.directory}/config.yaml|slurm_watchdog.agent .*{killed.directory}"
         return subprocess.run(["pgrep", "-f", words], capture_output=True, text=True, check=False).stdout
 
     assert len(agents().split()) >= 2, "there is something to end"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.cluster import (
+from tests.rig.cluster import (
     Claim,
     Cluster,
     ClusterError,
@@ -26,7 +26,7 @@ from deploy.demo.cluster import (
     processes_of,
     wait_until,
 )
-from deploy.demo.rights import parts_of_a_place
+from tests.rig.rights import parts_of_a_place
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Writes a line every 20 ms to an open descriptor, as a training job writes its log.
@@ -76,7 +76,7 @@ def traces(directory: str) -> list[str]:
 
 def start_owner(nodes: int = 1) -> tuple[subprocess.Popen[str], str]:
     """A process that owns a cluster, and the cluster's directory."""
-    command = [sys.executable, "-m", "deploy.demo.cluster", "up", "--nodes", str(nodes)]
+    command = [sys.executable, "-m", "tests.rig.cluster", "up", "--nodes", str(nodes)]
     owner = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     directory = ""
@@ -339,7 +339,7 @@ def test_clean_removes_what_a_killed_owner_left_even_if_it_is_frozen() -> None:
     owner.communicate(timeout=180)
     assert traces(directory) != []
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.demo.cluster", "clean"],
+        [sys.executable, "-m", "tests.rig.cluster", "clean"],
         cwd=CHECKOUT, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert f"removed {directory}" in done.stdout, done.stderr
@@ -347,7 +347,7 @@ def test_clean_removes_what_a_killed_owner_left_even_if_it_is_frozen() -> None:
     assert traces(directory) == []
 
 
-CLEAN = [sys.executable, "-m", "deploy.demo.cluster", "clean"]
+CLEAN = [sys.executable, "-m", "tests.rig.cluster", "clean"]
 OTHER_VIEWS = {
     "ours": [],
     "another PID namespace": ["unshare", "--pid", "--fork", "--mount-proc"],

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo import cards as demo_cards
-from deploy.demo.cards import SimulatedCards, describe, show, simulated_cards
-from deploy.standin_nvml import standin
-from deploy.standin_nvml.standin import TWO
+from slurm_watchdog.base import clock
 from tests.integration.gpu_node import Node, read
-from watchdog import clock
+from tests.rig import cards as demo_cards
+from tests.rig.cards import SimulatedCards, describe, show, simulated_cards
+from tests.rig.standin_nvml import standin
+from tests.rig.standin_nvml.standin import TWO
 
 pytestmark = pytest.mark.skipif(
     not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import Watchdog
 from tests.integration.test_main_job import inject, submit, training
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog
 
 PATIENCE_S = 120.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import Watchdog
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog
 
 SCRIPT = """#!/bin/bash
 #SBATCH --no-requeue

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from deploy.demo import rights
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import Watchdog
-from deploy.standin_nvml import standin
-from deploy.standin_nvml.standin import HEALTHY, Gpu, Scenario
 from tests.integration.test_agent_helper import Powerless
+from tests.rig import rights
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog
+from tests.rig.standin_nvml import standin
+from tests.rig.standin_nvml.standin import HEALTHY, Gpu, Scenario
 
 WAIT_S = 300.0
 USER = rights.USER

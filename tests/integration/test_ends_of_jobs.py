@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import Watchdog, train_script
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog, train_script
 
 TELLS_LATE_S = 10.0
 """A run that has ended is judged within some seconds; nobody has said anything by then about those that ended well."""

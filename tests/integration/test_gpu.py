@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from deploy.standin_nvml import standin
-from deploy.standin_nvml.standin import GPU_IS_LOST, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
+from slurm_watchdog.agent.collectors import gpu as gpu_collector
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import decode_report
 from tests.integration.gpu_node import SHORT_DEADLINE_S, Node, read
-from watchdog import clock
-from watchdog.agent.collectors import gpu as gpu_collector
-from watchdog.model.messages import Report
-from watchdog.model.observed import Gpu
-from watchdog.wire import decode_report
+from tests.rig.standin_nvml import standin
+from tests.rig.standin_nvml.standin import GPU_IS_LOST, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
 
 pytestmark = pytest.mark.skipif(
     shutil.which("cc") is None, reason="needs a C compiler: apt-get install gcc libc6-dev"
@@ -243,7 +243,7 @@ class Watcher:
             " controller_url: 'http://127.0.0.1:9', give_up_after: 1h}\n"
         )
         self.port = port
-        start = "from watchdog.cli.main import main; main()"
+        start = "from slurm_watchdog.cli.main import main; main()"
         command = [sys.executable, "-c", start, "agent", "--config", str(config)]
         self.once = [*command, "--once"]
         self.environment = {**os.environ, **environment}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy.standin_nvml import standin
-from deploy.standin_nvml.standin import ECC_DOUBLE_BIT, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
+from slurm_watchdog.agent.collectors import gpu as gpu_collector
+from slurm_watchdog.agent.gpu import nvml_events
+from slurm_watchdog.knowledge.xids import describe_xid
+from slurm_watchdog.model.observations import NodeEvent
 from tests.integration.gpu_node import Node, read
-from watchdog.agent import nvml_events
-from watchdog.agent.collectors import gpu as gpu_collector
-from watchdog.knowledge.xids import describe_xid
-from watchdog.model.observed import NodeEvent
+from tests.rig.standin_nvml import standin
+from tests.rig.standin_nvml.standin import ECC_DOUBLE_BIT, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
 
 pytestmark = pytest.mark.skipif(
     not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"

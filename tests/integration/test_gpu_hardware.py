@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.model.observations import Gpu
 from tests.integration.gpu_node import Node, read
-from watchdog.model.observed import Gpu
 
 
 def has_gpu() -> bool:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from deploy.standin_nvml import standin
-from deploy.standin_nvml.standin import (
+from slurm_watchdog.agent.collectors import gpu as gpu_collector
+from slurm_watchdog.model.observations import Gpu, MigInstance
+from tests.integration.gpu_node import Node, read
+from tests.rig.standin_nvml import standin
+from tests.rig.standin_nvml.standin import (
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
     TWO,
@@ -20,9 +23,6 @@ from deploy.standin_nvml.standin import (
     eight_cards,
     field_latencies,
 )
-from tests.integration.gpu_node import Node, read
-from watchdog.agent.collectors import gpu as gpu_collector
-from watchdog.model.observed import Gpu, MigInstance
 
 pytestmark = pytest.mark.skipif(
     not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.standin_nvml import standin
-from deploy.standin_nvml.standin import GPU_IS_LOST, UNKNOWN, Gpu, Instance, Scenario
+from slurm_watchdog.agent.collectors import gpu as gpu_collector
+from slurm_watchdog.model import observations
 from tests.integration.gpu_node import Node, read
-from watchdog.agent.collectors import gpu as gpu_collector
-from watchdog.model import observed
+from tests.rig.standin_nvml import standin
+from tests.rig.standin_nvml.standin import GPU_IS_LOST, UNKNOWN, Gpu, Instance, Scenario
 
 pytestmark = pytest.mark.skipif(
     not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"
@@ -46,7 +46,7 @@ def card(number: int, **changes: object) -> Gpu:
     return Gpu(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def check(row: observed.Gpu) -> None:
+def check(row: observations.Gpu) -> None:
     """Raises AssertionError if anything in the row is another GPU's."""
     number = int(row.uuid.removeprefix("GPU-"))
     expected = {
@@ -135,7 +135,7 @@ def node(library: Path, scenario: Scenario) -> Iterator[Node]:
     node.probes.close()
 
 
-def places(rows: tuple[observed.Gpu, ...]) -> list[tuple[str, int]]:
+def places(rows: tuple[observations.Gpu, ...]) -> list[tuple[str, int]]:
     return [(row.uuid, row.index) for row in rows if row.error is None]
 
 

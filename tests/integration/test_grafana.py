@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cards import SimulatedCards
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import PORT, Watchdog, train_script
-from deploy.grafana.generate import MAY_BE_EMPTY
-from deploy.standin_nvml import standin
 from tests.integration.monitoring import Prometheus, ensure_prometheus
+from tests.rig.cards import SimulatedCards
+from tests.rig.cluster import Cluster
+from tests.rig.stack import PORT, Watchdog, train_script
+from tests.rig.standin_nvml import standin
+from tools.docs.grafana import MAY_BE_EMPTY
 
 DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 AGENT_PORT = 9766

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import PORT, ROOT, Watchdog
+from tests.rig.cluster import Cluster
+from tests.rig.stack import PORT, ROOT, Watchdog
 
 DEADLINE_S = 300.0
 
@@ -31,10 +31,10 @@ def counted(watchdog: Watchdog, outcome: str) -> float:
 
 HEARD = """
 import json, sys
-from watchdog.agent.munge_session import Munge, ProvenConnection
-from watchdog.agent.post import Connection
-from watchdog.model.messages import Report
-from watchdog.wire import encode_report
+from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
+from slurm_watchdog.wire.http_client import Connection
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import encode_report
 
 url, munge, said = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 

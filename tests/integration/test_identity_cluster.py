@@ -23,11 +23,11 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.rights import AGENT_UID
-from deploy.demo.stack import COMMAND, PORT, ROOT, Watchdog
+from slurm_watchdog.identity import certificate_authority
 from tests.integration.test_main_job import SAVE_INTERVAL, ended_action, inject, submit, training
-from watchdog.identity import authority
+from tests.rig.cluster import Cluster
+from tests.rig.rights import AGENT_UID
+from tests.rig.stack import COMMAND, PORT, ROOT, Watchdog
 
 pytestmark = pytest.mark.timeout(1500)
 DEADLINE_S = 300.0
@@ -187,8 +187,8 @@ STRANGERS = {
 
 def come_as_strangers(watchdog: TlsWatchdog, node: str, place: Path) -> dict[str, Any]:
     """Each in a process on `node`, all at once; the slow ones take half a minute until they are sent away."""
-    authority.create(place, "another", 10, time.time())
-    theirs = authority.issue(place, "node", node, (), 10, time.time()).directory
+    certificate_authority.create(place, "another", 10, time.time())
+    theirs = certificate_authority.issue(place, "node", node, (), 10, time.time()).directory
     mine = str(watchdog.site.tls)
     processes = {}
     for kind, (_, brings) in STRANGERS.items():
@@ -242,7 +242,7 @@ def test_a_node_with_another_s_certificate_or_one_that_has_expired_is_refused_an
     watchdog: TlsWatchdog,
 ) -> None:
     site, before = watchdog.site, watchdog.refusals()
-    authority.issue(site.ca, "node", "n2", (), 1, time.time() - 3 * 86400)
+    certificate_authority.issue(site.ca, "node", "n2", (), 1, time.time() - 3 * 86400)
     for node, files in (("n3", "n1"), ("n2", "n2")):
         watchdog.stop_agent(node)
         site.put(node, site.ca / "nodes" / files)

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.cluster import set_frozen, wait_until
-from watchdog import clock
-from watchdog.agent.collectors import kernel_log
-from watchdog.agent.collectors.kernel_log import KernelLog
-from watchdog.agent.kmsg import Device, KmsgFile
-from watchdog.agent.probe import Probes
-from watchdog.model.observed import NodeEvent
+from slurm_watchdog.agent.collectors import kernel_log
+from slurm_watchdog.agent.collectors.kernel_log import KernelLog
+from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.observations import NodeEvent
+from tests.rig.cluster import set_frozen, wait_until
 
 KMSG = "/dev/kmsg"
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.rights import USER
-from deploy.demo.stack import Watchdog
 from tests.integration.test_main_job import SAVE_INTERVAL, ended_action, inject, submit, training, watch
+from tests.rig.cluster import Cluster
+from tests.rig.rights import USER
+from tests.rig.stack import Watchdog
 
 __all__ = ["watch"]
 Watch = Callable[..., Watchdog]

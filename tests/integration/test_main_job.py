@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import PORT, ROOT, Watchdog, train_script
-from deploy.standin_nvml import standin
-from deploy.standin_nvml.standin import HEALTHY, Gpu, Scenario
+from tests.rig.cluster import Cluster
+from tests.rig.stack import PORT, ROOT, Watchdog, train_script
+from tests.rig.standin_nvml import standin
+from tests.rig.standin_nvml.standin import HEALTHY, Gpu, Scenario
 
 SAVE_INTERVAL = 10
 
@@ -332,8 +332,8 @@ def test_agents_may_start_before_the_controller_and_their_old_reports_are_not_ju
 
 ON_A_NODE = """
 import sys
-from watchdog.agent.munge_session import Munge, ProvenConnection
-from watchdog.agent.post import Connection
+from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
+from slurm_watchdog.wire.http_client import Connection
 
 url, munge, claimed, proven = sys.argv[1:]
 body = sys.stdin.buffer.read()

@@ -16,17 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.cluster import set_frozen
-from watchdog import clock, runner
-from watchdog.agent import checkpoints, file_actions
-from watchdog.agent.app import FUNCTIONS
-from watchdog.agent.collectors.checkpoint import CheckpointCollector
-from watchdog.agent.collectors.job_log import JobLogs
-from watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
-from watchdog.agent.mounts import read_mounts
-from watchdog.agent.probe import Probes
-from watchdog.model.messages import JobWatch
-from watchdog.model.observed import Checkpoint, Event, MountProbe
+from slurm_watchdog.agent.agent import FUNCTIONS
+from slurm_watchdog.agent.checkpoints import scan
+from slurm_watchdog.agent.collectors.checkpoint import CheckpointCollector
+from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
+from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.base import clock, loop
+from slurm_watchdog.base.mounts import read_mounts
+from slurm_watchdog.model.observations import Checkpoint, Event, MountProbe
+from slurm_watchdog.model.protocol import JobWatch
+from tests.rig.cluster import set_frozen
 
 NOBODY = 60983
 DEADLINE_S = 0.5
@@ -34,9 +35,7 @@ DEADLINE_S = 0.5
 
 @pytest.fixture
 def probes() -> Iterator[Probes]:
-    probes = Probes(
-        {**FUNCTIONS, "probe_mount": file_actions.probe_mount, "look_at_checkpoints": checkpoints.look}
-    )
+    probes = Probes({**FUNCTIONS, "probe_mount": as_owner.probe_mount, "look_at_checkpoints": scan.look})
     yield probes
     probes.close()
 
@@ -119,7 +118,7 @@ class Looks:
             if enough(rows):
                 return rows
             assert began < end, "it did not come to that"
-            runner.sleep(0.05)
+            loop.sleep(0.05)
 
     def row(self) -> MountProbe:
         return self.until(bool)[0]
@@ -147,7 +146,7 @@ def test_a_healthy_mount_answers_a_look_and_a_write_and_nothing_is_left_there(
     row = looks(probes, ext4, write=True).row()
     assert (row.responding, row.error, row.wrote) == (True, None, True)
     assert os.listdir(ext4) == ["lost+found"]
-    runner.sleep(0.2)
+    loop.sleep(0.2)
     assert children_of(probes) == 0, "a child that has answered is gone"
 
 
@@ -254,7 +253,7 @@ class Ticks:
             if enough(found):
                 return found
             assert now < end, f"it did not come to that: {found}"
-            runner.sleep(0.05)
+            loop.sleep(0.05)
 
 
 def test_checkpoints_on_a_silent_server_hold_up_nobody_and_are_read_again_when_it_speaks(

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from deploy.package.build import make
-from deploy.package.layout import units
+from slurm_watchdog import __version__
 from tests.integration import shipped_attacks
 from tests.integration.nspawn import ADDRESS, Machine, in_memory, make_image, need_tools
-from watchdog import __version__
+from tools.packaging.build import make
+from tools.packaging.layout import units
 
 NEXT = f"{__version__}+1"
 CONTROLLER, AGENT, HELPER = (f"slurm-watchdog-{name}.service" for name in ("controller", "agent", "helper"))

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from deploy.demo import rights
-from deploy.demo.cluster import Cluster
+from tests.rig import rights
+from tests.rig.cluster import Cluster
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GRACE_S = 4.0
@@ -46,13 +46,13 @@ while (!-e $go) { select(undef, undef, undef, 0.1); }
 # What the agent does in its ticks, with the list of jobs that a controller would send.
 WATCHER = r"""
 import json, sys, time
-from watchdog import clock
-from watchdog.agent import identify
-from watchdog.agent.collectors.orphans import GpuHolders
-from watchdog.agent.collectors.process import ProcessCollector
-from watchdog.agent.mounts import read_mounts
-from watchdog.agent.probe import Probes
-from watchdog.model.observed import Gpu
+from slurm_watchdog.base import clock
+from slurm_watchdog.agent.processes import identify
+from slurm_watchdog.agent.collectors.gpu_holders import GpuHolders
+from slurm_watchdog.agent.collectors.process import ProcessCollector
+from slurm_watchdog.base.mounts import read_mounts
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.model.observations import Gpu
 devices, jobs, grace_s, interval_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 probes = Probes({"identify": identify.identify, "resolve": identify.resolve, "name_users": identify.name_users})
 processes = ProcessCollector(probes, read_mounts())

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.package.build import make
-from deploy.package.layout import services, system_files, units
+from slurm_watchdog import __version__
 from tests.integration import packages
-from watchdog import __version__
+from tools.packaging.build import make
+from tools.packaging.layout import services, system_files, units
 
 NEXT = f"{__version__}+1"
 

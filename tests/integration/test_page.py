@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import Watchdog, train_script
 from tests.integration import packages
 from tests.integration.chromium import Browser
 from tests.integration.monitoring import free_port
 from tests.page_server import SEES_ALL, FixedController, large_cluster, serving
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog, train_script
 
 SHOTS = Path(__file__).resolve().parents[2] / "screenshots"
 PHONE = (390, 844)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads, Target, Track, describe_blocked
+from slurm_watchdog.agent.proc.table import read_file, read_stat
+from slurm_watchdog.agent.processes.identify import resolve
+from slurm_watchdog.base import clock, loop
+from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
 from tests.integration.test_mounts import NOBODY, Silent, fuse, place
-from watchdog import clock, runner
-from watchdog.agent.collectors.blocked import BlockedThreads, Target, Track, describe_blocked
-from watchdog.agent.identify import resolve
-from watchdog.agent.process_table import read_file, read_stat
-from watchdog.knowledge.syscalls import PAGE_FAULT
 
 __all__ = ["fuse", "place"]
 
@@ -53,7 +53,7 @@ def followed(pid: int) -> Track:
         found = [track for track in threads.blocked(clock.monotonic()).values() if track.sightings >= 3]
         if found:
             return found[0]
-        runner.sleep(0.1)
+        loop.sleep(0.1)
     raise AssertionError("it was not seen to be blocked")
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster, set_frozen
+from slurm_watchdog.agent.collectors.process import ProcessCollector
+from slurm_watchdog.agent.helper.requests import Guarded
+from slurm_watchdog.agent.processes import identify
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.mounts import read_mounts
+from slurm_watchdog.model.observations import Process, Role
 from tests.memory_lock import MemoryLockHolder, is_memory_locked
-from watchdog import clock
-from watchdog.agent import identify
-from watchdog.agent.collectors.process import ProcessCollector
-from watchdog.agent.mounts import read_mounts
-from watchdog.agent.probe import Probes
-from watchdog.agent.tasks import Guarded
-from watchdog.model.observed import Process, Role
+from tests.rig.cluster import Cluster, set_frozen
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, namespaces")
 
@@ -260,7 +260,7 @@ def test_checkpoint_directories_and_working_directory_come_from_the_command_line
 
 QUIET = """
 import os, subprocess
-from watchdog.agent.process_table import LIST_AT_LEAST_EVERY, ProcessTable
+from slurm_watchdog.agent.proc.table import LIST_AT_LEAST_EVERY, ProcessTable
 listed = 0
 real = os.listdir
 def listdir(path):
@@ -293,11 +293,11 @@ def test_proc_is_listed_when_something_was_started_and_otherwise_seldom() -> Non
 
 LOOK = """
 import json, time
-from watchdog import clock
-from watchdog.agent import identify
-from watchdog.agent.collectors.process import ProcessCollector
-from watchdog.agent.mounts import read_mounts
-from watchdog.agent.probe import Probes
+from slurm_watchdog.base import clock
+from slurm_watchdog.agent.processes import identify
+from slurm_watchdog.agent.collectors.process import ProcessCollector
+from slurm_watchdog.base.mounts import read_mounts
+from slurm_watchdog.agent.workers.pool import Probes
 probes = Probes({"identify": identify.identify})
 collector = ProcessCollector(probes, read_mounts())
 for _ in range(3):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import PORT, Watchdog, train_script
 from tests.integration.monitoring import Alertmanager, Prometheus, Receivers, ensure_prometheus
+from tests.rig.cluster import Cluster
+from tests.rig.stack import PORT, Watchdog, train_script
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
 AGENT_PORT = 9766

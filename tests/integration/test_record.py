@@ -6,8 +6,8 @@ import json
 import subprocess
 from typing import Any
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import COMMAND, Watchdog, train_script
+from tests.rig.cluster import Cluster
+from tests.rig.stack import COMMAND, Watchdog, train_script
 
 
 class RecordingWatchdog(Watchdog):

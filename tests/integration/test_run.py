@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.stack import COMMAND, QUICK, TRAINER
 from tests.agent_tree import tree_of
+from tests.rig.stack import COMMAND, QUICK, TRAINER
 
 PATIENCE_S = 120.0
 

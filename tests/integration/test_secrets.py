@@ -25,12 +25,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.identity import certificate_authority
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.notify.factory import make_notifier
 from tests.unit.identity_files import make_authority
 from tests.unit.notices import INCIDENT
-from watchdog.config import parse_config
-from watchdog.controller.journal import Journal
-from watchdog.identity import authority
-from watchdog.notify.make import make_notifier
 
 pytestmark = pytest.mark.integration
 DEADLINE_S = 240.0
@@ -175,7 +175,7 @@ def test_a_secret_is_in_no_argument_environment_log_metric_journal_trace_bundle_
     planted.secrets["webhook"] = hook_secret.encode()
     hook_token = planted.plant("webhook's token", secrets.token_hex(24) + "\n", "webhook_token")
     ca = make_authority(place / "ca", now)
-    authority.issue(ca, "node", "n1", (), 100, now)
+    certificate_authority.issue(ca, "node", "n1", (), 100, now)
     tls = place / "tls"
     tls.mkdir()
     for source in (*(ca / "nodes" / "n1").iterdir(), *(ca / "controllers" / "localhost").iterdir()):

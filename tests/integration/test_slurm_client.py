@@ -17,11 +17,18 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.cluster import Cluster
-from watchdog.model.slurm import SlurmJob
-from watchdog.slurm.choose import make_client
-from watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, SlurmUnavailable, Submission
-from watchdog.slurm.pyslurm_client import is_importable
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.slurm.client import (
+    Refusal,
+    SignalTo,
+    SlurmClient,
+    SlurmRefused,
+    SlurmUnavailable,
+    Submission,
+)
+from slurm_watchdog.slurm.factory import make_client
+from slurm_watchdog.slurm.pyslurm_client import is_importable
+from tests.rig.cluster import Cluster
 
 PYSLURM = os.environ.get("SLURM_WATCHDOG_TEST_PYSLURM", "")
 CLIENTS = ("command_line", *(("pyslurm",) if PYSLURM or is_importable() else ()))

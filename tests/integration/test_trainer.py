@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-TRAINER = Path(__file__).parents[2] / "deploy" / "demo" / "trainer.py"
+TRAINER = Path(__file__).parents[2] / "tests" / "rig" / "trainer.py"
 INHERITED_FROM_A_JOB = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "WATCHDOG_", "TORCHELASTIC_")
 
 

@@ -7,8 +7,8 @@ import re
 import time
 from pathlib import Path
 
-from deploy.demo.cluster import Cluster, ClusterError
-from deploy.demo.stack import train_script
+from tests.rig.cluster import Cluster, ClusterError
+from tests.rig.stack import train_script
 
 BATCH = Path(__file__).parents[2] / "deploy" / "trainers" / "batch.sh"
 RESUMED = re.compile(r"iteration +(\d+)/")

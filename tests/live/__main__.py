@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from deploy.demo.cluster import Cluster, why_impossible
-from deploy.demo.stack import Watchdog
 from tests.bench.figures import Figures, take_standard_output
 from tests.live.cases import DIAGNOSIS_S, FAULTS, HEALTHY, SAVE_INTERVAL
 from tests.live.nodes import run_nodes
 from tests.live.run import HARM, Result, run_fault, run_healthy, tell
 from tests.live.stage import ACTING, Stage, python_with_torch
+from tests.rig.cluster import Cluster, why_impossible
+from tests.rig.stack import Watchdog
 
 AT_ONCE = 3
 """Trainings at the same time: their ranks mostly sleep."""

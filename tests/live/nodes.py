@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import Watchdog
-from deploy.standin_nvml import standin
-from deploy.standin_nvml.standin import HEALTHY, Gpu, Scenario
 from tests.live.run import LOOK_EVERY_S, SLACK_S, Result, tell
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog
+from tests.rig.standin_nvml import standin
+from tests.rig.standin_nvml.standin import HEALTHY, Gpu, Scenario
 
 FAULT_S = 10.0
 SILENT_S = 45.0

@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from deploy.demo.cluster import Cluster
-from deploy.demo.stack import Watchdog
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog
 
 TRAINER = Path(__file__).with_name("ddp.py")
 RANKS_PER_NODE = 2

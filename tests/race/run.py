@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from watchdog.agent import file_actions, tail
-from watchdog.agent.become import become
-from watchdog.agent.evidence import last_lines
+from slurm_watchdog.agent.evidence import last_lines
+from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.logs import follow
+from slurm_watchdog.agent.workers.become_user import become
 
 OWNER, STRANGER = 64983, 64984
 SECRETS = {
@@ -144,10 +145,10 @@ def work_for_ever(place: Place, pipe: int) -> None:
     state: dict[str, Any] = {}
     while not stop:
         for name, function, args in (
-            ("looks", tail.follow, {"files": [["1", path, None], ["1", switch, 0]], "globs": [["1", f"{place.box}/*/train.l*"]], "own": {}}),
+            ("looks", follow.follow, {"files": [["1", path, None], ["1", switch, 0]], "globs": [["1", f"{place.box}/*/train.l*"]], "own": {}}),
             ("ends", last_lines.last_lines, {"files": [["1", path], ["2", str(place.box / "logs")]]}),
-            ("written", file_actions.write_kill_switch, {"path": switch, "node": "n1", **FIELDS}),
-            ("removed", file_actions.remove_kill_switch, {"path": switch, **FIELDS}),
+            ("written", as_owner.write_kill_switch, {"path": switch, "node": "n1", **FIELDS}),
+            ("removed", as_owner.remove_kill_switch, {"path": switch, **FIELDS}),
         ):  # fmt: skip
             try:
                 answer = json.dumps(function(args, state if name == "looks" else {}))

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.replay.player import Outcome, numbered_ids, replay
 from tests.replay.stories import COMPUTES, SAVES, SPINS, TRAINS, WAITS, Story, few
 from tests.replay.write_traces import JOB
-from watchdog.config import Config
-from watchdog.controller.replay import Outcome, numbered_ids, replay
-from watchdog.model.incidents import Incident
 
 SHAPES = [{"step_s": 10.0}, {"step_s": 105.0, "every_s": 10.0}, {"nodes": 6, "per_node": 8, "every_s": 10.0}]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from watchdog.config import Config
-from watchdog.controller.replay import numbered_ids, replay
-from watchdog.model.incidents import Incident
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.replay.player import numbered_ids, replay
 
 JOB, NODES, PER_NODE = "771204", ("gpu001", "gpu002"), 4
 LOOKS: dict[str, tuple[str, float, int, int, int]] = {

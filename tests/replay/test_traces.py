@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.model.actions import Verdict
+from slurm_watchdog.model.incidents import IncidentState
+from slurm_watchdog.replay.player import Outcome, numbered_ids, replay
 from tests.replay.write_traces import TRACES
-from watchdog.config import Config
-from watchdog.controller.replay import Outcome, numbered_ids, replay
-from watchdog.model.actions import Verdict
-from watchdog.model.incidents import IncidentState
 
 HERE = Path(__file__).resolve().parent
 

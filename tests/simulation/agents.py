@@ -14,20 +14,20 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.commands import Commands, Refused
+from slurm_watchdog.agent.delivery.channel import Proven
+from slurm_watchdog.agent.delivery.replies import parse_reply
+from slurm_watchdog.agent.delivery.sender import ANSWER_S, Spool, backoff_s
+from slurm_watchdog.agent.workers.pool import Answer
+from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, compose_line
+from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Role
+from slurm_watchdog.model.protocol import CollectEvidence, CommandResult, JobWatch, ProbeMount
+from slurm_watchdog.wire.codec import encode_report
 from tests.accuracy import looks
 from tests.accuracy.feed import Reader, report_of
 from tests.accuracy.training import Node
 from tests.simulation.cluster import Cluster, SimJob
-from watchdog.agent.channel import Proven
-from watchdog.agent.commands import Commands, Refused
-from watchdog.agent.probe import Answer
-from watchdog.agent.replies import parse_reply
-from watchdog.agent.sender import ANSWER_S, Spool, backoff_s
-from watchdog.kill_switch_file import KILL_SWITCH_BASE, compose_line
-from watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump
-from watchdog.model.messages import CollectEvidence, CommandResult, JobWatch, ProbeMount
-from watchdog.model.observed import Event, EventKind, MountProbe, Role
-from watchdog.wire import encode_report
 
 RECENT = 30
 """Events of a job that an agent tells again to a controller that is new to it."""

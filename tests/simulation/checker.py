@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import ActionRun, Decision, Rung, RungOutcome
+from slurm_watchdog.model.incidents import Incident, Kind
 from tests.simulation.cluster import OVER, Deed, Fault
 from tests.simulation.recipe import Recipe
 from tests.simulation.sim import Circumstances, Simulation
-from watchdog.config import Config
-from watchdog.controller.journal import Journal
-from watchdog.model.actions import ActionRun, Decision, Rung, RungOutcome
-from watchdog.model.incidents import Incident, Kind
 
 HEALED_S = 100.0
 """A fault that went away so short a time ago may still be acted on: reports are up to 40 s on their way, a request to Slurm up to 50 s."""

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from slurm_watchdog.actuate.kill_switch import path_for
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from tests.accuracy import looks
 from tests.accuracy.logs import FORMATS
 from tests.accuracy.looks import Look
 from tests.accuracy.training import LOG, Job, Node, Plan, Span
 from tests.accuracy.world import World
 from tests.simulation.timeline import Timeline
-from watchdog.actuate.kill_switch import path_for
-from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 
 EPOCH = 1_700_000_000.0
 MIN_JOB_AGE_S = 300.0

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from slurm_watchdog.controller.app import live
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.journal.database import Database, JournalError, open_engine
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import ActionEnd, Decision, Rung, RungOutcome
+from slurm_watchdog.notify.dispatcher import Notifier
+from slurm_watchdog.notify.slack_channel import Pace, SlackChannel
+from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.simulation.slurm import SimSlurm
 from tests.simulation.timeline import Killed, SimLoop
-from watchdog.controller.app import live
-from watchdog.controller.database import Database, JournalError, open_engine
-from watchdog.controller.journal import Journal
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.watch import Controller
-from watchdog.model.actions import ActionEnd, Decision, Rung, RungOutcome
-from watchdog.notify.queue import Notifier
-from watchdog.notify.slack_channel import Pace, SlackChannel
-from watchdog.wire import decode_report, encode_reply
 
 if TYPE_CHECKING:
     from tests.simulation.sim import Simulation

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from slurm_watchdog.config.schema import Config
 from tests.simulation.agents import SWITCH_PREFIXES, Network
 from tests.simulation.slurm import Weather
-from watchdog.config import Config
 
 SHARED_SWITCH = "/gpfs/switches/{user}.{job_id}"
 RUN_SWITCH = "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill"

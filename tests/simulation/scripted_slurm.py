@@ -10,9 +10,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from watchdog.model.messages import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
-from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from watchdog.slurm.client import SignalTo, SlurmRefused, SlurmUnavailable, Submission
+from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.slurm.client import SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 NODES = ("n1", "n2")
 EXCLUDED_BEFORE = ("bad7",)
@@ -30,7 +30,7 @@ class Submitted:
 
 
 class World:
-    """One cluster with one job. Implements watchdog.slurm.client.SlurmClient."""
+    """One cluster with one job. Implements slurm_watchdog.slurm.client.SlurmClient."""
 
     def __init__(self, seed: int, *, graceful: bool, run_in_path: bool, sticks: bool = False):
         self.random = random.Random(seed)

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.journal.journal import JournalError
+from slurm_watchdog.model.actions import Action, Decision, Verdict
 from tests.accuracy.training import Plan
 from tests.simulation.agents import Agent
 from tests.simulation.cluster import FORMS, Cluster, SimJob
 from tests.simulation.controller import Life
 from tests.simulation.recipe import Recipe
 from tests.simulation.timeline import Timeline
-from watchdog import clock
-from watchdog.controller.journal import JournalError
-from watchdog.model.actions import Action, Decision, Verdict
 
 SCHEDULE_EVERY_S = 5.0
 
@@ -445,7 +445,7 @@ def _simulated(sim: Simulation) -> Iterator[None]:
     names = random.Random(f"names {sim.recipe.seed}")
     before = uuid.uuid4
     handler = _Complaints(sim)
-    loggers = [logging.getLogger("watchdog"), logging.getLogger("asyncio")]
+    loggers = [logging.getLogger("slurm_watchdog"), logging.getLogger("asyncio")]
     levels = [(each, each.level, each.propagate) for each in loggers]
     for each in loggers:
         each.addHandler(handler)

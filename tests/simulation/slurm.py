@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 from tests.accuracy.training import Plan
 from tests.simulation.cluster import OVER, Cluster, SimJob
-from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 DEADLINE_S = 20.0
 
@@ -53,7 +53,7 @@ class Weather:
 
 
 class SimSlurm:
-    """The client of one life of the controller. Implements watchdog.slurm.client.SlurmClient."""
+    """The client of one life of the controller. Implements slurm_watchdog.slurm.client.SlurmClient."""
 
     def __init__(self, cluster: Cluster, rng: random.Random, weather: Weather):
         self._cluster, self._rng, self._weather = cluster, rng, weather

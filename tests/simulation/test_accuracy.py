@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind
+from slurm_watchdog.parse.training_log.line import parse_line
 from tests.accuracy.cases import CASES, Case
 from tests.accuracy.healthy import THINGS, Thing
 from tests.accuracy.logs import FORMATS, HARMLESS, Step, overflow_skip, pulse
@@ -16,8 +18,6 @@ from tests.accuracy.run import case_scene, run_case, run_thing, trace_lines
 from tests.accuracy.scene import Expect
 from tests.accuracy.score import Score, names, right_ones
 from tests.bench.figures import Figures
-from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind
-from watchdog.progress import parse_line
 
 REGRESSIONS: tuple[tuple[str, int, int, str], ...] = (
     (

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, World
-from watchdog.actuate import end, kill_switch, restart, set_down, signal
-from watchdog.controller.ladder import Do, End, LadderLimits, Settle, Wait, next_move
-from watchdog.controller.ladder import World as Known
-from watchdog.controller.stuck import StuckNode, stuck_nodes
-from watchdog.model.actions import (
+from slurm_watchdog.actuate import cancel_resubmit as end
+from slurm_watchdog.actuate import kill_switch, requeue, set_down, signals
+from slurm_watchdog.controller.actions.ladder.next_move import Do, End, LadderLimits, Settle, Wait, next_move
+from slurm_watchdog.controller.actions.ladder.next_move import World as Known
+from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
+from slurm_watchdog.model.actions import (
     Action,
     ActionEnd,
     ActionRun,
@@ -24,8 +24,9 @@ from watchdog.model.actions import (
     Step,
     Verdict,
 )
-from watchdog.model.slurm import SlurmJob
-from watchdog.slurm.client import SlurmUnavailable
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.slurm.client import SlurmUnavailable
+from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, World
 
 LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)
 STUCK_LIMITS = replace(LIMITS, set_down_after_s=30.0, max_drained_nodes=9, drained_percent=100.0)
@@ -155,14 +156,14 @@ async def pull(world: World, decision: Decision, do: Do) -> tuple[RungOutcome, s
         case Rung.WAIT_CHECKPOINT:
             return RungOutcome.DONE, ""
         case Rung.REQUEUE_HOLD:
-            return await restart.requeue_hold(world, decision.fence, only_unfinished=do.only_unfinished)
+            return await requeue.requeue_hold(world, decision.fence, only_unfinished=do.only_unfinished)
         case Rung.EXCLUDE:
-            return await restart.exclude(world, "7", do.nodes)
+            return await requeue.exclude(world, "7", do.nodes)
         case Rung.REMOVE_KILL_SWITCH:
             return await kill_switch.remove(world.ask, decision, frozenset(NODES) - world.silent, 10)
         case Rung.RELEASE:
             new = submitted(world, decision) if do.instead else None
-            return await restart.release(world, "7" if new is None else new.job_id)
+            return await requeue.release(world, "7" if new is None else new.job_id)
         case Rung.SET_DOWN:
             return await set_down.set_down(
                 world,
@@ -174,7 +175,7 @@ async def pull(world: World, decision: Decision, do: Do) -> tuple[RungOutcome, s
             )
         case Rung.SIGNAL_USR1 | Rung.SIGNAL_TERM:
             name = "USR1" if do.rung is Rung.SIGNAL_USR1 else "TERM"
-            return await signal.send(world, decision.fence, name, "steps")
+            return await signals.send(world, decision.fence, name, "steps")
         case Rung.CANCEL:
             return await end.cancel(world, decision.fence)
         case Rung.RESUBMIT:
@@ -184,7 +185,7 @@ async def pull(world: World, decision: Decision, do: Do) -> tuple[RungOutcome, s
 
 
 async def live(world: World, journal: Journal) -> None:
-    """One life of the controller, as watchdog.controller.drive does it: until the end, or until it dies."""
+    """One life of the controller, as slurm_watchdog.controller.actions.driver does it: until the end, or until it dies."""
     run = journal.run()
     while True:
         if world.now > 1000.0 + CALM_AFTER_S:

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.actuate import kill_switch, requeue
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.model.actions import Fence, RungOutcome
 from tests.simulation.__main__ import run_crash_points, run_one
 from tests.simulation.checker import History, check, history_of
 from tests.simulation.cluster import Cluster, Fault, SimJob
@@ -20,9 +23,6 @@ from tests.simulation.crash_points import LADDERS, POINTS, TROUBLE_AT_S, quiet_r
 from tests.simulation.recipe import SHARED_SWITCH, recipe_of
 from tests.simulation.sim import Simulation, simulation
 from tests.simulation.slurm import SimSlurm
-from watchdog.actuate import kill_switch, restart
-from watchdog.controller.watch import Controller
-from watchdog.model.actions import Fence, RungOutcome
 
 SHARED_NUMBER = next(n for n in range(20) if quiet_recipe(n).kill_switch == SHARED_SWITCH)
 """A crash point whose kill switch lies where the next run looks for it, too."""
@@ -190,7 +190,7 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(120)
         return RungOutcome.DONE, "twice, to be sure"
 
-    patch.setattr(restart, "requeue_hold", unfenced)
+    patch.setattr(requeue, "requeue_hold", unfenced)
 
 
 def no_removal(patch: pytest.MonkeyPatch) -> None:

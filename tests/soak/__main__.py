@@ -10,8 +10,8 @@ import random
 import sys
 import time
 
-from deploy.demo.cluster import ensure_packages, why_impossible
 from tests.bench.figures import Figures, take_standard_output
+from tests.rig.cluster import ensure_packages, why_impossible
 from tests.soak.stage import Stage, say
 from tests.soak.story import Told, crash_points, soak
 

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from deploy.demo.stack import PORT
+from tests.rig.stack import PORT
 from tests.soak.stage import Stage
 
 Mend = Callable[[], object]

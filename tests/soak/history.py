@@ -12,11 +12,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import Action, ActionRun, Rung, Verdict
+from slurm_watchdog.model.incidents import Incident
 from tests.soak.stage import BLIND_AFTER_S, WARM_UP_S, Deed, Run, Stage
 from tests.soak.tools import Request
-from watchdog.controller.journal import Journal
-from watchdog.model.actions import Action, ActionRun, Rung, Verdict
-from watchdog.model.incidents import Incident
 
 SLACK_S = 3.0
 """Between two clocks, or between a decision's date and the moment it was made at: a busy machine is slow, not wrong."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deploy.demo.cluster import Cluster, ClusterError
-from deploy.demo.stack import Watchdog, WatchdogError, train_script
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.model.actions import ActionRun, Decision
+from tests.rig.cluster import Cluster, ClusterError
+from tests.rig.stack import Watchdog, WatchdogError, train_script
 from tests.soak.tools import Tools
-from watchdog.controller.journal import Journal, JournalError
-from watchdog.model.actions import ActionRun, Decision
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.demo.cluster import search_path
+from tests.rig.cluster import search_path
 
 FATES = ("ok", "done_and_lost", "lost", "refused", "done_late", "slow")
 """What becomes of a request: done and said; done, and the answer never comes; nothing at all; refused; done when nobody waits any

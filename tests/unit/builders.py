@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from watchdog.detect.view import ClusterView, JobView, ProcessView, Progress, StackSnapshot
-from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
-from watchdog.model.observed import Blocked, Process, Role
-from watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, Progress, StackSnapshot
+from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from slurm_watchdog.model.observations import Blocked, Process, Role
+from slurm_watchdog.model.slurm import SlurmJob
 
 CAPTURES = Path(__file__).resolve().parent / "stack_captures"
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from watchdog.controller.http_server import Server
-from watchdog.controller.ingest import Door, OwnUser
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.model.messages import Reply, Report
-from watchdog.wire import encode_report
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.ingest.endpoint import Door, OwnUser
+from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.wire.codec import encode_report
+from slurm_watchdog.wire.http_server import Server
 
 
 class Port:

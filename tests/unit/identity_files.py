@@ -6,22 +6,22 @@ import os
 import shutil
 from pathlib import Path
 
-from watchdog.identity import authority
-from watchdog.identity.files import TlsFiles
+from slurm_watchdog.identity import certificate_authority
+from slurm_watchdog.identity.secret_files import TlsFiles
 
 DAY_S = 86400.0
 
 
 def make_authority(place: Path, now: float) -> Path:
     """An authority in `place`, ten years old at most, and a controller of 127.0.0.1."""
-    authority.create(place, "tests", 3650, now - 1000 * DAY_S)
-    authority.issue(place, "controller", "localhost", ("127.0.0.1",), 397, now)
+    certificate_authority.create(place, "tests", 3650, now - 1000 * DAY_S)
+    certificate_authority.issue(place, "controller", "localhost", ("127.0.0.1",), 397, now)
     return place
 
 
 def node_files(ca: Path, name: str, now: float, days: int = 30) -> TlsFiles:
     """The folder of a node whose certificate was made at `now`."""
-    return TlsFiles(authority.issue(ca, "node", name, (), days, now).directory, "agent")
+    return TlsFiles(certificate_authority.issue(ca, "node", name, (), days, now).directory, "agent")
 
 
 def controller_files(ca: Path) -> TlsFiles:

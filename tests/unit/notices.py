@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from watchdog.controller.journal import Journal
-from watchdog.model.actions import (
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import (
     Action,
     ActionEnd,
     ActionRun,
@@ -20,8 +20,8 @@ from watchdog.model.actions import (
     RungRecord,
     Verdict,
 )
-from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
-from watchdog.notify.queue import Channel, Notifier, Worker
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.notify.dispatcher import Channel, Notifier, Worker
 
 replace = msgspec.structs.replace
 INCIDENT = Incident(

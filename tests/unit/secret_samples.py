@@ -6,7 +6,7 @@ import random
 import re
 import string
 
-from watchdog.knowledge.secret_kinds import KINDS
+from slurm_watchdog.base.secret_kinds import KINDS
 
 ALPHABETS = {
     "hex": "0123456789abcdef",

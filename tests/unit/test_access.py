@@ -15,12 +15,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from tests.unit import builders
-from watchdog import clock
-from watchdog.cli import client as cli_client
-from watchdog.cli.bundle import bundle_files
-from watchdog.config import Config
-from watchdog.controller.access import (
+from slurm_watchdog.base import clock
+from slurm_watchdog.cli import client as cli_client
+from slurm_watchdog.cli.bundle import bundle_files
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.api.local_socket import make_app, without_kernel_lines
+from slurm_watchdog.controller.api.web_page import make_page
+from slurm_watchdog.controller.health.cluster import Seen, health
+from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.policy.access import (
     SENTENCES,
     STRANGER,
     Operators,
@@ -29,17 +32,14 @@ from watchdog.controller.access import (
     public_sentence,
     resolve,
 )
-from watchdog.controller.collected import Collected
-from watchdog.controller.health import Seen, health
-from watchdog.controller.journal import Journal
-from watchdog.controller.local_api import make_app, without_kernel_lines
-from watchdog.controller.open_incidents import OpenIncidents
-from watchdog.controller.packed import pack
-from watchdog.controller.page import make_page
-from watchdog.diagnose.verdict import Diagnosis
-from watchdog.model.actions import Action, ActionEnd, Decision, Rung, RungOutcome, Verdict
-from watchdog.model.incidents import NOBODY, Culprit, Incident, IncidentState, Kind, Severity
-from watchdog.notify.notice import Delivery
+from slurm_watchdog.controller.state.evidence_collection import Collected
+from slurm_watchdog.diagnose.job import Diagnosis
+from slurm_watchdog.journal.compress import pack
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Rung, RungOutcome, Verdict
+from slurm_watchdog.model.incidents import NOBODY, Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.notify.notification import Delivery
+from tests.unit import builders
 
 OWNER, OPERATOR, STRANGE, GROUP = 1501, 1700, 1600, 900
 """GROUP is the group of those who may use the socket, OPERATORS_GROUP that of operators."""
@@ -190,8 +190,10 @@ async def ask(app: web.Application) -> dict[str, tuple[int, str]]:
 def doors(person: Person, path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
     """What this person is answered by every route of the socket, and by every one of the page (which knows no uid)."""
     controller: Any = Controller(path)
-    monkeypatch.setattr("watchdog.controller.local_api.resolve", lambda names: OPERATORS)
-    monkeypatch.setattr("watchdog.controller.local_api.peer_of", lambda request: (person.uid, "somebody"))
+    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.resolve", lambda names: OPERATORS)
+    monkeypatch.setattr(
+        "slurm_watchdog.controller.api.local_socket.peer_of", lambda request: (person.uid, "somebody")
+    )
     page = make_page(controller, "")
     if person.uid is None:
         return asyncio.run(ask(page))
@@ -221,7 +223,7 @@ def test_the_page_with_its_password_gives_what_it_does_not_give_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller: Any = Controller(tmp_path)
-    monkeypatch.setattr("watchdog.controller.page._knows", lambda authorization, token: True)
+    monkeypatch.setattr("slurm_watchdog.controller.api.web_page._knows", lambda authorization, token: True)
     answers = asyncio.run(ask(make_page(controller, "a password")))
     assert {route for route, (_, text) in answers.items() if MARK in text} >= {
         "GET /api/overview", "GET /api/incidents", "GET /api/incidents/abc123", "GET /api/incidents/abc123/evidence/2",
@@ -241,7 +243,7 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
     """Incident `second` shares a collection that is stored with `first`, which is also about a job of somebody else."""
     controller: Any = Controller(tmp_path)
     node = {"node": "n1", "job_id": "7", "ranks": [{"pid": 9, "role": "rank", "rank": 3, "comm": "python"}]}
-    monkeypatch.setattr("watchdog.controller.local_api.resolve", lambda names: OPERATORS)
+    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.resolve", lambda names: OPERATORS)
     first = incident(id="first", owners=(OWNER, STRANGE), opened_at=12.0)
     controller.judge.incidents = OpenIncidents([first, incident(id="second", opened_at=10.0)])
     for each in controller.judge.incidents:
@@ -345,7 +347,7 @@ def test_every_kind_of_incident_has_a_sentence_for_everybody() -> None:
 
 def test_who_asks_is_known_from_the_kernel_with_all_groups(tmp_path: Path) -> None:
     async def run() -> Person:
-        from watchdog.controller.local_api import peer_person
+        from slurm_watchdog.controller.api.local_socket import peer_person
 
         found: list[Person] = []
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from watchdog import clock, masking
-from watchdog.agent.become import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, capabilities
-from watchdog.agent.evidence import environment, last_lines, tool
-from watchdog.agent.limits import CPU_OF_S, CPU_S
-from watchdog.agent.probe import Answer, Probes
-from watchdog.knowledge.secret_kinds import KINDS, SecretKind
+from slurm_watchdog.agent.evidence import last_lines, tool
+from slurm_watchdog.agent.processes import environment
+from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, capabilities
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.resource_limits import CPU_OF_S, CPU_S
+from slurm_watchdog.base import clock, redact
+from slurm_watchdog.base.secret_kinds import KINDS, SecretKind
 
 MEANS = tool.Means(seconds=20.0, output_bytes=10_000, address_space=1 << 30, cpu_s=5, processes=4096)
 
@@ -84,7 +85,7 @@ def test_a_variable_of_128_kib_is_cut_before_it_is_searched() -> None:
     data = b"NCCL_X=" + b"-eyJ" * 32_768 + b"\0NCCL_DEBUG=INFO\0NCCL_Y=" + b"ghp_" + b"aB3" * 40_000
     found = environment.parse_settings(data)
     assert found["NCCL_DEBUG"] == "INFO"
-    assert found["NCCL_Y"] == masking.MASK
+    assert found["NCCL_Y"] == redact.MASK
     assert len(found["NCCL_X"]) <= environment.MAX_VALUE
 
 

@@ -16,16 +16,16 @@ from typing import Any, cast
 
 import pytest
 
-from watchdog import runner
-from watchdog.agent import checkpoint_files, checkpoint_judging, checkpoints
-from watchdog.agent.checkpoint_files import resolve
-from watchdog.agent.checkpoints import look
-from watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, CheckpointCollector
-from watchdog.agent.collectors.job_log import JobLogs
-from watchdog.agent.mounts import Mount
-from watchdog.agent.probe import Answer, Probes
-from watchdog.model.messages import JobWatch
-from watchdog.model.observed import Checkpoint, Event
+from slurm_watchdog.agent.checkpoints import completeness, files, scan
+from slurm_watchdog.agent.checkpoints.files import resolve
+from slurm_watchdog.agent.checkpoints.scan import look
+from slurm_watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, CheckpointCollector
+from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.base import loop
+from slurm_watchdog.base.mounts import Mount
+from slurm_watchdog.model.observations import Checkpoint, Event
+from slurm_watchdog.model.protocol import JobWatch
 
 
 def put(path: Path, data: bytes | str = b"x" * 100) -> Path:
@@ -405,7 +405,7 @@ def test_one_file_written_over_and_over_is_a_checkpoint_without_a_step(place: Pl
 def test_a_file_of_an_unknown_format_is_complete_when_it_does_not_change_any_more(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_judging, "SETTLES_S", 0.0)
+    monkeypatch.setattr(completeness, "SETTLES_S", 0.0)
     place.look()
     file = put(place.path / "step_5.pkl")
     assert place.steps() == (None, 5, True)
@@ -423,7 +423,7 @@ def test_a_file_of_an_unknown_format_is_complete_when_it_does_not_change_any_mor
 def test_a_directory_of_an_unknown_layout_settles_but_not_with_a_file_that_is_cut_short(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_judging, "SETTLES_S", 0.0)
+    monkeypatch.setattr(completeness, "SETTLES_S", 0.0)
     put_zip(place.path / "step_5" / "model.pt", cut=10)
     assert [place.steps()[0] for _ in range(3)] == [None, None, None]
     put_zip(place.path / "step_5" / "model.pt")
@@ -436,7 +436,7 @@ def test_what_does_not_change_between_two_quick_looks_has_not_settled(
 ) -> None:
     put(place.path / "step_5.pkl")
     assert [place.steps()[0] for _ in range(5)] == [None] * 5
-    monkeypatch.setattr(checkpoint_judging, "SETTLES_S", 0.0)
+    monkeypatch.setattr(completeness, "SETTLES_S", 0.0)
     assert place.steps()[0] == 5
 
 
@@ -527,7 +527,7 @@ def test_a_hundred_thousand_files_cost_no_more_than_ten_thousand(place: Place) -
 
 
 def test_a_checkpoint_of_very_many_files_has_no_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "MAX_FILES", 10)
+    monkeypatch.setattr(scan, "MAX_FILES", 10)
     dcp_begin(place.path, 1)
     dcp_end(place.path, 1)
     assert place.look()["size_bytes"] == 200
@@ -559,14 +559,14 @@ def test_what_vanishes_while_it_is_looked_at_is_passed_over(
     for step in (1, 2, 3):
         dcp_begin(place.path, step)
         dcp_end(place.path, step)
-    real = checkpoint_files.about
+    real = files.about
 
     def about(name: str, where: int) -> os.stat_result | None:
         if name == "step-3":
             shutil.rmtree(place.path / "step-3", ignore_errors=True)
         return real(name, where)
 
-    monkeypatch.setattr(checkpoint_files, "about", about)
+    monkeypatch.setattr(files, "about", about)
     assert place.steps() == (2, None, False)
 
 
@@ -574,7 +574,7 @@ def test_the_demo_trainers_checkpoints_are_read_rightly(tmp_path: Path, checkout
     directory = tmp_path / "ckpt"
     trainer = subprocess.Popen(
         [
-            sys.executable, str(checkout / "deploy" / "demo" / "trainer.py"), "--world-size", "1", "--steps", "6",
+            sys.executable, str(checkout / "tests" / "rig" / "trainer.py"), "--world-size", "1", "--steps", "6",
             "--step-seconds", "0.01", "--checkpoint-dir", str(directory), "--save-interval", "2", "--keep-last", "2",
             "--checkpoint-seconds", "0.8", "--num-workers", "0",
         ],
@@ -584,7 +584,7 @@ def test_the_demo_trainers_checkpoints_are_read_rightly(tmp_path: Path, checkout
     while trainer.poll() is None:
         row = place.look()
         seen.append((row.get("step"), row.get("writing_step")))
-        runner.sleep(0.02)
+        loop.sleep(0.02)
     row = place.look()
     assert (row["step"], row["layout"], row["writing_step"], row["error"]) == (6, "deepspeed", None, None)
     assert {(None, 2), (2, 4), (4, 6)} <= set(seen)

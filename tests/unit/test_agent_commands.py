@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from watchdog import clock
-from watchdog.agent import commands, file_actions
-from watchdog.agent.collectors.job_log import JobLogs
-from watchdog.agent.collectors.mount import MountCollector
-from watchdog.agent.commands import Commands
-from watchdog.agent.probe import Probes
-from watchdog.agent.replies import MAX_COMMANDS
-from watchdog.kill_switch_file import KILL_SWITCH_BASE
-from watchdog.model.messages import (
+from slurm_watchdog.agent import commands
+from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.collectors.mount import MountCollector
+from slurm_watchdog.agent.commands import Commands
+from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
+from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
+from slurm_watchdog.model.protocol import (
     Command,
     CommandResult,
     DumpStacks,
@@ -36,7 +37,7 @@ WATCH = JobWatch(job_id="7", restarts=2, uid=4711)
 @pytest.fixture
 def here() -> Iterator[Commands]:
     """An agent of root's, on a node where job 7 of user 4711 runs for the third time. Nothing here needs root: all is refused."""
-    probes = Probes({"remove_kill_switch": file_actions.remove_kill_switch})
+    probes = Probes({"remove_kill_switch": as_owner.remove_kill_switch})
     logs = JobLogs(probes, (), "n1", (), become_owner=True)
     logs.watch = {"7": WATCH}
     mounts = MountCollector(probes, "n1", 60.0, frozenset(), stagger=False)
@@ -102,7 +103,7 @@ def test_without_words_of_ours_nothing_is_removed(here: Commands, tmp_path: Path
     else:
         path.touch()
     refusals(here, RemoveKillSwitch(id="r", job_id="7", path=str(path), uid=os.getuid(), content=""))
-    file_actions.remove_kill_switch({"path": str(path), "by": "", "node": "n1"}, {})
+    as_owner.remove_kill_switch({"path": str(path), "by": "", "node": "n1"}, {})
     assert os.path.lexists(path), "only a file that holds exactly our line goes"
 
 

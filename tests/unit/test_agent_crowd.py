@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from watchdog.agent.collectors.process import ProcessCollector
-from watchdog.agent.crowd import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, pick_crowd
-from watchdog.agent.jobs import Known, Member, Place
-from watchdog.agent.process_table import CROWD_AT_ONCE, Entry, ProcessTable, Stat
-from watchdog.agent.report_rows import choose
-from watchdog.model.observed import BY_SLURM, Role
+from slurm_watchdog.agent.collectors.process import ProcessCollector
+from slurm_watchdog.agent.proc.job_membership import Known, Member, Place
+from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, Entry, ProcessTable, Stat
+from slurm_watchdog.agent.processes.crowd import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, pick_crowd
+from slurm_watchdog.agent.processes.report_rows import choose
+from slurm_watchdog.model.observations import BY_SLURM, Role
 
 MALLORY, VICTIM = 1500, 1501
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from watchdog.agent import end_process
-from watchdog.agent.become import MIN_UID
-from watchdog.agent.end_process import BOOT_ID, LeftAloneError, Wanted, end
-from watchdog.agent.process_table import read_file, read_stat
-from watchdog.agent.tasks import RefusedError, check_request
-from watchdog.model.messages import ProcessEnd
+from slurm_watchdog.agent.helper.requests import RefusedError, check_request
+from slurm_watchdog.agent.proc.table import read_file, read_stat
+from slurm_watchdog.agent.processes import terminate
+from slurm_watchdog.agent.processes.terminate import BOOT_ID, LeftAloneError, Wanted, end
+from slurm_watchdog.agent.workers.become_user import MIN_UID
+from slurm_watchdog.model.protocol import ProcessEnd
 
 UID = 64985 if os.geteuid() == 0 else os.getuid()
 JOB = "987654321"
@@ -122,11 +122,11 @@ def test_an_orphan_ends_by_a_signal_and_a_look_sends_none(orphans: Orphans) -> N
 def test_one_that_does_not_hear_sigterm_is_there_afterwards_and_sigkill_ends_it(
     orphans: Orphans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(end_process, "WAIT_S", 0.1)
+    monkeypatch.setattr(terminate, "WAIT_S", 0.1)
     wanted = orphans.wanted(orphans.start(DEAF))
     after = end(wanted, "term")
     assert (after.sent, after.gone, after.released, after.state in "SR") == (True, False, False, True)
-    monkeypatch.setattr(end_process, "WAIT_S", 30.0)
+    monkeypatch.setattr(terminate, "WAIT_S", 30.0)
     assert end(wanted, "kill") == ProcessEnd(gone=True, sent=True)
     assert orphans.started[0].wait(30) == -9
 
@@ -192,7 +192,7 @@ def test_who_ends_between_the_look_and_the_signal_is_gone_and_not_refused(
         orphans.started[0].kill()
         orphans.started[0].wait()
 
-    monkeypatch.setattr(end_process, "check", ends_now)
+    monkeypatch.setattr(terminate, "check", ends_now)
     assert end(wanted, "term") == ProcessEnd(gone=True)
 
 
@@ -235,7 +235,7 @@ def test_a_process_of_root_is_never_ended(orphans: Orphans) -> None:
 def test_we_never_end_ourselves(orphans: Orphans) -> None:
     mine = replace(orphans.wanted(os.getpid()), uid=UID, comm=read_stat(os.getpid()).comm)
     with pytest.raises(LeftAloneError):
-        end_process.check(mine)
+        terminate.check(mine)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_we_never_end_ourselves(orphans: Orphans) -> None:
 )
 def test_a_place_in_the_system_or_in_another_job_protects(orphans: Orphans, cgroup: str, why: str) -> None:
     with pytest.raises(LeftAloneError, match=why):
-        end_process._check_place(orphans.wanted(os.getpid()), cgroup)
+        terminate._check_place(orphans.wanted(os.getpid()), cgroup)
 
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a slurmstepd is root's")
@@ -287,8 +287,8 @@ def test_a_process_below_a_slurmstepd_is_part_of_a_job_whatever_its_environment_
         assert "its user has job 987654300 here now" in refusal_of(orphans, other)
         # What stands in the control group of a job that is over is of that job.
         with pytest.raises(LeftAloneError, match="its user has job"):
-            end_process._check_place(other, "0::/user.slice/user-64985.slice\n")
-        end_process._check_place(other, f"0::/system.slice/slurmstepd.scope/job_{JOB}/step_0/user/task_0\n")
+            terminate._check_place(other, "0::/user.slice/user-64985.slice\n")
+        terminate._check_place(other, f"0::/system.slice/slurmstepd.scope/job_{JOB}/step_0/user/task_0\n")
     finally:
         os.kill(below, 9)
     assert orphans.lives(above)

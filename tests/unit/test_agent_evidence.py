@@ -15,24 +15,31 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from watchdog import clock
-from watchdog.agent.app import FUNCTIONS
-from watchdog.agent.collectors.job_log import JobLogs
-from watchdog.agent.evidence import cores, flight_recorder, last_lines, node_settings
-from watchdog.agent.evidence.collection import Collection, Sources
-from watchdog.agent.evidence.environment import choose, parse_settings
-from watchdog.agent.evidence.join import bounded, join_dumps
-from watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
-from watchdog.agent.evidence.sockets import parse_tcp
-from watchdog.agent.jobs import Known
-from watchdog.agent.mounts import read_mounts
-from watchdog.agent.probe import Probes
-from watchdog.agent.process_table import read_stat
-from watchdog.agent.tasks import TASKS, Guarded
-from watchdog.masking import MASK, mask_line
-from watchdog.model.evidence import Frame, NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadStack
-from watchdog.model.messages import CollectEvidence
-from watchdog.model.observed import Process, Role
+from slurm_watchdog.agent.agent import FUNCTIONS
+from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.evidence import cores, flight_recorder, last_lines, node_settings
+from slurm_watchdog.agent.evidence.collection import Collection, Sources
+from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
+from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
+from slurm_watchdog.agent.evidence.sockets import parse_tcp
+from slurm_watchdog.agent.helper.requests import TASKS, Guarded
+from slurm_watchdog.agent.proc.job_membership import Known
+from slurm_watchdog.agent.proc.table import read_stat
+from slurm_watchdog.agent.processes.environment import choose, parse_settings
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.mounts import read_mounts
+from slurm_watchdog.base.redact import MASK, mask_line
+from slurm_watchdog.model.evidence import (
+    Frame,
+    NodeEvidence,
+    ProcessStack,
+    RankEvidence,
+    StackDump,
+    ThreadStack,
+)
+from slurm_watchdog.model.observations import Process, Role
+from slurm_watchdog.model.protocol import CollectEvidence
 
 TCP = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

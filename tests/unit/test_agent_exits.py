@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from watchdog import clock
-from watchdog.agent.exits import Exits
-from watchdog.agent.process_table import read_stat
-from watchdog.model.observed import Process, Role
+from slurm_watchdog.agent.proc.table import read_stat
+from slurm_watchdog.agent.processes.exit_watch import Exits
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.observations import Process, Role
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 

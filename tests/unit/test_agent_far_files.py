@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent.call_looks import look_at_calls
-from watchdog.agent.collectors.blocked import UNSEEN_S, BlockedThreads, NotSeenError
-from watchdog.agent.far_files import FarFiles
-from watchdog.agent.probe import Answer
-from watchdog.agent.tasks import check_request
+from slurm_watchdog.agent.helper.requests import check_request
+from slurm_watchdog.agent.proc.blocked_calls import UNSEEN_S, BlockedThreads, NotSeenError
+from slurm_watchdog.agent.processes.delegated_proc import FarFiles
+from slurm_watchdog.agent.processes.thread_calls import look_at_calls
+from slurm_watchdog.agent.workers.pool import Answer
 
 ME = os.getpid()
 READ = "0 0x3 0x7f00 0x10 0x0 0x0 0x0 0x7ffe 0x7f01\n"

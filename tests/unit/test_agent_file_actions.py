@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent.file_actions import empty_directory, probe_mount, remove_kill_switch, write_kill_switch
-from watchdog.agent.mounts import mount_of, read_mounts
-from watchdog.kill_switch_file import compose_line
+from slurm_watchdog.agent.files.as_owner import (
+    empty_directory,
+    probe_mount,
+    remove_kill_switch,
+    write_kill_switch,
+)
+from slurm_watchdog.base.mounts import mount_of, read_mounts
+from slurm_watchdog.model.kill_switch import compose_line
 
 FIELDS = {"by": "slurm-watchdog", "why": "rank 3's disk", "incident": "i1", "decision": "d1"}
 CONTENT = compose_line(FIELDS)

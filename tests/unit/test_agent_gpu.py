@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent.gpu_rows import (
+from slurm_watchdog.agent.gpu.convert import (
     ECC_EVENT,
     THROTTLE,
     XID_EVENT,
@@ -18,11 +18,11 @@ from watchdog.agent.gpu_rows import (
     parse_throttle,
     without_values,
 )
-from watchdog.agent.nvml_health import TABLE
-from watchdog.knowledge.xids import XIDS, describe_xid
-from watchdog.model.messages import Report
-from watchdog.model.observed import FaultSeverity, Gpu, MigInstance, NodeEvent
-from watchdog.wire import decode_report, encode_report
+from slurm_watchdog.agent.gpu.nvml_health import TABLE
+from slurm_watchdog.knowledge.xids import XIDS, describe_xid
+from slurm_watchdog.model.observations import FaultSeverity, Gpu, MigInstance, NodeEvent
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import decode_report, encode_report
 
 ROW: dict[str, Any] = {
     "index": 0,

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.agent.helper import (
+from slurm_watchdog.agent.helper.requests import RefusedError
+from slurm_watchdog.agent.helper.server import (
     MAX_CHILDREN,
     REFUSALS_SHOWN,
     STARTS_PER_S,
@@ -21,7 +22,6 @@ from watchdog.agent.helper import (
     Refusals,
     user_of,
 )
-from watchdog.agent.tasks import RefusedError
 
 
 class Forkless(Helper):

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from watchdog.agent.collectors.blocked import Call, Track
-from watchdog.agent.identities import (
+from slurm_watchdog.agent.proc.blocked_calls import Call, Track
+from slurm_watchdog.agent.proc.job_membership import Known, Member
+from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, Entry, ProcessTable, Stat
+from slurm_watchdog.agent.processes.identity_cache import (
     IDENTIFY,
     IDENTIFY_DISTRUSTED,
     IDENTIFY_SUSPECTS,
@@ -16,10 +18,8 @@ from watchdog.agent.identities import (
     MAX_SET_ASIDE_OF_USER,
     Identities,
 )
-from watchdog.agent.jobs import Known, Member
-from watchdog.agent.probe import Answer
-from watchdog.agent.process_table import NEW_AT_ONCE, Entry, ProcessTable, Stat
-from watchdog.model.observed import BY_CLAIM, BY_SLURM, Role
+from slurm_watchdog.agent.workers.pool import Answer
+from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, Role
 
 
 @dataclass

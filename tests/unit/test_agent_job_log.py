@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replace_value
 
-from watchdog import clock
-from watchdog.agent import tail
-from watchdog.agent.collectors import job_log
-from watchdog.agent.collectors.job_log import MAX_FILES, JobLogs
-from watchdog.agent.mounts import Mount, MountNews
-from watchdog.agent.probe import Answer, Probes
-from watchdog.knowledge.ray_train import Seat
-from watchdog.model.messages import JobWatch
-from watchdog.model.observed import Event, EventKind, LogFile, Process, Role
+from slurm_watchdog.agent.collectors import job_log
+from slurm_watchdog.agent.collectors.job_log import MAX_FILES, JobLogs
+from slurm_watchdog.agent.logs import follow as tail
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.mounts import Mount, MountNews
+from slurm_watchdog.knowledge.ray_train import Seat
+from slurm_watchdog.model.observations import Event, EventKind, LogFile, Process, Role
+from slurm_watchdog.model.protocol import JobWatch
 
 ROOT = Mount("/", "ext4", "/dev/sda1")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from watchdog.agent.jobs import (
+from slurm_watchdog.agent.proc.job_membership import (
     BY_CLAIM,
     BY_SLURM,
     NEVER_A_RANK,
@@ -20,8 +20,8 @@ from watchdog.agent.jobs import (
     parse_cgroup,
     parse_stepd,
 )
-from watchdog.knowledge.ray_train import Seat
-from watchdog.model.observed import Role
+from slurm_watchdog.knowledge.ray_train import Seat
+from slurm_watchdog.model.observations import Role
 
 USER = 1000
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from watchdog.agent.collectors import kernel_log
-from watchdog.agent.collectors.kernel_log import (
+from slurm_watchdog.agent.collectors import kernel_log
+from slurm_watchdog.agent.collectors.kernel_log import (
     MAX_RECENT,
     MAX_RECORDS,
     KernelLog,
@@ -19,11 +19,11 @@ from watchdog.agent.collectors.kernel_log import (
     read_state,
     write_state,
 )
-from watchdog.agent.kernel_events import MAX_EVENTS, MAX_OF_A_NAME, Fold, KernelClock
-from watchdog.agent.kmsg import Device, KmsgFile
-from watchdog.agent.probe import Answer, Probes, Then
-from watchdog.kernel_lines import parse_message
-from watchdog.model.observed import FaultSeverity, NodeEvent
+from slurm_watchdog.agent.kernel.deduplicate import MAX_EVENTS, MAX_OF_A_NAME, Fold, KernelClock
+from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
+from slurm_watchdog.agent.workers.pool import Answer, Probes, Then
+from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
+from slurm_watchdog.parse.kernel_log.line import parse_message
 
 BOOT = "b001"
 XID_79 = "NVRM: Xid (PCI:0000:c1:00): 79, pid=12, name=python, GPU has fallen off the bus."

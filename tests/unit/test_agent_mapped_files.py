@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from watchdog.agent.collectors.blocked import BlockedThreads
-from watchdog.agent.mapped_files import fault_target, parse_maps
-from watchdog.agent.mounts import Mount
+from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
+from slurm_watchdog.agent.proc.mapped_files import fault_target, parse_maps
+from slurm_watchdog.base.mounts import Mount
 
 MAPS = """\
 555555554000-555555556000 r--p 00000000 08:01 131                        /usr/bin/python3.11

@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from watchdog.agent.exposition import MAX_REQUEST
-from watchdog.agent.metrics import GPU_VALUES, MAX_ROWS, AgentMetrics, job_label, probe_label
-from watchdog.model.messages import Report
-from watchdog.model.observed import (
+from slurm_watchdog.agent.metrics import GPU_VALUES, MAX_ROWS, AgentMetrics, job_label, probe_label
+from slurm_watchdog.agent.prometheus_text import MAX_REQUEST
+from slurm_watchdog.base.loop import Isolated
+from slurm_watchdog.model.observations import (
     Blocked,
     Checkpoint,
     FaultSeverity,
@@ -27,7 +27,7 @@ from watchdog.model.observed import (
     Process,
     Role,
 )
-from watchdog.runner import Isolated
+from slurm_watchdog.model.protocol import Report
 
 EMPTY = Report(node="n1", boot_id="b", agent_id="a", sequence=1)
 GPU0 = Gpu(

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from watchdog.agent.child_state import STOPPED
-from watchdog.agent.collectors.mount import MAX_MOUNTS, MountCollector, Wanted, first_due, wanted_mounts
-from watchdog.agent.mounts import MAX_OF_USERS, NOT_PROBED, Mount, parse_mountinfo
-from watchdog.agent.probe import Answer, Probes
-from watchdog.model.messages import CommandResult, ProbeMount
-from watchdog.model.observed import MountProbe
+from slurm_watchdog.agent.collectors.mount import MAX_MOUNTS, MountCollector, Wanted, first_due, wanted_mounts
+from slurm_watchdog.agent.workers.child_state import STOPPED
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.base.mounts import MAX_OF_USERS, NOT_PROBED, Mount, parse_mountinfo
+from slurm_watchdog.model.observations import MountProbe
+from slurm_watchdog.model.protocol import CommandResult, ProbeMount
 
 MOUNT = "/scratch"
 KEY = f"probe:{MOUNT}"

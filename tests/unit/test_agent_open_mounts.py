@@ -12,15 +12,22 @@ from typing import Any, cast
 
 import pytest
 
+from slurm_watchdog.agent.collectors.mount import MountCollector, wanted_mounts
+from slurm_watchdog.agent.collectors.open_mounts import (
+    AT_ONCE,
+    EVERY_S,
+    FIRST_S,
+    KEPT_S,
+    MAX_OF_JOB,
+    OpenMounts,
+)
+from slurm_watchdog.agent.proc.mapped_files import read_mapped
+from slurm_watchdog.agent.processes.open_mounts import list_open_mounts, open_paths, points_of
+from slurm_watchdog.agent.processes.owner import OWN
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts
+from slurm_watchdog.model.observations import Blocked, Process, Role
 from tests.unit.test_agent_mount import Children
-from watchdog.agent.collectors.mount import MountCollector, wanted_mounts
-from watchdog.agent.collectors.open_mounts import AT_ONCE, EVERY_S, FIRST_S, KEPT_S, MAX_OF_JOB, OpenMounts
-from watchdog.agent.mapped_files import read_mapped
-from watchdog.agent.mounts import Mount, mount_of, read_mounts
-from watchdog.agent.open_mounts import list_open_mounts, open_paths, points_of
-from watchdog.agent.probe import Probes
-from watchdog.agent.process_owner import OWN
-from watchdog.model.observed import Blocked, Process, Role
 
 OWN_TABLE = (
     Mount("/", "ext4", "/dev/sda1"),

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from watchdog.agent.collectors.orphans import NVML_AGE_S, UNSEEN_JOB_GRACE_S, GpuHolders
-from watchdog.agent.jobs import Known, Member, Place
-from watchdog.agent.probe import Probes
-from watchdog.agent.process_table import Entry, Stat, read_stat
-from watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service
-from watchdog.model.messages import EndProcess
-from watchdog.model.observed import Gpu, GpuHolder, Role
+from slurm_watchdog.agent.collectors.gpu_holders import NVML_AGE_S, UNSEEN_JOB_GRACE_S, GpuHolders
+from slurm_watchdog.agent.proc.job_membership import Known, Member, Place
+from slurm_watchdog.agent.proc.table import Entry, Stat, read_stat
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service
+from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
+from slurm_watchdog.model.protocol import EndProcess
 
 USER = 4242
 GRACE_S = 10.0

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from watchdog import clock
-from watchdog.agent.child_state import STARVED, STOPPED, Look, stands
-from watchdog.agent.probe import MAX_HUNG_OF_GROUP, MAX_HUNG_OF_USER, Answer, Probes, ProbesLost
-from watchdog.agent.probe_child import _work_for_ever, child_main, frame
-from watchdog.runner import wait_readable
+from slurm_watchdog.agent.workers.child import _work_for_ever, child_main, frame
+from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED, Look, stands
+from slurm_watchdog.agent.workers.pool import MAX_HUNG_OF_GROUP, MAX_HUNG_OF_USER, Answer, Probes, ProbesLost
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.loop import wait_readable
 
 
 def echo(args: Any, state: dict[str, Any]) -> Any:

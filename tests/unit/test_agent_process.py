@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent.collectors.blocked import (
+from slurm_watchdog.agent.collectors.process import may_look_into_all
+from slurm_watchdog.agent.proc.blocked_calls import (
     MIN_AT_ONCE,
     ROUND_TICKS,
     BlockedThreads,
@@ -28,11 +29,8 @@ from watchdog.agent.collectors.blocked import (
     parse_switches,
     parse_syscall,
 )
-from watchdog.agent.collectors.process import may_look_into_all
-from watchdog.agent.identify import identify, parse_environ, parse_fd_flags
-from watchdog.agent.jobs import Known
-from watchdog.agent.mounts import Mount, mount_of, parse_mountinfo
-from watchdog.agent.process_table import (
+from slurm_watchdog.agent.proc.job_membership import Known
+from slurm_watchdog.agent.proc.table import (
     Entry,
     Files,
     ProcessTable,
@@ -43,7 +41,9 @@ from watchdog.agent.process_table import (
     parse_stat,
     parse_status,
 )
-from watchdog.knowledge.syscalls import (
+from slurm_watchdog.agent.processes.identify import identify, parse_environ, parse_fd_flags
+from slurm_watchdog.base.mounts import Mount, mount_of, parse_mountinfo
+from slurm_watchdog.knowledge.syscalls import (
     AARCH64,
     FD_ARGUMENT,
     IDLE_CALLS,

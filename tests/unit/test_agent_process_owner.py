@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from watchdog.agent.become import MIN_UID
-from watchdog.agent.call_looks import OF_ANYBODY
-from watchdog.agent.functions import FUNCTIONS
-from watchdog.agent.process_owner import parse_uids, refusal_to_look
-from watchdog.agent.process_table import read_stat
-from watchdog.agent.tasks import TASKS
-from watchdog.model.observed import Process, Role
+from slurm_watchdog.agent.functions import FUNCTIONS
+from slurm_watchdog.agent.helper.requests import TASKS
+from slurm_watchdog.agent.proc.table import read_stat
+from slurm_watchdog.agent.processes.owner import parse_uids, refusal_to_look
+from slurm_watchdog.agent.processes.thread_calls import OF_ANYBODY
+from slurm_watchdog.agent.workers.become_user import MIN_UID
+from slurm_watchdog.model.observations import Process, Role
 
 USER, OTHER = 64983, 64984
 SECRET = "the-secret-of-this-process"

@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.agent.collectors.gpu_holders import GpuHolders, HolderMemory
+from slurm_watchdog.agent.collectors.job_log import LogMemory
+from slurm_watchdog.agent.collectors.process import EntryMemory, ProcessMemory
+from slurm_watchdog.agent.delivery.spool import Spool, Waiting
+from slurm_watchdog.agent.proc.blocked_calls import Call, Track
+from slurm_watchdog.agent.proc.job_membership import Known, Member, Place
+from slurm_watchdog.agent.proc.table import Stat
+from slurm_watchdog.agent.processes.identity_cache import Stuck
+from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover
+from slurm_watchdog.agent.reload.reload import COMMANDS_S, Reload
+from slurm_watchdog.agent.validate_config import look, why_not
+from slurm_watchdog.agent.workers.child import frame
+from slurm_watchdog.agent.workers.pool import Answer, Left, Probes
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.loop import wait_readable
+from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settings_of
+from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.model.observations import Event, EventKind, LogFile, Role
+from slurm_watchdog.model.protocol import JobWatch
 from tests.unit.test_agent_orphans import GRACE_S, Node
-from watchdog import clock
-from watchdog.agent.collectors.blocked import Call, Track
-from watchdog.agent.collectors.job_log import LogMemory
-from watchdog.agent.collectors.orphans import GpuHolders, HolderMemory
-from watchdog.agent.collectors.process import EntryMemory, ProcessMemory
-from watchdog.agent.handover import Handover, read_handover, write_handover
-from watchdog.agent.identities import Stuck
-from watchdog.agent.jobs import Known, Member, Place
-from watchdog.agent.probe import Answer, Left, Probes
-from watchdog.agent.probe_child import frame
-from watchdog.agent.process_table import Stat
-from watchdog.agent.reload import COMMANDS_S, Reload
-from watchdog.agent.reread import look, why_not
-from watchdog.agent.settings import NO_CONTROLLER, Settings, settings_of
-from watchdog.agent.spool import Spool, Waiting
-from watchdog.config import parse_config
-from watchdog.model.messages import JobWatch
-from watchdog.model.observed import Event, EventKind, LogFile, Role
-from watchdog.runner import wait_readable
 
 MODEST = settings_of(parse_config("agent: {metrics_listen: '', state_directory: ''}"))
 

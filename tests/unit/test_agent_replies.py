@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent import replies
-from watchdog.agent.channel import Proven
-from watchdog.agent.replies import parse_reply
-from watchdog.model.messages import DumpStacks, JobWatch, Reply
-from watchdog.wire import WireError, encode_reply
+from slurm_watchdog.agent.delivery import replies
+from slurm_watchdog.agent.delivery.channel import Proven
+from slurm_watchdog.agent.delivery.replies import parse_reply
+from slurm_watchdog.model.protocol import DumpStacks, JobWatch, Reply
+from slurm_watchdog.wire.codec import WireError, encode_reply
 
 WATCH = JobWatch(job_id="7", restarts=0, uid=1000, log_paths=("/home/a/7.out",))
 STACKS = DumpStacks(id="c1", job_id="7", restarts=0)

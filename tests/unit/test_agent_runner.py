@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from watchdog.runner import Isolated, Signals, isolate, next_due, run_cadence, sd_notify
+from slurm_watchdog.base.loop import Isolated, Signals, isolate, next_due, run_cadence, sd_notify
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.delivery.channel import DirectChannel
+from slurm_watchdog.agent.delivery.sender import Sender, Spool, backoff_s, encode
+from slurm_watchdog.base.loop import wait_readable
+from slurm_watchdog.model.observations import LogFile
+from slurm_watchdog.model.protocol import DumpStacks, Reply, Report
+from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report, encode_reply, encode_report
+from slurm_watchdog.wire.http_client import BadAnswer, Connection, parse_head, parse_size
 from tests.trusting import trusting
 from tests.unit.builders import process
-from watchdog.agent.channel import DirectChannel
-from watchdog.agent.post import BadAnswer, Connection, parse_head, parse_size
-from watchdog.agent.sender import Sender, Spool, backoff_s, encode
-from watchdog.model.messages import DumpStacks, Reply, Report
-from watchdog.model.observed import LogFile
-from watchdog.runner import wait_readable
-from watchdog.wire import WireError, decode_reply, decode_report, encode_reply, encode_report
 
 
 def report(sequence: int) -> Report:
@@ -562,7 +562,7 @@ def test_reports_that_wait_are_full_whoever_takes_them(controller: Controller) -
 def test_every_so_often_a_report_is_full_for_no_reason(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("watchdog.agent.sender.FULL_EVERY", 2)
+    monkeypatch.setattr("slurm_watchdog.agent.delivery.sender.FULL_EVERY", 2)
     controller.reply = Reply(takes_changes=True)
     sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
     sender.start()

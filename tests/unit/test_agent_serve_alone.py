@@ -6,25 +6,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from watchdog.agent import become
+from slurm_watchdog.agent.workers import become_user
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before = list(become._alone)
+    before = list(become_user._alone)
     yield
-    become._alone[:] = before
+    become_user._alone[:] = before
 
 
 def test_agent_of_a_site_refuses_root_and_system_accounts() -> None:
-    become._alone[:] = []
-    assert become.refusal_as(0) is not None and become.refusal_as(65534) is not None
-    assert become.refusal_as(become.MIN_UID) is None
+    become_user._alone[:] = []
+    assert become_user.refusal_as(0) is not None and become_user.refusal_as(65534) is not None
+    assert become_user.refusal_as(become_user.MIN_UID) is None
 
 
 @pytest.mark.parametrize("own", [0, 1500])
 def test_personal_agent_serves_its_own_user_and_refuses_every_other_one(own: int) -> None:
-    become.serve_alone(own)
-    assert become.refusal_as(own) is None
+    become_user.serve_alone(own)
+    assert become_user.refusal_as(own) is None
     for other in {0, 1, 999, 1500, 1501, 65534} - {own}:
-        assert "alone" in (become.refusal_as(other) or "")
+        assert "alone" in (become_user.refusal_as(other) or "")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests import helper_process
-from watchdog.agent.app import run_agent
-from watchdog.agent.become import HELPERS
-from watchdog.agent.settings import (
+from slurm_watchdog.agent.agent import run_agent
+from slurm_watchdog.agent.workers.become_user import HELPERS
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.agent_settings import (
     AgentSettings,
     SecuritySettings,
     read_settings,
@@ -22,8 +22,8 @@ from watchdog.agent.settings import (
     split_listen,
     write_settings,
 )
-from watchdog.cli.main import main
-from watchdog.config import Agent, parse_config
+from slurm_watchdog.config.schema import Agent, parse_config
+from tests import helper_process
 
 TEXT = """
 agent: {interval: 250ms, spool_bytes: 1MiB, log_patterns: ['{workdir}/a.log'], metrics_listen: '[::1]:9766', mount_probe_write: [/x]}
@@ -60,8 +60,10 @@ def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:
         "pydantic", "yaml", "click", "rich", "asyncio", "prometheus_client", "http.client", "email", "ssl", "pynvml", "json",
         "typing_extensions", "statistics", "random",
     }  # fmt: skip
-    modules = ("__main__", "sender", "connect", "munge_session", "metrics")
-    program = f"import sys, {', '.join('watchdog.agent.' + each for each in modules)}; print(*sys.modules)"
+    modules = ("__main__", "delivery.sender", "delivery.connect", "delivery.munge_connection", "metrics")
+    program = (
+        f"import sys, {', '.join('slurm_watchdog.agent.' + each for each in modules)}; print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert not heavy & set(done.stdout.split())
@@ -76,14 +78,14 @@ def test_the_command_becomes_the_agent_and_keeps_its_pid(tmp_path: Path) -> None
     command = [
         sys.executable,
         "-c",
-        "from watchdog.cli.main import main; main()",
+        "from slurm_watchdog.cli.main import main; main()",
         "agent",
         "--config",
         str(file),
     ]
     with subprocess.Popen([*command, "--once", "--json"], stdout=subprocess.PIPE) as agent:
         assert agent.stdout is not None
-        while b"watchdog.agent" not in Path(f"/proc/{agent.pid}/cmdline").read_bytes():
+        while b"slurm_watchdog.agent" not in Path(f"/proc/{agent.pid}/cmdline").read_bytes():
             assert agent.poll() is None, "it has ended before it became the agent"
         report = json.loads(agent.stdout.read())
         assert report["node"] == "n7"
@@ -108,7 +110,7 @@ def test_a_daemon_of_roots_ends_at_once_and_says_what_to_do(tmp_path: Path) -> N
     command = [
         sys.executable,
         "-c",
-        "from watchdog.cli.main import main; main()",
+        "from slurm_watchdog.cli.main import main; main()",
         "agent",
         "--config",
         str(file),
@@ -121,7 +123,7 @@ def test_a_daemon_of_roots_ends_at_once_and_says_what_to_do(tmp_path: Path) -> N
 @pytest.mark.skipif(helper_process.why_impossible() is not None, reason="needs root and setpriv")
 @pytest.mark.parametrize("name", sorted(HELPERS))
 def test_a_process_with_a_right_of_the_helpers_is_no_agent(name: str) -> None:
-    program = f"import sys; sys.path.insert(0, {str(helper_process.CHECKOUT)!r})\nfrom watchdog.agent.become import why_too_mighty\nprint(why_too_mighty())"
+    program = f"import sys; sys.path.insert(0, {str(helper_process.CHECKOUT / 'watchdog')!r})\nfrom slurm_watchdog.agent.workers.become_user import why_too_mighty\nprint(why_too_mighty())"
     held = [name.removeprefix("CAP_").lower(), "dac_read_search"]  # the second, to read our code
     words = helper_process.as_user(64990, held, [sys.executable, "-c", program])
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)

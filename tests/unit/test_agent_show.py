@@ -6,9 +6,8 @@ import io
 
 from rich.console import Console
 
-from watchdog.agent.show import show_report
-from watchdog.model.messages import Report
-from watchdog.model.observed import (
+from slurm_watchdog.agent.once_report import show_report
+from slurm_watchdog.model.observations import (
     Blocked,
     Checkpoint,
     FaultSeverity,
@@ -22,6 +21,7 @@ from watchdog.model.observed import (
     Process,
     Role,
 )
+from slurm_watchdog.model.protocol import Report
 
 EMPTY = Report(node="n1", boot_id="b", agent_id="a", sequence=1)
 

@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from watchdog.agent.evidence.stacks import _Dump, _look, _thread_cpu_s, choose, parse_dump
-from watchdog.agent.evidence.tool import Ran
-from watchdog.agent.process_owner import OWN
-from watchdog.diagnose.stack_places import locate
-from watchdog.knowledge.frames import Place
-from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
-from watchdog.model.observed import Process, Role
+from slurm_watchdog.agent.evidence.stacks import _Dump, _look, _thread_cpu_s, choose, parse_dump
+from slurm_watchdog.agent.evidence.tool import Ran
+from slurm_watchdog.agent.processes.owner import OWN
+from slurm_watchdog.diagnose.stacks.places import locate
+from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from slurm_watchdog.model.observations import Process, Role
 
 # As py-spy 0.4.3 prints it for a rank in a barrier, shortened to two frames a thread.
 DUMP = json.dumps(

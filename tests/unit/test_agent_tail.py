@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.agent import log_file, log_place, tail
-from watchdog.agent.log_events import condense, event_item
-from watchdog.agent.log_file import Tail
-from watchdog.agent.log_place import Lines
-from watchdog.agent.tail import expand, follow
-from watchdog.progress import parse_line
+from slurm_watchdog.agent.logs import follow as tail
+from slurm_watchdog.agent.logs import log_file, position
+from slurm_watchdog.agent.logs.events import condense, event_item
+from slurm_watchdog.agent.logs.follow import expand, follow
+from slurm_watchdog.agent.logs.log_file import Tail
+from slurm_watchdog.agent.logs.position import Lines
+from slurm_watchdog.parse.training_log.line import parse_line
 
 
 def steps(items: list[dict[str, Any]]) -> list[int | None]:
@@ -147,7 +148,7 @@ def test_a_line_of_megabytes_costs_no_memory(log: Log) -> None:
         log.write("x" * 900_000)
         log.read()
         assert log.tail.place is not None
-        assert len(log.tail.place.lines.pending) <= log_place.MAX_PENDING
+        assert len(log.tail.place.lines.pending) <= position.MAX_PENDING
     log.write("\nstep 1/100\n")
     assert steps(log.read()) == [1]
 
@@ -360,7 +361,7 @@ def test_a_stale_handle_is_opened_anew_and_nothing_is_read_twice(
         raise OSError(errno.ESTALE, "Stale file handle")
 
     with monkeypatch.context() as patch:
-        patch.setattr("watchdog.agent.log_file.os.pread", stale)
+        patch.setattr("slurm_watchdog.agent.logs.log_file.os.pread", stale)
         assert log.read() == []
     assert log.tail.error == "ESTALE: Stale file handle"
     assert steps(log.read()) == [2]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.agent.become import MIN_UID, become, read_overflow_uids
-from watchdog.agent.functions import FUNCTIONS
-from watchdog.agent.helper_functions import HELPER_FUNCTIONS
-from watchdog.agent.probe_child import OVER
-from watchdog.agent.tasks import KILL_SWITCH_BASE, TASKS, Guarded, RefusedError, check_request
-from watchdog.model.observed import Process, Role
+from slurm_watchdog.agent.functions import FUNCTIONS
+from slurm_watchdog.agent.helper.functions import HELPER_FUNCTIONS
+from slurm_watchdog.agent.helper.requests import KILL_SWITCH_BASE, TASKS, Guarded, RefusedError, check_request
+from slurm_watchdog.agent.workers.become_user import MIN_UID, become, read_overflow_uids
+from slurm_watchdog.agent.workers.child import OVER
+from slurm_watchdog.model.observations import Process, Role
 
 USER = 4242
 SWITCH = {

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.identity.certificates import read_certificate
+from slurm_watchdog.slurm.command_line import CommandLineSlurm
+from slurm_watchdog.wire.delta import changes_between, make_whole
 from tests.bench import at_scale, fleet_slurm, fleet_tls
 from tests.bench.figures import Figures
 from tests.bench.fleet_reports import Shape, events_of, logs_of, report_of
-from watchdog.controller.state import ClusterState
-from watchdog.identity.certificates import read_certificate
-from watchdog.report_changes import changes_between, make_whole
-from watchdog.slurm.command_line import CommandLineSlurm
 
 BOUNDS_OF_TIME = {
     "controller.event_loop_stall_max_ms", "controller.restart_stall_max_ms", "controller.receive_to_decision_p99_s",

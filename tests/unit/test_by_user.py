@@ -7,13 +7,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.policy.by_user import (
+    crowd_of,
+    in_trouble,
+    orphans_at_once,
+    over_budget,
+    spent_on_jobs,
+)
+from slurm_watchdog.controller.policy.policy import (
+    GUARDS,
+    Limits,
+    Situation,
+    decide,
+    is_storm,
+    is_storm_of_one,
+)
+from slurm_watchdog.model.actions import Action, Decision, Fence, Verdict
+from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.slurm import SlurmJob
 from tests.unit.builders import slurm_job
 from tests.unit.test_policy import INCIDENT, LIMITS, PROCESS, SITUATION
-from watchdog.controller.by_user import crowd_of, in_trouble, orphans_at_once, over_budget, spent_on_jobs
-from watchdog.controller.policy import GUARDS, Limits, Situation, decide, is_storm, is_storm_of_one
-from watchdog.model.actions import Action, Decision, Fence, Verdict
-from watchdog.model.incidents import Incident, IncidentState, Kind
-from watchdog.model.slurm import SlurmJob
 
 MALLORY, VICTIM = 1500, 1501
 JOB = slurm_job(job_id="7", uid=VICTIM)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.model.cluster_view import EndedJob, ErrorLine, JobView, NodeView
+from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.replay.skip_ahead import PAUSE_S, calm_for_s
 from tests.unit.builders import blocked, cluster, job, progress, seen, slurm_job, snapshot, stack
-from watchdog.controller.calm import PAUSE_S, calm_for_s
-from watchdog.detect.view import EndedJob, ErrorLine, JobView, NodeView
-from watchdog.model.observed import Event, EventKind
 
 NOW = 10_000.0
 LIMITS = {"7": 60.0}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.knowledge.checkpoint_layouts import (
+from slurm_watchdog.knowledge.checkpoint_layouts import (
     DIRECTORIES,
     FILES,
     LAYOUTS_OF,

@@ -18,10 +18,10 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from watchdog import __version__
-from watchdog.cli import text
-from watchdog.cli.client import Client, ClientError
-from watchdog.cli.main import main
+from slurm_watchdog import __version__
+from slurm_watchdog.cli import terminal
+from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.main import main
 
 COMMANDS = sorted(main.commands)
 Answer = Callable[[str, str, Any], tuple[int, Any]]
@@ -717,12 +717,12 @@ def test_on_a_narrow_terminal_a_row_is_a_few_lines_with_the_names_of_its_values(
     out = io.StringIO()
     rows = [["4711", "x" * 30, "-", "n[1-3]"], ["12", "pretrain", "training", "n7"]]
     console = Console(file=out, width=40, force_terminal=True, color_system=None)
-    text._paragraphs(console, ["JOB", "NAME", "PHASE", "NODES"], rows, ["", "red"])
+    terminal._paragraphs(console, ["JOB", "NAME", "PHASE", "NODES"], rows, ["", "red"])
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     assert "PHASE" not in " ".join(lines[:2])  # nothing is known of it
     assert " ".join(lines).count("JOB") == 2
-    assert text._needed(["JOB", "NAME"], [["1", "two words"]]) == 3 + 3 + 5 + 3
+    assert terminal._needed(["JOB", "NAME"], [["1", "two words"]]) == 3 + 3 + 5 + 3
 
 
 def test_explain_of_an_empty_id_is_refused_without_a_question_to_the_controller(

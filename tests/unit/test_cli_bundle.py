@@ -13,8 +13,15 @@ from typing import Any
 
 import pytest
 
-from watchdog.cli.bundle import bundle_files, check_name, newest_threads, node_files, safe_name, write_bundle
-from watchdog.cli.client import ClientError
+from slurm_watchdog.cli.bundle import (
+    bundle_files,
+    check_name,
+    newest_threads,
+    node_files,
+    safe_name,
+    write_bundle,
+)
+from slurm_watchdog.cli.client import ClientError
 
 MAIN = {
     "thread_id": 7,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.helper.requests import KILL_SWITCH_BASE
+from slurm_watchdog.cli import helper as helper_command
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.schema import Config, parse_config
+from slurm_watchdog.model.kill_switch import heartbeat_beside
 from tests import helper_process
-from watchdog.agent.tasks import KILL_SWITCH_BASE
-from watchdog.cli import helper as helper_command
-from watchdog.cli.main import main
-from watchdog.config import Config, parse_config
-from watchdog.kill_switch_file import heartbeat_beside
 
 UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller", "slurm-watchdog-helper"]
 EXPOSURE = {"slurm-watchdog-controller": 1.5, "slurm-watchdog-agent": 2.0, "slurm-watchdog-helper": 3.0}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from watchdog.cli.answers import Incident
-from watchdog.cli.incidents import Wanted
+from slurm_watchdog.cli.api_types import Incident
+from slurm_watchdog.cli.incidents import Wanted
 
 NOW = 10_000.0
 ROWS = [

@@ -19,9 +19,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from slurm_watchdog.cli import status_screen
+from slurm_watchdog.cli.api_types import Job, Status
 from tests.unit.test_cli import HOSTILE, FakeController, job, status
-from watchdog.cli import live
-from watchdog.cli.answers import Job, Status
 
 PROGRAM = [str(Path(sys.executable).with_name("slurm-watchdog"))]
 
@@ -45,11 +45,11 @@ def drawn(document: dict[str, Any], height: int = 30, width: int = 140) -> str:
     console = Console(width=width, height=height, color_system=None)
     with console.capture() as capture:
         console.print(
-            live.frame(
+            status_screen.frame(
                 parse(document),
                 "OK: all is well.",
                 "green",
-                live.History(),
+                status_screen.History(),
                 1000.0,
                 height,
                 "note",
@@ -78,7 +78,7 @@ OPEN = {
     ],
 )
 def test_a_sparkline_shows_changes_and_no_noise(values: tuple[float, ...], line: str) -> None:
-    assert live.sparkline(values) == line
+    assert status_screen.sparkline(values) == line
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_a_sparkline_shows_changes_and_no_noise(values: tuple[float, ...], line:
 def test_a_gauge_shows_how_much_of_the_limit_has_passed(
     age_s: float | None, limit_s: float | None, bar: str
 ) -> None:
-    assert live.gauge(age_s, limit_s) == bar
+    assert status_screen.gauge(age_s, limit_s) == bar
 
 
 def test_jobs_in_trouble_come_first_then_those_near_their_limit() -> None:
     rows = jobs(
         {}, {"progress_age_s": 55.0}, {"ranks_alive": 7}, {"progress_age_s": 90.0}, {"progress_age_s": None}
     )
-    ranked = live.urgent_first(parse(status(jobs=rows)).jobs)
+    ranked = status_screen.urgent_first(parse(status(jobs=rows)).jobs)
     assert [each.job_id for each in ranked] == ["3", "2", "1", "0", "4"]
-    assert [live.style_of(each) for each in ranked] == ["red", "red", "yellow", "", ""]
+    assert [status_screen.style_of(each) for each in ranked] == ["red", "red", "yellow", "", ""]
 
 
 def test_the_screen_has_incidents_jobs_with_their_curves_and_nodes() -> None:
@@ -147,7 +147,7 @@ def test_hostile_names_move_no_cursor_and_break_no_line() -> None:
 
 
 def test_without_the_controllers_word_step_times_are_those_seen_while_watching() -> None:
-    history = live.History()
+    history = status_screen.History()
     for step, seconds in ((1, 4.0), (1, 4.0), (2, 5.0), (3, 6.0)):
         history.note([Job(job_id="7", step=step, step_s=seconds)])
     assert history.of(Job(job_id="7")) == (4.0, 5.0, 6.0)
@@ -285,4 +285,4 @@ def test_forty_columns_show_what_matters_most_and_break_no_line() -> None:
     assert "CHECKPOINT" not in shown
     assert "3 s of 60 s" in shown
     assert "rank 3 on node0002" in " ".join(shown.split())
-    assert all(heading in drawn(status(jobs=many), 20, 200) for heading in live.HEADINGS)
+    assert all(heading in drawn(status(jobs=many), 20, 200) for heading in status_screen.HEADINGS)

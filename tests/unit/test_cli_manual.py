@@ -13,8 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from watchdog.cli.main import main
-from watchdog.cli.manual import roff
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.cli.manual import roff
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from watchdog.cli.main import main
+from slurm_watchdog.cli.main import main
 
 TRACES = Path(__file__).resolve().parents[1] / "replay"
 OUTAGE = TRACES / "filesystem_outage.jsonl"

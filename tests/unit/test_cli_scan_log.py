@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from watchdog.cli.main import main
+from slurm_watchdog.cli.main import main
 
 STEPS = "".join(
     f"[2024-05-01 10:{n // 60:02d}:{n % 60:02d}] step {n}/1000 | loss: {2 + 1 / (n + 1):.3f} |\n"

@@ -12,26 +12,27 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.controller.evidence import collector
+from slurm_watchdog.controller.evidence.collector import Collector
+from slurm_watchdog.controller.evidence.requests import EvidenceDesk
+from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.ports import EvidencePorts
+from slurm_watchdog.controller.state import evidence_collection
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.evidence_collection import Collected, came_late
+from slurm_watchdog.diagnose.job import Diagnosis
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import Action, Decision, Fence, RungOutcome, Verdict
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump, ThreadStack
+from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Process, Role
+from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult, ProbeMount, Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.unit.builders import LOADER, RECV, blocked, frames, node_of, process, slurm_job
-from watchdog import clock
-from watchdog.config import parse_config
-from watchdog.controller import collect, collected
-from watchdog.controller.collect import Collector
-from watchdog.controller.collected import Collected, came_late
-from watchdog.controller.commands import CommandDesk
-from watchdog.controller.evidence import EvidenceDesk
-from watchdog.controller.journal import Journal
-from watchdog.controller.open_incidents import OpenIncidents
-from watchdog.controller.ports import EvidencePorts
-from watchdog.controller.state import ClusterState
-from watchdog.detect.view import ClusterView
-from watchdog.diagnose.verdict import Diagnosis
-from watchdog.model.actions import Action, Decision, Fence, RungOutcome, Verdict
-from watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump, ThreadStack
-from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
-from watchdog.model.messages import CollectEvidence, Command, CommandResult, ProbeMount, Report
-from watchdog.model.observed import Event, EventKind, MountProbe, Process, Role
-from watchdog.model.slurm import SlurmNode, SlurmView
 
 CONFIG = """
 controller: {evidence_spread: 20ms}
@@ -368,7 +369,7 @@ def test_a_long_reason_is_cut(controller: Controller) -> None:
     async def story() -> Collected:
         return await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
 
-    assert len(play(agents, story()).nodes["n1"].error or "") <= collect.MAX_ERROR
+    assert len(play(agents, story()).nodes["n1"].error or "") <= collector.MAX_ERROR
 
 
 def test_what_is_too_much_for_the_journal_is_judged_and_not_kept(controller: Controller) -> None:
@@ -382,7 +383,7 @@ def test_what_is_too_much_for_the_journal_is_judged_and_not_kept(controller: Con
 
     async def story() -> Collected:
         found = controller.collector.collect(controller.job, clock.monotonic(), "i")
-        found.kept_bytes = collect.MAX_KEPT_BYTES - 1000  # as if much had come before
+        found.kept_bytes = collector.MAX_KEPT_BYTES - 1000  # as if much had come before
         return await over(found)
 
     found = play(agents, story())
@@ -422,7 +423,7 @@ def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
     """The demo's case: evidence of one fault, four seconds before another fault of the same run begins: a minute later, or at once
     where an action waits for it."""
     apart_s = 0.4
-    monkeypatch.setattr(collect, "APART_S", apart_s)
+    monkeypatch.setattr(collector, "APART_S", apart_s)
     agents = Agents(controller)
 
     async def story() -> tuple[Collected, Collected]:
@@ -449,7 +450,7 @@ def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
 def test_evidence_of_another_fault_that_is_still_being_collected_is_waited_for_and_not_taken_for_ours(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "APART_S", 0.0)
+    monkeypatch.setattr(collector, "APART_S", 0.0)
 
     async def story() -> tuple[Collected, Collected]:
         first = controller.collector.collect(controller.job, clock.monotonic(), "i")
@@ -532,7 +533,7 @@ def test_jobs_wait_for_each_other_and_the_oldest_that_are_over_are_forgotten(con
         return answer(node, command)
 
     agents = Agents(controller, n1=count)
-    jobs = [replace(controller.job, job_id=str(100 + n), nodes=("n1",)) for n in range(collect.KEPT + 20)]
+    jobs = [replace(controller.job, job_id=str(100 + n), nodes=("n1",)) for n in range(collector.KEPT + 20)]
 
     async def story() -> list[Collected]:
         made = [controller.collector.collect(job, clock.monotonic()) for job in jobs]
@@ -546,8 +547,8 @@ def test_jobs_wait_for_each_other_and_the_oldest_that_are_over_are_forgotten(con
         return made
 
     made = play(agents, story())
-    assert Out.most <= collect.AT_ONCE
-    assert sum(1 for each in made if controller.collector.known(each.id) is not None) <= collect.KEPT
+    assert Out.most <= collector.AT_ONCE
+    assert sum(1 for each in made if controller.collector.known(each.id) is not None) <= collector.KEPT
 
 
 # ---------------------------------------------------------------------------------------- the rung of an action
@@ -663,7 +664,7 @@ def test_the_verdict_waits_for_the_nodes_that_are_asked_about_a_blocked_filesyst
 def test_a_probe_that_never_comes_back_does_not_hold_the_verdict_up(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "PROBES_S", 0.1)
+    monkeypatch.setattr(collector, "PROBES_S", 0.1)
     controller.report("n2", process(2, blocked=blocked(60.0), state="D"), process(3))
     controller.judge.view = controller.state.view(clock.monotonic())
 
@@ -682,7 +683,7 @@ def test_a_probe_that_never_comes_back_does_not_hold_the_verdict_up(
 
 
 def test_a_thousand_ranks_that_stand_in_a_few_places_share_their_frames() -> None:
-    shared = collected.Shared()
+    shared = evidence_collection.Shared()
     decoded = [
         msgspec.json.decode(msgspec.json.encode(rank_evidence(n % 4)), type=RankEvidence) for n in range(1000)
     ]
@@ -696,7 +697,7 @@ def test_the_diagnosis_of_a_collection_is_plain_json(controller: Controller) -> 
         return await over(controller.collector.collect(controller.job, clock.monotonic()))
 
     found = play(Agents(controller), story())
-    document = json.loads(json.dumps(collected.diagnosis_json(found)))
+    document = json.loads(json.dumps(evidence_collection.diagnosis_json(found)))
     assert {
         "ranks",
         "missing",

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.agent.identify import identify
-from watchdog.knowledge.collective_timeouts import (
+from slurm_watchdog.agent.processes.identify import identify
+from slurm_watchdog.knowledge.collective_timeouts import (
     MAX_S,
     NAMES,
     NCCL_DEFAULT_S,

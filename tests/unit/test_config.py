@@ -9,14 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from watchdog.config import (
-    Config,
-    ConfigError,
-    example_config,
-    load_config,
-    parse_config,
-)
-from watchdog.config_types import format_duration, format_size, parse_duration, parse_size
+from slurm_watchdog.config.schema import Config, ConfigError, example_config, load_config, parse_config
+from slurm_watchdog.config.types import format_duration, format_size, parse_duration, parse_size
 
 
 def problems(text: str) -> list[tuple[int | None, str, str]]:

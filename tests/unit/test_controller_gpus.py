@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.gpu_owners import KEPT_S, GpuPids
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.protocol import Report
 from tests.unit.builders import process
-from watchdog.controller.gpus import KEPT_S, GpuPids
-from watchdog.controller.state import ClusterState
-from watchdog.model.incidents import Culprit, Finding, Kind, Truth
-from watchdog.model.messages import Report
-from watchdog.model.observed import Gpu
 
 
 def report(*gpus: Gpu, node: str = "n1", **changes: Any) -> Report:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from watchdog.controller.gpu_time import GpuTime
-from watchdog.controller.metrics import MAX_JOBS, ControllerMetrics
-from watchdog.detect.view import ClusterView, ErrorLine, GpuView, JobView, Progress, RankGpu
-from watchdog.knowledge.log_signatures import SIGNATURES
-from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
-from watchdog.model.observed import Event, EventKind, Gpu
-from watchdog.model.slurm import SlurmJob
+from slurm_watchdog.controller.health.gpu_time import GpuTime
+from slurm_watchdog.controller.health.metrics import MAX_JOBS, ControllerMetrics
+from slurm_watchdog.knowledge.log_signatures import SIGNATURES
+from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, GpuView, JobView, Progress, RankGpu
+from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.observations import Event, EventKind, Gpu
+from slurm_watchdog.model.slurm import SlurmJob
 
 
 def job(number: int, *, phase: str | None = None, step: int | None = 5) -> JobView:

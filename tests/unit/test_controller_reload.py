@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.config.schema import Config, parse_config
+from slurm_watchdog.controller.reload import read_anew, why_not, why_not_address
 from tests.unit.identity_files import controller_files, make_authority
-from watchdog.config import Config, parse_config
-from watchdog.controller.reload import read_anew, why_not, why_not_address
 
 
 def test_a_file_with_errors_is_not_taken_and_each_is_said(
@@ -72,7 +72,7 @@ def test_a_controller_goes_on_with_the_old_file_and_starts_anew_with_the_new_one
         return f"mode: {mode}\ncontroller: {controller}\nsecurity: {security}\nslurm: {{client: command_line, bin_directory: {tmp_path}}}\n"
 
     file.write_text(text("observe"))
-    program = "from watchdog.cli.main import main; main()"
+    program = "from slurm_watchdog.cli.main import main; main()"
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", program, "controller", "--config", str(file)], stdout=out, stderr=out

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.agent.evidence import cores
-from watchdog.agent.evidence.core_program import notes_of, parse_program, read_program
+from slurm_watchdog.agent.evidence import cores
+from slurm_watchdog.agent.evidence.core_program import notes_of, parse_program, read_program
 
 
 def note(kind: int, body: bytes) -> bytes:

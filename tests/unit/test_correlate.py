@@ -7,8 +7,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from watchdog.controller.correlate import CAUSES, CorrelateSettings, Moment, correlate
-from watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, StacksWanted, Truth
+from slurm_watchdog.controller.incidents.correlate import CAUSES, CorrelateSettings, Moment, correlate
+from slurm_watchdog.model.incidents import (
+    Culprit,
+    Finding,
+    Incident,
+    IncidentState,
+    Kind,
+    StacksWanted,
+    Truth,
+)
 
 FIRING, PENDING, RESOLVED = IncidentState.FIRING, IncidentState.PENDING, IncidentState.RESOLVED
 

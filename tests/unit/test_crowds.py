@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.crowds import MAX_CROWDS, Crowds
+from slurm_watchdog.model.protocol import LeftOut, Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.unit.builders import slurm_job
-from watchdog.controller.crowds import MAX_CROWDS, Crowds
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.state import ClusterState
-from watchdog.model.messages import LeftOut, Report
-from watchdog.model.slurm import SlurmNode, SlurmView
 
 
 def report(sequence: int, *left_out: LeftOut) -> Report:

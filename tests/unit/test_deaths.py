@@ -8,18 +8,24 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.config.detectors import CollectiveHang, DeadRank
+from slurm_watchdog.detect import dead_rank
+from slurm_watchdog.detect.log_error import detect
+from slurm_watchdog.diagnose.logs.digest import Collector
+from slurm_watchdog.diagnose.logs.report import judge_job
+from slurm_watchdog.diagnose.logs.root_cause import (
+    Cause,
+    find_cause,
+    how_they_ended,
+    locate,
+    said_before_it_ended,
+)
+from slurm_watchdog.knowledge.launcher_exits import ending_of
+from slurm_watchdog.model.cluster_view import ErrorLine, PastRun
+from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.parse.training_log.line import kept_line, parse_line
 from tests.unit.builders import cluster, job, progress, seen, slurm_job
-from watchdog.detect import dead_rank
-from watchdog.detect.log_error import detect
-from watchdog.detect.view import ErrorLine, PastRun
-from watchdog.detector_config import CollectiveHang, DeadRank
-from watchdog.diagnose.log_digest import Collector
-from watchdog.diagnose.log_errors import Cause, find_cause, how_they_ended, locate, said_before_it_ended
-from watchdog.diagnose.log_report import judge_job
-from watchdog.knowledge.launcher_words import ending_of
-from watchdog.model.incidents import Truth
-from watchdog.model.observed import Event, EventKind
-from watchdog.progress import kept_line, parse_line
 
 PIDS = {0: 4710, 1: 4711, 2: 4712, 3: 4713}
 

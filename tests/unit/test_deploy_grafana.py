@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.grafana import generate
 from tests.unit.test_deploy_prometheus import PUT_ON_BY_PROMETHEUS, SERIES
 from tests.unit.test_readme import metrics_table
+from tools.docs import grafana
 
 NAMES = ("cluster", "itself", "job", "node")
 
@@ -43,8 +43,8 @@ def test_the_dashboards_are_what_the_generator_writes(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dashboards").mkdir()
-    monkeypatch.setattr(generate, "HERE", tmp_path)
-    generate.main()
+    monkeypatch.setattr(grafana, "HERE", tmp_path)
+    grafana.main()
     written = {file.name: file.read_text() for file in (tmp_path / "dashboards").iterdir()}
     kept = {file.name: file.read_text() for file in (checkout / "deploy/grafana/dashboards").iterdir()}
     assert written == kept, "run `make grafana`"

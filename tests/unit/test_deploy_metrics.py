@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.prometheus.generate import (
-    EXAMPLES,
-    LABELS,
-    Example,
-    agent_metrics,
-    controller_metrics,
-    write,
-)
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from tests.unit.test_readme import metrics_table
-from watchdog.controller.metrics import ControllerMetrics
+from tools.docs.metrics import EXAMPLES, LABELS, Example, agent_metrics, controller_metrics, write
 
 
 def test_the_reference_is_up_to_date(checkout: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slurm_watchdog.model.incidents import Kind
 from tests.unit.test_readme import metrics_table
-from watchdog.model.incidents import Kind
 
 SERIES = re.compile(r"slurm_watchdog_(\w+)(?:\{([^}]*)\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"([^\"]*)\"")

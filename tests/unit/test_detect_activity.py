@@ -7,6 +7,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.rank_activity import Doing, activities, standing
+from slurm_watchdog.config.detectors import CollectiveHang, StalledProgress
+from slurm_watchdog.detect import collective_hang, stalled_progress
+from slurm_watchdog.model.cluster_view import (
+    ErrorLine,
+    GpuView,
+    JobView,
+    LogView,
+    PastRun,
+    ProcessView,
+    RankGpu,
+)
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Gpu, Role
 from tests.unit.builders import (
     COMPUTE,
     LOADER,
@@ -21,12 +35,6 @@ from tests.unit.builders import (
     stack,
     still,
 )
-from watchdog.detect import collective_hang, stalled_progress
-from watchdog.detect.activity import Doing, activities, standing
-from watchdog.detect.view import ErrorLine, GpuView, JobView, LogView, PastRun, ProcessView, RankGpu
-from watchdog.detector_config import CollectiveHang, StalledProgress
-from watchdog.model.incidents import Finding, Truth
-from watchdog.model.observed import Checkpoint, Event, EventKind, Gpu, Role
 
 NOW = 10_000.0
 HANG, STALLED = CollectiveHang(), StalledProgress()

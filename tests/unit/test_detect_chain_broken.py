@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.detect.chain_broken import detect
+from slurm_watchdog.model.cluster_view import EndedJob
+from slurm_watchdog.model.incidents import Finding, Truth
 from tests.unit.builders import cluster, slurm_job
 from tests.unit.test_detect_log_error import NOW, past
-from watchdog.detect.chain_broken import detect
-from watchdog.detect.view import EndedJob
-from watchdog.model.incidents import Finding, Truth
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.detect.collective_hang import detect
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView
+from slurm_watchdog.model.incidents import Finding, StacksWanted, Truth
+from slurm_watchdog.model.observations import Event, EventKind, Role
 from tests.unit.builders import (
     BACKWARD,
     BARRIER,
@@ -25,10 +29,6 @@ from tests.unit.builders import (
     stack,
     still,
 )
-from watchdog.detect.collective_hang import detect
-from watchdog.detect.view import ErrorLine, JobView
-from watchdog.model.incidents import Finding, StacksWanted, Truth
-from watchdog.model.observed import Event, EventKind, Role
 
 
 @dataclass(frozen=True)

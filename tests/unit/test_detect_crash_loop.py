@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.detect.crash_loop import detect
+from slurm_watchdog.model.cluster_view import EndedJob, JobView, PastRun
+from slurm_watchdog.model.incidents import Finding, Truth
 from tests.unit.builders import cluster, job, progress, slurm_job
 from tests.unit.test_detect_log_error import NOW, logged
-from watchdog.detect.crash_loop import detect
-from watchdog.detect.view import EndedJob, JobView, PastRun
-from watchdog.model.incidents import Finding, Truth
 
 ERROR = "[rank3]: FileNotFoundError: [Errno 2] No such file or directory: '/data/train.idx'"
 PREEMPTED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"

@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.detect.disk_full import detect
+from slurm_watchdog.diagnose.logs.root_cause import running
+from slurm_watchdog.model.cluster_view import (
+    Checkpoint,
+    ClusterView,
+    EndedJob,
+    NodeView,
+    SeenEvent,
+    SeenMount,
+)
+from slurm_watchdog.model.incidents import Finding, Severity, Truth
+from slurm_watchdog.model.observations import FaultSeverity, MountProbe, NodeEvent
 from tests.unit.builders import cluster, job, progress, slurm_job
 from tests.unit.test_detect_log_error import errors
-from watchdog.detect.disk_full import detect
-from watchdog.detect.view import Checkpoint, ClusterView, EndedJob, NodeView, SeenEvent, SeenMount
-from watchdog.diagnose.log_errors import running
-from watchdog.model.incidents import Finding, Severity, Truth
-from watchdog.model.observed import FaultSeverity, MountProbe, NodeEvent
 
 NOW = 10_000.0
 ENOSPC = "OSError: [Errno 28] No space left on device: '/shared/ckpt/step_400/rank3.pt'"

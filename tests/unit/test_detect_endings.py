@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.config.detectors import CheckpointOverdue, CollectiveHang, WedgedTeardown
+from slurm_watchdog.detect import checkpoint_overdue, wedged_teardown
+from slurm_watchdog.model.cluster_view import Checkpoint, ErrorLine, JobView
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Checkpoint as OnDisk
+from slurm_watchdog.model.observations import Event, EventKind
 from tests.unit.builders import BARRIER, SAVE, cluster, job, progress, slurm_job, snapshot, stack, still
 from tests.unit.test_detect_activity import four, rank
-from watchdog.detect import checkpoint_overdue, wedged_teardown
-from watchdog.detect.view import Checkpoint, ErrorLine, JobView
-from watchdog.detector_config import CheckpointOverdue, CollectiveHang, WedgedTeardown
-from watchdog.model.incidents import Finding, Truth
-from watchdog.model.observed import Checkpoint as OnDisk
-from watchdog.model.observed import Event, EventKind
 
 TEARDOWN = ("destroy_process_group (torch/distributed/distributed_c10d.py)", "main (t.py)")
 

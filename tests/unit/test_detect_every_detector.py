@@ -11,6 +11,19 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.config.detectors import Detectors
+from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.model.cluster_view import (
+    Checkpoint,
+    ClusterView,
+    FilesystemView,
+    LossPoint,
+    MountAnswer,
+    NodeView,
+    StepTime,
+)
+from slurm_watchdog.model.incidents import Finding, Kind, Truth
+from slurm_watchdog.model.observations import FaultSeverity, GpuHolder
 from tests.unit import test_detect_crash_loop as loops
 from tests.unit import test_detect_disk_full as disks
 from tests.unit import test_detect_gpu as gpus
@@ -35,19 +48,6 @@ from tests.unit.test_detect_chain_broken import ended as link
 from tests.unit.test_detect_endings import done
 from tests.unit.test_detect_missing_data import NOW, _shuffled, bad, holes
 from tests.unit.test_detect_ranks import eight
-from watchdog.detect.registry import DETECTORS
-from watchdog.detect.view import (
-    Checkpoint,
-    ClusterView,
-    FilesystemView,
-    LossPoint,
-    MountAnswer,
-    NodeView,
-    StepTime,
-)
-from watchdog.detector_config import Detectors
-from watchdog.model.incidents import Finding, Kind, Truth
-from watchdog.model.observed import FaultSeverity, GpuHolder
 
 YES = MountAnswer(responding=True, age_s=5.0, seconds=0.1)
 NO = MountAnswer(responding=False, age_s=5.0, seconds=12.0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from slurm_watchdog.base.redact import MASK
+from slurm_watchdog.detect import filesystem_outage, filesystem_stall
+from slurm_watchdog.diagnose.filesystem import probes_wanted
+from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer
+from slurm_watchdog.model.incidents import Finding, Kind, Truth
+from slurm_watchdog.model.observations import Role
 from tests.unit.builders import blocked, cluster, job, progress, seen
-from watchdog.detect import filesystem_outage, filesystem_stall
-from watchdog.detect.view import FilesystemView, MountAnswer
-from watchdog.diagnose.filesystem import probes_wanted
-from watchdog.masking import MASK
-from watchdog.model.incidents import Finding, Kind, Truth
-from watchdog.model.observed import Role
 
 YES = MountAnswer(responding=True, age_s=5.0, seconds=0.1)
 NO = MountAnswer(responding=False, age_s=5.0, seconds=12.0)

@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.config.detectors import GpuClockLow, GpuFault
+from slurm_watchdog.detect import gpu_clock_low, gpu_fault
+from slurm_watchdog.model.cluster_view import (
+    ClusterView,
+    GpuView,
+    NodeView,
+    RankGpu,
+    SeenEvent,
+    SlurmNodeView,
+)
+from slurm_watchdog.model.incidents import Finding, Severity, Truth
+from slurm_watchdog.model.observations import FaultSeverity, Gpu, HungProbe, NodeEvent
 from tests.unit.builders import cluster, job
-from watchdog.detect import gpu_clock_low, gpu_fault
-from watchdog.detect.view import ClusterView, GpuView, NodeView, RankGpu, SeenEvent, SlurmNodeView
-from watchdog.detector_config import GpuClockLow, GpuFault
-from watchdog.model.incidents import Finding, Severity, Truth
-from watchdog.model.observed import FaultSeverity, Gpu, HungProbe, NodeEvent
 
 NOW = 10_000.0
 SETTINGS = GpuFault()

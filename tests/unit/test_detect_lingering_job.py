@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.config.detectors import CollectiveHang
+from slurm_watchdog.detect.lingering_job import detect
+from slurm_watchdog.model.cluster_view import ErrorLine, ProcessView
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Event, EventKind, Process, Role
 from tests.unit.builders import COMPUTE, RECV, cluster, job, progress, seen, slurm_job, snapshot, stack
 from tests.unit.test_detect_activity import card, rank
-from watchdog.detect.lingering_job import detect
-from watchdog.detect.view import ErrorLine, ProcessView
-from watchdog.detector_config import CollectiveHang
-from watchdog.model.incidents import Finding, Truth
-from watchdog.model.observed import Event, EventKind, Process, Role
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.builders import cluster, job, progress, seen, slurm_job
-from watchdog.detect.log_error import detect
-from watchdog.detect.view import (
+from slurm_watchdog.config.detectors import CollectiveHang
+from slurm_watchdog.detect.log_error import detect
+from slurm_watchdog.diagnose.logs.root_cause import find_cause, locate, work_lost
+from slurm_watchdog.model.cluster_view import (
     Checkpoint,
     EndedJob,
     ErrorLine,
@@ -19,11 +20,10 @@ from watchdog.detect.view import (
     PastRun,
     SeenEvent,
 )
-from watchdog.detector_config import CollectiveHang
-from watchdog.diagnose.log_errors import find_cause, locate, work_lost
-from watchdog.model.incidents import Finding, Truth
-from watchdog.model.observed import Event, EventKind, FaultSeverity, NodeEvent
-from watchdog.progress import parse_line
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Event, EventKind, FaultSeverity, NodeEvent
+from slurm_watchdog.parse.training_log.line import parse_line
+from tests.unit.builders import cluster, job, progress, seen, slurm_job
 
 NOW = 10_000.0
 

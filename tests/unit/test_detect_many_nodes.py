@@ -5,13 +5,21 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_watchdog.analysis.slurm_nodes import may_be_starting, share_silent
+from slurm_watchdog.detect import agent_silent, node_down
+from slurm_watchdog.detect.gpu_fault import JobsOfNodes
+from slurm_watchdog.model.cluster_view import (
+    ClusterView,
+    GpuView,
+    JobView,
+    NodeView,
+    ProcessView,
+    RankGpu,
+    SlurmNodeView,
+)
+from slurm_watchdog.model.observations import Gpu, Role
+from slurm_watchdog.model.slurm_states import is_away, is_lost
 from tests.unit import builders
-from watchdog.detect import agent_silent, node_down
-from watchdog.detect.gpu_fault import JobsOfNodes
-from watchdog.detect.nodes import may_be_starting, share_silent
-from watchdog.detect.view import ClusterView, GpuView, JobView, NodeView, ProcessView, RankGpu, SlurmNodeView
-from watchdog.model.observed import Gpu, Role
-from watchdog.model.slurm_states import is_away, is_lost
 
 NAMES = tuple(f"n{number}" for number in range(6))
 STATES = ("ALLOCATED", "IDLE*+DRAIN", "DOWN*", "MAINT", "DOWN+DRAIN", "IDLE")

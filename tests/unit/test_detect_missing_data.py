@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.unit.builders import blocked, cluster, progress, slurm_job
-from tests.unit.test_detect_activity import HEALTHY, NOW, UNSEEN, card, four, rank
-from tests.unit.test_detect_gpu import xid
-from watchdog.detect.registry import DETECTORS
-from watchdog.detect.view import (
+from slurm_watchdog.config.detectors import Detectors
+from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.model.cluster_view import (
     Checkpoint,
     ClusterView,
     EndedJob,
@@ -28,10 +26,12 @@ from watchdog.detect.view import (
     SlurmNodeView,
     StepTime,
 )
-from watchdog.detector_config import Detectors
-from watchdog.model.incidents import Finding, Truth
-from watchdog.model.observed import Checkpoint as OnDisk
-from watchdog.model.observed import Event, EventKind, FaultSeverity, GpuHolder, MountProbe, Role
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Checkpoint as OnDisk
+from slurm_watchdog.model.observations import Event, EventKind, FaultSeverity, GpuHolder, MountProbe, Role
+from tests.unit.builders import blocked, cluster, progress, slurm_job
+from tests.unit.test_detect_activity import HEALTHY, NOW, UNSEEN, card, four, rank
+from tests.unit.test_detect_gpu import xid
 
 CLEARS = frozenset(
     {

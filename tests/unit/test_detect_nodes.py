@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.config.detectors import PartitionOrOutage, SlurmUnreachable
+from slurm_watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
+from slurm_watchdog.model.cluster_view import ClusterView, NodeView, SlurmNodeView
+from slurm_watchdog.model.incidents import Severity, Truth
 from tests.unit.builders import job, slurm_job
-from watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
-from watchdog.detect.view import ClusterView, NodeView, SlurmNodeView
-from watchdog.detector_config import PartitionOrOutage, SlurmUnreachable
-from watchdog.model.incidents import Severity, Truth
 
 NOW = 1000.0
 

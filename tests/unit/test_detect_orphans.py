@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.state.nodes import Nodes
+from slurm_watchdog.detect import orphan_gpu_process
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, NodeView
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import GpuHolder
+from slurm_watchdog.model.protocol import Report
 from tests.unit.builders import cluster, job, seen, slurm_job
-from watchdog.controller.nodes import Nodes
-from watchdog.detect import orphan_gpu_process
-from watchdog.detect.view import ClusterView, JobView, NodeView
-from watchdog.model.incidents import Finding, Truth
-from watchdog.model.messages import Report
-from watchdog.model.observed import GpuHolder
 
 NOW = 1000.0
 HOLDER = GpuHolder(

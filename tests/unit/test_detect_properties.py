@@ -6,6 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slurm_watchdog.config.detectors import Detectors
+from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, MountAnswer
+from slurm_watchdog.model.incidents import Finding, Kind, Truth
 from tests.unit.builders import (
     BACKWARD,
     BARRIER,
@@ -21,10 +25,6 @@ from tests.unit.builders import (
     snapshot,
     stack,
 )
-from watchdog.detect.registry import DETECTORS
-from watchdog.detect.view import ClusterView, FilesystemView, JobView, MountAnswer
-from watchdog.detector_config import Detectors
-from watchdog.model.incidents import Finding, Kind, Truth
 
 PLACES = st.sampled_from([RECV, BARRIER, BACKWARD, LOADER, COMPUTE, SAVE, ()])
 AGES = st.sampled_from([0.0, 5.0, 40.0, 70.0, 400.0, 5000.0])

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.config.detectors import CollectiveHang, DeadRank, GpuIdleRank, RankStopped
+from slurm_watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
+from slurm_watchdog.model.cluster_view import ErrorLine, GpuView, JobView, RankGpu, StepTime
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Gpu
 from tests.unit.builders import BARRIER, LOADER, SAVE, cluster, job, progress, seen, slurm_job, still
-from watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
-from watchdog.detect.view import ErrorLine, GpuView, JobView, RankGpu, StepTime
-from watchdog.detector_config import CollectiveHang, DeadRank, GpuIdleRank, RankStopped
-from watchdog.model.incidents import Finding, Truth
-from watchdog.model.observed import Checkpoint, Event, EventKind, Gpu
 
 NOW = 10_000.0
 

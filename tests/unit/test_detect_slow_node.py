@@ -7,16 +7,24 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.config.detectors import SlowJob
+from slurm_watchdog.controller.state.nodes import RISE_BREAK_S, Nodes
+from slurm_watchdog.detect import slow_job, slow_node
+from slurm_watchdog.model.cluster_view import (
+    ClusterView,
+    JobView,
+    NodeView,
+    RankGpu,
+    Rise,
+    SeenEvent,
+    StepTime,
+)
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
+from slurm_watchdog.model.protocol import Report
 from tests.unit.builders import cluster, job, slurm_job
 from tests.unit.test_detect_gpu import NOW, card
 from tests.unit.test_detect_speed import noisy
-from watchdog.controller.nodes import RISE_BREAK_S, Nodes
-from watchdog.detect import slow_job, slow_node
-from watchdog.detect.view import ClusterView, JobView, NodeView, RankGpu, Rise, SeenEvent, StepTime
-from watchdog.detector_config import SlowJob
-from watchdog.model.incidents import Finding, Truth
-from watchdog.model.messages import Report
-from watchdog.model.observed import FaultSeverity, Gpu, NodeEvent
 
 NAMES = ("n1", "n2", "n3", "n4")
 SLOWER = [10.0] * 60 + [10.7] * 30

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from slurm_watchdog.analysis.step_statistics import segments
+from slurm_watchdog.config.detectors import LossNan, LossSpike, SlowJob
+from slurm_watchdog.detect import loss_nan, loss_spike, slow_job
+from slurm_watchdog.model.cluster_view import LossPoint, StepTime
+from slurm_watchdog.model.incidents import Finding, Truth
 from tests.unit.builders import cluster, job
-from watchdog.detect import loss_nan, loss_spike, slow_job
-from watchdog.detect.series import segments
-from watchdog.detect.view import LossPoint, StepTime
-from watchdog.detector_config import LossNan, LossSpike, SlowJob
-from watchdog.model.incidents import Finding, Truth
 
 NOW = 10_000.0
 

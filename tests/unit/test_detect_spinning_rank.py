@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slurm_watchdog.config.detectors import CollectiveHang, StalledProgress
+from slurm_watchdog.detect.collective_hang import detect
+from slurm_watchdog.detect.stalled_progress import detect as detect_stalled
+from slurm_watchdog.diagnose.stacks.spinning import follow, where
+from slurm_watchdog.knowledge.long_operations import WAITING, WORK, has_word
+from slurm_watchdog.model.cluster_view import GpuView, JobView, RankGpu, Steady
+from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from slurm_watchdog.model.incidents import Finding, StacksWanted, Truth
+from slurm_watchdog.model.observations import Checkpoint, Gpu, Role
 from tests.unit.builders import RECV, cluster, job, progress, seen, snapshot, stack
-from watchdog.detect.collective_hang import detect
-from watchdog.detect.stalled_progress import detect as detect_stalled
-from watchdog.detect.view import GpuView, JobView, RankGpu, Steady
-from watchdog.detector_config import CollectiveHang, StalledProgress
-from watchdog.diagnose.spinning import follow, where
-from watchdog.knowledge.long_work import WAITING, WORK, has_word
-from watchdog.model.evidence import Frame, ProcessStack, ThreadStack
-from watchdog.model.incidents import Finding, StacksWanted, Truth
-from watchdog.model.observed import Checkpoint, Gpu, Role
 
 NOW = 10_000.0
 SPIN = ("train_epoch (t.py:88)", "main (t.py:12)", "<module> (t.py:140)")

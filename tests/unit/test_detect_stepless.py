@@ -7,6 +7,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis import rank_motion
+from slurm_watchdog.analysis.rank_activity import standing
+from slurm_watchdog.config.detectors import CollectiveHang, RankStopped, StalledProgress
+from slurm_watchdog.controller.state.run import Run, new_run
+from slurm_watchdog.controller.state.run_updates import note_snapshot
+from slurm_watchdog.controller.state.run_view import snapshot_views
+from slurm_watchdog.detect import collective_hang, rank_stopped, stalled_progress
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView, Motion
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.incidents import Finding, StacksWanted, Truth
+from slurm_watchdog.model.observations import Event, EventKind
 from tests.unit.builders import (
     BACKWARD,
     BARRIER,
@@ -21,16 +32,6 @@ from tests.unit.builders import (
     stack,
 )
 from tests.unit.test_detect_activity import card
-from watchdog.controller.run import Run, new_run
-from watchdog.controller.run_reports import note_snapshot
-from watchdog.controller.run_view import snapshot_views
-from watchdog.detect import collective_hang, motion, rank_stopped, stalled_progress
-from watchdog.detect.activity import standing
-from watchdog.detect.view import ErrorLine, JobView, LogView, Motion
-from watchdog.detector_config import CollectiveHang, RankStopped, StalledProgress
-from watchdog.model.evidence import ProcessStack
-from watchdog.model.incidents import Finding, StacksWanted, Truth
-from watchdog.model.observed import Event, EventKind
 
 NOW = 10_000.0
 HANG, STALLED = CollectiveHang(), StalledProgress()
@@ -277,25 +278,29 @@ def test_a_run_that_moves_between_dumps_in_the_code_of_a_training_is_proven_and_
 ):
     run = dumps(*TRAINING)
     assert (
-        run.motion is not None and motion.is_proven(run.motion) and motion.still_s(run.motion, 1200.0) == 0.0
+        run.motion is not None
+        and rank_motion.is_proven(run.motion)
+        and rank_motion.still_s(run.motion, 1200.0) == 0.0
     )
     hung = [two(at, BACKWARD, LOADER, 900.0) for at in (1500.0, 1560.0, 1620.0, 1680.0)]
     run = dumps(*TRAINING, *hung)
-    assert run.motion is not None and motion.still_s(run.motion, 1700.0) == 200.0
+    assert run.motion is not None and rank_motion.still_s(run.motion, 1700.0) == 200.0
     go_on = dumps(*TRAINING, *hung, two(1740.0, BACKWARD, COMPUTE, 900.0))
     assert go_on.motion is not None and go_on.motion.pauses_s == (240.0,)
 
 
 def test_a_run_seen_in_the_same_place_that_uses_time_in_between_moves() -> None:
     run = dumps(*(two(300.0 * n, BACKWARD, LOADER, 30.0 * n) for n in range(6)))
-    assert run.motion is not None and motion.is_proven(run.motion) and run.motion.still_from_at is None
+    assert run.motion is not None and rank_motion.is_proven(run.motion) and run.motion.still_from_at is None
 
 
 def test_a_dump_that_lacks_a_rank_ends_the_row_and_proves_nothing() -> None:
     alike = [two(60.0 * n, BACKWARD, LOADER, 5.0) for n in range(4)]
     lacks = (240.0, [stack(0, BACKWARD, cpu_s=5.0)])
     run = dumps(*alike, lacks)
-    assert run.motion is not None and motion.still_s(run.motion, 300.0) == 0.0 and run.motion.trained == 0
+    assert (
+        run.motion is not None and rank_motion.still_s(run.motion, 300.0) == 0.0 and run.motion.trained == 0
+    )
     assert len(snapshot_views(run, 300.0)) == 3
 
 
@@ -304,12 +309,12 @@ def test_what_took_long_before_a_run_trained_is_no_pace_of_it() -> None:
     start = [two(60.0 * n, build, build, 5.0) for n in range(6)]
     later = [(600.0 + at, stacks) for at, stacks in TRAINING]
     run = dumps(*start, *later)
-    assert run.motion is not None and motion.is_proven(run.motion) and run.motion.pauses_s == ()
+    assert run.motion is not None and rank_motion.is_proven(run.motion) and run.motion.pauses_s == ()
 
 
 def test_a_run_that_serves_is_no_training_however_much_it_moves() -> None:
     run = dumps(*(two(300.0 * n, UVICORN, BROADCAST if n % 2 else COMPUTE[:1], 50.0 * n) for n in range(9)))
-    assert run.motion is not None and not motion.is_proven(run.motion)
+    assert run.motion is not None and not rank_motion.is_proven(run.motion)
 
 
 def test_a_rank_of_two_that_raised_and_cannot_exit_is_named_with_its_exception_though_no_step_was_read() -> (
@@ -361,5 +366,5 @@ def test_a_phase_that_no_step_can_end_widens_the_limit_and_does_not_blind(
 
 
 def test_a_start_that_is_announced_again_has_to_be_seen_training_again() -> None:
-    assert not motion.is_proven(motion.started(moved(700.0)))
-    assert motion.started(moved(700.0)).still_from_at is None
+    assert not rank_motion.is_proven(rank_motion.started(moved(700.0)))
+    assert rank_motion.started(moved(700.0)).still_from_at is None

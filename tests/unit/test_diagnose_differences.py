@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from watchdog.diagnose.differences import RankFacts, compare, describe
-from watchdog.model.observed import Gpu
+from slurm_watchdog.diagnose.outliers import RankFacts, compare, describe
+from slurm_watchdog.model.observations import Gpu
 
 WELL = {
     "utilization_ratio": 1.0, "sm_clock_hz": 1410e6, "power_w": 270.0, "temperature_c": 52.0, "memory_used_bytes": 60 << 30,

@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.diagnose.stacks.places import locate, native_place_of, place_of
+from slurm_watchdog.diagnose.stacks.vote import vote
+from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.cluster_view import StackSnapshot
+from slurm_watchdog.model.evidence import ThreadStack
 from tests.unit.builders import (
     BACKWARD,
     BARRIER,
@@ -21,11 +26,6 @@ from tests.unit.builders import (
     stack,
     still,
 )
-from watchdog.detect.view import StackSnapshot
-from watchdog.diagnose.stack_places import locate, native_place_of, place_of
-from watchdog.diagnose.stacks import vote
-from watchdog.knowledge.frames import Place
-from watchdog.model.evidence import ThreadStack
 
 EVALUATE = (
     "eval_batch (deepspeed/runtime/pipe/engine.py)",

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_watchdog.diagnose.job import Diagnosis, Gathered, diagnose
+from slurm_watchdog.model.cluster_view import (
+    FilesystemView,
+    JobView,
+    MountAnswer,
+    ProcessView,
+    Progress,
+    StackSnapshot,
+)
+from slurm_watchdog.model.evidence import LockWait
 from tests.unit.builders import (
     COMPUTE,
     LOADER,
@@ -18,16 +28,6 @@ from tests.unit.builders import (
     stack,
     still,
 )
-from watchdog.detect.view import (
-    FilesystemView,
-    JobView,
-    MountAnswer,
-    ProcessView,
-    Progress,
-    StackSnapshot,
-)
-from watchdog.diagnose.verdict import Diagnosis, Gathered, diagnose
-from watchdog.model.evidence import LockWait
 
 LATE = progress(90.0, steps_seen=50, step_s=2.0, intervals_s=(2.0, 2.0, 2.5))
 HANG = still(RECV, RECV, RECV, LOADER)

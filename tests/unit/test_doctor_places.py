@@ -12,15 +12,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from tests.unit.identity_door import listening
-from tests.unit.test_cli import job, status
-from watchdog.cli import doctor
-from watchdog.cli.answers import Status
-from watchdog.cli.main import main
-from watchdog.config import Config
-from watchdog.doctor import doors, read
-from watchdog.doctor.advice import Advice, Level, examine, exit_code
-from watchdog.doctor.cluster_rules import (
+from slurm_watchdog.cli import doctor
+from slurm_watchdog.cli.api_types import Status
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.doctor import endpoints
+from slurm_watchdog.doctor import facts as read
+from slurm_watchdog.doctor.cluster_rules import (
     CLUSTER_RULES,
     ClusterFacts,
     Undelivered,
@@ -28,9 +26,12 @@ from watchdog.doctor.cluster_rules import (
     parse_slurm_config,
     settings_of,
 )
-from watchdog.doctor.late import examine_in_time, parse_findings
-from watchdog.doctor.node_rules import NODE_RULES, NodeFacts
-from watchdog.slurm.access import Access, hides_jobs, token_note
+from slurm_watchdog.doctor.deadline import examine_in_time, parse_findings
+from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
+from slurm_watchdog.doctor.node_rules import NODE_RULES, NodeFacts
+from slurm_watchdog.slurm.access import Access, hides_jobs, token_note
+from tests.unit.identity_door import listening
+from tests.unit.test_cli import job, status
 
 NODE = NodeFacts(
     node="n1", unit_state="active", py_spy="0.4.1", ptrace_scope=1, gpu_devices=8, nvml_gpus=8, munge=(0, 5, 18), munge_works=True,
@@ -252,14 +253,14 @@ def test_a_directory_is_known_with_its_filesystem_and_whether_it_can_be_written(
 
 
 def test_a_controller_that_is_not_there_is_said_with_the_reason() -> None:
-    assert doors.read_controller("http://127.0.0.1:1", None) == ("Connection refused", None)
+    assert endpoints.read_controller("http://127.0.0.1:1", None) == ("Connection refused", None)
 
 
 def test_the_controller_s_time_is_that_of_its_short_answer_also_when_it_is_not_well() -> None:
     with listening() as port:
         for well in (True, False):
             port.door._healthy = lambda well=well: (well, "it said so")
-            problem, ahead_s = doors.read_controller(f"http://127.0.0.1:{port.number}", None)
+            problem, ahead_s = endpoints.read_controller(f"http://127.0.0.1:{port.number}", None)
             assert problem is None
             assert ahead_s is not None and abs(ahead_s) < 600, "both are this machine's clock"
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.doctor.advice import Advice, Level, examine, exit_code
-from watchdog.doctor.script import parse_options, parse_script, programs
-from watchdog.doctor.script_rules import (
+from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
+from slurm_watchdog.doctor.script import parse_options, parse_script, programs
+from slurm_watchdog.doctor.script_rules import (
     SCRIPT_RULES,
     JobFacts,
     SlurmSettings,

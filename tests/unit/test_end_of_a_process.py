@@ -11,19 +11,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.builders import slurm_job
-from watchdog.actuate import process as lever
-from watchdog.config import ConfigError, parse_config
-from watchdog.controller.about_process import AT_ONCE_S, objection
-from watchdog.controller.ladder import next_move
-from watchdog.controller.ladder_process import MAX_TRIES
-from watchdog.controller.ladder_state import Do, End, LadderLimits, Settle, Wait, World
-from watchdog.controller.policy import Limits, Situation, decide, with_process
-from watchdog.controller.rules import Rule, rule_for
-from watchdog.controller.settings import rule_book_of
-from watchdog.detect import orphan_gpu_process
-from watchdog.detect.view import ClusterView, NodeView
-from watchdog.model.actions import (
+from slurm_watchdog.actuate import gpu_process as lever
+from slurm_watchdog.config.schema import ConfigError, parse_config
+from slurm_watchdog.controller.actions.from_config import rule_book_of
+from slurm_watchdog.controller.actions.ladder.next_move import next_move
+from slurm_watchdog.controller.actions.ladder.process import MAX_TRIES
+from slurm_watchdog.controller.actions.ladder.state import Do, End, LadderLimits, Settle, Wait, World
+from slurm_watchdog.controller.policy.orphan_process import AT_ONCE_S, objection
+from slurm_watchdog.controller.policy.policy import Limits, Situation, decide, with_process
+from slurm_watchdog.controller.policy.rules import Rule, rule_for
+from slurm_watchdog.detect import orphan_gpu_process
+from slurm_watchdog.model.actions import (
     Action,
     ActionEnd,
     ActionRun,
@@ -34,13 +32,15 @@ from watchdog.model.actions import (
     Step,
     Verdict,
 )
-from watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
-from watchdog.model.messages import CommandResult, ProcessEnd
-from watchdog.model.observed import GpuHolder
-from watchdog.model.slurm import SlurmJob, SlurmNode
-from watchdog.notify.notice import Notice, Topic
-from watchdog.notify.slack_messages import said_of
-from watchdog.notify.words import say_decision, say_opened, say_outcome
+from slurm_watchdog.model.cluster_view import ClusterView, NodeView
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.observations import GpuHolder
+from slurm_watchdog.model.protocol import CommandResult, ProcessEnd
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.notify.notification import Notice, Topic
+from slurm_watchdog.notify.slack_messages import said_of
+from slurm_watchdog.notify.wording import say_decision, say_opened, say_outcome
+from tests.unit.builders import slurm_job
 
 HOLDER = GpuHolder(
     pid=4711, start_ticks=9, uid=1000, user="eve", comm="python", state="S", job_id="6", gpu_uuids=("GPU-a",), minors=(1,),

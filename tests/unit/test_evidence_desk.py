@@ -7,15 +7,15 @@ import logging
 
 import pytest
 
+from slurm_watchdog.controller.evidence import requests
+from slurm_watchdog.controller.evidence.requests import EvidenceDesk
+from slurm_watchdog.controller.ingest.command_queue import OF_ONE_USER, CommandDesk
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.incidents import Finding, Kind, ProbeWanted, StacksWanted, Truth
+from slurm_watchdog.model.observations import MountProbe
+from slurm_watchdog.model.protocol import Command, CommandResult, DumpStacks, ProbeMount, Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.unit.builders import RECV, node_of, process, slurm_job, stack
-from watchdog.controller import evidence
-from watchdog.controller.commands import OF_ONE_USER, CommandDesk
-from watchdog.controller.evidence import EvidenceDesk
-from watchdog.controller.state import ClusterState
-from watchdog.model.incidents import Finding, Kind, ProbeWanted, StacksWanted, Truth
-from watchdog.model.messages import Command, CommandResult, DumpStacks, ProbeMount, Report
-from watchdog.model.observed import MountProbe
-from watchdog.model.slurm import SlurmNode, SlurmView
 
 NOW = 1000.0
 STACKS = StacksWanted(job_id="7", apart_s=10.0)
@@ -141,14 +141,14 @@ def test_the_answers_about_a_mount_can_be_waited_for_but_not_for_ever() -> None:
 def test_what_was_asked_long_ago_takes_no_memory() -> None:
     async def story() -> None:
         desk = Desk()
-        for number in range(3 * evidence.REMEMBERED):
+        for number in range(3 * requests.REMEMBERED):
             desk.desk.probe(
                 ProbeWanted(mount=f"/m{number}", directory="/", uid=0, nodes=("n9",)), NOW + number
             )
             for task in list(desk.desk._tasks.values()):
                 task.cancel()
             await settle()
-        assert len(desk.desk._last) <= evidence.REMEMBERED + evidence.LATER_DUMPS_EVERY_S
+        assert len(desk.desk._last) <= requests.REMEMBERED + requests.LATER_DUMPS_EVERY_S
 
     asyncio.run(story())
 
@@ -182,7 +182,7 @@ def test_a_question_that_breaks_down_is_logged_and_the_next_one_is_asked(
 def test_probes_as_one_user_have_a_share_and_another_user_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(evidence, "PROBES_OF_USER", 3)
+    monkeypatch.setattr(requests, "PROBES_OF_USER", 3)
 
     async def story() -> None:
         desk = Desk()

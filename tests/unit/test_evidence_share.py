@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watchdog.controller.evidence_share import DAY_S, EvidenceShare
+from slurm_watchdog.controller.evidence.daily_share import DAY_S, EvidenceShare
 
 MALLORY, VICTIM = 1500, 1501
 

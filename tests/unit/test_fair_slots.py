@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from watchdog.controller.fair_slots import FairSlots
+from slurm_watchdog.controller.evidence.fair_slots import FairSlots
 
 MALLORY, VICTIM = 1500, 1501
 

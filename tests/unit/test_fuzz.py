@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.wire.codec import MAX_BYTES, WireError, decode_reply, decode_report
 from tests.fuzz.bodies import BOMB, Bodies
 from tests.fuzz.place import Place, Unharmed, fuzz
 from tests.unit.identity_door import body_of, listening, until
-from watchdog.wire import MAX_BYTES, WireError, decode_reply, decode_report
 
 NUMBER = 2500
 ON_THE_SOCKET = 400

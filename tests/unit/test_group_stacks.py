@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchdog.cli.main import main
-from watchdog.diagnose.stack_case import Given
-from watchdog.diagnose.stack_ranks import Cast, cast
-from watchdog.diagnose.stack_text import Dump, parse_stacks
-from watchdog.diagnose.stack_verdict import Verdict, judge
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.diagnose.stacks.case import Given
+from slurm_watchdog.diagnose.stacks.ranks import Cast, cast
+from slurm_watchdog.diagnose.stacks.verdict import Verdict, judge
+from slurm_watchdog.parse.stacks.text import Dump, parse_stacks
 
 # fmt: off
 C10D = "torch/distributed/distributed_c10d.py"

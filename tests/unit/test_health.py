@@ -9,24 +9,24 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.progress_limit import RHYTHM
+from slurm_watchdog.analysis.rank_motion import TRAINED_LOOKS
+from slurm_watchdog.cli.api_types import Status
+from slurm_watchdog.cli.status import _print as print_status
+from slurm_watchdog.cli.status import exit_code
+from slurm_watchdog.controller.api.json_views import status_json
+from slurm_watchdog.controller.api.overview import overview_json
+from slurm_watchdog.controller.health.cluster import Health, Seen, health
+from slurm_watchdog.controller.health.job import STATES, Level, NotJudged
+from slurm_watchdog.controller.health.job_status import pulses
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.incidents.judge import STANDING
+from slurm_watchdog.knowledge.frameworks import FRAMEWORKS
+from slurm_watchdog.model.cluster_view import JobView, LogView, Motion
+from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.notify.job_status_message import pulse_message
+from slurm_watchdog.notify.notification import Delivery
 from tests.unit import builders
-from watchdog.cli.answers import Status
-from watchdog.cli.status import _print as print_status
-from watchdog.cli.status import exit_code
-from watchdog.controller.health import Health, Seen, health
-from watchdog.controller.job_health import STATES, Level, NotJudged
-from watchdog.controller.judge import STANDING
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.overview import overview_json
-from watchdog.controller.present import status_json
-from watchdog.controller.pulses import pulses
-from watchdog.detect.limits import RHYTHM
-from watchdog.detect.motion import TRAINED_LOOKS
-from watchdog.detect.view import JobView, LogView, Motion
-from watchdog.knowledge.frameworks import FRAMEWORKS
-from watchdog.model.incidents import Incident, IncidentState, Kind, Severity
-from watchdog.notify.notice import Delivery
-from watchdog.notify.pulse import pulse_message
 
 LIMIT_S = 60.0
 

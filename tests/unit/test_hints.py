@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from watchdog.diagnose.kernel_file import class_of
-from watchdog.kernel_lines import parse_message
-from watchdog.knowledge.frames import CLASSES
-from watchdog.knowledge.hints import HINTS, MAX_HINTS, Hint, HintRow, hints_for
-from watchdog.knowledge.kernel_signatures import SIGNATURES as KERNEL
-from watchdog.knowledge.log_signatures import SIGNATURES
-from watchdog.knowledge.xids import XIDS
-from watchdog.model.incidents import Kind
+from slurm_watchdog.diagnose.kernel_log.verdict import class_of
+from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES as KERNEL
+from slurm_watchdog.knowledge.log_signatures import SIGNATURES
+from slurm_watchdog.knowledge.remediation_hints import HINTS, MAX_HINTS, Hint, HintRow, hints_for
+from slurm_watchdog.knowledge.stack_frames import CLASSES
+from slurm_watchdog.knowledge.xids import XIDS
+from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.parse.kernel_log.line import parse_message
 
 BY_NAME = {row.name: row for row in HINTS}
 

@@ -25,16 +25,16 @@ sys.path.insert(0, str(HOOKS))
 
 from slurm_watchdog_hooks import Heartbeat, KillSwitch, Watchdog, agreement  # noqa: E402
 
-from deploy.package.build import make  # noqa: E402
-from watchdog import clock  # noqa: E402
-from watchdog.agent import tail  # noqa: E402
-from watchdog.agent.collectors.job_log import JobLogs  # noqa: E402
-from watchdog.agent.mounts import Mount  # noqa: E402
-from watchdog.agent.probe import Probes  # noqa: E402
-from watchdog.controller.progress_clock import LEFT_AFTER_S, apply_step, main_clock  # noqa: E402
-from watchdog.kill_switch_file import heartbeat_beside  # noqa: E402
-from watchdog.model.messages import JobWatch  # noqa: E402
-from watchdog.model.observed import Event, EventKind, LogFile  # noqa: E402
+from slurm_watchdog.agent.collectors.job_log import JobLogs  # noqa: E402
+from slurm_watchdog.agent.logs import follow  # noqa: E402
+from slurm_watchdog.agent.workers.pool import Probes  # noqa: E402
+from slurm_watchdog.base import clock  # noqa: E402
+from slurm_watchdog.base.mounts import Mount  # noqa: E402
+from slurm_watchdog.controller.state.progress_clock import LEFT_AFTER_S, apply_step, main_clock  # noqa: E402
+from slurm_watchdog.model.kill_switch import heartbeat_beside  # noqa: E402
+from slurm_watchdog.model.observations import Event, EventKind, LogFile  # noqa: E402
+from slurm_watchdog.model.protocol import JobWatch  # noqa: E402
+from tools.packaging.build import make  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -448,10 +448,10 @@ def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real lines of the hook, read by the agent's collector of logs through its own child."""
-    monkeypatch.setattr(tail, "EXPAND_EVERY_S", 0.0)
+    monkeypatch.setattr(follow, "EXPAND_EVERY_S", 0.0)
     run = tmp_path / "4.0"
     run.mkdir()
-    probes = Probes({"follow": tail.follow, "list_mounts": nothing, "list_open_logs": nothing})
+    probes = Probes({"follow": follow.follow, "list_mounts": nothing, "list_open_logs": nothing})
     logs = JobLogs(probes, (Mount("/", "ext4", "/dev/sda1"),), "n1", (), become_owner=False)
     logs.watch = {"4": JobWatch(job_id="4", restarts=0, uid=os.getuid(), kill_switch=str(run / "kill"))}
     beat = Heartbeat(str(run / "heartbeat"), writes=True)

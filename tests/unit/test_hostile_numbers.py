@@ -9,17 +9,17 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from watchdog.agent.log_events import event_item
-from watchdog.controller.progress_clock import Clock, apply_step, note_loss, read_progress
-from watchdog.knowledge.checkpoint_layouts import parse_tracker, recognise
-from watchdog.knowledge.collective_timeouts import _seconds
-from watchdog.learnt_progress import Learner
-from watchdog.log_scan import scan
-from watchdog.model.messages import Report
-from watchdog.model.observed import Event
-from watchdog.own_patterns import compile_patterns
-from watchdog.progress import ALL_ROWS, parse_line
-from watchdog.wire import decode_report, encode_report
+from slurm_watchdog.agent.logs.events import event_item
+from slurm_watchdog.controller.state.progress_clock import Clock, apply_step, note_loss, read_progress
+from slurm_watchdog.knowledge.checkpoint_layouts import parse_tracker, recognise
+from slurm_watchdog.knowledge.collective_timeouts import _seconds
+from slurm_watchdog.model.observations import Event
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.parse.training_log.block_scan import scan
+from slurm_watchdog.parse.training_log.learned_format import Learner
+from slurm_watchdog.parse.training_log.line import ALL_ROWS, parse_line
+from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
+from slurm_watchdog.wire.codec import decode_report, encode_report
 
 LINES = tuple(
     line

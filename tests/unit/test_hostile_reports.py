@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from slurm_watchdog.base.capped import CAPS, Capped, LeftOut
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.report_bounds import ROWS
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.unit.builders import process, slurm_job
 from tests.unit.test_state_bounds import held
-from watchdog.controller.capped import CAPS, Capped, LeftOut
-from watchdog.controller.report_bounds import ROWS
-from watchdog.controller.state import ClusterState
-from watchdog.model.messages import Report
-from watchdog.model.observed import Role
-from watchdog.model.slurm import SlurmNode, SlurmView
 
 HOSTILE, HONEST = "n1", "n2"
 ROWS_A_ROUND = 120

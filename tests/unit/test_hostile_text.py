@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.base.text import fold
+from slurm_watchdog.notify.slack_messages import parent
 from tests.hostile import page
 from tests.hostile.shown import CHANNELS, story
 from tests.hostile.text import PIECES, batches, strings
 from tests.unit.notices import INCIDENT, open_journal, replace
 from tests.unit.slack_server import marked
-from watchdog.notify.harmless import fold
-from watchdog.notify.slack_messages import parent
 
 NUMBER = 1000
 

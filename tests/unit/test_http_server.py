@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from watchdog.controller.http_server import MAX_HEAD, Answer, BadRequest, Head, Request, Server, parse_head
+from slurm_watchdog.wire.http_server import MAX_HEAD, Answer, BadRequest, Head, Request, Server, parse_head
 
 MAX_BODY = 1000
 Talk = Callable[["Place"], Awaitable[Any]]

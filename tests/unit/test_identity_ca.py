@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from watchdog.cli.main import main
-from watchdog.config import parse_config
-from watchdog.identity import authority
-from watchdog.identity.certificates import parse_pem, read_certificate
-from watchdog.identity.files import IdentityError, TlsFiles, check_secret, real_path
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.identity import certificate_authority
+from slurm_watchdog.identity.certificates import parse_pem, read_certificate
+from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles, check_secret, real_path
 
 DAY_S = 86400.0
 
@@ -107,7 +107,7 @@ def test_what_we_read_of_a_certificate_is_what_openssl_reads(ca: Path) -> None:
 
 
 def test_dates_beyond_2049_are_read(tmp_path: Path) -> None:
-    made = authority.create(tmp_path / "ca", "far", 36500, time.time())
+    made = certificate_authority.create(tmp_path / "ca", "far", 36500, time.time())
     assert made.not_after - time.time() > 99 * 365 * DAY_S
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_certificate_is_said_to_be_none(text: str) -> None:
 def test_a_certificate_that_is_cut_off_anywhere_is_refused_and_nothing_else_happens(ca: Path) -> None:
     import base64
 
-    from watchdog.identity.certificates import parse_der
+    from slurm_watchdog.identity.certificates import parse_der
 
     text = (ca / "nodes/n1/agent.crt").read_text()
     der = base64.b64decode("".join(text.splitlines()[1:-1]))
@@ -150,15 +150,15 @@ def test_an_authority_is_never_overwritten(ca: Path) -> None:
 )
 def test_what_can_be_no_name_of_a_machine_is_refused_before_anything_is_made(ca: Path, name: str) -> None:
     with pytest.raises(IdentityError):
-        authority.issue(ca, "node", name, (), 10, time.time())
+        certificate_authority.issue(ca, "node", name, (), 10, time.time())
     with pytest.raises(IdentityError):
-        authority.issue(ca, "controller", "mgmt2", (name,), 10, time.time())
+        certificate_authority.issue(ca, "controller", "mgmt2", (name,), 10, time.time())
     assert not (ca / "controllers" / "mgmt2" / "controller.key").exists()
 
 
 def test_an_authority_s_title_cannot_become_configuration(tmp_path: Path) -> None:
     with pytest.raises(IdentityError):
-        authority.create(tmp_path / "ca", "x\n[ca]", 10, time.time())
+        certificate_authority.create(tmp_path / "ca", "x\n[ca]", 10, time.time())
 
 
 def test_list_says_what_ends_first_and_warns_a_month_before(tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def test_list_says_what_ends_first_and_warns_a_month_before(tmp_path: Path) -> N
 
 def test_renew_takes_those_that_end_soon_with_new_keys_and_the_same_names(tmp_path: Path) -> None:
     place, now = tmp_path / "ca", time.time()
-    authority.create(place, "tests", 3650, now)
-    authority.issue(place, "controller", "mgmt", ("10.0.0.1", "mgmt.example"), 20, now)
-    authority.issue(place, "node", "n1", (), 300, now)
+    certificate_authority.create(place, "tests", 3650, now)
+    certificate_authority.issue(place, "controller", "mgmt", ("10.0.0.1", "mgmt.example"), 20, now)
+    certificate_authority.issue(place, "node", "n1", (), 300, now)
     keys = {path: path.read_bytes() for path in place.rglob("*.key")}
     done = run("renew", "--directory", str(place), "--json")
     assert [row["name"] for row in json.loads(done.stdout)["certificates"]] == ["mgmt"]
@@ -194,10 +194,13 @@ def test_renew_takes_those_that_end_soon_with_new_keys_and_the_same_names(tmp_pa
 
 def test_nothing_is_signed_beyond_the_authority_s_own_end(tmp_path: Path) -> None:
     now = time.time()
-    own = authority.create(tmp_path / "ca", "tests", 20, now)
-    assert authority.issue(tmp_path / "ca", "node", "n1", (), 300, now).certificate.not_after == own.not_after
+    own = certificate_authority.create(tmp_path / "ca", "tests", 20, now)
+    assert (
+        certificate_authority.issue(tmp_path / "ca", "node", "n1", (), 300, now).certificate.not_after
+        == own.not_after
+    )
     with pytest.raises(IdentityError, match="has ended"):
-        authority.issue(tmp_path / "ca", "node", "n1", (), 300, own.not_after + 1)
+        certificate_authority.issue(tmp_path / "ca", "node", "n1", (), 300, own.not_after + 1)
 
 
 def test_without_an_authority_it_is_said_what_is_missing(tmp_path: Path) -> None:

@@ -14,24 +14,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.munged import THERE, Munged, munged
-from tests.unit.identity_door import Port, body_of, listening, until
-from watchdog import clock
-from watchdog.agent.channel import Proven
-from watchdog.agent.munge_session import Munge, ProvenConnection
-from watchdog.agent.post import Connection, Response, Unproven
-from watchdog.agent.sender import Sender, Spool
-from watchdog.controller.munge_decoder import BadCredential, Credential, MungeAway, MungeProcess
-from watchdog.controller.munge_door import uid_of
-from watchdog.controller.sessions import Doubt, Sessions
-from watchdog.identity.session import (
+from slurm_watchdog.agent.delivery.channel import Proven
+from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
+from slurm_watchdog.agent.delivery.sender import Sender, Spool
+from slurm_watchdog.base import clock
+from slurm_watchdog.controller.ingest.munge_setup import uid_of
+from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeAway, MungeProcess
+from slurm_watchdog.identity.munge_protocol import (
     Session,
     authorization,
     encode_beginning,
     new_session,
     parse_authorization,
 )
-from watchdog.model.messages import Report
+from slurm_watchdog.identity.munge_sessions import Doubt, Sessions
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.http_client import Connection, Response, Unproven
+from tests.munged import THERE, Munged, munged
+from tests.unit.identity_door import Port, body_of, listening, until
 
 needs_munge = pytest.mark.skipif(
     os.geteuid() != 0 or not THERE,
@@ -252,8 +252,8 @@ def test_a_report_comes_from_the_address_that_slurm_has_for_the_node(munged: Mun
 def test_a_munged_that_hangs_holds_up_neither_the_controller_nor_the_agent(
     munged: Munged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("watchdog.controller.munge_decoder.DEADLINE_S", 0.5)
-    monkeypatch.setattr("watchdog.controller.munge_decoder.PAUSE_S", 0.2)
+    monkeypatch.setattr("slurm_watchdog.identity.munge_decoder.DEADLINE_S", 0.5)
+    monkeypatch.setattr("slurm_watchdog.identity.munge_decoder.PAUSE_S", 0.2)
     with listening(**opened(munged)) as port:
         known = agent(port, munged)
         assert report(known, "n1").status == 200
@@ -405,7 +405,7 @@ def test_the_sender_keeps_its_reports_until_munge_answers_again(port: Port, mung
 
 
 def test_sessions_are_bounded_and_each_node_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchdog.controller.sessions.MAX_SESSIONS", 3)
+    monkeypatch.setattr("slurm_watchdog.identity.munge_sessions.MAX_SESSIONS", 3)
     now = [0.0]
     sessions = Sessions(7, frozenset({0}), lambda: now[0])
     mine: dict[str, Session] = {}
@@ -444,7 +444,8 @@ def test_keys_are_in_no_text_of_what_holds_them() -> None:
         + repr(credential)
         + repr(
             msgspec.json.decode(
-                data, type=__import__("watchdog.identity.session", fromlist=["Beginning"]).Beginning
+                data,
+                type=__import__("slurm_watchdog.identity.munge_protocol", fromlist=["Beginning"]).Beginning,
             )
         )
     )

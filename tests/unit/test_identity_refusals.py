@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.identity import certificate_authority
+from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeAway
+from slurm_watchdog.identity.munge_protocol import Session, authorization, encode_beginning, new_session
+from slurm_watchdog.identity.munge_sessions import Sessions
+from slurm_watchdog.identity.secret_files import TlsFiles
+from slurm_watchdog.identity.tls import Context
+from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
 from tests.unit.identity_door import Port, body_of, listening, until
 from tests.unit.identity_files import DAY_S, controller_files, make_authority, node_files
-from watchdog import clock
-from watchdog.controller.limits import CONNECTION_REASONS, REFUSED_REPORTS
-from watchdog.controller.munge_decoder import BadCredential, Credential, MungeAway
-from watchdog.controller.sessions import Sessions
-from watchdog.identity import authority
-from watchdog.identity.files import TlsFiles
-from watchdog.identity.session import Session, authorization, encode_beginning, new_session
-from watchdog.identity.tls import Context
 
 SLOW_S = 25.0
 """Later than any deadline of a request or a handshake."""
@@ -294,8 +294,8 @@ def test_with_certificates_who_reports_for_another_node_is_refused_and_counted_o
 @pytest.fixture
 def from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """127.0.0.1 counts as an address of the cluster."""
-    monkeypatch.setattr("watchdog.controller.ingest.is_loopback", lambda address: False)
-    monkeypatch.setattr("watchdog.controller.limits.is_loopback", lambda address: False)
+    monkeypatch.setattr("slurm_watchdog.controller.ingest.endpoint.is_loopback", lambda address: False)
+    monkeypatch.setattr("slurm_watchdog.wire.rate_limits.is_loopback", lambda address: False)
 
 
 def test_who_says_he_is_another_node_is_refused_and_spends_nothing_of_that_node(from_elsewhere: None) -> None:
@@ -348,7 +348,9 @@ def renamed(place: str, stem: str) -> TlsFiles:
 
 def revoked(ca: Path) -> ssl.SSLContext:
     context = shown(node_files(ca, "n7", time.time()), ca)
-    authority.revoke(ca, [each for each in authority.list_issued(ca) if each.name == "n7"], time.time())
+    certificate_authority.revoke(
+        ca, [each for each in certificate_authority.list_issued(ca) if each.name == "n7"], time.time()
+    )
     shutil.copy(ca / "ca.crl", ca / "controllers" / "localhost" / "ca.crl")
     return context
 

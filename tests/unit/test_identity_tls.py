@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from slurm_watchdog.agent.delivery.connect import connect
+from slurm_watchdog.agent.delivery.sender import Sender, Spool, in_words
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.identity import certificate_authority
+from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
+from slurm_watchdog.identity.tls import Context, names_of
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.http_client import Connection, Response, Unproven
 from tests.unit.identity_door import Port, body_of, listening, until
 from tests.unit.identity_files import DAY_S, controller_files, make_authority, node_files, replace_files
-from watchdog.agent.connect import connect
-from watchdog.agent.post import Connection, Response, Unproven
-from watchdog.agent.sender import Sender, Spool, in_words
-from watchdog.agent.settings import SecuritySettings
-from watchdog.cli.main import main
-from watchdog.identity import authority
-from watchdog.identity.files import IdentityError, TlsFiles
-from watchdog.identity.tls import Context, names_of
-from watchdog.model.messages import Report
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_a_controller_s_certificate_is_none_for_a_node_and_a_node_s_none_for_a_c
 
 
 def test_a_client_s_certificate_reads_metrics_and_speaks_for_no_node(ca: Path, port: Port) -> None:
-    made = Path(authority.issue(ca, "client", "prometheus", (), 30, time.time()).directory)
+    made = Path(certificate_authority.issue(ca, "client", "prometheus", (), 30, time.time()).directory)
     for end in ("crt", "key"):
         shutil.copy(made / f"client.{end}", made / f"agent.{end}")
     reader = connection(port, TlsFiles(str(made), "agent"))
@@ -258,7 +258,9 @@ def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: 
         (first,) = port.do(lambda: set(port.server.secured))
         before = agent.certificates()["own"], context.expires["own"]
         renewed = TlsFiles(
-            authority.issue(ca, "controller", "localhost", ("127.0.0.1",), 500, time.time()).directory,
+            certificate_authority.issue(
+                ca, "controller", "localhost", ("127.0.0.1",), 500, time.time()
+            ).directory,
             "controller",
         )
         replace_files(context.files, renewed)
@@ -325,7 +327,9 @@ def test_a_new_authority_takes_over_step_by_step_and_nobody_is_sent_away(
     ]
     if some_were_revoked:
         node_files(old, "n9", time.time())
-        authority.revoke(old, [each for each in authority.list_issued(old) if each.name == "n9"], time.time())
+        certificate_authority.revoke(
+            old, [each for each in certificate_authority.list_issued(old) if each.name == "n9"], time.time()
+        )
         shutil.copy(old / "ca.crl", place / "ca.crl")
     with listening(identity=Context(TlsFiles(str(place), "controller"), server=True)) as port:
 

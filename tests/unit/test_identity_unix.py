@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.delivery.channel import Proven, unix_channel
+from slurm_watchdog.controller.ingest.endpoint import OwnUser
+from slurm_watchdog.identity.transport import AnotherUser, check_directory, check_peer
 from tests.as_user import as_user
 from tests.unit.identity_door import Port, body_of, until
-from watchdog.agent.channel import Proven, unix_channel
-from watchdog.controller.ingest import OwnUser
-from watchdog.identity.transport import AnotherUser, check_directory, check_peer
 
 OWN, MALLORY = 1500, 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from watchdog.diagnose.incident_hints import incident_hints
-from watchdog.knowledge.hints import HINTS, MAX_HINTS
-from watchdog.model.incidents import Kind
+from slurm_watchdog.diagnose.incident_hints import incident_hints
+from slurm_watchdog.knowledge.remediation_hints import HINTS, MAX_HINTS
+from slurm_watchdog.model.incidents import Kind
 
 BY_NAME = {row.name: row.hint for row in HINTS}
 

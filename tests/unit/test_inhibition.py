@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from watchdog.controller.correlate import (
+from slurm_watchdog.config.detectors import Detectors
+from slurm_watchdog.controller.incidents.correlate import (
     CAUSES,
     OWN_FAULTS,
     UNREPORTED_HOLDS_S,
@@ -17,9 +18,16 @@ from watchdog.controller.correlate import (
     Moment,
     correlate,
 )
-from watchdog.detect.registry import DETECTORS
-from watchdog.detector_config import Detectors
-from watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, StacksWanted, Truth
+from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.model.incidents import (
+    Culprit,
+    Finding,
+    Incident,
+    IncidentState,
+    Kind,
+    StacksWanted,
+    Truth,
+)
 
 KINDS = tuple(kind for kind, _ in DETECTORS)
 HOLDS = {kind: float(getattr(getattr(Detectors(), kind), "hold", 0.0)) for kind in KINDS}

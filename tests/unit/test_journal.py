@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.journal.tables import SCHEMA_VERSION
+from slurm_watchdog.model.actions import Action, ActionEnd, Rung, RungOutcome, RungRecord, Verdict
+from slurm_watchdog.model.incidents import IncidentState
 from tests.unit.notices import DECISION, INCIDENT, replace
-from watchdog.controller.journal import Journal, JournalError
-from watchdog.controller.journal_tables import SCHEMA_VERSION
-from watchdog.model.actions import Action, ActionEnd, Rung, RungOutcome, RungRecord, Verdict
-from watchdog.model.incidents import IncidentState
 
 
 @pytest.fixture
@@ -177,9 +177,9 @@ def test_the_outbox_keeps_messages_in_order_until_they_are_done(path: Path) -> N
 
 WRITER = """
 import sys
-from watchdog.controller.journal import Journal
-from watchdog.model.actions import *
-from watchdog.model.incidents import *
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import *
+from slurm_watchdog.model.incidents import *
 journal = Journal("sqlite:///" + sys.argv[1])
 for n in range(100000):
     d = Decision(id=f"d{n}", incident_id="i", action=Action.REQUEUE, verdict=Verdict.ALLOWED, by="r", reason="x" * 2000,
@@ -257,11 +257,11 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
 
 def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Journal(f"sqlite:///{path}").close()
-    monkeypatch.setattr("watchdog.controller.journal_tables.SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setattr("slurm_watchdog.journal.tables.SCHEMA_VERSION", SCHEMA_VERSION + 1)
     with pytest.raises(JournalError, match="schema version"):
         Journal(f"sqlite:///{path}")
     steps = {SCHEMA_VERSION: lambda sql: sql.exec_driver_sql("ALTER TABLE incidents ADD COLUMN extra TEXT")}
-    monkeypatch.setattr("watchdog.controller.journal_tables.MIGRATIONS", steps)
+    monkeypatch.setattr("slurm_watchdog.journal.tables.MIGRATIONS", steps)
     Journal(f"sqlite:///{path}").close()
     Journal(f"sqlite:///{path}").close()  # once is enough
     columns = [row[1] for row in sqlite3.connect(path).execute("PRAGMA table_info(incidents)")]
@@ -296,7 +296,7 @@ def test_another_writer_is_waited_for_and_then_named(
 ) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr("watchdog.controller.database.BUSY_MS", 100)
+    monkeypatch.setattr("slurm_watchdog.journal.database.BUSY_MS", 100)
     with pytest.raises(JournalError, match="in use by another process"):
         Journal(f"sqlite:///{path}")
     other.execute("ROLLBACK")

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.actions.ladder.state import ladder_of
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.journal.tables import SCHEMA_VERSION
+from slurm_watchdog.model.actions import ActionEnd, Rung, RungOutcome, Step
 from tests.unit.notices import DECISION, INCIDENT
-from watchdog.controller.journal import Journal, JournalError
-from watchdog.controller.journal_tables import SCHEMA_VERSION
-from watchdog.controller.ladder_state import ladder_of
-from watchdog.model.actions import ActionEnd, Rung, RungOutcome, Step
 
 SCHEMA_1 = """
 CREATE TABLE journal_schema (version INTEGER NOT NULL);

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from watchdog.kernel_lines import (
+from slurm_watchdog.knowledge.kernel_signatures import PCI, SIGNATURES, Signature
+from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT, UserText
+from slurm_watchdog.model.observations import FaultSeverity
+from slurm_watchdog.parse.kernel_log.line import (
     FREE_GATES,
     MAX_LINE,
     KernelFact,
@@ -19,9 +22,6 @@ from watchdog.kernel_lines import (
     readable,
     strip_prefix,
 )
-from watchdog.knowledge.kernel_signatures import PCI, SIGNATURES, Signature
-from watchdog.knowledge.kernel_user_text import USER_TEXT, UserText
-from watchdog.model.observed import FaultSeverity
 
 CAPTURES = Path(__file__).parent / "kernel_captures"
 
@@ -230,7 +230,7 @@ def test_no_words_of_a_user_are_taken_for_those_of_a_driver() -> None:
 
 
 def test_without_the_forms_such_words_would_be_taken_for_a_driver_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchdog.kernel_lines.USER_TEXT", ())
+    monkeypatch.setattr("slurm_watchdog.parse.kernel_log.line.USER_TEXT", ())
     rows = {row for row, _, _ in forgeries()}
     assert {"gpu_gsp_timeout", "conntrack_full"} <= rows
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchdog.kill_switch_file import (
+from slurm_watchdog.model.kill_switch import (
     FIELDS,
     KILL_SWITCH_BASE,
     MAX_FIELD,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from watchdog.agent.log_file import Tail
-from watchdog.knowledge.frameworks import ANY_FRAMEWORK, FRAMEWORKS, recognise, title_of, what_to_do
+from slurm_watchdog.agent.logs.log_file import Tail
+from slurm_watchdog.knowledge.frameworks import ANY_FRAMEWORK, FRAMEWORKS, recognise, title_of, what_to_do
 
 WHOLE = Path(__file__).parent / "log_captures" / "whole"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from watchdog.knowledge.xids import _ROWS, XIDS, describe_xid
-from watchdog.model.observed import FaultSeverity
+from slurm_watchdog.knowledge.xids import _ROWS, XIDS, describe_xid
+from slurm_watchdog.model.observations import FaultSeverity
 
 
 def test_no_number_is_described_twice() -> None:

@@ -7,9 +7,28 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from watchdog.controller.ladder import Do, End, LadderLimits, Settle, Stage, Wait, World, next_move, stage_of
-from watchdog.model.actions import Action, ActionRun, Decision, Fence, Rung, RungOutcome, RungRecord, Verdict
-from watchdog.model.slurm import SlurmJob
+from slurm_watchdog.controller.actions.ladder.next_move import (
+    Do,
+    End,
+    LadderLimits,
+    Settle,
+    Stage,
+    Wait,
+    World,
+    next_move,
+    stage_of,
+)
+from slurm_watchdog.model.actions import (
+    Action,
+    ActionRun,
+    Decision,
+    Fence,
+    Rung,
+    RungOutcome,
+    RungRecord,
+    Verdict,
+)
+from slurm_watchdog.model.slurm import SlurmJob
 
 LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)
 DECISION = Decision(

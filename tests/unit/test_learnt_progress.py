@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.agent import tail
-from watchdog.learnt_progress import MAX_FORMS, Learner
+from slurm_watchdog.agent.logs import follow as tail
+from slurm_watchdog.parse.training_log.learned_format import MAX_FORMS, Learner
 
 LOSSES = [f"{2 + 3 / (1 + n) + random.Random(n).uniform(-0.3, 0.3):.4f}" for n in range(2000)]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.controller.ingest.endpoint import read_page_token
+from slurm_watchdog.wire.codec import MAX_BYTES
+from slurm_watchdog.wire.http_server import Answer, Request
+from slurm_watchdog.wire.rate_limits import Buckets, Limits, is_loopback, most_connections, pace
 from tests.unit.identity_door import Port, body_of, listening, until
-from watchdog.controller.http_server import Answer, Request
-from watchdog.controller.ingest import read_page_token
-from watchdog.controller.limits import Buckets, Limits, is_loopback, most_connections, pace
-from watchdog.wire import MAX_BYTES
 
 
 def request(body: bytes, *lines: bytes, path: bytes = b"/v1/report", size: int | None = None) -> bytes:
@@ -54,7 +54,7 @@ def test_asking_too_often_does_not_put_the_next_one_off() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchdog.controller.limits.MAX_ADDRESSES", 10)
+    monkeypatch.setattr("slurm_watchdog.wire.rate_limits.MAX_ADDRESSES", 10)
     bucket = Buckets(burst=1, per_s=0.0)
     for number in range(1000):
         bucket.take(str(number), 0.0)
@@ -176,7 +176,7 @@ def test_nothing_is_unpacked() -> None:
 
 
 def test_all_that_is_arriving_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchdog.controller.http_server.MAX_HELD", 100_000)
+    monkeypatch.setattr("slurm_watchdog.wire.http_server.MAX_HELD", 100_000)
     with listening() as port:
         socks = [socket.create_connection(("127.0.0.1", port.number), timeout=20) for _ in range(8)]
         for sock in socks:
@@ -212,13 +212,13 @@ def test_reports_of_an_address_are_counted_before_their_bodies_come() -> None:
 
 
 def parse(data: bytes):  # type: ignore[no-untyped-def]
-    from watchdog.controller.http_server import parse_head
+    from slurm_watchdog.wire.http_server import parse_head
 
     return parse_head(data.partition(b"\r\n\r\n")[0])
 
 
 def test_who_asks_and_does_not_fetch_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchdog.controller.http_server.MAX_UNREAD", 100_000)
+    monkeypatch.setattr("slurm_watchdog.wire.http_server.MAX_UNREAD", 100_000)
     with listening() as port, socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         try:
@@ -234,7 +234,7 @@ def test_who_asks_and_does_not_fetch_is_closed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_body_in_very_many_pieces_costs_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = []
-    from watchdog.controller import http_server
+    from slurm_watchdog.wire import http_server
 
     real = http_server.parse_head
     monkeypatch.setattr(http_server, "parse_head", lambda data: (heads.append(1), real(data))[1])

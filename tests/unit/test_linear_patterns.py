@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import watchdog
+import slurm_watchdog
 
 LENGTHS = (512, 1024, 2048, 4096)
 """Of a text. Lines and variables are cut at 4,096 characters or before."""
@@ -35,7 +35,7 @@ MATCHING = frozenset({"match", "fullmatch", "search", "sub", "split", "findall",
 
 
 def modules() -> Iterator[ModuleType]:
-    for found in pkgutil.walk_packages(watchdog.__path__, "watchdog."):
+    for found in pkgutil.walk_packages(slurm_watchdog.__path__, "slurm_watchdog."):
         if found.name.rpartition(".")[2] == "__main__":
             continue
         try:
@@ -77,7 +77,8 @@ def patterns() -> dict[str, re.Pattern[Any]]:
         for pattern in (*inside(tuple(vars(module).values())), *written(module)):
             found.setdefault((pattern.pattern, pattern.flags), (module.__name__, pattern))
     return {
-        f"{name.removeprefix('watchdog.')}-{n}": pattern for n, (name, pattern) in enumerate(found.values())
+        f"{name.removeprefix('slurm_watchdog.')}-{n}": pattern
+        for n, (name, pattern) in enumerate(found.values())
     }
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.model.incidents import Kind
 from tests.bench.figures import Figures
 from tests.live.__main__ import plan, write
 from tests.live.cases import FAULTS, HEALTHY, SRUN, TORCHRUN
 from tests.live.run import Result
 from tests.live.stage import STEP, TRAINER
-from watchdog.model.incidents import Kind
 
 
 def test_every_case_has_a_name_of_its_own_a_launcher_and_kinds_that_exist() -> None:
@@ -45,7 +45,7 @@ def test_the_trainer_is_one_file_for_old_interpreters_that_imports_nothing_of_ou
     tree = ast.parse(Path(TRAINER).read_text(), feature_version=version)
     imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     imported += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert not [name for name in imported if name.split(".")[0] in ("watchdog", "tests", "deploy")]
+    assert not [name for name in imported if name.split(".")[0] in ("slurm_watchdog", "tests", "deploy")]
 
 
 def test_a_verdict_that_never_came_or_named_somebody_else_misses_its_bound() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from watchdog.knowledge.log_signatures import SIGNATURES
-from watchdog.local.job import LocalJob
-from watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
+from slurm_watchdog.knowledge.log_signatures import SIGNATURES
+from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
+from slurm_watchdog.standalone.local_slurm import LocalJob
 
 LOOP = "echo run $SLURM_WATCHDOG_RESTARTS $SLURM_WATCHDOG_JOB_ID; while :; do sleep 0.05; done"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from watchdog.agent.log_place import Lines
-from watchdog.diagnose.log_digest import Collector
-from watchdog.diagnose.log_progress import Progress, read_changes, read_phases, read_progress
-from watchdog.log_context import INNER, Context
-from watchdog.log_scan import Seen, scan
-from watchdog.model.observed import EventKind
-from watchdog.progress import LogFact
+from slurm_watchdog.agent.logs.position import Lines
+from slurm_watchdog.diagnose.logs.digest import Collector
+from slurm_watchdog.diagnose.logs.progress import Progress, read_changes, read_phases, read_progress
+from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.training_log.block_scan import Seen, scan
+from slurm_watchdog.parse.training_log.context import INNER, Context
+from slurm_watchdog.parse.training_log.line import LogFact
 
 WHOLE = Path(__file__).parent / "log_captures" / "whole"
 

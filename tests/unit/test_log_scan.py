@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from watchdog import log_scan
-from watchdog.knowledge.log_signatures import HARMLESS, HARMLESS_NEEDLES, SIGNATURES
-from watchdog.knowledge.progress_patterns import (
+from slurm_watchdog.knowledge.log_signatures import HARMLESS, HARMLESS_NEEDLES, SIGNATURES
+from slurm_watchdog.knowledge.progress_patterns import (
     EPOCH_KEYS,
     MAPPING_NEEDLES,
     NOT_PROGRESS,
@@ -22,9 +21,10 @@ from watchdog.knowledge.progress_patterns import (
     SPOKEN_OF_NEEDLES,
     STEP_KEYS,
 )
-from watchdog.log_scan import BARREN, COVER, IN_FULL, PIECE, Seen, letters, scan
-from watchdog.model.observed import EventKind
-from watchdog.progress import LogFact, has_needle, parse_line
+from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.training_log import block_scan
+from slurm_watchdog.parse.training_log.block_scan import BARREN, COVER, IN_FULL, PIECE, Seen, letters, scan
+from slurm_watchdog.parse.training_log.line import LogFact, has_needle, parse_line
 
 Facts = list[tuple[str, LogFact]]
 
@@ -98,12 +98,12 @@ def test_a_block_says_what_its_lines_say_one_by_one(lines: list[bytes]) -> None:
 
 @given(st.lists(LINES, min_size=1, max_size=30), st.integers(100, 400))
 def test_lines_at_the_borders_of_pieces_are_whole(lines: list[bytes], piece: int) -> None:
-    before, log_scan.PIECE = log_scan.PIECE, piece
+    before, block_scan.PIECE = block_scan.PIECE, piece
     try:
         block = b"\n".join(lines)
         assert repr(scan(block).facts) == repr(line_by_line(block))
     finally:
-        log_scan.PIECE = before
+        block_scan.PIECE = before
 
 
 @given(LINES)
@@ -155,7 +155,7 @@ def test_of_nothing_but_progress_the_first_the_last_and_an_even_choice_are_parse
     steps = [fact.step or 0 for _, fact in found.facts]
     assert (steps[0], steps[-1]) == (0, 99_999)
     assert steps == sorted(steps)
-    assert max(b - a for a, b in pairwise(steps)) <= PIECE / 25 / log_scan.EVENLY + 1
+    assert max(b - a for a, b in pairwise(steps)) <= PIECE / 25 / block_scan.EVENLY + 1
     assert found.parsed < 1_000
 
 
@@ -170,7 +170,7 @@ def test_what_was_seen_in_one_block_is_only_sampled_in_the_next() -> None:
     seen, block = Seen(), b"\n".join(cascade(1000))
     first, second = scan(block, seen), scan(block, seen)
     assert first.parsed >= IN_FULL
-    assert second.parsed <= log_scan.EVENLY * (len(block) // PIECE + 1)
+    assert second.parsed <= block_scan.EVENLY * (len(block) // PIECE + 1)
     assert len(seen.parsed) == 1
 
 
@@ -179,7 +179,7 @@ def test_shapes_are_not_remembered_without_end() -> None:
     for number in range(5000):
         seen.add(str(number).encode(), 1)
     seen.add(b"x" * 10_000, 1)
-    assert len(seen.parsed) <= log_scan.MAX_SHAPES
+    assert len(seen.parsed) <= block_scan.MAX_SHAPES
     assert b"x" * 10_000 not in seen.parsed
 
 

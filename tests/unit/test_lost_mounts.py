@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from watchdog.controller.lost_mounts import FRESH_S, LOST_S, lost_mounts
-from watchdog.detect.view import NodeView, SeenMount
-from watchdog.model.observed import MountProbe
+from slurm_watchdog.controller.policy.lost_mounts import FRESH_S, LOST_S, lost_mounts
+from slurm_watchdog.model.cluster_view import NodeView, SeenMount
+from slurm_watchdog.model.observations import MountProbe
 
 NOW = 1000.0
 

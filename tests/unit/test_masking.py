@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_watchdog.base.redact import MASK, PEM_LINES, mask_cut, mask_line, mask_lines, masked_value
+from slurm_watchdog.base.secret_kinds import KINDS, SecretKind
 from tests.unit.secret_samples import planted
-from watchdog.knowledge.secret_kinds import KINDS, SecretKind
-from watchdog.masking import MASK, PEM_LINES, mask_cut, mask_line, mask_lines, masked_value
 
 HERE = Path(__file__).parent
 CAPTURES = [

@@ -9,13 +9,13 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
+from slurm_watchdog.base.redact import MASK
+from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence
+from slurm_watchdog.model.incidents import Finding
+from slurm_watchdog.model.observations import Blocked, Process, Role
+from slurm_watchdog.model.protocol import CommandResult, Report
+from slurm_watchdog.wire.redact_values import NAMES, masked
 from tests.unit.secret_samples import planted
-from watchdog.masking import MASK
-from watchdog.masking_values import NAMES, masked
-from watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence
-from watchdog.model.incidents import Finding
-from watchdog.model.messages import CommandResult, Report
-from watchdog.model.observed import Blocked, Process, Role
 
 SECRET = "api_key=Zk3vQ9xB7LmP2sT8"
 ROOTS = (Report, Finding, CommandResult)

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from slurm_watchdog.config.schema import ConfigError, parse_config
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.incidents import Kind, Severity
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.notify.alertmanager import AlertmanagerChannel, alert_json, alerts_json
+from slurm_watchdog.notify.dispatcher import Sources
+from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.links import Places
+from slurm_watchdog.notify.notification import Notice, Topic
+from slurm_watchdog.notify.self_test import Outcome, try_receivers
+from slurm_watchdog.notify.slack_messages import parent
+from slurm_watchdog.notify.webhook import WebhookChannel, event_json
 from tests.unit.notices import DECISION, FAILED, INCIDENT, OVER, Ticking, incident, replace
-from watchdog.config import ConfigError, parse_config
-from watchdog.controller.journal import Journal
-from watchdog.model.incidents import Kind, Severity
-from watchdog.model.slurm import SlurmJob
-from watchdog.notify.alertmanager import AlertmanagerChannel, alert_json, alerts_json
-from watchdog.notify.make import make_notifier
-from watchdog.notify.notice import Notice, Topic
-from watchdog.notify.places import Places
-from watchdog.notify.queue import Sources
-from watchdog.notify.slack_messages import parent
-from watchdog.notify.trial import Outcome, try_receivers
-from watchdog.notify.webhook import WebhookChannel, event_json
 
 SECRET = "hookSECRET"
 

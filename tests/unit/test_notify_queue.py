@@ -12,22 +12,22 @@ import pytest
 from ClusterShell.NodeSet import NodeSet
 from ClusterShell.RangeSet import RangeSet
 
+from slurm_watchdog.base.text import fold
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.model.actions import Verdict
+from slurm_watchdog.model.incidents import IncidentState, Kind, Severity
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.dispatcher import Notifier, Sources
+from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.job_status_message import JobPulse
+from slurm_watchdog.notify.notification import Delivery, Topic
+from slurm_watchdog.notify.slack import SlackBot
+from slurm_watchdog.notify.slack_channel import LogPoster, Pace, PulseChannel, SlackChannel
+from slurm_watchdog.notify.slack_messages import Payload
 from tests.unit.notices import DECISION, FAILED, INCIDENT, OVER, RUN, Ticking, incident, open_journal, replace
 from tests.unit.slack_server import CHANNEL, FakeSlack, shown, too_long, with_slack
-from watchdog.config import Config
-from watchdog.controller.journal import Journal, JournalError
-from watchdog.model.actions import Verdict
-from watchdog.model.incidents import IncidentState, Kind, Severity
-from watchdog.model.slurm import SlurmJob
-from watchdog.notify import SendFailed
-from watchdog.notify.harmless import fold
-from watchdog.notify.make import make_notifier
-from watchdog.notify.notice import Delivery, Topic
-from watchdog.notify.pulse import JobPulse
-from watchdog.notify.queue import Notifier, Sources
-from watchdog.notify.slack import SlackBot
-from watchdog.notify.slack_channel import LogPoster, Pace, PulseChannel, SlackChannel
-from watchdog.notify.slack_messages import Payload
 
 
 @pytest.fixture

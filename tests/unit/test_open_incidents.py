@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from watchdog.controller.capped import LeftOut
-from watchdog.controller.open_incidents import OF_ONE, within_room
-from watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, Severity, Truth
+from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.controller.incidents.open_limit import OF_ONE, within_room
+from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, Severity, Truth
 
 
 def finding(subject: str, jobs: tuple[str, ...] = (), node: str | None = None) -> Finding:

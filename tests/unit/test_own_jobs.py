@@ -7,13 +7,13 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
+from slurm_watchdog.model.observations import Event, EventKind, LogFile
+from slurm_watchdog.model.protocol import JobWish, Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.wire.delta import changes_between
 from tests.unit.builders import process, slurm_job
-from watchdog.controller.own_jobs import JobNodes, of_own_jobs, of_owners
-from watchdog.controller.state import ClusterState
-from watchdog.model.messages import JobWish, Report
-from watchdog.model.observed import Event, EventKind, LogFile
-from watchdog.model.slurm import SlurmNode, SlurmView
-from watchdog.report_changes import changes_between
 
 
 def event(job_id: str) -> Event:

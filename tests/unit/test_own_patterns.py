@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.agent import tail
-from watchdog.config import Jobs
-from watchdog.log_scan import scan
-from watchdog.model.observed import EventKind
-from watchdog.own_patterns import MAX_PATTERNS, compile_patterns, problem_of
-from watchdog.progress import ALL_ROWS, Rows, parse_line
+from slurm_watchdog.agent.logs import follow
+from slurm_watchdog.config.schema import Jobs
+from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.training_log.block_scan import scan
+from slurm_watchdog.parse.training_log.line import ALL_ROWS, Rows, parse_line
+from slurm_watchdog.parse.training_log.site_patterns import MAX_PATTERNS, compile_patterns, problem_of
 
 OURS = r"it (?P<step>[\d,]+)(?:/(?P<total>\d+))? L=(?P<loss>\S+) t=(?P<step_seconds>[\d.]+)s"
 
@@ -119,7 +119,7 @@ def test_the_child_that_follows_a_log_is_given_them(tmp_path: Path) -> None:
     state: dict[str, Any] = {}
     path.write_text("it 5/50 L=2.5 t=0.5s\n")
     question = {"files": [["1", str(path), 0]], "globs": [], "own": {"1": [OURS, "("]}}
-    events = tail.follow(question, state)["files"][0]["events"]
+    events = follow.follow(question, state)["files"][0]["events"]
     assert [(each["pattern"], each["step"], each["total_steps"]) for each in events] == [("own_1", 5, 50)]
 
 

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import Action, ActionEnd, Verdict
+from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.notify.notification import Caller
+from slurm_watchdog.notify.wording import by_hand, say_decision
+from slurm_watchdog.standalone import own_runs, report
+from slurm_watchdog.standalone import run as service
+from slurm_watchdog.standalone.own_runs import OwnRun
 from tests.unit.notices import DECISION, INCIDENT, replace
 from tests.unit.test_cli import FakeController, run, status
-from watchdog.config import parse_config
-from watchdog.controller.journal import Journal
-from watchdog.local import own_runs, report, service
-from watchdog.local.own_runs import OwnRun
-from watchdog.model.actions import Action, ActionEnd, Verdict
-from watchdog.model.incidents import Kind
-from watchdog.notify.notice import Caller
-from watchdog.notify.words import by_hand, say_decision
 
 
 def own(place: Path, directory: Path, at: float, **changes: object) -> OwnRun:
@@ -37,9 +38,9 @@ def own(place: Path, directory: Path, at: float, **changes: object) -> OwnRun:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("watchdog.cli.options.DEFAULT_SOCKET", str(tmp_path / "no-service.sock"))
-    monkeypatch.setattr("watchdog.cli.options.DEFAULT_CONFIG", str(tmp_path / "no-config.yaml"))
-    monkeypatch.setattr("watchdog.cli.sources.DEFAULT_CONFIG", str(tmp_path / "no-config.yaml"))
+    monkeypatch.setattr("slurm_watchdog.cli.options.DEFAULT_SOCKET", str(tmp_path / "no-service.sock"))
+    monkeypatch.setattr("slurm_watchdog.cli.options.DEFAULT_CONFIG", str(tmp_path / "no-config.yaml"))
+    monkeypatch.setattr("slurm_watchdog.cli.find_controller.DEFAULT_CONFIG", str(tmp_path / "no-config.yaml"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return own_runs.state_home(tmp_path, {"XDG_STATE_HOME": str(tmp_path)})
 

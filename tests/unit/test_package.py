@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from deploy import options
-from deploy.package import layout
-from deploy.package.build import make_archive
-from deploy.package.environment import OURS, PackageError, check, copy_distribution, needed
-from deploy.package.pages import COMPLETIONS, MAN, pages
-from watchdog.cli.main import main
-from watchdog.config import Config, load_config
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.schema import Config, load_config
+from tools.docs import options
+from tools.packaging import layout
+from tools.packaging.build import make_archive
+from tools.packaging.environment import OURS, PackageError, check, copy_distribution, needed
+from tools.packaging.pages import COMPLETIONS, MAN, pages
 
 
 def test_the_reference_of_options_is_the_one_that_make_options_writes() -> None:
@@ -44,7 +44,7 @@ def test_every_option_is_in_the_reference_with_its_default(checkout: Path) -> No
 
 
 def test_the_configuration_that_a_package_brings_is_valid_and_observes(checkout: Path) -> None:
-    config = load_config(str(checkout / "deploy/package/config.yaml"))
+    config = load_config(str(checkout / "deploy/config.yaml"))
     assert config.mode == "observe"
 
 
@@ -98,7 +98,7 @@ def test_an_archive_belongs_to_root_and_is_the_same_each_time(
 
 @pytest.mark.parametrize("script", ["postinst", "prerm", "postrm"])
 def test_a_script_of_the_package_is_valid_and_touches_only_what_is_ours(checkout: Path, script: str) -> None:
-    file = checkout / "deploy/package/debian" / script
+    file = checkout / "tools/packaging/debian" / script
     assert subprocess.run(["sh", "-n", str(file)], timeout=20).returncode == 0
     removed = re.findall(r"rm -rf ([^\n;]*)", file.read_text())
     for path in " ".join(removed).replace('"', "").split():
@@ -131,7 +131,7 @@ def test_bash_completes_a_command(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(dict(pages())["bash-completion/completions/slurm-watchdog"])
     program = tmp_path / "slurm-watchdog"
     program.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -P -c 'from watchdog.cli.main import main; main(prog_name=\"slurm-watchdog\")'\n"
+        f"#!/bin/sh\nexec {sys.executable} -P -c 'from slurm_watchdog.cli.main import main; main(prog_name=\"slurm-watchdog\")'\n"
     )
     program.chmod(0o755)
     text = f"PATH={tmp_path}:$PATH; . {tmp_path}/file; COMP_WORDS=(slurm-watchdog pa); COMP_CWORD=1; _slurm_watchdog_completion slurm-watchdog; echo ${{COMPREPLY[@]}}"
@@ -141,7 +141,7 @@ def test_bash_completes_a_command(tmp_path: Path) -> None:
 
 def test_what_can_not_be_made_is_said(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.package", "tarball", "--output", str(tmp_path)],
+        [sys.executable, "-m", "tools.packaging", "tarball", "--output", str(tmp_path)],
         capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 2

@@ -12,14 +12,14 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.api.overview import job_page_json, overview_json
+from slurm_watchdog.controller.health.cluster import Health
+from slurm_watchdog.controller.health.job import Level
+from slurm_watchdog.model.cluster_view import GpuView, RankGpu, StepTime
+from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.model.observations import Gpu
 from tests.page_server import FixedController, large_cluster, serving
 from tests.unit import builders
-from watchdog.controller.health import Health
-from watchdog.controller.job_health import Level
-from watchdog.controller.overview import job_page_json, overview_json
-from watchdog.detect.view import GpuView, RankGpu, StepTime
-from watchdog.model.incidents import Incident
-from watchdog.model.observed import Gpu
 
 Talk = Callable[[aiohttp.ClientSession, str], Awaitable[Any]]
 TOKEN = "correct-horse-battery"

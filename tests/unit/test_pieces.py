@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.controller import app, decider
+from slurm_watchdog.controller import controller as watch
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.incidents.judge import Change
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.model.incidents import Incident, IncidentState
 from tests.unit.notices import open_journal
 from tests.unit.test_storm import make
-from watchdog import clock
-from watchdog.controller import app, decide, watch
-from watchdog.controller.journal import Journal, JournalError
-from watchdog.controller.judge import Change
-from watchdog.controller.watch import Controller
-from watchdog.model.incidents import Incident, IncidentState
 
 MANY = 60
 
@@ -34,7 +35,7 @@ def in_pieces(
     directory.mkdir(exist_ok=True)
     journal, turns = open_journal(directory), 0
     monkeypatch.setattr(watch, "PIECE", size)
-    monkeypatch.setattr(decide, "PIECE", size)
+    monkeypatch.setattr(decider, "PIECE", size)
 
     async def go() -> None:
         nonlocal turns
@@ -159,7 +160,7 @@ def test_the_service_gives_others_a_turn_between_two_pieces(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     journal = open_journal(tmp_path)
-    monkeypatch.setattr(decide, "PIECE", 10)
+    monkeypatch.setattr(decider, "PIECE", 10)
     seen: set[int] = set()
 
     async def go() -> None:

@@ -15,33 +15,33 @@ from typing import Any
 import msgspec
 import pytest
 
+from slurm_watchdog.agent.evidence.last_lines import clean_end
+from slurm_watchdog.agent.evidence.last_lines import parse_record as parse_kernel_record
+from slurm_watchdog.agent.evidence.stacks import parse_dump
+from slurm_watchdog.agent.logs.events import event_item
+from slurm_watchdog.agent.processes.environment import parse_settings
+from slurm_watchdog.base.log_setup import MaskingFormatter
+from slurm_watchdog.cli.bundle import bundle_files
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.api.local_socket import make_app, reason_of
+from slurm_watchdog.controller.api.web_page import make_page
+from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump
+from slurm_watchdog.model.incidents import Culprit, Finding, Incident, Kind, Truth
+from slurm_watchdog.model.observations import Blocked, Checkpoint, EventKind, NodeEvent, Process, Role
+from slurm_watchdog.model.protocol import CommandResult, Report
+from slurm_watchdog.notify.alertmanager import alert_json
+from slurm_watchdog.notify.notification import Notice, Topic
+from slurm_watchdog.notify.slack_messages import parent
+from slurm_watchdog.notify.webhook import event_json
+from slurm_watchdog.parse.kernel_log.line import parse_message
+from slurm_watchdog.parse.training_log.line import LogFact
+from slurm_watchdog.wire.redact_values import mask_words, masked
 from tests.unit.secret_samples import planted
 from tests.unit.test_access import Controller, ask
-from watchdog.agent.evidence.environment import parse_settings
-from watchdog.agent.evidence.last_lines import clean_end
-from watchdog.agent.evidence.last_lines import parse_record as parse_kernel_record
-from watchdog.agent.evidence.stacks import parse_dump
-from watchdog.agent.log_events import event_item
-from watchdog.cli.bundle import bundle_files
-from watchdog.config import Config
-from watchdog.controller.access import Person
-from watchdog.controller.judge import Judge
-from watchdog.controller.local_api import make_app, reason_of
-from watchdog.controller.open_incidents import OpenIncidents
-from watchdog.controller.page import make_page
-from watchdog.controller.state import ClusterState
-from watchdog.kernel_lines import parse_message
-from watchdog.log import MaskingFormatter
-from watchdog.masking_values import mask_words, masked
-from watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump
-from watchdog.model.incidents import Culprit, Finding, Incident, Kind, Truth
-from watchdog.model.messages import CommandResult, Report
-from watchdog.model.observed import Blocked, Checkpoint, EventKind, NodeEvent, Process, Role
-from watchdog.notify.alertmanager import alert_json
-from watchdog.notify.notice import Notice, Topic
-from watchdog.notify.slack_messages import parent
-from watchdog.notify.webhook import event_json
-from watchdog.progress import LogFact
 
 ROOT = Person(0, frozenset({0}))
 
@@ -143,7 +143,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
         number: json.loads(journal.evidence_document("abc123", number) or b"null") for number in numbers
     }
     notice = Notice(topic=Topic.OPENED, incident=incident, at=1.0)
-    record = logging.LogRecord("watchdog", logging.WARNING, "x.py", 1, "incident: %s", (text,), None)
+    record = logging.LogRecord("slurm_watchdog", logging.WARNING, "x.py", 1, "incident: %s", (text,), None)
     found = {route: body for route, (_, body) in answers.items()}
     found |= {
         f"bundle {name}": data.decode(errors="replace")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.builders import slurm_job
-from watchdog.controller.policy import (
+from slurm_watchdog.controller.policy.policy import (  # fmt: skip
     ASKED_FOR,
     GUARDS,
     Limits,
@@ -17,12 +16,13 @@ from watchdog.controller.policy import (
     decide,
     is_final,
     is_news,
-)  # fmt: skip
-from watchdog.controller.rules import Rule
-from watchdog.knowledge.ladders import SHIPPED
-from watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
-from watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity  # fmt: skip
-from watchdog.model.slurm import SlurmNode  # fmt: skip
+)
+from slurm_watchdog.controller.policy.rules import Rule
+from slurm_watchdog.knowledge.default_ladders import SHIPPED
+from slurm_watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity  # fmt: skip
+from slurm_watchdog.model.slurm import SlurmNode  # fmt: skip
+from tests.unit.builders import slurm_job
 
 LIMITS = Limits(
     cooldown_s=900,

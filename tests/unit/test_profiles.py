@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.config.policy import Override
+from slurm_watchdog.config.schema import Config, load_config
+from slurm_watchdog.controller.actions.from_config import rule_book_of
+from slurm_watchdog.controller.policy.owner_directives import VARIABLES
+from slurm_watchdog.controller.policy.policy import ASKED_FOR, GUARDS
+from slurm_watchdog.controller.policy.rules import rule_for
+from slurm_watchdog.knowledge.default_ladders import GENTLE, MAY_HAVE_LADDER, ORDER
+from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.incidents import Kind
 from tests.unit.builders import slurm_job
-from watchdog.config import Config, load_config
-from watchdog.controller.policy import ASKED_FOR, GUARDS
-from watchdog.controller.rules import rule_for
-from watchdog.controller.settings import rule_book_of
-from watchdog.controller.wishes import VARIABLES
-from watchdog.knowledge.ladders import GENTLE, MAY_HAVE_LADDER, ORDER
-from watchdog.model.actions import Step
-from watchdog.model.incidents import Kind
-from watchdog.policy_config import Override
 
 SAFE = {Kind.LINGERING_JOB, Kind.COLLECTIVE_HANG, Kind.FILESYSTEM_STALL}
 

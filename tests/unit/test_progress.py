@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.knowledge.log_signatures import (
+from slurm_watchdog.knowledge.log_signatures import (
     CONSEQUENCES,
     FROM_OUTSIDE,
     HEADERS,
@@ -19,9 +19,9 @@ from watchdog.knowledge.log_signatures import (
     WORDS,
     Signature,
 )
-from watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
-from watchdog.model.observed import EventKind
-from watchdog.progress import clean_line, parse_line, split_prefix
+from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
+from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.training_log.line import clean_line, parse_line, split_prefix
 
 CAPTURES = Path(__file__).parent / "log_captures"
 

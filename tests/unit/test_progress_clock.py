@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.controller.progress_clock import (
+from slurm_watchdog.controller.state.progress_clock import (
     MAX_CLOCKS,
     WEAK,
     Clock,
@@ -19,8 +19,8 @@ from watchdog.controller.progress_clock import (
     note_loss,
     read_progress,
 )
-from watchdog.detect.view import Progress
-from watchdog.model.observed import Event, EventKind
+from slurm_watchdog.model.cluster_view import Progress
+from slurm_watchdog.model.observations import Event, EventKind
 
 LOG = "/logs/train.out"
 Clocks = dict[Counter, Clock]

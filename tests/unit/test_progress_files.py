@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from watchdog.agent.checkpoints import look
-from watchdog.agent.collectors.checkpoint import CLOCK_PATTERN, CLOCK_S, CheckpointCollector
-from watchdog.agent.collectors.job_log import JobLogs
-from watchdog.agent.probe import Answer
-from watchdog.config import ConfigError, parse_config
-from watchdog.controller.progress_clock import Clock, Counter, apply_step, read_progress
-from watchdog.model.messages import JobWatch
-from watchdog.model.observed import Event
+from slurm_watchdog.agent.checkpoints.scan import look
+from slurm_watchdog.agent.collectors.checkpoint import CLOCK_PATTERN, CLOCK_S, CheckpointCollector
+from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.workers.pool import Answer
+from slurm_watchdog.config.schema import ConfigError, parse_config
+from slurm_watchdog.controller.state.progress_clock import Clock, Counter, apply_step, read_progress
+from slurm_watchdog.model.observations import Event
+from slurm_watchdog.model.protocol import JobWatch
 
 
 def clock_of(path: Path, mount: str = "/", budget_s: float = 5.0) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
-from watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
-from watchdog.log_scan import scan
-from watchdog.model.observed import EventKind
-from watchdog.progress import ALL_ROWS, LogFact, Rows, parse_line, split_prefix
+from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
+from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.training_log.block_scan import scan
+from slurm_watchdog.parse.training_log.line import ALL_ROWS, LogFact, Rows, parse_line, split_prefix
 
 CAPTURES = Path(__file__).parent / "log_captures"
 KEYS = {"step": "step", "total": "total_steps", "seconds": "step_s", "loss": "loss", "count": "count"}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_watchdog.diagnose.logs.root_cause import find_cause, locate
+from slurm_watchdog.knowledge.ray_train import Row, Seat, SeatReader, died_of, seat_of, speaker_of
+from slurm_watchdog.model.cluster_view import PastRun
+from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.parse.training_log.line import parse_line
 from tests.unit.builders import slurm_job
 from tests.unit.test_scan_log_verdicts import verdict_of
-from watchdog.detect.view import PastRun
-from watchdog.diagnose.log_errors import find_cause, locate
-from watchdog.knowledge.ray_train import Row, Seat, SeatReader, died_of, seat_of, speaker_of
-from watchdog.model.observed import Event, EventKind
-from watchdog.progress import parse_line
 
 BEFORE = b"\x1b[36m(TrainController pid=9371)\x1b[0m "
 STARTED = BEFORE + b"Started training worker group of size 2: \n"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import watchdog.agent.app
-import watchdog.agent.metrics
-from watchdog.agent.metrics import GPU, GPU_VALUES
-from watchdog.cli.main import main
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.detect.registry import DETECTORS
-from watchdog.model.incidents import Kind
+import slurm_watchdog.agent.agent
+import slurm_watchdog.agent.metrics
+from slurm_watchdog.agent.metrics import GPU, GPU_VALUES
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.model.incidents import Kind
 
 Row = tuple[str, ...]
 Metric = tuple[str, tuple[str, ...]]
@@ -82,7 +82,7 @@ def labels_of(argument: ast.expr) -> tuple[str, ...]:
 def agent_metrics() -> dict[str, Metric]:
     """What AgentMetrics can render, from its source: a report that has everything would have to be written anew each time."""
     found: dict[str, Metric] = {f"gpu_{name}": (kind, GPU) for name, kind, _, _ in GPU_VALUES}
-    for call in calls(watchdog.agent.metrics):
+    for call in calls(slurm_watchdog.agent.metrics):
         if called(call) == "histogram" and isinstance(call.args[0], ast.JoinedStr):
             found[last_part(call.args[0])] = ("histogram", ())
         elif called(call) == "_family" and isinstance(call.args[0], ast.Constant):
@@ -104,7 +104,7 @@ def controller_metrics() -> dict[str, Metric]:
     text = ControllerMetrics().text().decode()
     kinds = dict(re.findall(r"^# TYPE slurm_watchdog_(\w+) (\w+)$", text, re.MULTILINE))
     labels = {}
-    for call in calls(watchdog.controller.metrics):
+    for call in calls(slurm_watchdog.controller.health.metrics):
         if called(call) in ("Gauge", "Counter", "Histogram"):
             labels[last_part(call.args[0])] = (
                 tuple(ast.literal_eval(call.args[2])) if len(call.args) > 2 else ()
@@ -120,7 +120,7 @@ def test_every_kind_of_incident_has_its_row_in_the_readme(checkout: Path) -> Non
 
 def test_every_collector_has_its_row_in_the_readme(checkout: Path) -> None:
     listed = set(sole_names(tables((checkout / "README.md").read_text(), "collector")))
-    isolated = [call.args[0] for call in calls(watchdog.agent.app) if called(call) == "isolate"]
+    isolated = [call.args[0] for call in calls(slurm_watchdog.agent.agent) if called(call) == "isolate"]
     assert listed == set(map(ast.literal_eval, isolated))
 
 

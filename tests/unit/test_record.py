@@ -13,15 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.replay import write_traces as traces
-from tests.unit.builders import LOADER, RECV, process, slurm_job, stack
-from tests.unit.test_replay import play, verdict
-from watchdog.config import Config
-from watchdog.controller.record import Recorder
-from watchdog.controller.replay import Outcome, Player, numbered_ids, replay
-from watchdog.controller.state import ClusterState
-from watchdog.model.messages import CommandResult, Report
-from watchdog.model.observed import (
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.recorder import Recorder
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.observations import (
     Blocked,
     Checkpoint,
     Event,
@@ -34,9 +29,14 @@ from watchdog.model.observed import (
     MountProbe,
     NodeEvent,
 )
-from watchdog.model.slurm import SlurmNode, SlurmView
-from watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
-from watchdog.trace.records import MAX_LINE_BYTES, Tally
+from slurm_watchdog.model.protocol import CommandResult, Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.replay.player import Outcome, Player, numbered_ids, replay
+from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
+from slurm_watchdog.trace.records import MAX_LINE_BYTES, Tally
+from tests.replay import write_traces as traces
+from tests.unit.builders import LOADER, RECV, process, slurm_job, stack
+from tests.unit.test_replay import play, verdict
 
 
 class Recording(ClusterState):

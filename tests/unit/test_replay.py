@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_watchdog.config.schema import Config, parse_config
+from slurm_watchdog.replay.player import Outcome, Player, numbered_ids, replay
+from slurm_watchdog.trace.read import in_order, moments, read_blocks, read_records
+from slurm_watchdog.trace.records import Tally
 from tests.replay import write_traces as traces
 from tests.replay.write_traces import JOB, everybody, job, log, rank, step, stuck, training
-from watchdog.config import Config, parse_config
-from watchdog.controller.replay import Outcome, Player, numbered_ids, replay
-from watchdog.trace.read import in_order, moments, read_blocks, read_records
-from watchdog.trace.records import Tally
 
 Line = dict[str, Any]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.actions import Action, ActionRun, Decision, Fence, Verdict
+from slurm_watchdog.model.slurm import SlurmView
+from slurm_watchdog.replay.decisions import ReplayExecutor
 from tests.replay.write_traces import JOB, NODES, everybody, training
 from tests.unit.builders import slurm_job
 from tests.unit.test_replay import play
-from watchdog.controller.replay_decisions import ReplayExecutor
-from watchdog.controller.state import ClusterState
-from watchdog.model.actions import Action, ActionRun, Decision, Fence, Verdict
-from watchdog.model.slurm import SlurmView
 
 Line = dict[str, Any]
 CONFIG = """

@@ -8,12 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.observations import (
+    Checkpoint,
+    Event,
+    EventKind,
+    Gpu,
+    GpuHolder,
+    LogFile,
+    MountProbe,
+    Process,
+)
+from slurm_watchdog.model.protocol import ProcessNumbers, Report
+from slurm_watchdog.wire.codec import decode_report, encode_report
+from slurm_watchdog.wire.delta import changes_between, make_whole, without_news
 from tests.unit.builders import process
-from watchdog.controller.state import ClusterState
-from watchdog.model.messages import ProcessNumbers, Report
-from watchdog.model.observed import Checkpoint, Event, EventKind, Gpu, GpuHolder, LogFile, MountProbe, Process
-from watchdog.report_changes import changes_between, make_whole, without_news
-from watchdog.wire import decode_report, encode_report
 
 
 def report(sequence: int = 1, **changes: Any) -> Report:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.builders import blocked, process, slurm_job
-from watchdog.agent.report_rows import HELPERS_OF_JOB, LONGEST_NAME, choose, reduced
-from watchdog.controller.capped import LeftOut
-from watchdog.controller.report_bounds import (
+from slurm_watchdog.agent.processes.report_rows import HELPERS_OF_JOB, LONGEST_NAME, choose, reduced
+from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.fair_share import fair_share
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.report_bounds import (
     INNER,
     PROCESSES,
     PROCESSES_OF_JOB,
@@ -15,11 +16,10 @@ from watchdog.controller.report_bounds import (
     share_of,
     within_bounds,
 )
-from watchdog.controller.state import ClusterState
-from watchdog.fair_share import fair_share
-from watchdog.model.messages import Report
-from watchdog.model.observed import Gpu, HungProbe, Process, Role
-from watchdog.model.slurm import SlurmView
+from slurm_watchdog.model.observations import Gpu, HungProbe, Process, Role
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmView
+from tests.unit.builders import blocked, process, slurm_job
 
 
 def rows(

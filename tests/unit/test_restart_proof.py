@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.progress_limit import progress_limit
+from slurm_watchdog.config.detectors import CollectiveHang
+from slurm_watchdog.controller.actions.ladder.restart_proof import (
+    StepsLost,
+    first_step_if_proven,
+    steps_lost,
+    work_words,
+)
+from slurm_watchdog.model.cluster_view import PastRun
 from tests.unit.builders import job, progress
-from watchdog.controller.restart_proof import StepsLost, first_step_if_proven, steps_lost, work_words
-from watchdog.detect.limits import progress_limit
-from watchdog.detect.view import PastRun
-from watchdog.detector_config import CollectiveHang
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.actuate.cancel_resubmit import options_for
+from slurm_watchdog.config.schema import Config, ConfigError, parse_config
+from slurm_watchdog.controller.actions.dependents import jobs_behind
+from slurm_watchdog.controller.actions.from_config import ladder_limits_of, rule_book_of
+from slurm_watchdog.controller.policy.owner_directives import Wish, parse_comment, problem_of_path, wish_of
+from slurm_watchdog.controller.policy.placement import objection_to_excluding
+from slurm_watchdog.controller.policy.rules import Rule, action_of, permit, rule_for
+from slurm_watchdog.knowledge.default_ladders import (
+    ENDINGS,
+    HARMLESS,
+    MAY_HAVE_LADDER,
+    ORDER,
+    SHIPPED,
+    problem_of,
+)
+from slurm_watchdog.model.actions import Action, Step
+from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.slurm.client import SignalTo
 from tests.unit.builders import slurm_job
-from watchdog.actuate.end import options_for
-from watchdog.config import Config, ConfigError, parse_config
-from watchdog.controller.chain import jobs_behind
-from watchdog.controller.placing import objection_to_excluding
-from watchdog.controller.rules import Rule, action_of, permit, rule_for
-from watchdog.controller.settings import ladder_limits_of, rule_book_of
-from watchdog.controller.wishes import Wish, parse_comment, problem_of_path, wish_of
-from watchdog.knowledge.ladders import ENDINGS, HARMLESS, MAY_HAVE_LADDER, ORDER, SHIPPED, problem_of
-from watchdog.model.actions import Action, Step
-from watchdog.model.incidents import Kind
-from watchdog.model.slurm import SlurmNode
-from watchdog.slurm.client import SignalTo
 
 FULL = (Step.EVIDENCE, Step.KILL_SWITCH, Step.SIGUSR1, Step.SIGTERM, Step.REQUEUE, Step.RESUBMIT, Step.CANCEL)
 
@@ -85,8 +92,8 @@ def test_two_modes_for_one_kind_that_differ_are_refused() -> None:
 
 
 def test_every_word_of_a_signal_s_target_is_one_of_the_actuator() -> None:
-    from watchdog.actuate.signal import TARGETS
-    from watchdog.policy_config import Treatment
+    from slurm_watchdog.actuate.signals import TARGETS
+    from slurm_watchdog.config.policy import Treatment
 
     annotation = Treatment.model_fields["signal_to"].annotation
     assert all(word in str(annotation) for word in TARGETS)

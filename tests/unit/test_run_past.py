@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
+from slurm_watchdog.model.incidents import Culprit, Kind, Truth
+from slurm_watchdog.model.observations import Checkpoint, Event, LogFile
+from slurm_watchdog.model.slurm import SlurmJob, SlurmView
 from tests.unit.builders import process, slurm_job
 from tests.unit.test_correlate import FIRING, PENDING, RESOLVED, Story, says
 from tests.unit.test_detect_log_error import event
 from tests.unit.test_state import Cluster, progress_event
-from watchdog.controller.run_errors import KEPT_ERRORS
-from watchdog.model.incidents import Culprit, Kind, Truth
-from watchdog.model.observed import Checkpoint, Event, LogFile
-from watchdog.model.slurm import SlurmJob, SlurmView
 
 ERROR = "[rank1]: KeyError: 'text'"
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchdog.cli.scan_kernel import scan_kernel
-from watchdog.diagnose.kernel_file import Judged, judge_file
-from watchdog.diagnose.kernel_scan import KernelScan
-from watchdog.kernel_text import parse_time, read_messages, words_of
-from watchdog.knowledge.kernel_causes import ENDS, RULES
-from watchdog.knowledge.kernel_signatures import SIGNATURES
-from watchdog.knowledge.xids import XIDS
+from slurm_watchdog.cli.scan_kernel import scan_kernel
+from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
+from slurm_watchdog.diagnose.kernel_log.verdict import Judged, judge_file
+from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES
+from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES
+from slurm_watchdog.knowledge.xids import XIDS
+from slurm_watchdog.parse.kernel_log.file import parse_time, read_messages, words_of
 
 BUS = "NVRM: Xid (PCI:0000:c1:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
@@ -315,8 +315,8 @@ def test_the_sentence_tells_the_gravest_thing_and_not_the_first(
 
 
 def test_an_explained_incident_shows_advice_as_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    from watchdog.cli.answers import Explanation, Incident
-    from watchdog.cli.explain import _print
+    from slurm_watchdog.cli.api_types import Explanation, Incident
+    from slurm_watchdog.cli.explain import _print
 
     incident = Incident(id="i1", kind="gpu_fault", state="firing", summary="GPU 3 of n1", evidence=(BUS,))
     _print(Explanation(incident=incident), 0.0)

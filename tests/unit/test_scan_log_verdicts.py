@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchdog.detector_config import CollectiveHang
-from watchdog.diagnose.log_digest import Collector
-from watchdog.diagnose.log_report import Judged, judge_job
+from slurm_watchdog.config.detectors import CollectiveHang
+from slurm_watchdog.diagnose.logs.digest import Collector
+from slurm_watchdog.diagnose.logs.report import Judged, judge_job
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from watchdog.config import ConfigError, parse_config
-from watchdog.identity.transport import Transport
-from watchdog.security_config import Identity, Security
+from slurm_watchdog.config.schema import ConfigError, parse_config
+from slurm_watchdog.config.security import Identity, Security
+from slurm_watchdog.identity.transport import Transport
 
 AWAY = "controller: {listen: '0.0.0.0:9765'}\n"
 

@@ -7,14 +7,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.actuate.set_down import objection
+from slurm_watchdog.controller.actions.ladder.next_move import Do, LadderLimits, Wait, World, next_move
+from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes, why_it_waits
+from slurm_watchdog.model.actions import (
+    Action,
+    ActionRun,
+    Decision,
+    Fence,
+    Rung,
+    RungOutcome,
+    RungRecord,
+    Verdict,
+)
+from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, Process, Role
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.stuck_node import is_unkillable
 from tests.unit.builders import slurm_job
-from watchdog.actuate.set_down import objection
-from watchdog.controller.ladder import Do, LadderLimits, Wait, World, next_move
-from watchdog.controller.stuck import StuckNode, stuck_nodes, why_it_waits
-from watchdog.model.actions import Action, ActionRun, Decision, Fence, Rung, RungOutcome, RungRecord, Verdict
-from watchdog.model.observed import BY_CLAIM, BY_SLURM, Process, Role
-from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from watchdog.model.stuck_node import is_unkillable
 
 FENCE = Fence(job_id="7", restarts=0, start_at=900.0)
 JOB = slurm_job(job_id="7", state="COMPLETING", restarts=1, nodes=("n2",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from watchdog.diagnose.shortened import shortened
+from slurm_watchdog.base.shortened import shortened
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slack_sdk.models.blocks import Block
 
+from slurm_watchdog.base.text import cut, safe
+from slurm_watchdog.model.actions import Action, Verdict
+from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.links import Places
+from slurm_watchdog.notify.notification import JobNote, Notice, Topic
+from slurm_watchdog.notify.slack import SlackBot, SlackWebhook
+from slurm_watchdog.notify.slack_messages import Payload, closed, parent, payload, reply, updated
+from slurm_watchdog.notify.wording import Said, say_decision, say_opened, say_outcome, say_resolved
 from tests.unit.notices import DECISION, FAILED, INCIDENT, OVER, RUN, replace
 from tests.unit.slack_server import (
     CHANNEL,
@@ -26,15 +35,6 @@ from tests.unit.slack_server import (
     too_long,
     with_slack,
 )
-from watchdog.model.actions import Action, Verdict
-from watchdog.model.incidents import Culprit
-from watchdog.notify import SendFailed
-from watchdog.notify.harmless import cut, safe
-from watchdog.notify.notice import JobNote, Notice, Topic
-from watchdog.notify.places import Places
-from watchdog.notify.slack import SlackBot, SlackWebhook
-from watchdog.notify.slack_messages import Payload, closed, parent, payload, reply, updated
-from watchdog.notify.words import Said, say_decision, say_opened, say_outcome, say_resolved
 
 HOSTILE = [
     "<!channel> <@U123> @everyone",

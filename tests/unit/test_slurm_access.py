@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.builders import slurm_job
-from watchdog.controller.placing import objection_to_excluding
-from watchdog.controller.policy import why_not
-from watchdog.model.actions import Step
-from watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from watchdog.slurm.access import (
+from slurm_watchdog.controller.policy.placement import objection_to_excluding
+from slurm_watchdog.controller.policy.policy import why_not
+from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.slurm.access import (
     Access,
     hides_jobs,
     parse_config,
@@ -24,10 +23,11 @@ from watchdog.slurm.access import (
     token_note,
     why_not_requeue_het,
 )
-from watchdog.slurm.client import SlurmUnavailable
-from watchdog.slurm.command_line import CommandLineSlurm
-from watchdog.slurm.commands import Commands
-from watchdog.slurm.het_jobs import fold
+from slurm_watchdog.slurm.client import SlurmUnavailable
+from slurm_watchdog.slurm.command_line import CommandLineSlurm
+from slurm_watchdog.slurm.commands import Commands
+from slurm_watchdog.slurm.het_jobs import fold
+from tests.unit.builders import slurm_job
 
 CONFIG = """Configuration data as of 2026-11-22T07:43:31
 AccountingStorageType   = accounting_storage/slurmdbd

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
-from watchdog.slurm.command_line import CommandLineSlurm
-from watchdog.slurm.commands import clean_environment
+from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
+from slurm_watchdog.slurm.command_line import CommandLineSlurm
+from slurm_watchdog.slurm.commands import clean_environment
 
 Client = Callable[..., CommandLineSlurm]
 
@@ -79,7 +79,7 @@ def test_a_missing_command_says_which_setting_to_look_at() -> None:
 
 
 def test_output_without_end_is_cut_off(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchdog.slurm.commands.OUTPUT_LIMIT", 2**20)
+    monkeypatch.setattr("slurm_watchdog.slurm.commands.OUTPUT_LIMIT", 2**20)
     assert "more than 1048576 bytes" in unavailable(client("exec yes").read_view())
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.slurm_listing import jobs_now
+from slurm_watchdog.model.slurm import NEEDED, SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm_states import OVER
+from slurm_watchdog.slurm import parse, pyslurm_rows
+from slurm_watchdog.slurm.listings import view_of
 from tests.unit.builders import slurm_job
-from watchdog.controller.slurm_listing import jobs_now
-from watchdog.controller.state import ClusterState
-from watchdog.model.slurm import NEEDED, SlurmJob, SlurmNode, SlurmView
-from watchdog.model.slurm_states import OVER
-from watchdog.slurm import parse, pyslurm_rows
-from watchdog.slurm.listings import view_of
 
 CAPTURES = Path(__file__).parent / "slurm_captures"
 RELEASE = CAPTURES / "25.11"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from watchdog.slurm import options, parse
-from watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm import options, parse
+from slurm_watchdog.slurm.fields import ParseError
 
 MARKS = parse.Marks("q7f", "q8r")
 PLAIN = {

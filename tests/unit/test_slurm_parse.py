@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.model import slurm_states
-from watchdog.model.slurm import SlurmJob
-from watchdog.slurm import parse, states
-from watchdog.slurm.client import MAY_CHANGE, Refusal, SlurmRefused
-from watchdog.slurm.fields import ParseError
-from watchdog.slurm.refusals import REFUSALS, parse_refusal
+from slurm_watchdog.model import slurm_states
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.slurm import parse, requeue_outcome
+from slurm_watchdog.slurm.client import MAY_CHANGE, Refusal, SlurmRefused
+from slurm_watchdog.slurm.error_messages import REFUSALS, parse_refusal
+from slurm_watchdog.slurm.fields import ParseError
 
 CAPTURES = Path(__file__).parent / "slurm_captures"
 RELEASES = sorted(path for path in CAPTURES.iterdir() if (path / "story.json").exists())
@@ -122,7 +122,7 @@ def test_a_requeued_job_is_held_and_has_one_more_restart(release: Release) -> No
     assert (special.held, special.restarts) == (True, 1)
     assert special.state in {"SPECIAL_EXIT", "PENDING"}
     for job in (requeued, special):
-        assert states.judge_requeue_hold(job)[0] is True
+        assert requeue_outcome.judge_requeue_hold(job)[0] is True
 
 
 def test_a_pending_job_has_no_start_and_no_nodes_and_says_what_it_wants(release: Release) -> None:
@@ -511,8 +511,8 @@ def test_everything_else_leaves_the_outcome_open(stderr: str) -> None:
 @pytest.mark.parametrize(
     ("state", "reason", "held", "done"),
     [
-        ("COMPLETING", states.REQUEUED_HELD, True, True),
-        ("PENDING", states.REQUEUED_HELD, True, True),
+        ("COMPLETING", requeue_outcome.REQUEUED_HELD, True, True),
+        ("PENDING", requeue_outcome.REQUEUED_HELD, True, True),
         ("PENDING", "JobHeldUser", True, True),
         ("REQUEUE_HOLD", "None", True, True),
         ("COMPLETING", "None", False, False),
@@ -526,11 +526,11 @@ def test_what_a_silent_requeue_did_is_read_from_the_job(
     state: str, reason: str, held: bool, done: bool | None
 ) -> None:
     job = SlurmJob(job_id="1", state=state, reason=reason, held=held)
-    assert states.judge_requeue_hold(job)[0] is done
+    assert requeue_outcome.judge_requeue_hold(job)[0] is done
 
 
 def test_a_job_that_slurm_forgot_was_not_requeued() -> None:
-    assert states.judge_requeue_hold(None)[0] is False
+    assert requeue_outcome.judge_requeue_hold(None)[0] is False
 
 
 @pytest.mark.parametrize(("phrase", "kind"), REFUSALS)
@@ -559,8 +559,10 @@ def test_who_lacks_a_right_is_told_what_to_do() -> None:
 )
 def test_a_plain_requeue_is_judged_by_the_restart_count(restarts: int, state: str, done: bool | None) -> None:
     before = SlurmJob(job_id="1", state="RUNNING")
-    assert states.judge_requeue(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0] is done
-    assert states.judge_requeue(before, None)[0] is False
+    assert (
+        requeue_outcome.judge_requeue(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0] is done
+    )
+    assert requeue_outcome.judge_requeue(before, None)[0] is False
 
 
 @pytest.mark.parametrize(

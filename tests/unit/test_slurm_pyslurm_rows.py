@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from watchdog.model.slurm import SlurmJob, SlurmNode
-from watchdog.slurm import parse, pyslurm_child, pyslurm_rows
-from watchdog.slurm.fields import ParseError
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.slurm import parse, pyslurm_child, pyslurm_rows
+from slurm_watchdog.slurm.fields import ParseError
 
 CAPTURES = Path(__file__).parent / "slurm_captures"
 RECORDED = sorted(path.parent for path in CAPTURES.glob("*/pyslurm.json"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from watchdog.model import slurm_states as table
-from watchdog.model.slurm import SlurmJob
-from watchdog.slurm import states
-from watchdog.slurm.client import Refusal, SlurmRefused
-from watchdog.slurm.requests import reachable
+from slurm_watchdog.model import slurm_states as table
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.slurm import requeue_outcome
+from slurm_watchdog.slurm.client import Refusal, SlurmRefused
+from slurm_watchdog.slurm.request_guard import reachable
 
 SETS = {
     "waits": table.WAITING,
@@ -197,8 +197,8 @@ def test_a_job_that_slurm_does_not_know_gets_no_signal() -> None:
         ("PENDING", "Resources", 0, True),
         ("PENDING", "Resources", 1, False),
         ("PENDING", "BeginTime", None, False),
-        ("PENDING", states.REQUEUED_HELD, None, True),
-        ("COMPLETING", states.REQUEUED_HELD, 0, True),
+        ("PENDING", requeue_outcome.REQUEUED_HELD, None, True),
+        ("COMPLETING", requeue_outcome.REQUEUED_HELD, 0, True),
         ("SPECIAL_EXIT", "None", 1, True),
         ("REQUEUE_HOLD", "None", 1, True),
         ("RESV_DEL_HOLD", "None", 1, True),
@@ -212,4 +212,4 @@ def test_a_job_that_slurm_does_not_know_gets_no_signal() -> None:
 def test_a_job_is_held_if_somebody_has_to_release_it(
     state: str, reason: str, priority: int | None, held: bool
 ) -> None:
-    assert states.is_held(state, reason, priority) is held
+    assert requeue_outcome.is_held(state, reason, priority) is held

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from watchdog.slurm import pyslurm_child
-from watchdog.slurm.backoff import Backoff
-from watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
-from watchdog.slurm.pyslurm_client import FirstOf, PyslurmListings
-from watchdog.slurm.requests import Requests
-from watchdog.slurm.worker import Worker, WorkerGone
+from slurm_watchdog.slurm import pyslurm_child
+from slurm_watchdog.slurm.backoff import Backoff
+from slurm_watchdog.slurm.child_process import Worker, WorkerGone
+from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
+from slurm_watchdog.slurm.pyslurm_client import FirstOf, PyslurmListings
+from slurm_watchdog.slurm.request_guard import Requests
 
 FRAMES = """
 import json, os, sys, time
@@ -172,7 +172,7 @@ def test_half_an_answer_is_none(tmp_path: Path) -> None:
 
 
 def test_a_process_is_replaced_after_many_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchdog.slurm.worker.REQUESTS", 3)
+    monkeypatch.setattr("slurm_watchdog.slurm.child_process.REQUESTS", 3)
     child = worker(tmp_path, ECHO)
 
     async def ask() -> list[int]:
@@ -407,7 +407,7 @@ def test_a_slurm_that_does_not_answer_is_left_alone_until_it_answers_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("watchdog.clock.monotonic", lambda: now[0])
+    monkeypatch.setattr("slurm_watchdog.base.clock.monotonic", lambda: now[0])
     asked, outcomes = [], []
     requests = Requests(5.0, lambda call, outcome: outcomes.append(outcome))
 

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchdog.diagnose.stack_headers import Said, parse_header, parse_prefix, said_by_command, said_by_file
-from watchdog.diagnose.stack_ranks import cast
-from watchdog.diagnose.stack_text import Dump, parse_frame, parse_stacks
-from watchdog.diagnose.stack_verdict import judge
+from slurm_watchdog.diagnose.stacks.ranks import cast
+from slurm_watchdog.diagnose.stacks.verdict import judge
+from slurm_watchdog.parse.stacks.headers import (
+    Said,
+    parse_header,
+    parse_prefix,
+    said_by_command,
+    said_by_file,
+)
+from slurm_watchdog.parse.stacks.text import Dump, parse_frame, parse_stacks
 
 SPY = """Process 4711: /opt/env/bin/python -u train.py --local_rank 3
 Python v3.10.12 (/opt/env/bin/python3.10)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from watchdog.diagnose.stack_words import group_words
-from watchdog.diagnose.stacks import Group
-from watchdog.knowledge.frames import Place
+from slurm_watchdog.diagnose.stacks.vote import Group
+from slurm_watchdog.diagnose.stacks.wording import group_words
+from slurm_watchdog.knowledge.stack_frames import Place
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.filesystems import filesystem_key
+from slurm_watchdog.model.actions import Fence
+from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, MountProbe, Process
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.unit.builders import RECV, blocked, process, slurm_job, stack
-from watchdog.controller.filesystems import filesystem_key
-from watchdog.controller.state import ClusterState
-from watchdog.detect.view import JobView
-from watchdog.model.actions import Fence
-from watchdog.model.messages import Report
-from watchdog.model.observed import Checkpoint, Event, EventKind, LogFile, MountProbe, Process
-from watchdog.model.slurm import SlurmNode, SlurmView
 
 
 class Cluster:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.builders import blocked, process, slurm_job
-from watchdog.config import Config
-from watchdog.controller.agents import MAX_STRANGERS
-from watchdog.controller.judge import Judge
-from watchdog.controller.state import KEPT_NODE_S, ClusterState
-from watchdog.model.messages import Report
-from watchdog.model.observed import (
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.controller.state.agents import MAX_STRANGERS
+from slurm_watchdog.controller.state.cluster import KEPT_NODE_S, ClusterState
+from slurm_watchdog.model.observations import (
     Event,
     EventKind,
     FaultSeverity,
@@ -20,7 +18,9 @@ from watchdog.model.observed import (
     MountProbe,
     NodeEvent,
 )
-from watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.unit.builders import blocked, process, slurm_job
 
 LISTED = 5
 """Ended jobs that Slurm still lists."""

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 
 import pytest
 
+from slurm_watchdog.agent.logs.events import event_item
+from slurm_watchdog.config.detectors import SlowJob
+from slurm_watchdog.controller.state.progress_clock import Clock, Counter, apply_step, main_clock
+from slurm_watchdog.controller.state.step_history import MAX_BLOCKS, DatedLines, StepHistory
+from slurm_watchdog.detect import slow_job
+from slurm_watchdog.model.cluster_view import StepTime
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.parse.training_log.line import parse_line
 from tests.unit.builders import cluster, job
-from watchdog.agent.log_events import event_item
-from watchdog.controller.progress_clock import Clock, Counter, apply_step, main_clock
-from watchdog.controller.step_history import MAX_BLOCKS, DatedLines, StepHistory
-from watchdog.detect import slow_job
-from watchdog.detect.view import StepTime
-from watchdog.detector_config import SlowJob
-from watchdog.model.incidents import Finding, Truth
-from watchdog.model.observed import Event, EventKind
-from watchdog.progress import parse_line
 
 KEPT = 600
 

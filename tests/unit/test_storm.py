@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.incidents.judge import Change
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.model.actions import Verdict
+from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.notify.dispatcher import Notifier
+from slurm_watchdog.notify.slack_channel import LogPoster, Pace, SlackChannel
+from slurm_watchdog.slurm.client import SlurmUnavailable
 from tests.unit import builders
 from tests.unit.notices import incident, open_journal
-from watchdog import clock
-from watchdog.config import Config
-from watchdog.controller.journal import Journal, JournalError
-from watchdog.controller.judge import Change
-from watchdog.controller.metrics import ControllerMetrics
-from watchdog.controller.watch import Controller
-from watchdog.model.actions import Verdict
-from watchdog.model.incidents import Incident
-from watchdog.model.slurm import SlurmNode, SlurmView
-from watchdog.notify.queue import Notifier
-from watchdog.notify.slack_channel import LogPoster, Pace, SlackChannel
-from watchdog.slurm.client import SlurmUnavailable
 
 MANY = 200
 

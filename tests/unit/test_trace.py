@@ -11,11 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.trace import records
-from watchdog.trace.processes import MISSED, PROVEN, REGULAR, RELIABLE, WHOLE, Processes
-from watchdog.trace.read import Numbered, in_order, moments, read_blocks, read_records, typical_interval_s
-from watchdog.trace.records import MAX_LINE_BYTES, Damage, Proc, Tally, parse_record
-from watchdog.trace.reports import Node
+from slurm_watchdog.trace import records
+from slurm_watchdog.trace.processes import MISSED, PROVEN, REGULAR, RELIABLE, WHOLE, Processes
+from slurm_watchdog.trace.read import (
+    Numbered,
+    in_order,
+    moments,
+    read_blocks,
+    read_records,
+    typical_interval_s,
+)
+from slurm_watchdog.trace.records import MAX_LINE_BYTES, Damage, Proc, Tally, parse_record
+from slurm_watchdog.trace.to_report import Node
 
 ISSUE = """
 {"t":0,"kind":"job","job_id":"1882409","state":"RUNNING","nodes":["n0","n1"],"restarts":0,"name":"m4","user":"u","batch_host":"n0"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from watchdog.model.observed import Gpu, GpuHolder, Process, Role
-from watchdog.trace.holders import GRACE_S, Holders, seated
+from slurm_watchdog.model.observations import Gpu, GpuHolder, Process, Role
+from slurm_watchdog.trace.gpu_owners import GRACE_S, Holders, seated
 
 OVER = {"7": "ada"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.controller.turns import Turn, choose
+from slurm_watchdog.controller.state.scan_schedule import Turn, choose
 
 
 def turn(number: int, *, size: int = 10, restless: bool = False, looked_at: float = 0.0) -> Turn:

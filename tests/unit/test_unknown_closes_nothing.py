@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.observations import Event, Process
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.unit.builders import process, slurm_job
 from tests.unit.test_state import progress_event
-from watchdog.config import Config
-from watchdog.controller.judge import Judge
-from watchdog.controller.state import ClusterState
-from watchdog.detect.registry import DETECTORS
-from watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
-from watchdog.model.messages import Report
-from watchdog.model.observed import Event, Process
-from watchdog.model.slurm import SlurmNode, SlurmView
 
 KINDS = [kind for kind, _ in DETECTORS]
 STEPS = (Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.LOG_ERROR)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from watchdog.knowledge.frames import Place
-from watchdog.knowledge.syscalls import AARCH64, X86_64
-from watchdog.knowledge.waiting_calls import PLACES_OF_CALLS
+from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.knowledge.syscalls import AARCH64, X86_64
+from slurm_watchdog.knowledge.wait_syscalls import PLACES_OF_CALLS
 
 
 @pytest.mark.parametrize(("call", "place"), PLACES_OF_CALLS.items())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from watchdog import wire
-from watchdog.wire import WireError, decode_report
+from slurm_watchdog.wire import codec
+from slurm_watchdog.wire.codec import WireError, decode_report
 
 LAYOUTS = ({}, {"separators": (",", ":")}, {"indent": 0}, {"indent": "\t"}, {"indent": 3})
 LONG = 2**63
@@ -57,5 +57,5 @@ def test_fractions_and_ids_are_not_gone_through(monkeypatch: pytest.MonkeyPatch)
     def gone_through(value: object) -> bool:
         raise AssertionError("gone through")
 
-    monkeypatch.setattr(wire, "_moderate", gone_through)
+    monkeypatch.setattr(codec, "_moderate", gone_through)
     decode_report(body(7, 0.00012345678901234567, "0" * 40, 1))

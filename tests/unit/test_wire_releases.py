@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report
+from slurm_watchdog.wire.forward_compat import OPEN
 from tests.unit.wire_fill import filled, promise
-from watchdog.model.messages import Reply, Report
-from watchdog.model.observed import Role
-from watchdog.wire import WireError, decode_reply, decode_report
-from watchdog.wire_newer import OPEN
 
 CAPTURES = Path(__file__).parent / "wire_captures"
 RELEASES = sorted(path.name for path in CAPTURES.iterdir() if path.is_dir())

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import decode_report
+from slurm_watchdog.wire.text_limits import CUT, LENGTHS, MAX_NAME, SKIPPED, has_long
 from tests.unit.wire_fill import filled
-from watchdog.model.messages import Report
-from watchdog.wire import decode_report
-from watchdog.wire_texts import CUT, LENGTHS, MAX_NAME, SKIPPED, has_long
 
 LONG = 10_000
 

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.collectors.process import MAX_WISH, ProcessCollector
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.protocol import JobWish, Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.wire.codec import decode_report, encode_report
+from slurm_watchdog.wire.delta import changes_between, make_whole
 from tests.unit.builders import slurm_job
-from watchdog.agent.collectors.process import MAX_WISH, ProcessCollector
-from watchdog.controller.state import ClusterState
-from watchdog.model.messages import JobWish, Report
-from watchdog.model.observed import Role
-from watchdog.model.slurm import SlurmNode, SlurmView
-from watchdog.report_changes import changes_between, make_whole
-from watchdog.wire import decode_report, encode_report
 
 OFF = JobWish(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=1000)
 REPORT = Report(node="n1", boot_id="b", agent_id="a", sequence=1, wishes=(OFF,))

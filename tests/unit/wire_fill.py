@@ -73,7 +73,7 @@ if __name__ == "__main__":
     import json
     import sys
 
-    from watchdog.model.messages import Reply, Report
+    from slurm_watchdog.model.protocol import Reply, Report
 
     for message in (Report, Reply):
         document = {"promise": promise(message), "message": filled(inspect.type_info(message))}

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploy.demo.cluster import Cluster
+from tests.rig.cluster import Cluster
 
 SLEEP = "#!/bin/bash\nexec sleep 900\n"
 STUBBORN = "#!/bin/bash\ntrap '' TERM\nwhile true; do sleep 1; done\n"
@@ -35,8 +35,8 @@ HOSTILE = {
 
 def questions() -> dict[str, list[str]]:
     """Name of a listing -> its command, with fixed marks."""
-    from watchdog.slurm import parse
-    from watchdog.slurm.listings import LISTING, NODE_LISTING
+    from slurm_watchdog.slurm import parse
+    from slurm_watchdog.slurm.listings import LISTING, NODE_LISTING
 
     marks, guessed = parse.Marks("q7f", "q8r"), parse.Marks("xF1f", "xR2r")
     jobs = ["squeue", *LISTING]
@@ -150,7 +150,7 @@ def answer(cluster: Cluster, user: str | None, argv: list[str]) -> dict[str, obj
 
 def ask_pyslurm(python: str, environment: dict[str, str]) -> object:
     """The rows that the child process of the pyslurm client gives."""
-    child = Path(__file__).parents[3] / "watchdog/slurm/pyslurm_child.py"
+    child = Path(__file__).parents[3] / "watchdog/slurm_watchdog/slurm/pyslurm_child.py"
     request = b'{"call": "view"}'
     done = subprocess.run(
         [python, "-I", child],

@@ -1,7 +1,0 @@
-"""`python -m deploy.package`."""
-
-import sys
-
-from deploy.package.build import main
-
-sys.exit(main())

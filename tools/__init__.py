@@ -1,0 +1,1 @@
+"""What makes files of this repository: documentation from the code, packages."""

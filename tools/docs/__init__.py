@@ -1,0 +1,1 @@
+"""Pages that are generated from the code: options, metrics, dashboards."""

@@ -1,0 +1,242 @@
+"""Writes METRICS.md, the reference of every series, from the code that serves them: `python -m tools.docs.metrics`.
+
+Names, types, labels and help come from the registries themselves; what a label holds, and queries that join our series with those of
+other exporters, are tables here. The queries are run by promtool in the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_watchdog.agent.metrics import PREFIX, AgentMetrics
+from slurm_watchdog.base.loop import Isolated
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.model.protocol import Report
+
+FILE = Path(__file__).parents[2] / "deploy/prometheus/METRICS.md"
+README = Path(__file__).parents[2] / "deploy/README.md"
+
+UNITS = {
+    "timestamp_seconds": "seconds since the epoch", "seconds": "seconds", "bytes": "bytes", "hertz": "hertz", "watts": "watts",
+    "celsius": "degrees Celsius", "ratio": "0 to 1", "info": "1",
+}  # fmt: skip
+"""By the last part of a name, without `_total`."""
+
+LABELS = {
+    "action": "`none`, `requeue`, `graceful_restart` and the other actions of the journal",
+    "by": "the guard that took an action away, the kind whose rule allowed it, or `mode`",
+    "call": "what Slurm was asked: `squeue`, `scontrol requeuehold`, …",
+    "channel": "where messages go: `slack`, `slack-pulse`, `webhook`, `alertmanager`, `log`",
+    "certificate": "`own` or `authority`: the certificate of the agent or controller itself, or the one that signed it",
+    "collector": "one of the agent's collectors",
+    "gpu": "NVML's index on that node, which may change when another GPU goes away",
+    "gpu_uuid": "the GPU's UUID, the same as `UUID` of DCGM's exporter",
+    "job_id": "Slurm's number, `123` or `123_4`; `other` for what is none",
+    "kind": "a kind of incident (README.md has the list)",
+    "level": "`ok`, `warning`, `critical`, `unknown`: how everything is, as `status` has it",
+    "mount": "a mount point, as in /proc/self/mounts",
+    "pattern": "a signature of an error line (watchdog/slurm_watchdog/knowledge/log_signatures.py), or `other`",
+    "rung": "a rung of the ladder, or `between`",
+    "uid": "the number of a job's owner",
+    "what": "a container with a cap, such as `processes` (watchdog/slurm_watchdog/base/capped.py says what each is)",
+    "why": "`standstill` or `redone`",
+    "name": "a class of message of the kernel or NVML (watchdog/slurm_watchdog/knowledge)",
+    "node": "Slurm's name of a node",
+    "outcome": "what became of it",
+    "phase": "`starting`, `training`, `evaluating`, `checkpointing`, `finishing`",
+    "probe": "a kind of child of the agent, with its mount: `files:/scratch`, `nvml`",
+    "rank": "a rank's number; empty for other processes of a job",
+    "reason": "a throttle reason of NVML; of refused connections why, such as `no_certificate`; of jobs that are not judged `log_unread`, `no_step`, `no_agent`, …",
+    "field": "a field of `SlurmJob` or `SlurmNode` (watchdog/slurm_watchdog/model/slurm.py), `row` or `partial`",
+    "severity": "`info`, `warning`, `error`, `critical`",
+    "state": "of incidents `pending`, `firing`; of nodes `reporting`, `silent`; of children `idle`, `busy`, `hung`",
+    "verdict": "`allowed`, `observed`, `suppressed`",
+    "version": "of slurm-watchdog",
+    "xid": "NVIDIA's number of a fault",
+}
+"""What each label holds. None holds a pid, or what a user wrote."""
+
+
+class Metric(NamedTuple):
+    """One metric as Prometheus reads it; `name` without the common beginning."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+    @property
+    def unit(self) -> str:
+        """In words; empty for a plain number."""
+        name = self.name.removesuffix("_total")
+        return next((unit for ending, unit in UNITS.items() if name.endswith(f"_{ending}")), "")
+
+
+class Example(NamedTuple):
+    """A query, with series on which it gives `found` (labels to value)."""
+
+    title: str
+    query: str
+    given: Mapping[str, float]
+    found: Mapping[str, float]
+
+
+GPU_JOB = 'slurm_watchdog_gpu_job{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9766"}'
+EXAMPLES = (
+    Example(
+        "The temperature that DCGM measures, with the job and the rank that use the GPU",
+        'slurm_watchdog_gpu_job * on (gpu_uuid) group_left () '
+        'max by (gpu_uuid) (label_replace(DCGM_FI_DEV_GPU_TEMP, "gpu_uuid", "$1", "UUID", "(.+)"))',
+        {GPU_JOB: 1, 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-1",gpu="0",Hostname="n1"}': 71,
+         'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-2",gpu="1",Hostname="n1"}': 30},
+        {'{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9766"}': 71},
+    ),
+    Example(
+        "The coldest and the hottest GPU of each job, by DCGM",
+        'max by (job_id) (slurm_watchdog_gpu_job * on (gpu_uuid) group_left () max by (gpu_uuid) '
+        '(label_replace(DCGM_FI_DEV_GPU_TEMP, "gpu_uuid", "$1", "UUID", "(.+)"))) '
+        '- min by (job_id) (slurm_watchdog_gpu_job * on (gpu_uuid) group_left () max by (gpu_uuid) '
+        '(label_replace(DCGM_FI_DEV_GPU_TEMP, "gpu_uuid", "$1", "UUID", "(.+)")))',
+        {GPU_JOB: 1, GPU_JOB.replace("GPU-1", "GPU-2").replace('"3"', '"4"'): 1,
+         'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-1"}': 71, 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-2"}': 30},
+        {'{job_id="7"}': 41},
+    ),
+    Example(
+        "Ranks whose GPU is busy while their job makes no step: they wait in a collective, or turn in vain",
+        '(slurm_watchdog_gpu_job * on (gpu_uuid) group_left () max by (gpu_uuid) '
+        '(label_replace(DCGM_FI_DEV_GPU_UTIL, "gpu_uuid", "$1", "UUID", "(.+)")) > 90) '
+        'and on (job_id) (slurm_watchdog_job_progress_age_seconds > slurm_watchdog_job_stall_limit_seconds)',
+        {GPU_JOB: 1, 'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-1"}': 100,
+         'slurm_watchdog_job_progress_age_seconds{job_id="7",instance="c"}': 600,
+         'slurm_watchdog_job_stall_limit_seconds{job_id="7",instance="c"}': 90},
+        {'{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9766"}': 100},
+    ),
+    Example(
+        "Memory of the jobs that hang, by slurm-job-exporter, whose label is `slurmjobid`",
+        'sum by (job_id, user) (label_replace(slurm_job_memory_usage, "job_id", "$1", "slurmjobid", "(.+)")) '
+        '* on (job_id) group_left () (slurm_watchdog_job_progress_age_seconds > bool slurm_watchdog_job_stall_limit_seconds)',
+        {'slurm_job_memory_usage{slurmjobid="7",user="ann",instance="n1"}': 100,
+         'slurm_job_memory_usage{slurmjobid="7",user="ann",instance="n2"}': 200,
+         'slurm_watchdog_job_progress_age_seconds{job_id="7"}': 600,
+         'slurm_watchdog_job_stall_limit_seconds{job_id="7"}': 90},
+        {'{job_id="7",user="ann"}': 300},
+    ),
+    Example(
+        "Steps an hour of every job",
+        "3600 * deriv(slurm_watchdog_job_step[5m]) > 0",
+        {'slurm_watchdog_job_step{job_id="7"} +30': 100},
+        {'{job_id="7"}': 1800},
+    ),
+)  # fmt: skip
+"""A series whose name ends in ` +N` rises by N a minute."""
+
+
+class _Named(AgentMetrics):
+    """Notes every family that is rendered, also those without a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Metric] = []
+
+    def _family(
+        self,
+        name: str,
+        kind: str,
+        text: str,
+        labels: tuple[str, ...],
+        rows: Iterable[tuple[tuple[str, ...], float]],
+    ) -> list[str]:
+        self.found.append(Metric(name, kind, labels, text))
+        return super()._family(name, kind, text, labels, rows)
+
+
+def agent_metrics() -> list[Metric]:
+    """What an agent may serve."""
+    named = _Named()
+    named.update(Report(node="n", boot_id="b", agent_id="a", sequence=1), Isolated(), 0)
+    text = named.render().decode()
+    histograms = re.findall(rf"^# TYPE {PREFIX}(\w+) histogram$", text, re.MULTILINE)
+    return [*named.found, *(Metric(name, "histogram", (), _help(text, name)) for name in histograms)]
+
+
+def _help(text: str, name: str) -> str:
+    found = re.search(rf"^# HELP {PREFIX}{name} (.+)$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def controller_metrics() -> list[Metric]:
+    """What a controller may serve; labels from its registries, for most have no value before something happens."""
+    metrics = ControllerMetrics()
+    text = metrics.text().decode()
+    kinds = dict(re.findall(rf"^# TYPE {PREFIX}(\w+) (\w+)$", text, re.MULTILINE))
+    labels: dict[str, tuple[str, ...]] = {}
+    for registry in (metrics._counters, metrics.registry):  # a counter also claims its name without `_total`
+        for collector, names in registry._collector_to_names.items():
+            labels.update((name.removeprefix(PREFIX), tuple(collector._labelnames)) for name in names)
+    return [
+        Metric(name, kind, labels[name], _help(text, name))
+        for name, kind in kinds.items()
+        if not name.endswith("_created")
+    ]
+
+
+def table(metrics: Iterable[Metric]) -> list[str]:
+    """The rows of a table, by name."""
+    rows = ["| series | type | labels | unit | meaning |", "|---|---|---|---|---|"]
+    for metric in sorted(metrics):
+        labels = " ".join(f"`{label}`" for label in metric.labels)
+        meaning = metric.meaning.replace("|", "\\|").rstrip(".")
+        rows.append(f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {metric.unit} | {meaning}. |")
+    return rows
+
+
+def write() -> str:
+    """The whole file."""
+    agent, controller = agent_metrics(), controller_metrics()
+    used = sorted({label for metric in (*agent, *controller) for label in metric.labels})
+    parts = [
+        "# Every series of slurm-watchdog",
+        "",
+        "Generated from the code by `make metrics`. `deploy/README.md` says more about each; `alerts.yaml` has rules on them,",
+        "`../grafana` dashboards. A controller serves at most 20,000 series, an agent at most 512 of one name: what would be more is",
+        f"left out and counted (`{PREFIX}jobs_without_series`, `{PREFIX}agent_series_dropped`).",
+        "",
+        "## The controller",
+        "",
+        "On `controller.listen`, path `/metrics`.",
+        "",
+        *table(controller),
+        "",
+        "## Each agent",
+        "",
+        "On `agent.metrics_listen`. Which node it is, Prometheus knows by `instance`.",
+        "",
+        *table(agent),
+        "",
+        "## Labels",
+        "",
+        "No label holds a pid, or anything that a user wrote.",
+        "",
+        "| label | holds |",
+        "|---|---|",
+        *(f"| `{label}` | {LABELS[label]} |" for label in used),
+        "",
+        "## Joins with other exporters",
+        "",
+        "By `gpu_uuid` with NVIDIA's dcgm-exporter (`DCGM_FI_DEV_*`, label `UUID`), by `job_id` with an exporter of Slurm's jobs.",
+    ]
+    for example in EXAMPLES:
+        parts += ["", f"{example.title}:", "", "```", example.query, "```"]
+    return "\n".join(parts) + "\n"
+
+
+def main(save: Callable[[str], object] = FILE.write_text) -> None:
+    """Writes the file anew."""
+    save(write())
+
+
+if __name__ == "__main__":
+    main()

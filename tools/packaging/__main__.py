@@ -1,0 +1,7 @@
+"""`python -m tools.packaging`."""
+
+import sys
+
+from tools.packaging.build import main
+
+sys.exit(main())

@@ -1,0 +1,93 @@
+"""The kill switch: a file on every node of the job, written as its owner, removed by us before the restart."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+
+from slurm_watchdog.model.actions import Decision, RungOutcome
+from slurm_watchdog.model.kill_switch import compose_line
+from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
+from slurm_watchdog.model.slurm import SlurmJob
+
+Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
+"""(node, command, deadline in seconds) -> result; never raises."""
+Outcome = tuple[RungOutcome, str]
+
+
+def path_for(template: str, job: SlurmJob) -> str:
+    """The kill switch of one run of a job. `{workdir}` and `{user}` come from Slurm."""
+    return (
+        template.replace("{job_id}", job.process_id)
+        .replace("{restarts}", str(job.restarts))
+        .replace("{user}", job.user)
+        .replace("{workdir}", job.workdir or "")
+    )
+
+
+def content_for(decision_id: str, incident_id: str, reason: str, asked_by: str | None) -> str:
+    """The one JSON line that the file holds: who, why, which incident. By it we know our own file again."""
+    who = f"slurm-watchdog for {asked_by}" if asked_by else "slurm-watchdog"
+    return compose_line({"by": who, "why": reason, "incident": incident_id, "decision": decision_id})
+
+
+async def write(ask: Ask, decision: Decision, deadline_s: float) -> Outcome:
+    """Done when every node of the job has it: a trainer polls it on whichever node it likes."""
+    assert decision.fence is not None
+    assert decision.kill_switch is not None
+    path, fence = decision.kill_switch, decision.fence
+    results = await asyncio.gather(
+        *(
+            ask(
+                node,
+                WriteKillSwitch(
+                    id=uuid.uuid4().hex,
+                    job_id=decision.process_job_id or fence.job_id,
+                    restarts=fence.restarts,
+                    path=path,
+                    uid=decision.kill_switch_uid or 0,
+                    content=decision.kill_switch_content,
+                    expires_s=deadline_s,
+                ),
+                deadline_s,
+            )
+            for node in decision.nodes
+        )
+    )
+    return _sum_up(decision, results, f"{path} written")
+
+
+async def remove(ask: Ask, decision: Decision, reporting: frozenset[str], deadline_s: float) -> Outcome:
+    """Done when it is gone from every node. A silent node is passed over only where the path names the run,
+    so that the file can never be taken for the next run's."""
+    assert decision.fence is not None
+    assert decision.kill_switch is not None
+    path, fence = decision.kill_switch, decision.fence
+    harmless = f"{decision.process_job_id or fence.job_id}.{fence.restarts}" in path
+    nodes = [node for node in decision.nodes if node in reporting or not harmless]
+    results = await asyncio.gather(
+        *(
+            ask(
+                node,
+                RemoveKillSwitch(
+                    id=uuid.uuid4().hex,
+                    job_id=decision.process_job_id or fence.job_id,
+                    path=path,
+                    uid=decision.kill_switch_uid or 0,
+                    content=decision.kill_switch_content,
+                    expires_s=deadline_s,
+                ),
+                deadline_s,
+            )
+            for node in nodes
+        )
+    )
+    return _sum_up(decision, results, f"{path} removed")
+
+
+def _sum_up(decision: Decision, results: list[CommandResult], done: str) -> Outcome:
+    errors = [f"{result.error}" for result in results if not result.ok]
+    if errors:
+        return RungOutcome.UNKNOWN, f"{len(errors)} of {len(results)} nodes failed: {errors[0]}"
+    return RungOutcome.DONE, f"{done} on {len(results)} of {len(decision.nodes)} nodes"

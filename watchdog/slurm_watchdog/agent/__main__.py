@@ -1,0 +1,43 @@
+"""The agent's process: `python -m slurm_watchdog.agent FD [--once] [--json] [--config=FILE] [--handover=FD]`, as `slurm-watchdog agent`
+becomes it by exec.
+
+FD is an inherited descriptor with the settings (see slurm_watchdog.config.agent_settings), FILE where they came from, --handover what the agent
+before it knew, which this process was until SIGHUP (see slurm_watchdog.agent.reload.handover). A fresh interpreter, because memory that was
+once used for checking a configuration and a command line is never given back.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from slurm_watchdog.agent.agent import run_agent
+from slurm_watchdog.agent.reload.handover import read_handover
+from slurm_watchdog.base import (
+    log_setup,
+    slim_imports,  # noqa: F401 -- before msgspec
+)
+from slurm_watchdog.base.process_setup import be_unobtrusive, set_name
+from slurm_watchdog.config.agent_settings import read_settings
+
+NAME = "slurm-watchdog"
+"""What `ps` and `top` show: without it every agent is called python3."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs the agent; returns its exit code."""
+    set_name(NAME)
+    be_unobtrusive()
+    log_setup.set_up()
+    given = dict(word.partition("=")[::2] for word in argv[1:])
+    handover = given.get("--handover")
+    return run_agent(
+        read_settings(int(argv[0])),
+        once="--once" in given,
+        as_json="--json" in given,
+        file=given.get("--config", ""),
+        handover=None if handover is None else read_handover(int(handover)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

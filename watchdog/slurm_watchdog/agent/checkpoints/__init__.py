@@ -1,0 +1,1 @@
+"""Finds checkpoints of jobs and tells which are complete."""

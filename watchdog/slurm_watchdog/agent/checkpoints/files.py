@@ -1,0 +1,272 @@
+"""Files of one checkpoint: whether each has its end, how many bytes they are, and whether they change. For children.
+
+Names are relative to an open directory, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from slurm_watchdog.knowledge.checkpoint_layouts import Candidate, has_zip_end
+
+MAX_FILES = 2000
+"""Of a checkpoint whose bytes are added up, once: 500 GB in shards of 250 MB. Beyond, its size is not said."""
+MAX_PRINT_FILES = 500
+"""Of one that is not complete, at each look: enough to see that it grows."""
+MAX_NAMES = 64
+MAX_DEPTH = 3
+MAX_SMALL = 256
+MAX_LINKS = 40  # linux/namei.h, MAXSYMLINKS
+MAX_HEADER = 8 << 20
+"""Of a safetensors file: its table of tensors, which is some 100 bytes a tensor."""
+
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+_OFFSETS = re.compile(rb'"data_offsets":\s*\[\d+,\s*(\d{1,18})\]')
+SHARD = ".distcp"
+_ARCHIVES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Print:
+    """What shows that something was written to: how many files, their bytes, and when the newest was changed."""
+
+    files: int
+    size_bytes: int
+    newest_ns: int
+    whole: bool = True
+    """False: there were more files than were counted."""
+
+    def packed(self) -> list[int]:
+        """For the way to the agent and back."""
+        return [self.files, self.size_bytes, self.newest_ns]
+
+
+def about(name: str, where: int) -> os.stat_result | None:
+    """What a name is, links themselves; None if it is not there."""
+    try:
+        return os.stat(name, dir_fd=where, follow_symlinks=False)
+    except OSError:
+        return None
+
+
+def read_small(name: str, where: int) -> tuple[str, int] | None:
+    """Text and time (nanoseconds since the epoch) of a small file; None if it is not there or no plain file."""
+    try:
+        fd = os.open(name, FILE_FLAGS, dir_fd=where)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        return os.read(fd, MAX_SMALL).decode(errors="replace"), found.st_mtime_ns
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def marker_is_whole(name: str, where: int) -> bool:
+    """Whether a marker is there; one that is itself written in pieces counts when its end is there."""
+    found = about(name, where)
+    if found is None or not stat.S_ISREG(found.st_mode):
+        return False
+    if not name.endswith(".json"):
+        return found.st_size > 0 or name.endswith(("/complete", "/commit_success.txt"))
+    return _read_tail(name, where).rstrip().endswith((b"}", b"]"))
+
+
+def _read_tail(name: str, where: int) -> bytes:
+    try:
+        fd = os.open(name, FILE_FLAGS, dir_fd=where)
+    except OSError:
+        return b""
+    try:
+        return os.pread(fd, 16, max(0, os.fstat(fd).st_size - 16))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def files_are_whole(names: tuple[str, ...], where: int) -> bool | None:
+    """Whether every file of a step has its end; None where the format does not say."""
+    answers = [_file_is_whole(name, where) for name in names[:MAX_NAMES]]
+    return False if False in answers else None if None in answers else True
+
+
+def _file_is_whole(name: str, where: int) -> bool | None:
+    try:
+        fd = os.open(name, FILE_FLAGS, dir_fd=where)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
+            return False
+        head = os.pread(fd, 8, 0)
+        if head.startswith(b"PK\x03\x04"):
+            return found.st_size > 22 and has_zip_end(os.pread(fd, 22, found.st_size - 22))
+        if name.endswith(".safetensors"):
+            return _safetensors_is_whole(fd, int.from_bytes(head, "little"), found.st_size)
+        return None
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _safetensors_is_whole(fd: int, header_bytes: int, size_bytes: int) -> bool | None:
+    """By the offsets in its header, which name the end of the last tensor."""
+    if header_bytes > MAX_HEADER:
+        return None
+    ends = (int(end) for end in _OFFSETS.findall(os.pread(fd, header_bytes, 8)))
+    return size_bytes >= 8 + header_bytes + max(ends, default=0)
+
+
+def may_settle(name: str, where: int) -> bool:
+    """Whether a directory may count as complete once it does not change any more.
+
+    Not so with shards of PyTorch DCP, of which .metadata is missing then, nor with a file that is visibly cut short: a
+    leftover of a crash does not change any more, either.
+    """
+    try:
+        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=where)
+    except OSError:
+        return False
+    try:
+        names = _first_names(fd)
+        if any(each.endswith((SHARD, ".tmp", ".part", ".incomplete")) for each in names):
+            return False
+        archives = [each for each in names if each.endswith(_ARCHIVES)][:MAX_NAMES]
+        return files_are_whole(tuple(archives), fd) is not False
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def has_shards(name: str, where: int) -> bool:
+    """Whether a directory holds shards of PyTorch DCP."""
+    try:
+        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=where)
+    except OSError:
+        return False
+    try:
+        return any(each.endswith(SHARD) for each in _first_names(fd))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _first_names(fd: int) -> list[str]:
+    with os.scandir(fd) as entries:
+        return [entry.name for entry in islice(entries, MAX_PRINT_FILES)]
+
+
+def take_print(candidate: Candidate, where: int, max_files: int, check_time: Callable[[], None]) -> Print:
+    """Files, bytes and newest change of all that a candidate consists of, at most `max_files` of them."""
+    found = [0, 0, 0]
+    whole = len(candidate.names) <= MAX_NAMES
+    for name in candidate.names[:MAX_NAMES]:
+        it = about(name, where)
+        if it is not None:
+            _add(found, it)
+            if stat.S_ISDIR(it.st_mode):
+                whole &= _add_directory(found, name, where, MAX_DEPTH, max_files, check_time)
+    return Print(found[0], found[1], found[2], whole)
+
+
+def _add(found: list[int], it: os.stat_result) -> None:
+    if stat.S_ISREG(it.st_mode):
+        found[0] += 1
+        found[1] += it.st_size
+    found[2] = max(found[2], it.st_mtime_ns)
+
+
+def _add_directory(
+    found: list[int], name: str, where: int, depth: int, max_files: int, check_time: Callable[[], None]
+) -> bool:
+    """Adds the files below a directory; False if there were more, or deeper ones, than are counted."""
+    check_time()
+    try:
+        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=where)
+    except OSError:
+        return True  # gone meanwhile
+    whole = True
+    try:
+        with os.scandir(fd) as entries:
+            for entry in islice(entries, max_files + 1):
+                if found[0] >= max_files:
+                    return False
+                it = about(entry.name, fd)
+                if it is None:
+                    continue
+                _add(found, it)
+                if stat.S_ISDIR(it.st_mode):
+                    whole &= depth > 1 and _add_directory(
+                        found, entry.name, fd, depth - 1, max_files, check_time
+                    )
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return whole
+
+
+def resolve(path: str, mount: str, others: frozenset[str] = frozenset()) -> tuple[str, bool]:
+    """`path` without links, each read and none followed, and whether that is on `mount` and none of the `others` below it.
+
+    As soon as a link leads away from the mount it ends, for to look further would be to touch another filesystem: then
+    the path may still have links. Raises OSError.
+    """
+    real, links = mount.rstrip("/"), 0
+    if not is_inside(path, mount, others):
+        return path, False
+    parts = [part for part in path[len(real) :].split("/") if part]
+    while parts:
+        part = parts.pop(0)
+        if part in (".", ".."):
+            real = os.path.dirname(real) if part == ".." else real
+            if not is_inside(real or "/", mount, others):
+                return "/".join([real, *parts]), False
+            continue
+        if not is_inside(f"{real}/{part}", mount, others):
+            return "/".join([real, part, *parts]), False
+        target = _read_link(f"{real}/{part}")
+        if target is None:
+            real = f"{real}/{part}"
+            continue
+        if (links := links + 1) > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        parts = [each for each in target.split("/") if each] + parts
+        if target.startswith("/"):
+            real, above = mount.rstrip("/"), [each for each in mount.split("/") if each]
+            if parts[: len(above)] != above:
+                return "/" + "/".join(parts), False
+            parts = parts[len(above) :]
+    return real or "/", True
+
+
+def _read_link(path: str) -> str | None:
+    """Where a link points to; None if it is none. Raises OSError if nothing is there."""
+    try:
+        return os.readlink(path)
+    except OSError as problem:
+        if problem.errno == errno.EINVAL:
+            return None
+        raise
+
+
+def is_inside(path: str, mount: str, others: frozenset[str]) -> bool:
+    inside = path == mount or path.startswith(mount.rstrip("/") + "/")
+    return inside and not any(path == other or path.startswith(f"{other}/") for other in others)

@@ -1,0 +1,289 @@
+"""The checkpoints of the jobs on this node: which is the newest complete one, and is one being written; and the files that jobs
+write to as their loop turns, where a site has named them: that one of these is changed is progress.
+
+The loop only knows names. The child that reads the logs of the same mount as the same user looks (see
+slurm_watchdog.agent.checkpoints.scan), so a filesystem that hangs holds one child. Never waited for: what is asked in one call is
+answered in a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.base.mounts import mount_of
+from slurm_watchdog.model.observations import Checkpoint, Event, EventKind
+
+MAX_DIRECTORIES = 8
+"""Of one job."""
+MAX_TRACKERS = 4
+MAX_CLOCKS = 4
+CLOCK_S = 30.0
+"""Files that are named for progress are looked at this often at least."""
+CLOCK_PATTERN = "file"
+MAX_PLACES = 64
+"""Of the node: directories and trackers together."""
+SOON_S = 5.0
+"""While one is being written its directory is looked at this often: the controller waits for it to be complete."""
+BUDGET_S = 2.0
+"""For one look of a child at all that it is asked about, system calls that hang not counted."""
+CACHED_S = 60.0
+"""A client may show a directory that old (acdirmax of nfs(5)), so a checkpoint may have been complete for so long at most."""
+MAX_MOVES = 8
+"""A directory that is named through links is followed over so many mounts."""
+
+
+@dataclass
+class _Place:
+    """One directory or tracker of one job. `path` is where it lies, `told` what of it was told last."""
+
+    path: str
+    tracker: bool
+    clock: bool
+    due: float
+    row: Checkpoint
+    at: float = 0.0
+    """When the child was asked for `row`."""
+    asked_at: float = 0.0
+    looked_at: float | None = None
+    before: dict[str, Any] | None = None
+    told: tuple[Any, ...] | None = None
+    told_ns: int = 0
+    moves: int = 0
+
+
+Key = tuple[str, str]
+"""Job, and the directory or tracker as it was named."""
+
+
+@dataclass
+class CheckpointCollector:
+    """What is looked at, and what came of it since the last report."""
+
+    probes: Probes
+    logs: JobLogs
+    interval_s: float
+    _places: dict[Key, _Place] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)
+    _events: list[tuple[float, Event]] = field(default_factory=list)
+    _recent: dict[Key, tuple[float, Event]] = field(default_factory=dict)
+
+    def collect(
+        self,
+        now: float,
+        deadline_s: float,
+        directories: Mapping[str, Iterable[str]],
+        hurry: Collection[str] = (),
+    ) -> tuple[tuple[Checkpoint, ...], tuple[Event, ...]]:
+        """A row for each directory, and an event for each newest complete checkpoint that is new since the last call.
+
+        `directories` are absolute, by job; the trackers that the controller names for its jobs are read as well. Those of the
+        jobs in `hurry` are looked at every SOON_S: of them somebody waits for the next one. Call it after the logs were read:
+        it shares their children.
+        """
+        self._note_places(now, directories)
+        for (job_id, _), place in self._places.items():
+            if job_id in hurry:
+                place.due = min(place.due, place.asked_at + SOON_S)
+        self._ask(now, deadline_s)
+        rows = tuple(
+            self._row(place, now) for place in self._places.values() if not place.tracker and not place.clock
+        )
+        events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
+        self._events = []
+        return rows, events
+
+    def tell_again(self) -> None:
+        """Puts the newest checkpoint of each place before what is new: the controller was started anew and knows none."""
+        past = [each for each in self._recent.values() if each not in self._events]
+        self._events = sorted(past, key=lambda each: each[0] - each[1].age_s) + self._events
+
+    # -- where -------------------------------------------------------------------------------------------------
+
+    def _note_places(self, now: float, directories: Mapping[str, Iterable[str]]) -> None:
+        wanted: dict[Key, str] = {}
+        for job_id, paths in directories.items():
+            for path in list(dict.fromkeys(paths))[:MAX_DIRECTORIES]:
+                wanted[job_id, path] = "directory"
+        for job_id, watch in self.logs.watch.items():
+            for path in watch.checkpoint_trackers[:MAX_TRACKERS]:
+                wanted[job_id, path] = "tracker"
+            for path in watch.progress_files[:MAX_CLOCKS]:
+                wanted.setdefault((job_id, path), "clock")
+        wanted = {key: wanted[key] for key in list(wanted)[:MAX_PLACES] if key[1].startswith("/")}
+        for key, kind in wanted.items():
+            if key not in self._places:
+                row = Checkpoint(job_id=key[0], directory=key[1], error="not read yet")
+                self._places[key] = _Place(key[1], kind == "tracker", kind == "clock", now, row)
+        self._places = {key: place for key, place in self._places.items() if key in wanted}
+        self._recent = {key: event for key, event in self._recent.items() if key in wanted}
+
+    def _child_of(self, job_id: str, path: str) -> tuple[str, int]:
+        uid = self.logs.owner_of(job_id)
+        return self.logs.key_of(path, uid), uid
+
+    def _ask(self, now: float, deadline_s: float) -> None:
+        plan: dict[tuple[str, int, str], list[Key]] = {}
+        for key, place in self._places.items():
+            if (untouched := self.logs.why_untouched(place.path)) is not None:
+                place.row = replace(place.row, error=untouched)
+                continue
+            if now >= place.due and (key[0] in self.logs.jobs or not self.logs.become_owner):
+                where = mount_of(place.path, self.logs.mounts)
+                point = where.point if where is not None else "/"
+                plan.setdefault((*self._child_of(key[0], place.path), point), []).append(key)
+        for (child, uid, mount), keys in plan.items():
+            if child in self._asked:
+                continue
+            args = {
+                "mount": mount,
+                "others": sorted({m.point for m in self.logs.mounts if _is_below(m.point, mount)}),
+                "budget_s": BUDGET_S,
+                "directories": [
+                    [job, self._places[job, named].path, self._places[job, named].before]
+                    for job, named in keys
+                    if not self._places[job, named].tracker and not self._places[job, named].clock
+                ],
+                "trackers": [[job, path] for job, path in keys if self._places[job, path].tracker],
+                "clocks": [
+                    [job, self._places[job, path].path] for job, path in keys if self._places[job, path].clock
+                ],
+            }
+            question = partial(self._take, child, now, tuple(keys))
+            if (
+                self.probes.ask(child, "look_at_checkpoints", args, deadline_s, now, question, uid)
+                is not None
+            ):
+                self._asked.add(child)
+
+    # -- what came of it ---------------------------------------------------------------------------------------
+
+    def _take(self, child: str, asked_at: float, keys: tuple[Key, ...], answer: Answer) -> None:
+        """The answer of a child about `keys`."""
+        self._asked.discard(child)
+        for key in keys:
+            if key in self._places:
+                place = self._places[key]
+                every_s = min(CLOCK_S, self.interval_s) if place.clock else self.interval_s
+                place.asked_at, place.due = asked_at, asked_at + every_s
+        if answer.error is not None:
+            for key in () if answer.timed_out else keys:
+                if key in self._places:
+                    self._fail(self._places[key], asked_at, answer.error)
+            return  # one that hangs shows in every row, for as long as it does
+        found = {(each["job"], each["directory"]): each for each in answer.value["directories"]}
+        found |= {(each["job"], each["path"]): each for each in answer.value["trackers"]}
+        clocks = {(each["job"], each["path"]): each for each in answer.value.get("clocks", ())}
+        for key in keys:
+            if key not in self._places:
+                continue
+            place = self._places[key]
+            row = (clocks if place.clock else found).get((key[0], place.path))
+            if row is not None:
+                if place.clock:
+                    self._take_clock(key, place, asked_at, row)
+                elif place.tracker:
+                    self._take_tracker(key, place, asked_at, row)
+                else:
+                    self._take_directory(key, place, asked_at, row)
+
+    def _fail(self, place: _Place, at: float, error: str) -> None:
+        place.row, place.at = replace(self._aged(place, at), error=error), at
+
+    def _take_directory(self, key: Key, place: _Place, at: float, found: dict[str, Any]) -> None:
+        if found["moved"] is not None:
+            self._move(place, at, found["moved"])
+            return
+        if "step" not in found:  # it could not be read: what was known before stays, with the reason
+            self._fail(place, at, found["error"])
+            place.path, place.moves = key[1], 0
+            return
+        place.path, place.moves = key[1], 0  # next time from its name again: links may be changed
+        # A new place is compared from its second look on; what stood there at the first has its true age.
+        first, since_s = place.looked_at is None, at - (place.looked_at or at)
+        place.before, place.looked_at, place.at = found["before"], at, at
+        place.row = Checkpoint(
+            job_id=key[0],
+            directory=key[1],
+            layout=found["layout"],
+            step=found["step"],
+            path=found["path"],
+            age_s=found["age_s"],
+            size_bytes=found["size_bytes"],
+            writing_step=found["writing_step"],
+            writing=found["writing"],
+            writing_bytes=found["writing_bytes"],
+            error=found["error"],
+        )
+        if found["writing"]:
+            place.due = at + min(SOON_S, self.interval_s)
+        told = (found["path"], found["step"], found["at_ns"])
+        if found["path"] is None or told == place.told:
+            return
+        age_s = found["age_s"]
+        if not first and found["at_ns"] > place.told_ns:
+            age_s = min(age_s, since_s + CACHED_S)  # the server's clock may be slow; it was not there then
+        place.told, place.told_ns = told, found["at_ns"]
+        self._tell(key, at, found["path"], found["step"], age_s, "directory")
+
+    def _take_tracker(self, key: Key, place: _Place, at: float, found: dict[str, Any]) -> None:
+        if place.told != (found["step"],):
+            place.told = (found["step"],)
+            self._tell(key, at, key[1], found["step"], found["age_s"], "tracker")
+
+    def _take_clock(self, key: Key, place: _Place, at: float, found: dict[str, Any]) -> None:
+        """A file that was changed since the look before. At the first look nobody knows when: it tells where the count stands."""
+        if found["moved"] is not None:
+            self._move(place, at, found["moved"])
+            return
+        place.path, place.moves = key[1], 0
+        first, place.looked_at = place.looked_at is None, at
+        told = (found.get("at_ns"), found.get("size_bytes"))
+        if told[0] is None or told == place.told:
+            return
+        place.told = told
+        event = Event(
+            kind=EventKind.PROGRESS, job_id=key[0], source=key[1], age_s=0.0, count=found["at_ns"] / 1e9, pattern=CLOCK_PATTERN,
+            backlog=first,
+        )  # fmt: skip
+        self._events.append((at, event))
+        del self._events[: -4 * MAX_PLACES]
+
+    def _move(self, place: _Place, at: float, path: str) -> None:
+        """The directory is named through a link to another mount: its child is asked, at once."""
+        place.moves += 1
+        if place.moves > MAX_MOVES:
+            place.moves, place.path = 0, place.row.directory
+            self._fail(place, at, "its name leads through too many links from mount to mount")
+        else:
+            place.path, place.due = path, at
+
+    def _tell(self, key: Key, at: float, source: str, step: int | None, age_s: float, pattern: str) -> None:
+        event = Event(
+            kind=EventKind.CHECKPOINT, job_id=key[0], source=source, step=step, age_s=age_s, pattern=pattern
+        )  # fmt: skip
+        self._events.append((at, event))
+        del self._events[: -4 * MAX_PLACES]
+        self._recent[key] = (at, event)
+
+    def _aged(self, place: _Place, now: float) -> Checkpoint:
+        age_s = place.row.age_s
+        return place.row if age_s is None else replace(place.row, age_s=age_s + now - place.at)
+
+    def _row(self, place: _Place, now: float) -> Checkpoint:
+        row = self._aged(place, now)
+        child, _ = self._child_of(row.job_id, place.path)
+        since_s = self.probes.hung_since(child, now)
+        if since_s is None:
+            return row
+        return replace(row, writing=False, error=f"its filesystem has not answered for {since_s:.0f} s")
+
+
+def _is_below(path: str, mount: str) -> bool:
+    return path != mount and path.startswith(mount.rstrip("/") + "/")

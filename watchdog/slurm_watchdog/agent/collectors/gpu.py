@@ -1,0 +1,245 @@
+"""The GPUs of this node, in every tick, as the `nvml` child reads them.
+
+The loop itself never calls NVML. While the child does not answer, each GPU that is known is a row without values and with
+the reason; a node without driver has no rows, and says so once in the log. What is dear is asked for in turn (see
+slurm_watchdog.agent.gpu.nvml) and said again in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_watchdog.agent.gpu.convert import (
+    parse_event,
+    parse_gpu,
+    parse_health,
+    parse_processes,
+    without_values,
+)
+from slurm_watchdog.agent.gpu.nvml import HEALTH, PROCESSES
+from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.model.observations import Gpu, NodeEvent
+
+log = logging.getLogger(__name__)
+
+KEY = "nvml"
+DEAR_EVERY_S = 60.0
+"""Processes and health of one GPU are read no more often, unless somebody is under suspicion."""
+DRIVER_BUDGET_S = 0.005
+"""Driver time that one tick may cost: NVML lists processes under the driver's global lock, in which training may wait."""
+SUSPECT_EVERY_S = 20.0
+"""Ranks that block one after the other cause no more lists than this."""
+RENEW_S = 300.0
+"""A GPU that is lost or not listed may come back, but only to a new session; opening one is dear, and costs its events."""
+RETRY_S = 60.0
+RETRY_MISSING_S = 600.0
+"""A driver that is installed while the agent runs is found; until then a child that only looks for it costs too much."""
+SETTLE_S = 0.1
+"""The loop gives the child this long, at the end of its tick. It never waits for more."""
+MAX_KNOWN = 128
+"""GPUs that are remembered, those that are gone included."""
+MAX_EVENTS = 64
+"""Kept until the next report, equal ones folded: a GPU in trouble may announce hundreds a second."""
+
+
+@dataclass
+class GpuCollector:
+    """Asks the child in every tick and remembers which GPUs there are."""
+
+    probes: Probes
+    problem: str | None = None
+    """Why NVML as a whole says nothing on a node that should have it; None where it works or there is no driver."""
+    driver_s: float | None = None
+    """Seconds that the answer in the last report spent inside NVML; None if there was none."""
+    events_dropped: int = 0
+    """Events that were too many for one report: counted by the last take_events."""
+    _known: dict[str, Gpu] = field(default_factory=dict)
+    """UUID -> the GPU without values, since the agent started."""
+    _slow: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """UUID -> PROCESSES and HEALTH -> the newest fields of Gpu that came from there."""
+    _read_at: dict[tuple[int, str], float] = field(default_factory=dict)
+    """(index, PROCESSES or HEALTH) -> when it was last read."""
+    _rows: int = 0
+    """How many GPUs NVML listed last."""
+    _fresh: tuple[Gpu, ...] | None = None
+    """What came since the last report."""
+    _events: dict[tuple[int, int, str | None], tuple[float, int]] = field(default_factory=dict)
+    """(type, data, UUID) -> when it was first seen, and how often since the last report."""
+    _dropped: int = 0
+    _request: int | None = None
+    _asked_at: float = 0.0
+    _list_all: bool = False
+    """The next request lists the processes of every GPU."""
+    _suspects: set[int] = field(default_factory=set)
+    """Blocked ranks for which everybody was listed already, in vain."""
+    _suspected_at: float = float("-inf")
+    _renew_at: float | None = None
+    _retry_at: float = float("-inf")
+    _silent: str = ""
+    """Why nothing is being asked at the moment."""
+
+    def want_processes(self) -> None:
+        """The next request lists the processes of every GPU: somebody is under suspicion, or a person waits for the answer."""
+        self._list_all = True
+
+    def suspect(self, pids: Iterable[int], now: float) -> None:
+        """Ranks that are blocked now: if one of them is new and in no list yet, the next request lists everybody, too.
+
+        A job that has just begun is not listed for a minute; a stall in that minute is to be told with its GPU.
+        """
+        named = {pid for slow in self._slow.values() for pid in slow.get(PROCESSES, {}).get("pids", ())}
+        new = set(pids) - named
+        if new - self._suspects and now - self._suspected_at >= SUSPECT_EVERY_S:
+            self._list_all, self._suspected_at, self._suspects = True, now, new
+        else:
+            self._suspects &= new
+
+    def ask(self, now: float, deadline_s: float) -> None:
+        """Gives the child its work for this tick, unless it is still at an older one."""
+        if now < self._retry_at:
+            return
+        args = {"dear": "all" if self._list_all else self._due(now), "budget_s": DRIVER_BUDGET_S}
+        request = self.probes.ask(KEY, "read_gpus", args, deadline_s, now, self._take)
+        if request is not None:
+            self._request, self._asked_at, self._list_all = request, now, False
+
+    def _due(self, now: float) -> list[tuple[int, str]]:
+        """Whose turn it is, the longest waiting first."""
+        turns = [(index, what) for what in (PROCESSES, HEALTH) for index in range(self._rows)]
+        waited = {turn: now - self._read_at.get(turn, float("-inf")) for turn in turns}
+        return sorted(
+            (turn for turn in turns if waited[turn] >= DEAR_EVERY_S), key=lambda turn: -waited[turn]
+        )
+
+    def settle(self, seconds: float) -> None:
+        """Waits at most so long for the answer that is due."""
+        if self._request is not None:
+            self.probes.settle(seconds, [self._request])
+
+    def waiting_s(self, now: float) -> float | None:
+        """For how long NVML has not answered, before any GPU is known that could have a row to say so; None if it has."""
+        return None if self._known or self.probes.is_free(KEY) else now - self._asked_at
+
+    def collect(self, now: float) -> tuple[Gpu, ...]:
+        """Every GPU, in NVML's order, with what it said since the last call, or with the reason why it said nothing."""
+        if self._fresh is None:
+            self.settle(SETTLE_S)
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None:
+            return fresh
+        self.driver_s = None
+        why = self._silent or "NVML was not asked: too many children of the agent are busy"
+        if not self.probes.is_free(KEY):
+            why = f"NVML has not answered for {max(now - self._asked_at, SETTLE_S):.1f} s"
+        return tuple(without_values(gpu, why) for gpu in self._known.values())
+
+    def take_events(self, now: float) -> tuple[NodeEvent, ...]:
+        """What NVML announced since the last call, the oldest first; equal events of one GPU are one, with `repeats`."""
+        events = tuple(
+            parse_event(kind, data, self._known.get(uuid or ""), max(now - seen_at, 0.0), times - 1, uuid)
+            for (kind, data, uuid), (seen_at, times) in self._events.items()
+        )
+        self._events.clear()
+        self.events_dropped, self._dropped = self._dropped, 0
+        return events
+
+    def _take(self, answer: Answer) -> None:
+        self._request = None
+        if answer.timed_out:
+            return  # the pool says that it hangs, and collect() since when
+        value = answer.value or {}
+        if "gpus" in value:
+            self.driver_s = value["driver_s"]
+            self._take_rows(value["gpus"])
+            self._take_events(value["events"])
+            return
+        why = answer.error or value.get("error") or value.get("missing") or "NVML gave no answer"
+        if why != self._silent:
+            log.info("no GPUs are watched on this node now: %s", why)
+        self._silent = why
+        self._renew()
+        if "missing" in value and not self._known:
+            self._retry_at = self._asked_at + RETRY_MISSING_S
+        else:
+            # Of a child that was stopped or starved, and is ended, the driver has said nothing: the next one is asked at once.
+            later_s = 0.0 if answer.error in (STOPPED, STARVED) else RETRY_S
+            self._retry_at, self.problem = self._asked_at + later_s, why
+
+    def _renew(self) -> None:
+        """The next request finds a new child with a new session, which knows nothing of the old one's GPUs."""
+        self.probes.retire(KEY)
+        self._renew_at = None
+        self._read_at.clear()
+
+    def _take_rows(self, rows: list[dict[str, Any]]) -> None:
+        self.problem, self._silent, self._rows = None, "", len(rows)
+        gpus: dict[str, Gpu] = {}
+        nameless = []
+        for row in rows:
+            uuid = row.get("uuid", "")
+            if row.get("unreadable"):
+                self._forget(row["index"], uuid)
+            gpu = parse_gpu(row, self._take_slow(row, uuid))
+            if not uuid:
+                nameless.append(gpu)
+            elif (
+                uuid not in gpus
+            ):  # twice: the list changed while it was read, and the first is as good as any
+                gpus[uuid] = gpu
+                self._known.pop(uuid, None)  # the last seen is the last in the dictionary
+                self._known[uuid] = without_values(gpu, "")
+        while len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        found = [*gpus.values(), *(self._recognise(gpu, set(gpus)) for gpu in nameless)]
+        found.sort(key=lambda gpu: gpu.index)
+        present = {gpu.uuid for gpu in found}
+        gone = [gpu for uuid, gpu in self._known.items() if uuid not in present]
+        for gpu in gone:
+            self._slow.pop(gpu.uuid, None)
+        self._fresh = (*found, *(without_values(gpu, "NVML does not list this GPU any more") for gpu in gone))
+        self._renew_if_needed(bool(gone) or any(row.get("unreadable") for row in rows))
+
+    def _take_slow(self, row: Mapping[str, Any], uuid: str) -> dict[str, Any]:
+        """Keeps what was read in this tick, and returns all that is known of this GPU."""
+        if not uuid:
+            return {}
+        slow = self._slow.setdefault(uuid, {})
+        for what, parse in ((PROCESSES, parse_processes), (HEALTH, parse_health)):
+            if what in row:
+                slow[what] = parse(row[what])
+                self._read_at[row["index"], what] = self._asked_at
+        return {name: value for fields in slow.values() for name, value in fields.items()}
+
+    def _forget(self, index: int, uuid: str) -> None:
+        """What was said before it fell silent is not said again; all is read anew when it answers."""
+        self._slow.pop(uuid, None)
+        for what in (PROCESSES, HEALTH):
+            self._read_at[index, what] = self._asked_at - DEAR_EVERY_S
+
+    def _renew_if_needed(self, incomplete: bool) -> None:
+        if not incomplete:
+            self._renew_at = None
+        elif self._renew_at is None:
+            self._renew_at = self._asked_at + RENEW_S
+        elif self._asked_at >= self._renew_at:
+            self._renew()
+
+    def _recognise(self, gpu: Gpu, listed: set[str]) -> Gpu:
+        """A GPU that answers nothing, not even who it is, is the last that was at this index, unless that is elsewhere now."""
+        for known in reversed(self._known.values()):
+            if known.index == gpu.index and known.uuid not in listed:
+                return without_values(known, gpu.error or "")
+        return gpu
+
+    def _take_events(self, events: list[list[Any]]) -> None:
+        for kind, data, uuid in events:
+            key = (int(kind), int(data), uuid)
+            seen_at, times = self._events.get(key, (self._asked_at, 0))
+            if times or len(self._events) < MAX_EVENTS:
+                self._events[key] = (seen_at, times + 1)
+            else:
+                self._dropped += 1

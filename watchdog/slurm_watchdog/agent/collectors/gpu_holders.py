@@ -1,0 +1,325 @@
+"""Processes that hold a GPU and belong to no job that runs here.
+
+Who holds one: NVML's lists, and the links in /proc/PID/fd to /dev/nvidiaN, which DataLoader workers keep that inherited them
+and that NVML does not list. nvidiactl, nvidia-uvm and nvidia-caps are no GPU. Only links are read, a few in each tick, never
+those of a running job's processes; so on a healthy node this costs next to nothing.
+
+Who is accused is told only if everything is known: the jobs that Slurm has here, the process's own environment, and that it
+has been without a job for the grace. Root's own processes and known daemons are nobody's orphans, unless they came from a job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of, other_thread
+from slurm_watchdog.agent.proc.job_membership import Key
+from slurm_watchdog.agent.proc.table import Entry, is_the_kernels, read_file
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.knowledge.gpu_daemons import is_daemon
+from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
+from slurm_watchdog.model.protocol import EndProcess
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+LINKS_AT_ONCE = 96
+"""Links of descriptors that are read in one tick, about 3 us each."""
+ROUND_S = 30.0
+"""Time between two looks at the same process, at least."""
+NVML_AGE_S = 90.0
+"""NVML's lists may be so old: a process that is younger is another one than the one they meant."""
+UNSEEN_JOB_GRACE_S = 60.0
+"""A job that the controller has not named yet may be one that has just begun: the grace is at least this."""
+MAX_JOBS = 1024
+"""Ids of jobs that are remembered to have run here."""
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/proc_ns.h
+USERS = "users"
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What the links of one process said."""
+
+    minors: tuple[int, ...]
+    readable: bool
+
+
+class HolderMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Since when who has been without a job, and which jobs were here, for the agent that this one becomes."""
+
+    since: tuple[tuple[Key, float], ...] = ()
+    seen_running: tuple[str, ...] = ()
+
+
+@dataclass
+class GpuHolders:
+    """Remembers who was seen holding what, and since when without a job."""
+
+    probes: Probes
+    grace_s: float
+    devices: str = DEVICES
+    """What the name of a GPU's device begins with; its number follows."""
+    links_of: Callable[[int, int], tuple[int, list[str]]] = field(default_factory=lambda: links_of)
+    """Given a pid and a thread: how many files it has open, and the names of those that may be devices. Raises OSError."""
+    trusts_nvml: bool | None = None
+    """Whether NVML numbers processes as our /proc does; None: if this is the initial PID namespace, the only one it knows."""
+    _held: dict[Key, _Held] = field(default_factory=dict)
+    _round: list[Key] = field(default_factory=list)
+    _next_round: float = 0.0
+    _since: dict[Key, float] = field(default_factory=dict)
+    _seen_running: dict[str, None] = field(default_factory=dict)
+    _daemons: dict[tuple[Key, str], bool] = field(default_factory=dict)
+    _users: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.trusts_nvml is None:
+            self.trusts_nvml = is_initial_namespace()
+        self._has_uptime = is_the_kernels("/proc/uptime")
+        self._is_gpu = gpu_pattern(self.devices)
+
+    def memory(self) -> HolderMemory:
+        """What `remember` of the next agent takes."""
+        return HolderMemory(since=tuple(self._since.items()), seen_running=tuple(self._seen_running))
+
+    def remember(self, memory: HolderMemory) -> None:
+        """Before the first look: an orphan that was told of is not let go of for a grace, to be told of again."""
+        self._since |= dict(memory.since)
+        self._seen_running |= dict.fromkeys(memory.seen_running)
+
+    def collect(
+        self, now: float, table: Mapping[int, Entry], ours: frozenset[int], gpus: tuple[Gpu, ...],
+        running: frozenset[str] | None,
+    ) -> tuple[GpuHolder, ...]:  # fmt: skip
+        """Who holds a GPU without a job, the longest first.
+
+        `table` is every process of the node by pid, `ours` the agent's own; `running` the ids of all jobs that Slurm has on this
+        node, None while that is not known: then those of jobs are left out, and nobody is said to be an orphan.
+        """
+        self._note_running(running)
+        listed = _listed_by_nvml(gpus) if self.trusts_nvml else {}
+        suspects: dict[Key, Entry] = {}
+        busy_uids: set[int] = set()
+        for pid, entry in table.items():
+            member, uid = entry.member, entry.known.uid
+            if member is None and uid == 0:
+                continue  # most of a node's processes: kernel threads, the system's own
+            if member is not None and not member.left_over and (running is None or member.job_id in running):
+                busy_uids.add(uid)
+            elif not _is_dead(entry) and pid not in ours and (member is None or running is not None):
+                suspects[entry.key] = entry
+        if not suspects or not self._has_gpus(gpus):
+            self._held.clear()
+            self._since.clear()
+            return ()
+        self._forget(suspects)
+        self._read_links(suspects, listed, now)
+        uptime_s = float(read_file("/proc/uptime").split()[0]) if self._has_uptime else 0.0
+        found = []
+        for key, entry in suspects.items():
+            if not self._is_known_well(entry, busy_uids):
+                self._since.pop(key, None)
+                continue
+            lasted_s = now - self._since.setdefault(key, now)
+            holder = self._describe(entry, gpus, listed.get(key[0]), uptime_s)
+            if holder is not None and lasted_s >= self._grace_of(entry):
+                orphan_for_s = None if running is None else lasted_s
+                found.append(msgspec.structs.replace(holder, orphan_for_s=orphan_for_s))
+        self._ask_users({holder.uid for holder in found}, now)
+        return tuple(sorted(found, key=lambda holder: -(holder.orphan_for_s or 0.0)))
+
+    # -- who may be one ----------------------------------------------------------------------------------------
+
+    def _note_running(self, running: frozenset[str] | None) -> None:
+        for job_id in running or ():
+            self._seen_running.pop(job_id, None)
+            self._seen_running[job_id] = None
+        while len(self._seen_running) > MAX_JOBS:
+            del self._seen_running[next(iter(self._seen_running))]
+
+    def _is_known_well(self, entry: Entry, busy_uids: set[int]) -> bool:
+        """Whether its having no job is knowledge, and not a lack of it."""
+        if self._is_daemon(entry):
+            return False
+        # All else rests on an environment, which anybody may clear or copy: whoever has a job here may be in that.
+        return self._was_in_job(entry) or (
+            entry.known.environ is not None and entry.known.uid not in busy_uids
+        )
+
+    def _was_in_job(self, entry: Entry) -> bool:
+        """Whether its job is known by its control group, or because that job was seen here when it ran."""
+        member = entry.member
+        return entry.known.cgroup is not None or (
+            member is not None and (member.left_over or member.job_id in self._seen_running)
+        )
+
+    def objection(
+        self,
+        asked: EndProcess,
+        table: Mapping[int, Entry],
+        ours: frozenset[int],
+        running: frozenset[str] | None,
+    ) -> str | None:
+        """Why this process is not to be ended, as far as this agent knows; None if nothing speaks against it.
+
+        Arguments as in `collect`. Who may end it looks once more by himself: see slurm_watchdog.agent.processes.terminate.
+        """
+        if running is None:
+            return "which jobs run here is not known"
+        if asked.job_id in running:
+            return f"Slurm has job {asked.job_id} here"
+        entry = table.get(asked.pid)
+        if entry is None or entry.known.start_ticks != asked.start_ticks:
+            return None  # it has ended, or is too new to be it: the one who looks will say so
+        if asked.pid in ours or entry.is_kernel_thread or self._is_daemon(entry):
+            return "it is the system's or ours"
+        member = entry.member
+        if member is not None and member.job_id in running:
+            return f"it is part of job {member.job_id}, which Slurm has here"
+        if entry.known.cgroup is None:
+            for each in table.values():
+                other = each.member
+                if other is not None and other.job_id in running and each.known.uid == asked.uid:
+                    return f"its user has job {other.job_id} here now, which may be using it"
+        return None
+
+    def _grace_of(self, entry: Entry) -> float:
+        job_id = entry.member.job_id if entry.member is not None else None
+        return self.grace_s if job_id in self._seen_running else max(self.grace_s, UNSEEN_JOB_GRACE_S)
+
+    def _is_daemon(self, entry: Entry) -> bool:
+        if entry.member is not None:
+            return False
+        key = (entry.key, entry.known.comm)
+        if key not in self._daemons:
+            try:
+                cgroup = read_file(f"/proc/{entry.known.pid}/cgroup").decode(errors="replace")
+            except OSError:
+                return True  # it is ending: nothing is said about it
+            self._daemons[key] = is_daemon(entry.known.comm, entry.known.uid, cgroup)
+        return self._daemons[key]
+
+    def _forget(self, suspects: Mapping[Key, Entry]) -> None:
+        self._held = {key: held for key, held in self._held.items() if key in suspects}
+        self._since = {key: since for key, since in self._since.items() if key in suspects}
+        self._daemons = {key: known for key, known in self._daemons.items() if key[0] in suspects}
+
+    # -- what they hold ----------------------------------------------------------------------------------------
+
+    def _has_gpus(self, gpus: tuple[Gpu, ...]) -> bool:
+        return (
+            bool(gpus)
+            or bool(self._held)
+            or any(os.path.exists(f"{self.devices}{minor}") for minor in (0, 1))
+        )
+
+    def _read_links(self, suspects: Mapping[Key, Entry], listed: Mapping[int, object], now: float) -> None:
+        """First those that are new and came from a job or are on NVML's list, then everybody in turn."""
+        budget = LINKS_AT_ONCE
+        new = [key for key in suspects if key not in self._held]
+        new.sort(key=lambda key: (suspects[key].member is None, key[0] not in listed))
+        done: set[Key] = set()
+        for key in new:
+            if budget <= 0:
+                return
+            budget -= self._read_links_of(suspects[key])
+            done.add(key)
+        if not self._round and now >= self._next_round:
+            self._round, self._next_round = list(suspects), now + ROUND_S
+        while self._round and budget > 0:
+            key = self._round.pop()
+            if key in suspects and key not in done:
+                budget -= self._read_links_of(suspects[key])
+
+    def _read_links_of(self, entry: Entry) -> int:
+        """Returns what it cost, in links. Of a process whose main thread has ended, another one still has the descriptors."""
+        key = entry.key
+        minors: set[int] = set()
+        try:
+            thread = key[0] if entry.stat.state not in ("Z", "X") else other_thread(key[0])
+            count, names = self.links_of(key[0], thread)
+        except OSError:
+            self._held[key] = _Held((), readable=False)
+            return 4
+        for name in names:
+            if match := self._is_gpu.fullmatch(name):
+                minors.add(int(match[1]))
+        self._held[key] = _Held(tuple(sorted(minors)), readable=True)
+        return count + 4
+
+    def _describe(
+        self,
+        entry: Entry,
+        gpus: tuple[Gpu, ...],
+        listed: list[tuple[Gpu, int | None]] | None,
+        uptime_s: float,
+    ) -> GpuHolder | None:
+        """None: it holds no GPU, or nobody knows."""
+        held = self._held.get(entry.key)
+        if held is None:
+            return None
+        age_s = max(0.0, uptime_s - entry.known.start_ticks / CLOCK_TICKS)
+        if not held.readable and (listed is None or age_s < NVML_AGE_S):
+            return None
+        if held.readable and not held.minors:
+            return None  # if NVML lists it nevertheless, its list is old, or the number is another's now
+        by_link = {gpu.uuid for gpu in gpus if gpu.minor is not None and gpu.minor in held.minors}
+        on_list = listed or []
+        uuids = by_link | {gpu.uuid for gpu, _ in on_list}
+        sizes = [size for _, size in on_list if size is not None]
+        known, member = entry.known, entry.member
+        return GpuHolder(
+            pid=known.pid,
+            start_ticks=known.start_ticks,
+            uid=known.uid,
+            user=self._users.get(known.uid, str(known.uid)),
+            comm=known.comm,
+            state=entry.stat.state,
+            job_id=member.job_id if member is not None else None,
+            rank=member.rank if member is not None and member.role is Role.RANK else None,
+            gpu_uuids=tuple(sorted(uuid for uuid in uuids if uuid)),
+            minors=held.minors,
+            memory_bytes=sum(sizes) if sizes else None,
+            listed_by_nvml=bool(on_list),
+            age_s=age_s,
+            in_job_group=known.cgroup is not None,
+            was_in_job=self._was_in_job(entry),
+        )
+
+    def _ask_users(self, uids: set[int], now: float) -> None:
+        """Names come from the site's directory, which may hang: from a child, and until it answers the number stands for itself."""
+        unknown = sorted(uids - self._users.keys())[:64]
+        if unknown:
+            self.probes.ask(
+                USERS, "name_users", unknown, 10.0, now, lambda answer: self._take_users(answer, unknown)
+            )
+
+    def _take_users(self, answer: Answer, asked: list[int]) -> None:
+        if answer.error is None:
+            self._users = {uid: self._users[uid] for uid in list(self._users)[-256:]}
+            self._users |= {uid: (answer.value or {}).get(str(uid), str(uid)) for uid in asked}
+
+
+def _listed_by_nvml(gpus: tuple[Gpu, ...]) -> dict[int, list[tuple[Gpu, int | None]]]:
+    """Pid to the GPUs on whose lists it stands, and what it holds there."""
+    listed: dict[int, list[tuple[Gpu, int | None]]] = {}
+    for gpu in gpus:
+        sizes = gpu.process_memory_bytes or ()
+        for index, pid in enumerate(gpu.pids or ()):
+            listed.setdefault(pid, []).append((gpu, sizes[index] if index < len(sizes) else None))
+    return listed
+
+
+def _is_dead(entry: Entry) -> bool:
+    """Nothing of it is left that could hold anything. (A zombie with threads has one that can't be killed.)"""
+    return entry.is_kernel_thread or (entry.stat.state in ("Z", "X") and entry.stat.threads <= 1)
+
+
+def is_initial_namespace() -> bool:
+    """Whether this process counts processes as the kernel itself does."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE
+    except OSError:
+        return False

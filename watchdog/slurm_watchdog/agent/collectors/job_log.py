@@ -1,0 +1,479 @@
+"""The logs of the jobs on this node: which files there are, who reads them, and what came of it.
+
+The loop only knows names. One child for each mount and owner reads (see slurm_watchdog.agent.logs.follow), so a filesystem that
+hangs holds one child and the logs on it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
+from slurm_watchdog.agent.logs.follow import MAGIC
+from slurm_watchdog.agent.proc.table import count_open_files
+from slurm_watchdog.agent.workers.become_user import refusal_as
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
+from slurm_watchdog.knowledge.ray_train import Seat, speaker_of
+from slurm_watchdog.model.kill_switch import HEARTBEAT, heartbeat_beside
+from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process, Role
+from slurm_watchdog.model.protocol import JobWatch
+from slurm_watchdog.wire.redact_values import mask_words
+
+MAX_FILES = 24
+"""Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and some more."""
+MAX_WAITING_EVENTS = 5000
+"""In one report; of more, progress goes first, and of that the oldest."""
+LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
+"""Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if not at once; a list
+of 160 descriptors costs a millisecond."""
+LISTED_IN_TURN = 2
+"""Old processes in one tick. One that has as many files open as when it was listed last is left out, but for LIST_EVERY_S at most:
+in place of a file that it closed it may have opened another."""
+MAX_LISTED = 128
+"""Processes whose open files are listed at once."""
+KEPT_STEPS = 12
+"""Of each counter, for a controller that was started anew: enough to learn the job's speed from at once."""
+KEPT_AFTER_END_S = 30.0
+"""So long the logs of a job are followed after its last process: the last words are the best."""
+MOUNTS_EVERY_S = 60.0
+MOUNTS_AT_LEAST_EVERY_S = 900.0
+"""The table of mounts is read again, though the kernel says that it is as it was."""
+MAX_KEYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """When the open files of a process were listed last, and are to be again."""
+
+    at: float
+    count: int
+    """Of its open files then; 0 where the kernel does not say."""
+    due: float
+    wait_s: float
+
+
+@dataclass
+class _Job:
+    uid: int
+    seen_at: float
+    opened: list[str] = field(default_factory=list)
+    found: dict[str, list[str]] = field(default_factory=dict)
+    """What stands for each pattern with wildcards."""
+    left_out: list[str] = field(default_factory=list)
+    """Logs that are not followed, for there are too many."""
+    seats: dict[int, Seat] = field(default_factory=dict)
+    """Pid, as the job sees it -> rank, as a log of this run said last."""
+    said: list[list[int]] = field(default_factory=list)
+    """The rows of that, also where an earlier run wrote them."""
+    restarts: int | None = None
+
+
+class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent knows of logs, for the one that it becomes: how far each was read, and the recent past."""
+
+    jobs: dict[str, _Job] = {}
+    watch: tuple[JobWatch, ...] = ()
+    rows: tuple[tuple[LogFile, float], ...] = ()
+    recent: tuple[tuple[float, Event], ...] = ()
+
+
+@dataclass
+class _Plan:
+    """What one child is asked in one look."""
+
+    files: list[list[str | int | None]] = field(default_factory=list)
+    globs: list[list[str]] = field(default_factory=list)
+    own: dict[str, list[str]] = field(default_factory=dict)
+    """Of each job, the site's patterns of progress."""
+
+    def question(self, taken: str | None) -> dict[str, Any]:
+        return {"files": self.files, "globs": self.globs, "own": self.own, "taken": taken}
+
+
+@dataclass
+class JobLogs:
+    """What is followed, and what came in since the last report."""
+
+    probes: Probes
+    mounts: tuple[Mount, ...]
+    node: str
+    patterns: tuple[str, ...]
+    become_owner: bool
+    """Whether the agent is root, and its children can become the job's owner."""
+    watch: Mapping[str, JobWatch] = field(default_factory=dict)
+    jobs: dict[str, _Job] = field(default_factory=dict)
+    dropped: int = 0
+    _recent: dict[tuple[str, str, EventKind, str], deque[tuple[float, Event]]] = field(default_factory=dict)
+    _rows: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
+    _taken: dict[str, str] = field(default_factory=dict)
+    """Of each child, the token of the last answer that was taken: what was in a later one comes again."""
+    _events: list[tuple[float, Event]] = field(default_factory=list)
+    count_open: Callable[[int], int] = count_open_files
+    mount_news: Callable[[], bool] = field(default_factory=MountNews)
+    """Whether mounts have come or gone since the last call."""
+    _listed: dict[tuple[int, int], _Listed] = field(default_factory=dict)
+    """By (pid, start)."""
+    _listing: bool = False
+    _mounts_at: float = float("-inf")
+    _mounts_old: bool = True
+    _keys: dict[tuple[str, int], str] = field(default_factory=dict)
+    """What key_of answered for the mounts in `_keys_of`: a node has hundreds of them."""
+    _keys_of: tuple[Mount, ...] | None = None
+
+    def collect(
+        self,
+        now: float,
+        processes: Iterable[Process],
+        environs: Mapping[str, Mapping[str, str]],
+        deadline_s: float,
+    ) -> tuple[tuple[LogFile, ...], tuple[Event, ...], int]:
+        """The files that are followed, what happened in them since the last call, and how much was left out."""
+        self._renew_mounts(now, deadline_s)
+        mine = list(processes)
+        self._note_jobs(mine, now)
+        requests = self._list_open(mine, now, deadline_s)
+        if requests:
+            self.probes.settle(SETTLE_S, requests)
+        followed, hung = self._follow(now, environs, deadline_s, {each.uid for each in mine})
+        rows = tuple(self._row(key, now, hung.get(key)) for key in followed) + self._left_out()
+        self._rows = {key: row for key, row in self._rows.items() if key in followed}
+        events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
+        dropped, self.dropped = self.dropped, 0
+        self._events = []
+        return rows, events, dropped
+
+    def owner_of(self, job_id: str) -> int:
+        """The user to read as: the job's owner, or -1 (whoever the agent is) where it cannot become someone else."""
+        job = self.jobs.get(job_id)
+        return job.uid if self.become_owner and job is not None else -1
+
+    def key_of(self, path: str, uid: int) -> str:
+        """The child that touches `path` as `uid`."""
+        if self._keys_of is not self.mounts or len(self._keys) > MAX_KEYS:
+            self._keys_of, self._keys = self.mounts, {}
+        key = self._keys.get((path, uid))
+        if key is None:
+            mount = mount_of(path, self.mounts)
+            key = f"files:{mount.point if mount else '/'}:{uid if uid >= 0 else 'self'}"
+            self._keys[path, uid] = key
+        return key
+
+    def why_untouched(self, path: str) -> str | None:
+        """Why nothing of ours touches this path: its filesystem is served by an ordinary user's program. None elsewhere."""
+        mount = mount_of(path, self.mounts)
+        if mount is None or mount.owner is None:
+            return None
+        return f"not read: {mount.point} is served by a program of uid {mount.owner} ({mount.fs_type})"
+
+    def seats(self) -> dict[str, dict[int, Seat]]:
+        """Of each job whose log says it: pid, in the job's own namespace -> which rank that process is."""
+        return {job_id: job.seats for job_id, job in self.jobs.items() if job.seats}
+
+    def followed_of(self, job_id: str) -> list[str]:
+        """The files of a job that are followed, those that were opened longest ago first."""
+        return [path for job, path in self._rows if job == job_id]
+
+    def memory(self) -> LogMemory:
+        """What `remember` of the next agent takes; to be called when all events are in a report."""
+        return LogMemory(
+            jobs=dict(self.jobs),
+            watch=tuple(self.watch.values()),
+            rows=tuple(self._rows.values()),
+            recent=tuple(each for recent in self._recent.values() for each in recent),
+        )
+
+    def remember(self, memory: LogMemory) -> None:
+        """Before the first look: children go on where the last answer that was taken ended."""
+        self.jobs |= memory.jobs
+        self.watch = {watch.job_id: watch for watch in memory.watch}
+        self._rows = {(row.job_id, row.path): (row, at) for row, at in memory.rows}
+        for at, event in memory.recent:
+            self._note_recent(at, event)
+
+    def _note_jobs(self, processes: list[Process], now: float) -> None:
+        for job_id in (*dict.fromkeys(process.job_id for process in processes), *self.watch):
+            uid = self._owner(job_id, processes)
+            if uid is None and self.become_owner and job_id not in self.jobs:
+                continue  # nobody has said whose it is: nothing of it is read
+            job = self.jobs.setdefault(job_id, _Job(-1 if uid is None else uid, now))
+            job.seen_at, job.uid = now, job.uid if uid is None else uid
+            watch = self.watch.get(job_id)
+            if watch is not None and watch.restarts != job.restarts:
+                # Another run has other processes.
+                job.seats = {} if job.restarts is not None else job.seats
+                job.restarts = watch.restarts
+        for job_id in [job_id for job_id, job in self.jobs.items() if now - job.seen_at > KEPT_AFTER_END_S]:
+            del self.jobs[job_id]
+        if any(key[0] not in self.jobs for key in self._recent):
+            self._recent = {key: recent for key, recent in self._recent.items() if key[0] in self.jobs}
+
+    def _owner(self, job_id: str, processes: list[Process]) -> int | None:
+        """Whose a job is: as Slurm says. While the controller is away: the one ordinary user in the job's control group; else None."""
+        watch = self.watch.get(job_id)
+        if watch is not None:
+            return watch.uid if watch.uid >= 0 else None
+        users = {
+            each.uid
+            for each in processes
+            if each.job_id == job_id and each.member_by == BY_SLURM and refusal_as(each.uid) is None
+        }
+        return users.pop() if len(users) == 1 else None
+
+    # -- which files -------------------------------------------------------------------------------------------
+
+    def _list_open(self, processes: list[Process], now: float, deadline_s: float) -> list[int]:
+        """Asks whose open files are due: those of a new process at once and soon again, of an old one seldom and in turn."""
+        living = {(p.pid, p.start_ticks): p for p in processes if p.state not in ("Z", "X")}
+        self._listed = {key: listed for key, listed in self._listed.items() if key in living}
+        if self._listing:
+            return []
+        ordered = sorted(living, key=lambda key: (living[key].role is not Role.RANK, key))
+        new = [key for key in ordered if key not in self._listed][:MAX_LISTED]
+        again = [key for key in ordered if key in self._listed and self._is_due(key, now)]
+        keys = [*new, *again[:LISTED_IN_TURN]]
+        if not keys:
+            return []
+        question = [
+            [living[key].job_id, living[key].pid, living[key].role is not Role.WORKER] for key in keys
+        ]
+        request = self.probes.ask(IDENTIFY, "list_open_logs", question, deadline_s, now, self._take_open)
+        if request is None:
+            return []
+        self._listing = True
+        for key in keys:
+            wait_s = min(2 * self._listed[key].wait_s, LIST_EVERY_S) if key in self._listed else LIST_FIRST_S
+            self._listed[key] = _Listed(now, self.count_open(key[0]), now + wait_s, wait_s)
+        return [request]
+
+    def _is_due(self, key: tuple[int, int], now: float) -> bool:
+        """Whether an old process is to be listed now; one that has as many files open as before waits on."""
+        listed = self._listed[key]
+        if now < listed.due:
+            return False
+        if now - listed.at >= LIST_EVERY_S or not listed.count or self.count_open(key[0]) != listed.count:
+            return True
+        wait_s = min(2 * listed.wait_s, LIST_EVERY_S)
+        self._listed[key] = _Listed(
+            listed.at, listed.count, min(now + wait_s, listed.at + LIST_EVERY_S), wait_s
+        )
+        return False
+
+    def _take_open(self, answer: Answer) -> None:
+        self._listing = False
+        for job_id, paths in (answer.value or {}).items():
+            job = self.jobs.get(job_id)
+            if job is not None:
+                # A file that was open once stays: who wrote it may be dead, which is when it matters.
+                job.opened += [path for path in paths if path not in job.opened]
+                del job.opened[: -2 * MAX_FILES]
+
+    def _paths(self, job_id: str, environ: Mapping[str, str]) -> list[str]:
+        watch = self.watch.get(job_id)
+        paths = self._heartbeat(watch) + list(watch.log_paths) if watch else []
+        values = {"job_id": job_id, "node": self.node}
+        if environ.get("SLURM_JOB_USER"):
+            values["user"] = environ["SLURM_JOB_USER"]
+        if environ.get("SLURM_SUBMIT_DIR"):
+            values["workdir"] = environ["SLURM_SUBMIT_DIR"]
+        job = self.jobs[job_id]
+        for pattern in self.patterns:
+            wild = any(sign in pattern for sign in MAGIC)
+            try:
+                path = pattern.format_map(
+                    {name: glob.escape(value) for name, value in values.items()} if wild else values
+                )
+            except KeyError:
+                continue  # the job's environment is not known (yet)
+            if wild:
+                paths += job.found.setdefault(path, [])
+            else:
+                paths.append(path)
+        paths += job.opened
+        named = list(dict.fromkeys(path for path in paths if path.startswith("/")))
+        job.left_out = named[MAX_FILES:]
+        return named[:MAX_FILES]
+
+    def _heartbeat(self, watch: JobWatch) -> list[str]:
+        """The heartbeat of the run, before any log; most trainings have none, which is no error: it is looked for like a pattern."""
+        path = heartbeat_beside(watch.kill_switch, watch.job_id, watch.restarts)
+        if path is None:
+            return []
+        pattern = f"{glob.escape(path.removesuffix(HEARTBEAT))}[{HEARTBEAT[0]}]{HEARTBEAT[1:]}"
+        return self.jobs[watch.job_id].found.setdefault(pattern, [])
+
+    # -- reading them ------------------------------------------------------------------------------------------
+
+    def _follow(
+        self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float, here: set[int]
+    ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
+        """`here`: users with a process. As somebody else no child is started, but one that is there reads a job's last lines."""
+        plan: dict[tuple[str, int], _Plan] = {}
+        followed, hung = [], {}
+        for job_id, job in self.jobs.items():
+            uid = self.owner_of(job_id)
+            watch = self.watch.get(job_id)
+            starts = dict(watch.log_offsets) if watch is not None else {}
+            for path in self._paths(job_id, environs.get(job_id, {})):
+                if (untouched := self.why_untouched(path)) is not None:
+                    followed.append((job_id, path))
+                    hung[job_id, path] = untouched
+                    continue
+                key = self.key_of(path, uid)
+                start = self._read_so_far((job_id, path), starts.get(mask_words(path)))
+                planned = plan.setdefault((key, uid), _Plan())
+                planned.files.append([job_id, path, start])
+                if watch is not None and watch.progress_patterns:
+                    planned.own[job_id] = list(watch.progress_patterns)
+                followed.append((job_id, path))
+                since_s = self.probes.hung_since(key, now)
+                if since_s is not None:
+                    hung[job_id, path] = f"its filesystem has not answered for {since_s:.0f} s"
+            for pattern in job.found:
+                if self.why_untouched(pattern) is not None:
+                    continue
+                plan.setdefault((self.key_of(pattern, uid), uid), _Plan()).globs.append([job_id, pattern])
+        requests = [
+            self.probes.ask(
+                key,
+                "follow",
+                each.question(self._taken.get(key)),
+                deadline_s,
+                now,
+                partial(self._take_look, now),
+                uid,
+            )
+            for (key, uid), each in plan.items()
+            if uid < 0 or uid in here or key in self.probes.names()
+        ]
+        self.probes.settle(SETTLE_S, [request for request in requests if request is not None])
+        for key in self.probes.names():
+            if (
+                key.startswith("files:")
+                and not any(key == planned for planned, _ in plan)
+                and not key.endswith(":0")
+            ):
+                self.probes.retire(key)  # closes what it held open: a filesystem must stay unmountable
+        self._taken = {key: token for key, token in self._taken.items() if any(key == k for k, _ in plan)}
+        return followed, hung
+
+    def _read_so_far(self, key: tuple[str, str], start: int | None) -> int | None:
+        """Where a new child is to go on: an earlier one may have ended."""
+        row = self._rows.get(key)
+        return row[0].offset if row is not None and row[0].offset is not None else start
+
+    def _take_look(self, asked_at: float, answer: Answer) -> None:
+        if answer.error is not None:
+            return  # timed out: rows say so while it hangs, and what it read comes with its next answer
+        self._taken[answer.key] = answer.value["token"]
+        for each in answer.value["files"]:
+            key = (each["job"], each["path"])
+            row = LogFile(
+                job_id=key[0],
+                path=key[1],
+                growth_age_s=each["growth_age_s"],
+                error=each["error"],
+                offset=each["offset"],
+                lag_bytes=each["lag"],
+                skipped_bytes=each["skipped"],
+                framework=each["framework"] or (self._rows[key][0].framework if key in self._rows else None),
+            )
+            self._rows[key] = (row, asked_at)
+            self._take_seats(self.jobs.get(key[0]), each["seats"])
+            self.dropped += each["dropped"]
+            for item in each["events"]:
+                self._take_event(asked_at, self._of_rank(_event(key, item)))
+        for job_id, pattern, paths in answer.value["globs"]:
+            if job_id in self.jobs and pattern in self.jobs[job_id].found:
+                self.jobs[job_id].found[pattern] = paths
+        self._drop_excess()
+
+    def _of_rank(self, event: Event) -> Event:
+        """The event, with the rank of the process that Ray names before the line."""
+        job = self.jobs.get(event.job_id)
+        if job is None or not job.seats or event.rank is not None:
+            return event
+        seat = job.seats.get(speaker_of(event.line) or 0)
+        return event if seat is None else replace(event, rank=seat.rank)
+
+    def _take_seats(self, job: _Job | None, rows: list[list[int]]) -> None:
+        if job is not None and rows and rows != job.said:
+            job.said, job.seats = rows, {pid: Seat(rank, local, size) for pid, rank, local, size in rows}
+
+    def _drop_excess(self) -> None:
+        excess = len(self._events) - MAX_WAITING_EVENTS
+        if excess > 0:
+            self.dropped += excess
+            order = sorted(
+                range(len(self._events)), key=lambda at: self._events[at][1].kind is not EventKind.PROGRESS
+            )
+            gone = set(order[:excess])
+            self._events = [each for at, each in enumerate(self._events) if at not in gone]
+
+    def _take_event(self, at: float, event: Event) -> None:
+        """Notes an event for the next report and, as the recent past, for a controller that comes later."""
+        self._events.append((at, event))
+        self._note_recent(at, event)
+
+    def _note_recent(self, at: float, event: Event) -> None:
+        if event.kind is not EventKind.ERROR:
+            limit = KEPT_STEPS if event.kind is EventKind.PROGRESS else 1
+            key = (event.job_id, event.source, event.kind, event.pattern or "")
+            self._recent.setdefault(key, deque(maxlen=limit)).append((at, event))
+
+    def tell_again(self) -> None:
+        """Puts the recent past before what is new: the controller has been started anew and knows none of it."""
+        past = sorted(
+            (each for recent in self._recent.values() for each in recent),
+            key=lambda each: each[0] - each[1].age_s,
+        )
+        new = [each for each in self._events if each not in past]
+        self._events = past + new
+
+    def _row(self, key: tuple[str, str], now: float, hung: str | None) -> LogFile:
+        row, at = self._rows.get(key, (LogFile(job_id=key[0], path=key[1]), now))
+        age_s = None if row.growth_age_s is None else row.growth_age_s + now - at
+        if key not in self._rows and not hung:
+            return replace(row, error="not read yet")
+        return replace(row, growth_age_s=age_s, error=hung or row.error)
+
+    def _left_out(self) -> tuple[LogFile, ...]:
+        """A row for each job with too many logs: it names the first that is not followed."""
+        return tuple(
+            LogFile(
+                job_id=job_id,
+                path=job.left_out[0],
+                error=f"not followed, like {len(job.left_out) - 1} more: at most {MAX_FILES} logs of a job are on one node",
+            )
+            for job_id, job in self.jobs.items()
+            if job.left_out
+        )
+
+    # -- mounts ------------------------------------------------------------------------------------------------
+
+    def _renew_mounts(self, now: float, deadline_s: float) -> None:
+        since_s = now - self._mounts_at
+        self._mounts_old = self._mounts_old or self.mount_news()
+        if since_s >= (MOUNTS_EVERY_S if self._mounts_old else MOUNTS_AT_LEAST_EVERY_S):
+            asked = self.probes.ask(IDENTIFY, "list_mounts", [], deadline_s, now, self._take_mounts)
+            if asked is not None:
+                self._mounts_at, self._mounts_old = now, False
+                self.probes.settle(SETTLE_S, [asked])
+
+    def _take_mounts(self, answer: Answer) -> None:
+        mounts = tuple(Mount(*each) for each in answer.value or ())
+        if mounts and mounts != self.mounts:
+            self.mounts = mounts
+
+
+def _event(key: tuple[str, str], item: dict[str, Any]) -> Event:
+    fields = {name: value for name, value in item.items() if name != "kind"}
+    return Event(kind=EventKind(item["kind"]), job_id=key[0], source=key[1], **fields)

@@ -1,0 +1,255 @@
+"""What the kernel's log says about this node: read in the loop, where it can't hang, and nearly free while the kernel is silent.
+
+How far it was read is kept, with the boot it belongs to, in a small file that only a child touches: an agent that is started
+again tells nothing twice and misses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.agent.kernel.deduplicate import Fold, KernelClock, Told
+from slurm_watchdog.agent.kernel.kmsg import Device, Kmsg, KmsgFile
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
+from slurm_watchdog.parse.kernel_log.line import (
+    KernelFact,
+    is_interesting,
+    parse_message,
+    parse_record,
+    readable,
+)
+
+log = logging.getLogger(__name__)
+
+KEY = "state"
+MAX_RECORDS = 10_000
+"""Read in one tick, at 2 to 4 us each; the rest waits in the kernel's ring for the next."""
+MAX_RECENT = 64
+RECENT_S = 600.0
+SAVE_EVERY_S = 10.0
+SAVE_DULL_EVERY_S = 300.0
+"""Where nothing was told, a position that is lost costs a second look at lines that concern nobody; to keep it costs a child each time."""
+STATE_DEADLINE_S = 3.0
+"""So long the first read waits for the child that knows the position: a frozen local disk must not make the agent deaf."""
+SETTLE_S = 0.1
+MAX_STATE_BYTES = 4096
+
+
+def read_state(path: Any, state: dict[str, Any]) -> str | None:
+    """In a child: the text of the state file, bounded; None if there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_STATE_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def write_state(args: Any, state: dict[str, Any]) -> None:
+    """In a child: replaces the state file `args[0]` by `args[1]` in one step, making its directory if need be."""
+    path = Path(args[0])
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(args[1])
+        file.flush()
+        os.fsync(fd)
+    temporary.replace(path)
+
+
+def parse_state(text: str | None, boot_id: str) -> int | None:
+    """The position in a state file; None if there is none, if it is another boot's, or if it is garbage."""
+    try:
+        value = msgspec.json.decode(text or "null")
+        sequence = value["sequence"]
+        matches = value["boot_id"] == boot_id
+    except (msgspec.DecodeError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    is_position = isinstance(sequence, int) and not isinstance(sequence, bool) and 0 <= sequence < 2**63
+    return sequence if matches and boot_id and is_position else None
+
+
+@lru_cache(maxsize=256)
+def _parse(message: bytes, level: int) -> KernelFact | None:
+    return parse_message(readable(message), level)
+
+
+class KernelLog:
+    """The kernel's log from where the agent before this one left it."""
+
+    def __init__(
+        self,
+        path: str,
+        boot_id: str,
+        state_file: str,
+        probes: Probes,
+        facilities: frozenset[int] = frozenset({0}),
+        open_device: Callable[[str], Device] = KmsgFile,
+    ):
+        """`facilities` are those that are believed: the kernel's (0) alone, for programs may write to /dev/kmsg, too."""
+        self._kmsg = Kmsg(path, open_device)
+        self._boot_id, self._state_file, self._probes = boot_id, state_file, probes
+        self._priorities = frozenset(
+            b"%d" % (facility << 3 | level) for facility in facilities for level in range(8)
+        )
+        self._clock = KernelClock()
+        self._restarts = 0
+        self._drained_at: float | None = None
+        self._asked_at: float | None = None
+        self._position_known = not state_file
+        self._backlog = True
+        """What is read now may have stood there before the first look: until the end was reached once."""
+        self._began_at: float | None = None
+        self._saved: int | None = None
+        self._saving: int | None = None
+        self._request: int | None = None
+        self._told = False
+        self._saved_at = float("-inf")
+        self._recent: deque[tuple[float, NodeEvent]] = deque(maxlen=MAX_RECENT)
+        self._again = False
+        self.state_problem: str | None = None
+        """Why the position can't be kept: after a restart, the ring is told again, as a backlog."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the log can't be read now."""
+        return self._kmsg.problem
+
+    def collect(self, now: float) -> tuple[tuple[NodeEvent, ...], int]:
+        """What happened since the last call, the oldest first, and how many records or events were lost or left out."""
+        if not self._has_position(now):
+            return (), 0
+        if self._kmsg.restarts != self._restarts:  # another log, of another clock perhaps
+            self._restarts = self._kmsg.restarts
+            self._clock, self._drained_at, self._backlog, self._began_at = KernelClock(), None, True, None
+        if self._began_at is None:
+            self._began_at = now
+        fold = Fold()
+        oldest = newest = b""
+        for priority, sequence, newest in self._kmsg.read(now, MAX_RECORDS):
+            oldest = oldest or newest
+            if priority in self._priorities and is_interesting(newest[newest.find(b";") + 1 :]):
+                _take(fold, sequence, newest)
+        if oldest:
+            self._learn_clock(now, _time_us(oldest), _time_us(newest))
+        events = tuple(
+            self._event(now, told) for told in sorted(fold.entries.values(), key=lambda told: told.sequence)
+        )
+        if self._kmsg.drained:
+            self._drained_at, self._backlog = now, False
+        lost, self._kmsg.lost = self._kmsg.lost, 0
+        past = self._past(now)
+        self._told = self._told or bool(events)
+        self._recent.extend((now, event) for event in events if event.severity is not FaultSeverity.INFO)
+        self._save(now)
+        return past + events, lost + fold.dropped
+
+    def tell_again(self) -> None:
+        """The next `collect` begins with the recent past: the controller has been started anew and knows none of it."""
+        self._again = True
+
+    def close(self, now: float) -> None:
+        """Keeps the position a last time, waiting a moment at most, and closes the device."""
+        for _ in range(2):  # one may still be under way, of an older position
+            if self._request is not None:
+                self._probes.settle(5 * SETTLE_S, [self._request])
+            self._saved_at = float("-inf")
+            self._save(now)
+        self._kmsg.close()
+
+    def _learn_clock(self, now: float, oldest_us: int, newest_us: int) -> None:
+        low = float("-inf") if self._drained_at is None else self._drained_at - oldest_us / 1e6
+        self._clock.learn(now, low, now - newest_us / 1e6)
+
+    def _event(self, now: float, told: Told) -> NodeEvent:
+        fact = told.fact
+        age_s = self._clock.age_s(now, told.time_us)
+        backlog = self._backlog and self._began_at is not None and age_s >= now - self._began_at
+        return NodeEvent(
+            source="kernel_log", name=fact.name, severity=fact.severity, age_s=age_s, line=fact.message, sequence=told.sequence,
+            repeats=told.repeats, xid=fact.xid, gpu_uuid=fact.gpu, pci_bus_id=fact.pci_bus_id, pid=fact.pid, process=fact.process,
+            mount=fact.mount, server=fact.server, device=fact.device, may_exclude_node=fact.may_exclude_node, backlog=backlog,
+        )  # fmt: skip
+
+    def _past(self, now: float) -> tuple[NodeEvent, ...]:
+        while self._recent and now - self._recent[0][0] + self._recent[0][1].age_s > RECENT_S:
+            self._recent.popleft()
+        if not self._again:
+            return ()
+        self._again = False
+        past = ((now - at + event.age_s, event) for at, event in self._recent)
+        return tuple(replace(event, age_s=age_s) for age_s, event in past if age_s <= RECENT_S)
+
+    # -- the position ------------------------------------------------------------------------------------------
+
+    def _has_position(self, now: float) -> bool:
+        """Whether it is known where to begin; asks for it once and waits a few seconds at most, over the ticks."""
+        if self._position_known:
+            return True
+        if self._asked_at is None:
+            self._asked_at = now
+            request = self._probes.ask(
+                KEY, "read_state", self._state_file, STATE_DEADLINE_S, now, self._take_state, idle_s=0.0
+            )
+            if request is None:
+                self._position_known = True
+            else:
+                self._probes.settle(SETTLE_S, [request])
+        if not self._position_known and now - self._asked_at > STATE_DEADLINE_S:
+            self._position_known = True
+        return self._position_known
+
+    def _take_state(self, answer: Answer) -> None:
+        if self._position_known:
+            return
+        self._position_known = True
+        self._say_state(answer.error)
+        self._saved = self._kmsg.position = parse_state(answer.value, self._boot_id)
+        self._backlog = self._saved is None
+
+    def _save(self, now: float) -> None:
+        position = self._kmsg.position
+        due = now - self._saved_at >= (SAVE_EVERY_S if self._told else SAVE_DULL_EVERY_S)
+        if not self._state_file or position is None or position == self._saved or not due:
+            return
+        text = msgspec.json.encode({"boot_id": self._boot_id, "sequence": position}).decode()
+        args = [self._state_file, text]
+        request = self._probes.ask(
+            KEY, "write_state", args, STATE_DEADLINE_S, now, self._take_saved, idle_s=0.0
+        )
+        if request is not None:
+            self._request, self._saved_at, self._saving, self._told = request, now, position, False
+
+    def _take_saved(self, answer: Answer) -> None:
+        self._request = None
+        self._say_state(answer.error)
+        if answer.error is None:
+            self._saved = self._saving
+
+    def _say_state(self, error: str | None) -> None:
+        problem = f"{self._state_file}: {error}" if error else None
+        if problem and problem != self.state_problem:
+            log.warning("how far the kernel's log was read can't be kept: %s", problem)
+        self.state_problem = problem
+
+
+def _take(fold: Fold, sequence: int, data: bytes) -> None:
+    record = parse_record(data)
+    fact = _parse(record.message, record.level) if record is not None else None
+    if record is not None and fact is not None:
+        fold.add(fact, sequence, record.time_us)
+
+
+def _time_us(data: bytes) -> int:
+    record = parse_record(data)
+    return record.time_us if record is not None else 0

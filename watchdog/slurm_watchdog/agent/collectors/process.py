@@ -1,0 +1,424 @@
+"""The processes of all jobs on this node, in every tick, from /proc.
+
+In the loop only stat, status, cgroup, io, wchan, syscall and links of descriptors are read, and of new processes only what
+cannot block (see process_table). All else is asked of the `identify` child (see identities).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from slurm_watchdog.agent.proc.blocked_calls import (
+    BlockedThreads,
+    Target,
+    Track,
+    describe_blocked,
+    is_storage,
+    parse_involuntary,
+    parse_io_bytes,
+    parse_switches,
+)
+from slurm_watchdog.agent.proc.job_membership import WISH_VARIABLES, Key, Known, Member, assign
+from slurm_watchdog.agent.proc.table import LASTING_STATES, Entry, Files, ProcessTable, Stat, read_file
+from slurm_watchdog.agent.processes.crowd import RECONSIDER_EVERY, pick_crowd
+from slurm_watchdog.agent.processes.delegated_proc import FarFiles
+from slurm_watchdog.agent.processes.identify import describe_mount
+from slurm_watchdog.agent.processes.identity_cache import IDENTIFY, MAX_IDENTIFICATIONS, Identities, Stuck
+from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.base.mounts import Mount
+from slurm_watchdog.knowledge.ray_train import Seat
+from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
+from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
+from slurm_watchdog.model.protocol import JobWish
+
+__all__ = ["IDENTIFY", "SETTLE_S", "ProcessCollector"]
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+SETTLE_S = 0.15
+"""The loop gives its children this long for answers that improve the present report. It never waits for more."""
+OTHERS_EVERY = 3
+"""Ticks between two looks at the system call of a process that is no rank and not in D."""
+SWITCHES_EVERY = 12
+"""Ticks between two looks at the context switches of a rank."""
+CAP_SYS_PTRACE = 19  # linux/capability.h
+MAX_DIRECTORIES = 8
+"""Of checkpoints, for one job."""
+
+MAX_WISH = 1024
+"""Characters of one variable that are told."""
+
+
+class EntryMemory(msgspec.Struct, frozen=True, array_like=True):
+    """One process, for the agent that this one becomes."""
+
+    known: Known
+    stat: Stat
+    member: Member | None
+    container_pid: int | None
+    ticks: int
+    identified: int
+    state_since: float
+
+
+class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent knows of the processes of its node: who stood in a call yesterday has stood there since yesterday."""
+
+    entries: tuple[EntryMemory, ...] = ()
+    to_identify: tuple[int, ...] = ()
+    stuck: dict[int, Stuck] = {}
+    tracks: tuple[tuple[tuple[int, int, int], Track], ...] = ()
+
+
+@dataclass
+class ProcessCollector:
+    """Who belongs to which job, and what they do."""
+
+    probes: Probes
+    mounts: tuple[Mount, ...]
+    """The agent's own, read at its start and renewed by a child: where a process's own table cannot be had in time."""
+    machine: str = field(default_factory=lambda: os.uname().machine)
+    files: Files = field(default_factory=Files)
+    """FarFiles where this process may not read what other users' threads do, and a helper does it."""
+    ours: frozenset[int] = frozenset()
+    """The agent and its children, by pid."""
+    problem: str | None = None
+    """What this agent may not see, in a sentence."""
+    owners: Mapping[str, int] = field(default_factory=dict)
+    """The jobs that Slurm has here, as the controller has said, and whose they are."""
+    seats: Mapping[str, Mapping[int, Seat]] = field(default_factory=dict)
+    """Of each job whose log says it: pid, as the job sees it -> rank."""
+    crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Members of jobs that the last look left aside, by job and user: too many (slurm_watchdog.agent.processes.crowd)."""
+    _mine: list[Entry] = field(default_factory=list)
+    """Those that are looked at in every tick."""
+    _assigned_for: Mapping[str, int] = field(default_factory=dict)
+    _seated: Mapping[str, Mapping[int, Seat]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.table = ProcessTable(self.files, spawner=self.probes.spawner_pid)
+        self.identities = Identities(self.probes, self.table)
+        self._may_look = may_look_into_all(read_file("/proc/self/status"))
+        self.threads = BlockedThreads(self.machine, self.files.read)
+        if isinstance(self.files, FarFiles):
+            self.threads.read_calls, self.threads.file_of = self.files.read_calls, self.files.file_of
+
+    def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
+        """All processes of jobs on this node, as they are now; those that outlived their job, too, under its id."""
+        self.table.look(now, MAX_IDENTIFICATIONS)
+        requests = self.identities.ask(now, deadline_s)
+        if requests:
+            self.probes.settle(SETTLE_S, requests)
+        all_again = self.seats != self._seated or (
+            bool(self.crowd) and self.table.tick % RECONSIDER_EVERY == 0
+        )
+        if self.table.changed or all_again or self.owners != self._assigned_for:
+            self._assign(all_again)
+        self.crowd = Counter(
+            (entry.member.job_id, entry.known.uid)
+            for entry in self.table.entries.values()
+            if entry.crowd and entry.member is not None
+        )
+        living = [entry for entry in self._mine if entry.stat.state not in ("Z", "X")]
+        mains = [entry for entry in living if self._is_due(entry)]
+        turn = self.threads.take_turn(_with_threads(living))
+        self._announce(living, mains, turn)
+        for entry in living:
+            self._read_counters(entry, now)
+        self._look_at_threads(living, mains, turn, now)
+        blocked = self._blocked(now, deadline_s)
+        return tuple(_describe(entry, blocked.get(entry.key), now) for entry in self._mine)
+
+    def memory(self) -> ProcessMemory:
+        """What `remember` of the next agent takes. Kernel threads are met anew for next to nothing."""
+        return ProcessMemory(
+            entries=tuple(
+                EntryMemory(e.known, e.stat, e.member, e.container_pid, e.ticks, e.identified, e.state_since)
+                for e in self.table.entries.values()
+                if not e.is_kernel_thread
+            ),
+            to_identify=tuple(sorted(self.table.to_identify)),
+            stuck=dict(self.identities.stuck),
+            tracks=tuple(self.threads.tracks.items()),
+        )
+
+    def remember(self, memory: ProcessMemory) -> None:
+        """Before the first look: who has ended, or whose number is another's now, is found out by that."""
+        for each in memory.entries:
+            self.table.entries[each.known.pid] = Entry(
+                each.known, each.stat, each.container_pid, each.ticks, each.identified, each.member, each.state_since
+            )  # fmt: skip
+        self.table.to_identify |= self.table.entries.keys() & set(memory.to_identify)
+        self.identities.stuck |= memory.stuck
+        self.threads.tracks |= dict(memory.tracks)
+
+    @property
+    def unseen(self) -> str | None:
+        """Why what other users' threads do was not seen in the last look; None where it was."""
+        if isinstance(self.files, FarFiles) and self.files.unseen:
+            return "the helper gave no answer: in which calls the ranks stand is not known"
+        return None
+
+    def environ_of(self, job_id: str) -> Mapping[str, str]:
+        """What some process of the job's owner has in its environment (the variables of jobs.ENVIRONMENT); empty if nothing is known."""
+        for entry in self._mine:
+            environ = entry.known.environ or {}
+            if self._speaks_for(entry, job_id) and "SLURM_JOB_ID" in environ:
+                return environ
+        return {}
+
+    def _speaks_for(self, entry: Entry, job_id: str) -> bool:
+        """Whether what a process says about itself counts for the job: the owner's, and no program of somebody else's."""
+        member, known = entry.member, entry.known
+        if member is None or member.job_id != job_id or known.foreign:
+            return False
+        owner = self.owners.get(job_id)
+        return known.uid == owner if owner is not None else member.by == BY_SLURM
+
+    def wishes(self) -> tuple[JobWish, ...]:
+        """What the owners of the jobs here want of the watchdog, as their ranks have it, else any process of theirs in the run; of jobs
+        that Slurm has here, and of nobody else's processes."""
+        found: dict[str, tuple[bool, JobWish]] = {}
+        for entry in self._mine:
+            environ, member = entry.known.environ or {}, entry.member
+            said = tuple((name, environ[name][:MAX_WISH]) for name in WISH_VARIABLES if environ.get(name))
+            if member is None or not said or entry.known.uid != self.owners.get(member.job_id):
+                continue
+            is_rank = member.role is Role.RANK
+            if member.job_id not in found or (is_rank and not found[member.job_id][0]):
+                restarts = environ.get("SLURM_RESTART_COUNT", "0")
+                run = (
+                    int(restarts) if restarts.isascii() and restarts.isdecimal() and len(restarts) < 10 else 0
+                )
+                wish = JobWish(job_id=member.job_id, restarts=run, variables=said, uid=entry.known.uid)
+                found[member.job_id] = (is_rank, wish)
+        return tuple(wish for _, wish in found.values())
+
+    def details_of(self, pid: int, start_ticks: int) -> Known | None:
+        """What was learnt of a process when it was met; None if it is gone."""
+        entry = self.table.by_key(pid, start_ticks)
+        return entry.known if entry is not None else None
+
+    def checkpoint_directories_of(self, job_id: str) -> tuple[str, ...]:
+        """Those that command lines of the job's ranks name, each once, at most MAX_DIRECTORIES; whether they exist, nobody looked."""
+        found: dict[str, None] = {}
+        for entry in self._mine:
+            if self._speaks_for(entry, job_id) and entry.member and entry.member.role is Role.RANK:
+                found |= dict.fromkeys(entry.known.checkpoint_directories)
+        return tuple(found)[:MAX_DIRECTORIES]
+
+    def working_directory_of(self, job_id: str) -> str | None:
+        """Where the job's lowest rank on this node was started; None while that is not known."""
+        ranks = [
+            (entry.member.rank or 0, entry.known.cwd)
+            for entry in self._mine
+            if self._speaks_for(entry, job_id)
+            and entry.member is not None
+            and entry.member.role is Role.RANK
+            and entry.known.cwd
+        ]
+        return min(ranks)[1] if ranks else None
+
+    def _assign(self, all_again: bool) -> None:
+        """Who belongs where. Of a crowd, those aside from whom others descend, that was decided before, unless `all_again`."""
+        entries = self.table.entries
+        watched = {entry.known.pid for entry in self._mine if not entry.crowd}
+        for entry in entries.values():
+            if entry.crowd and (all_again or self._has_new_owner(entry)):
+                entry.crowd = False
+        # It may itself run inside a job, or have started one.
+        self.ours = frozenset({os.getpid()} | self.table.below(self.probes.spawner_pid))
+        known = {
+            pid: entry.known for pid, entry in entries.items() if not entry.crowd and pid not in self.ours
+        }
+        self._assigned_for, self._seated = dict(self.owners), dict(self.seats)
+        whole = _with_ancestors(known, entries)
+        before = {entries[pid].key: member for pid in whole if (member := entries[pid].member) is not None}
+        assigned = assign(whole, before, self.owners, self.seats)
+        for pid, entry in entries.items():
+            if not entry.crowd:
+                entry.member = assigned.get(pid)
+        members = [entry for entry in entries.values() if entry.member is not None and not entry.crowd]
+        for pid in pick_crowd(members, watched):
+            entries[pid].crowd = True
+        self._mine = [entry for entry in members if not entry.crowd]
+        ranks = [entry.known.pid for entry in self._mine if entry.member and entry.member.role is Role.RANK]
+        self.files.keep(
+            path
+            for pid in ranks
+            for path in (f"/proc/{pid}/stat", f"/proc/{pid}/task/{pid}/syscall", f"/proc/{pid}/io")
+        )
+        self.problem = self._what_is_hidden()
+        self.table.changed = False
+
+    def _has_new_owner(self, entry: Entry) -> bool:
+        """Whether Slurm has said something else about the job of this one since it was assigned."""
+        job = entry.member.job_id if entry.member is not None else ""
+        return self.owners.get(job) != self._assigned_for.get(job)
+
+    def _what_is_hidden(self) -> str | None:
+        if self._may_look:
+            return None  # an exception (a security module's) is no blindness
+        entries = self.table.entries
+        if 1 not in entries and 1 not in self.table.suspects:
+            return (
+                "/proc hides the processes of other users (hidepid): their jobs are not seen. Give the agent's unit the group that "
+                "may see them (gid= of that mount): SupplementaryGroups="
+            )
+        if isinstance(self.files, FarFiles):
+            return None  # the helper looks
+        hidden = [
+            entry
+            for entry in entries.values()
+            if entry.known.denied
+            and entry.known.environ is None
+            and (entry.member is None or entry.member.rank is None)
+        ]
+        if not hidden:
+            return None
+        return (
+            f"{len(hidden)} processes of other users may not be looked into (it takes root or CAP_SYS_PTRACE): "
+            "whether they belong to jobs, and which ranks they are, is not known"
+        )
+
+    # -- what they do ------------------------------------------------------------------------------------------
+
+    def _announce(self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]]) -> None:
+        """Says at once what will be read in this tick: where it comes from a helper, one request is as dear as many."""
+        if not isinstance(self.files, FarFiles):
+            return
+        self.files.begin()
+        self.files.fetch(
+            (
+                *(("io", e.known.pid, e.known.pid) for e in living if self._reads_io(e)),
+                *(("call", e.known.pid, e.known.pid) for e in mains),
+                *(("call", pid, thread) for pid, _, thread in self.threads.tracks),
+                *(("call", process[0], thread) for process, threads in turn for thread in threads),
+            )
+        )
+
+    def _reads_io(self, entry: Entry) -> bool:
+        if entry.member is None or entry.member.role is Role.HELPER:
+            return False
+        in_turn = (entry.known.pid + self.table.tick) % SWITCHES_EVERY == 0
+        return entry.member.role is Role.RANK or entry.io_bytes is None or in_turn
+
+    def _is_due(self, entry: Entry) -> bool:
+        """Whether the main thread is looked at in this tick."""
+        pid, start = entry.key
+        is_rank = entry.member is not None and entry.member.role is Role.RANK
+        due = is_rank or (pid + self.table.tick) % OTHERS_EVERY == 0
+        return due or entry.stat.state == "D" or (pid, start, pid) in self.threads.tracks
+
+    def _read_counters(self, entry: Entry, now: float) -> None:
+        """I/O of ranks in every tick, of their workers now and then; context switches of ranks now and then."""
+        pid, member = entry.known.pid, entry.member
+        entry.switches = None
+        if member is None or member.role is Role.HELPER:
+            return
+        turn = pid + self.table.tick
+        is_rank = member.role is Role.RANK
+        try:
+            if self._reads_io(entry):
+                entry.io_bytes = parse_io_bytes(self.files.read(f"/proc/{pid}/io"))
+            if is_rank and (turn % SWITCHES_EVERY == 0 or entry.stat.state == "D"):
+                status = self.files.read(f"/proc/{pid}/status")
+                entry.switches = parse_switches(status) + parse_involuntary(status)
+            entry.note_switches(now)
+        except (OSError, ValueError):
+            entry.io_bytes = None
+
+    def _look_at_threads(
+        self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]], now: float
+    ) -> None:
+        causes = set()
+        for entry in living:
+            if entry.stat.state in LASTING_STATES and now > entry.state_since:
+                causes.add(entry.key)
+        self.threads.forget({entry.key for entry in living})
+        self.threads.look([(*entry.key, entry.stat.state) for entry in mains], now)
+        self.threads.scan(_with_threads(living), causes, now, turn)
+
+    def _blocked(self, now: float, deadline_s: float) -> dict[Key, Blocked]:
+        tracks = self.threads.blocked(now)
+        if tracks:
+            self._resolve(tracks, now, deadline_s)
+        longest: dict[Key, tuple[int, Track]] = {}
+        for (pid, start, thread), track in (self.threads.blocked(now) if tracks else {}).items():
+            if track.state != "D" and track.syscall in PATH_ARGUMENT and track.target is None:
+                continue
+            best = longest.get((pid, start))
+            if best is None or _rank_of(track) < _rank_of(best[1]):
+                longest[pid, start] = (thread, track)
+        return {key: describe_blocked(thread, track, now) for key, (thread, track) in longest.items()}
+
+    def _resolve(self, tracks: dict[tuple[int, int, int], Track], now: float, deadline_s: float) -> None:
+        """Path and mount of each blocked call: from the child, and until it has answered from what is known already."""
+        request = self.identities.resolve(tracks, now, deadline_s)
+        if request is not None:
+            self.probes.settle(SETTLE_S, [request])
+        for track in tracks.values():
+            if track.guess is None and is_storage(track.path):
+                track.guess = Target(**describe_mount(track.path or "", self.mounts))
+
+
+def may_look_into_all(status: bytes) -> bool:
+    """Whether a process with this /proc/PID/status has CAP_SYS_PTRACE: it may read the environment of every other one."""
+    lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
+    return bool(int(lines.get(b"CapEff", b"0"), 16) >> CAP_SYS_PTRACE & 1)
+
+
+def _with_ancestors(known: dict[int, Known], entries: Mapping[int, Entry]) -> dict[int, Known]:
+    """`known` and those of the crowd from whom it descends: a job is known by its ancestors."""
+    whole = dict(known)
+    for process in known.values():
+        above = entries.get(process.ppid)
+        while above is not None and above.crowd and above.known.pid not in whole:
+            whole[above.known.pid] = above.known
+            above = entries.get(above.known.ppid)
+    return whole
+
+
+def _with_threads(entries: list[Entry]) -> list[tuple[int, int, int]]:
+    """Pid, start and number of threads of each, as BlockedThreads takes them."""
+    return [(*entry.key, entry.stat.threads) for entry in entries]
+
+
+def _describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
+    known, member, stat = entry.known, entry.member, entry.stat
+    assert member is not None
+    age_s = now - entry.state_since
+    timeout = known.collective_timeout if member.role is Role.RANK else None
+    return Process(
+        pid=known.pid,
+        start_ticks=known.start_ticks,
+        job_id=member.job_id,
+        role=member.role,
+        comm=known.comm,
+        state=stat.state,
+        state_age_s=age_s if age_s > 0 and stat.state in LASTING_STATES else None,
+        uid=known.uid,
+        member_by=member.by,
+        step_id=member.step_id,
+        rank=member.rank,
+        local_rank=member.local_rank,
+        world_size=member.world_size,
+        cpu_s=stat.cpu_ticks / CLOCK_TICKS,
+        io_bytes=entry.io_bytes,
+        threads=stat.threads,
+        context_switches=entry.switches,
+        container_pid=entry.container_pid,
+        blocked=blocked,
+        collective_timeout_s=None if timeout is None else timeout[0],
+        collective_timeout_assumed=timeout is not None and timeout[1],
+    )
+
+
+def _rank_of(track: Track) -> tuple[bool, float]:
+    """The thread to report of several: one whose mount is known before others, then the longest blocked."""
+    known = track.target if track.target and track.target.mount else track.guess
+    return (known is None or known.mount is None, track.first_at)

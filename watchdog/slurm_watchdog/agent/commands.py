@@ -1,0 +1,436 @@
+"""What the controller asks for: each command is done at most once and answered exactly once, refusals included.
+
+The children do the work; here it is decided whether it may be done, whose child does it, and what the answer is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.collectors.mount import MountCollector
+from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
+from slurm_watchdog.agent.evidence.collection import Collection, Sources
+from slurm_watchdog.agent.evidence.stacks import choose
+from slurm_watchdog.agent.proc.job_membership import Known
+from slurm_watchdog.agent.workers.become_user import refusal_as
+from slurm_watchdog.agent.workers.child import give_back_memory
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.base.mounts import Mount
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line, problem_of_path
+from slurm_watchdog.model.observations import MountProbe, Process
+from slurm_watchdog.model.protocol import (
+    CollectEvidence,
+    Command,
+    CommandResult,
+    DumpStacks,
+    EndProcess,
+    JobWatch,
+    ProbeMount,
+    ProcessEnd,
+    RemoveKillSwitch,
+    WriteKillSwitch,
+)
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 1000
+COLLECTIONS = 4
+"""Jobs of which evidence is collected at the same time."""
+MAX_PATH = 4096  # linux/limits.h
+STACKS_BUDGET_S = 50.0
+END_S = 10.0
+"""For a look at one process and all others, a signal, and the moment in which most end."""
+BLOCKED_S = 10.0
+"""A mount in which a process has been blocked so long is not touched for evidence."""
+
+
+class Refused(Exception):
+    """Why a command is not carried out, in one sentence."""
+
+
+@dataclass
+class Commands:
+    """Commands on their way. `processes` and `environ_of` tell what is known of jobs on this node."""
+
+    probes: Probes
+    logs: JobLogs
+    node: str
+    deadline_s: float
+    environ_of: Callable[[str], Mapping[str, str]]
+    mount_collector: MountCollector
+    """Who probes mounts, for commands as well."""
+    processes: tuple[Process, ...] = ()
+    awaiting_checkpoints: set[str] = field(default_factory=set)
+    """Jobs with a kill switch: somebody waits for their next checkpoint."""
+    details_of: Callable[[int, int], Known | None] = lambda pid, start_ticks: None
+    """What was learnt of a process when it was met."""
+    kernel_log: str = ""
+    switch_prefixes: tuple[str, ...] = ()
+    """Directories below which kill switches may lie, besides KILL_SWITCH_BASE. The helper has a list of its own, from root."""
+    core_debugger: bool = False
+    """Whether a debugger may read a job's core files."""
+    boot_id: str = ""
+    """Of this node: a command about a process of another boot is about none."""
+    objection_to_ending: Callable[[EndProcess, float], str | None] = lambda command, now: (
+        "nobody looks at processes here"
+    )
+    """Why a process is not to be ended, as far as is known at this time; None if nothing speaks against it."""
+    mounts: tuple[MountProbe, ...] = ()
+    """The newest word about each mount, as it goes into the report."""
+    _collections: list[Collection] = field(default_factory=list)
+    _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _answered: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _waiting: list[tuple[Command, float]] = field(default_factory=list)
+    _results: list[CommandResult] = field(default_factory=list)
+    _prepared: dict[str, str | None] = field(default_factory=dict)
+    """Directory of a kill switch to why it could not be made; None when it is ready."""
+    _preparing: set[str] = field(default_factory=set)
+    """Directories that a child is busy with."""
+    _owner_of: dict[str, int] = field(default_factory=dict)
+    """Whose each directory is."""
+
+    def accept(self, commands: tuple[Command, ...], now: float) -> None:
+        """Takes commands of a reply; those that were seen before are left out, whatever became of them."""
+        for command in commands:
+            if command.id in self._seen:
+                continue
+            self._seen[command.id] = None
+            if len(self._seen) > REMEMBERED:
+                self._seen.popitem(last=False)
+            if len(self._waiting) >= MAX_COMMANDS:
+                self._refuse(command, f"{MAX_COMMANDS} commands wait already")
+            else:
+                self._waiting.append((command, now))
+        self.advance(now)
+
+    def advance(self, now: float) -> None:
+        """Starts what can be started, and answers what is refused or too late."""
+        waiting, self._waiting = self._waiting, []
+        for collection in list(self._collections):
+            evidence = collection.advance(now)
+            if evidence is not None:
+                self._collections.remove(collection)
+                self._results.append(
+                    CommandResult(command_id=collection.command.id, ok=True, evidence=evidence)
+                )
+                give_back_memory()
+        for command, since in waiting:
+            try:
+                if now - since > command.expires_s:
+                    raise Refused(f"expired: it could not be started within {command.expires_s:.0f} s")
+                if not self._start(command, now, since):
+                    self._waiting.append((command, since))
+            except Refused as reason:
+                self._refuse(command, str(reason))
+
+    def _refuse(self, command: Command, reason: str) -> None:
+        log.warning("command %s (%s) refused: %s", command.id, type(command).__name__, reason)
+        self._results.append(CommandResult(command_id=command.id, ok=False, error=reason))
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is something to send at once."""
+        return bool(self._results)
+
+    def take_results(self) -> tuple[CommandResult, ...]:
+        """The answers since the last call."""
+        results, self._results = tuple(self._results), []
+        self._answered.update(dict.fromkeys(result.command_id for result in results))
+        while len(self._answered) > REMEMBERED:
+            self._answered.popitem(last=False)
+        return results
+
+    @property
+    def under_way(self) -> list[str]:
+        """Ids of those that were begun, or wait, and have no answer yet."""
+        done = {result.command_id for result in self._results}
+        return [each for each in self._seen if each not in self._answered and each not in done]
+
+    def leave(self) -> None:
+        """Answers those that are under way: who asks hears that nobody knows what became of them, and none is done twice."""
+        for each in self.under_way:
+            error = "the agent took a new configuration meanwhile: whether it was done is not known"
+            self._results.append(CommandResult(command_id=each, ok=False, error=error))
+
+    def memory(self) -> tuple[str, ...]:
+        """Ids of all that were seen, for `remember` of the next agent."""
+        return tuple(self._seen)
+
+    def remember(self, seen: tuple[str, ...]) -> None:
+        """Those are not done again."""
+        self._seen.update(dict.fromkeys(seen))
+        self._answered.update(dict.fromkeys(seen))
+
+    # -- the commands -------------------------------------------------------------------------------------
+
+    def _start(self, command: Command, now: float, since: float) -> bool:
+        """Gives `command` to its child; False if the child is busy. Raises Refused."""
+        if isinstance(command, DumpStacks):
+            return self._start_stacks(command, now, command.expires_s - (now - since))
+        if isinstance(command, ProbeMount):
+            return self._start_probe(command, now)
+        if isinstance(command, CollectEvidence):
+            return self._start_collection(command, now)
+        if isinstance(command, EndProcess):
+            return self._start_ending(command, now)
+        return self._start_kill_switch(command, now)
+
+    def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
+        mine = [process for process in self.processes if process.job_id == command.job_id]
+        if not mine:
+            raise Refused(f"no process of job {command.job_id} is on {self.node}")
+        self._check_restarts(command.job_id, command.restarts)
+        since_s = self.probes.hung_since("stacks", now)
+        if since_s is not None:
+            raise Refused(f"the child that reads stacks has not come back for {since_s:.0f} s")
+        budget_s = max(1.0, min(STACKS_BUDGET_S, left_s - 2.0))
+        args = {
+            "node": self.node,
+            "budget_s": budget_s,
+            "processes": [msgspec.to_builtins(process) for process in choose(mine)],
+        }
+        return self._ask(
+            "stacks", "dump_stacks", args, budget_s + 2.0, now, partial(self._take_stacks, command)
+        )
+
+    def _take_stacks(self, command: DumpStacks, answer: Answer) -> None:
+        stacks = tuple(msgspec.convert(each, ProcessStack) for each in answer.value or ())
+        self._results.append(
+            CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error, stacks=stacks)
+        )
+
+    def _start_collection(self, command: CollectEvidence, now: float) -> bool:
+        """A few at a time, for jobs that share the node: each of them mostly waits between its dumps, which one child makes."""
+        if len(self._collections) >= COLLECTIONS:
+            return False
+        mine = tuple(process for process in self.processes if process.job_id == command.job_id)
+        if not mine:
+            raise Refused(f"no process of job {command.job_id} is on {self.node}")
+        self._check_restarts(command.job_id, command.restarts)
+        silent = {probe.mount for probe in self.mounts if not probe.responding}
+        silent |= {
+            process.blocked.mount
+            for process in self.processes
+            if process.blocked is not None and process.blocked.mount and process.blocked.seconds >= BLOCKED_S
+        }
+        sources = Sources(
+            self.probes, self.logs, self.node, self.details_of, self.kernel_log, self.core_debugger
+        )
+        uid = self._uid(self._owner(command.job_id))
+        collection = Collection(command, sources, uid, now, mine, frozenset(silent))
+        self._collections.append(collection)
+        collection.advance(now)
+        return True
+
+    def _start_probe(self, command: ProbeMount, now: float) -> bool:
+        _check_place(command.mount)
+        _check_place(command.directory)
+        uid = self._uid(command.uid)
+        mount = self._mount(command.mount)
+        if (untouched := self.logs.why_untouched(command.directory)) is not None:
+            raise Refused(untouched)
+        device, fs_type = (mount.device, mount.fs_type) if mount is not None else (None, None)
+        return self.mount_collector.command(command, now, self.deadline_s, uid, device, self._answer, fs_type)
+
+    def _answer(self, result: CommandResult) -> None:
+        self._results.append(result)
+
+    def _start_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, now: float) -> bool:
+        path, fields = command.path, parse_line(command.content)
+        if (problem := problem_of_path(path, self.switch_prefixes)) is not None:
+            raise Refused(problem)
+        if fields is None:
+            raise Refused("a kill switch says in one line of JSON who wrote it, why, and for which incident")
+        directory, uid = os.path.dirname(path), self._uid(command.uid)
+        # Removing needs no job: it may have ended, and only a file that holds our very words is removed.
+        if isinstance(command, WriteKillSwitch):
+            self._check_owner(command.job_id, command.uid)
+            self._check_restarts(command.job_id, command.restarts)
+            if directory in self._preparing:
+                return False
+            if self._prepared.get(directory):
+                raise Refused(f"{directory} could not be made: {self._prepared[directory]}")
+        function = "write_kill_switch" if isinstance(command, WriteKillSwitch) else "remove_kill_switch"
+        args = {"path": path, "node": self.node, **fields}
+        key = self.logs.key_of(path, uid)
+        since_s = self.probes.hung_since(key, now)
+        if since_s is not None:
+            raise Refused(f"the filesystem of {path} has not answered for {since_s:.0f} s")
+        return self._ask(
+            key, function, args, self.deadline_s, now, partial(self._take_kill_switch, command), uid
+        )
+
+    def _take_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, answer: Answer) -> None:
+        log.info(
+            "%s %s for job %s: %s",
+            type(command).__name__,
+            command.path,
+            command.job_id,
+            answer.error or "done",
+        )
+        if isinstance(command, RemoveKillSwitch):
+            self.awaiting_checkpoints.discard(command.job_id)
+        elif answer.error is None:
+            self.awaiting_checkpoints.add(command.job_id)
+        self._results.append(
+            CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error)
+        )
+
+    def _start_ending(self, command: EndProcess, now: float) -> bool:
+        """A refusal is an answer like any other here: whoever asked has to know that nothing was sent."""
+        if command.boot_id != self.boot_id:
+            self._answer_ending(command, ProcessEnd(gone=True))
+            return True
+        if command.how != "look" and (objection := self.objection_to_ending(command, now)) is not None:
+            self._answer_ending(command, ProcessEnd(refusal=objection))
+            return True
+        args = msgspec.to_builtins(command)
+        for name in ("id", "type", "expires_s"):
+            args.pop(name, None)
+        since_s = self.probes.hung_since("end_process", now)
+        if since_s is not None:
+            refusal = f"the child that ends processes has not come back for {since_s:.0f} s"
+            self._answer_ending(command, ProcessEnd(refusal=refusal))
+            return True
+        return self._ask("end_process", "end_process", args, END_S, now, partial(self._take_ending, command))
+
+    def _take_ending(self, command: EndProcess, answer: Answer) -> None:
+        if answer.error is None and answer.value is not None:
+            self._answer_ending(command, msgspec.convert(answer.value, ProcessEnd))
+            return
+        log.warning("whether process %d was ended is not known: %s", command.pid, answer.error)
+        self._results.append(CommandResult(command_id=command.id, ok=False, error=answer.error))
+
+    def _answer_ending(self, command: EndProcess, said: ProcessEnd) -> None:
+        if command.how != "look":
+            log.warning(
+                "process %d (%s) of uid %d, of job %s, which is over: %s %s", command.pid, command.comm, command.uid, command.job_id,
+                command.how, "sent" if said.sent else f"not sent: {said.refusal or 'it is gone'}",
+            )  # fmt: skip
+        error = said.refusal or None
+        self._results.append(
+            CommandResult(command_id=command.id, ok=error is None, error=error, process=said)
+        )
+
+    def _ask(
+        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None], uid: int = -1
+    ) -> bool:  # fmt: skip
+        return self.probes.ask(key, function, args, deadline_s, now, then, uid) is not None
+
+    # -- may it be done ----------------------------------------------------------------------------------------
+
+    def _uid(self, uid: int) -> int:
+        """Who the child becomes: -1 where it cannot become anybody. Nothing is done as root or one of the system's users."""
+        if not self.logs.become_owner:
+            return -1
+        if (refusal := refusal_as(uid)) is not None:
+            raise Refused(refusal)
+        return uid
+
+    def _check_owner(self, job_id: str, uid: int) -> None:
+        if uid != self._owner(job_id):
+            raise Refused(f"job {job_id} does not belong to uid {uid}")
+
+    def _owner(self, job_id: str) -> int:
+        """Whose the job is, as Slurm says: what its processes run as, or claim, is nobody's word."""
+        watch = self.logs.watch.get(job_id)
+        if watch is None:
+            raise Refused(
+                f"job {job_id} is not known on {self.node}: Slurm has not said that it is here, and whose"
+            )
+        return watch.uid
+
+    def _check_restarts(self, job_id: str, restarts: int) -> None:
+        text = self.environ_of(job_id).get("SLURM_RESTART_COUNT", "")
+        watch = self.logs.watch.get(job_id)
+        here = (
+            int(text)
+            if text.isdecimal() and len(text) < 10
+            else watch.restarts
+            if watch is not None
+            else None
+        )
+        if here is not None and here != restarts:
+            raise Refused(
+                f"job {job_id} is in run {here} on {self.node}, the command is about run {restarts}"
+            )
+
+    def _mount(self, point: str) -> Mount | None:
+        return next((each for each in reversed(self.logs.mounts) if each.point == point), None)
+
+    # -- directories of kill switches --------------------------------------------------------------------------
+
+    def watch_jobs(
+        self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None
+    ) -> None:
+        """Makes the node-local directory of each run's kill switch ready, and removes those of runs that are over, with all in them.
+
+        `running`: the jobs that Slurm has here. While that is not known nothing is removed: a switch that a job has not seen yet
+        would be lost.
+        """
+        if not self.logs.become_owner:
+            return
+        wanted = {}
+        for each in watch:
+            directory, name = os.path.split(each.kill_switch)
+            base, run = os.path.split(directory)
+            if base == KILL_SWITCH_BASE and name and run == f"{each.job_id}.{each.restarts}":
+                wanted[directory] = each.uid
+        self.awaiting_checkpoints &= {each.job_id for each in watch}
+        key = self.logs.key_of(KILL_SWITCH_BASE, 0)
+        for directory, uid in wanted.items():
+            if directory not in self._prepared and directory not in self._preparing:
+                args = {"base": KILL_SWITCH_BASE, "name": os.path.basename(directory), "uid": uid}
+                then = partial(self._take_prepared, directory, uid)
+                if self._ask(key, "prepare_directory", args, self.deadline_s, now, then):
+                    self._preparing.add(directory)
+                    self.probes.settle(0.05, [])
+        if running is None:
+            return
+        runs = {each.job_id: each.restarts for each in watch}
+        for directory in [directory for directory in self._prepared if directory not in wanted]:
+            job_id, _, run = os.path.basename(directory).partition(".")
+            if job_id not in running or runs.get(job_id, int(run)) != int(run):
+                self._clear(directory, now)
+
+    def _clear(self, directory: str, now: float) -> None:
+        """Two requests, one after the other: its owner empties the directory, and whoever made it removes it."""
+        base, name = os.path.split(directory)
+        args = {"base": base, "name": name}
+
+        def remove(answer: Answer) -> None:
+            if answer.error is not None:
+                log.warning("%s could not be emptied: %s", directory, answer.error)
+            maker = self.logs.key_of(base, 0)
+            if self._ask(maker, "remove_directory", args, self.deadline_s, now, lambda answer: None):
+                self._prepared.pop(directory, None)
+                self._owner_of.pop(directory, None)
+            self._preparing.discard(directory)
+
+        uid = self._owner_of.get(directory)
+        if directory in self._preparing or uid is None:
+            return
+        if self._ask(f"switch:{directory}:{uid}", "empty_directory", args, self.deadline_s, now, remove, uid):
+            self._preparing.add(directory)
+
+    def _take_prepared(self, directory: str, uid: int, answer: Answer) -> None:
+        self._preparing.discard(directory)
+        self._owner_of[directory] = uid
+        self._prepared[directory] = answer.error
+        if answer.error:
+            log.error("the kill switch's directory %s could not be made: %s", directory, answer.error)
+
+
+def _check_place(path: str) -> None:
+    if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
+        raise Refused(f"an absolute path is wanted, and {path[:100]!r} is no name of a file here")

@@ -1,0 +1,93 @@
+"""The agent's ways to the controller. What a channel returns as Proven comes from the controller; nothing else becomes a command.
+
+A Proven is made by the channels alone (tests/architecture/test_proven_commands.py): here, and in slurm_watchdog.agent.delivery.munge_connection.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.identity.secret_files import TlsFiles
+from slurm_watchdog.identity.transport import check_peer
+from slurm_watchdog.wire.http_client import Connection, Response
+
+
+@dataclass(frozen=True)
+class Proven:
+    """The answer 200 of a peer that has proven to be the controller."""
+
+    body: bytes
+    status: int = 200
+
+
+class Channel(Protocol):
+    """One way to the controller. Not for two threads."""
+
+    def post(
+        self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
+    ) -> Proven | Response:
+        """Sends `body`. A Response is a refusal (any status but 200), and may come from anybody.
+
+        Raises OSError, among them Unproven: the peer has not proven to be the controller, or we can't prove ourselves.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+    def certificates(self) -> dict[str, float]:
+        """See Connection.certificates."""
+        ...
+
+    def look_at_files(self) -> None: ...
+
+
+class DirectChannel:
+    """Over a connection whose other end is proven before the first byte is sent. Made by `tls_channel` and `unix_channel` alone."""
+
+    def __init__(self, inner: Connection):
+        self._inner = inner
+
+    def post(
+        self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
+    ) -> Proven | Response:
+        answer = self._inner.post(path, body, headers, connect_s, answer_s)
+        return Proven(answer.body) if answer.status == 200 else answer
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def certificates(self) -> dict[str, float]:
+        return self._inner.certificates()
+
+    def look_at_files(self) -> None:
+        self._inner.look_at_files()
+
+
+def tls_channel(
+    url: str, max_body: int, files: TlsFiles, now: Callable[[], float] = clock.monotonic
+) -> DirectChannel:
+    """To the controller at `url`, by certificates of the authority in `files` on both ends; no traffic yet."""
+    return DirectChannel(Connection(url, max_body, now=now, files=files))
+
+
+def unix_channel(path: str, max_body: int, own_uid: int | None = None) -> DirectChannel:
+    """To the controller of this very user (`own_uid`: another one, for tests), at the socket `path`; no traffic yet."""
+    uid = os.geteuid() if own_uid is None else own_uid
+
+    def connect(address: object, timeout: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout)
+            sock.connect(path)
+            check_peer(sock, uid)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    return DirectChannel(Connection("http://localhost", max_body, connect))

@@ -1,0 +1,95 @@
+"""A controller's reply as the agent takes it: bounded, and readable also when it comes from a newer release.
+
+The controller is trusted with its commands, not with the agent's life: whatever it sends, by mistake or because somebody
+else has taken its place, a tick stays a tick.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.agent.delivery.channel import Proven
+from slurm_watchdog.model.protocol import Command, JobWatch, Reply
+from slurm_watchdog.wire.codec import WireError, decode_reply
+
+log = logging.getLogger(__name__)
+
+MAX_REPLY_BYTES: Final = 1024**2
+"""512 jobs with 2 kB each."""
+MAX_JOBS: Final = 512
+"""Watched on one node: there is no node with more CPUs to give away one by one."""
+MAX_LOGS: Final = 64
+"""Named by the controller for one job; it names two."""
+MAX_PLACES: Final = 16
+"""Directories and trackers of checkpoints of one job."""
+MAX_COMMANDS: Final = 256
+"""In one reply, and waiting to be carried out."""
+
+
+def parse_reply(answer: Proven) -> Reply:
+    """The reply in an answer of the controller, of which nothing exceeds the bounds above. Raises WireError.
+
+    Commands of a kind that this release does not know are left out: the rest of the reply is still good.
+    """
+    data = answer.body
+    if len(data) > MAX_REPLY_BYTES:
+        raise WireError(f"reply of {len(data)} bytes: the limit is {MAX_REPLY_BYTES}")
+    try:
+        return bound(decode_reply(data))
+    except WireError:
+        known = _without_unknown_commands(data)
+        if known is None:
+            raise
+        return bound(known)
+
+
+def bound(reply: Reply) -> Reply:
+    """`reply`, cut to what one agent can do. What is left out is said in the log: it is a mistake, or an attack."""
+    watch = tuple(_bound_job(each) for each in reply.watch[:MAX_JOBS])
+    commands = reply.commands[:MAX_COMMANDS]
+    if len(watch) < len(reply.watch) or len(commands) < len(reply.commands):
+        log.warning(
+            "the controller named %d jobs and %d commands: the first %d and %d are taken",
+            len(reply.watch), len(reply.commands), len(watch), len(commands),
+        )  # fmt: skip
+    if watch == reply.watch and commands == reply.commands:
+        return reply
+    return replace(reply, watch=watch, commands=commands)
+
+
+def _bound_job(watch: JobWatch) -> JobWatch:
+    return replace(
+        watch,
+        log_paths=watch.log_paths[:MAX_LOGS],
+        log_offsets=watch.log_offsets[:MAX_LOGS],
+        checkpoint_trackers=watch.checkpoint_trackers[:MAX_PLACES],
+        checkpoint_directories=watch.checkpoint_directories[:MAX_PLACES],
+        progress_files=watch.progress_files[:MAX_PLACES],
+    )
+
+
+def _without_unknown_commands(data: bytes) -> Reply | None:
+    """The reply without the commands that can't be read; None if something else is wrong with it."""
+    try:
+        whole: Any = msgspec.json.decode(data)
+        found = whole["commands"]
+        commands = [each for each in found if _is_command(each)]
+        reply = msgspec.convert(whole | {"commands": commands}, Reply)
+    except (msgspec.MsgspecError, RecursionError, KeyError, TypeError):
+        return None
+    log.warning(
+        "%d commands of the controller are of no kind that this release knows", len(found) - len(commands)
+    )
+    return reply
+
+
+def _is_command(value: object) -> bool:
+    try:
+        msgspec.convert(value, Command)
+    except msgspec.MsgspecError:
+        return False
+    return True

@@ -1,0 +1,298 @@
+"""Sends reports from a thread of its own, keeps them while the controller is away, and hands its replies to the loop.
+
+A report is encoded once, and waits as bytes: the objects would take many times what the bound says.
+
+A controller that has the report before this one is told only what has changed since. Any doubt (an error, an answer that did not come,
+a report that still waits, a controller that lacks it) makes the next one full, and a full one goes out every ten minutes in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import msgspec
+
+from slurm_watchdog.agent.delivery.channel import Channel, Proven
+from slurm_watchdog.agent.delivery.replies import parse_reply
+from slurm_watchdog.agent.delivery.spool import Spool, Waiting
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.wire.codec import WireError, encode_report
+from slurm_watchdog.wire.delta import changes_between, without_news
+from slurm_watchdog.wire.http_client import Response
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 5.0
+ANSWER_S = 15.0
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 5.0)
+"""Waits between attempts; with 4,000 agents and jitter a controller that comes back sees 1,000 requests a second."""
+MAX_RETRY_AFTER_S = 60.0
+"""A controller may ask for patience, but not for so much that reports grow too old to be judged."""
+TRY_AGAIN_LATER = frozenset({408, 425, 429})
+FULL_EVERY = 120
+"""Reports between two full ones: ten minutes at 5 s."""
+
+
+def backoff_s(failures: int, chance: float) -> float:
+    """How long to wait after so many failures in a row; `chance` in [0, 1) spreads agents out."""
+    longest = BACKOFF_S[min(failures, len(BACKOFF_S)) - 1] if failures else 0.0
+    return longest * (0.5 + 0.5 * chance)
+
+
+def _chance() -> float:
+    """In [0, 1). The module random would cost a quarter of a megabyte."""
+    return int.from_bytes(os.urandom(4), "little") / 2**32
+
+
+def encode(report: Report) -> bytes:
+    """The bytes of a report, names of files that are no UTF-8 with their odd bytes replaced. Raises WireError if it is too large."""
+    try:
+        return encode_report(report)
+    except UnicodeEncodeError:
+        return encode_report(msgspec.convert(_printable(msgspec.to_builtins(report)), Report))
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list | tuple):
+        return [_printable(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _printable(each) for name, each in value.items()}
+    return value
+
+
+class Rejected(Exception):
+    """The controller will never take this report: it is dropped."""
+
+
+class Later(OSError):
+    """The controller answered that it can't take reports now; `after_s` is how long it wants to be left alone."""
+
+    def __init__(self, message: str, after_s: float):
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class Sender:
+    """The thread. `put` and `replies` are for the loop, `fileno` becomes readable when there is news from the controller."""
+
+    def __init__(
+        self,
+        url: str,
+        spool: Spool,
+        channel: Channel,
+        count: Callable[[str], None] = lambda outcome: None,
+        now: Callable[[], float] = clock.monotonic,
+        answer_s: float = ANSWER_S,
+    ):
+        """`url` is where `channel` leads to: its path, of http, is put before ours; the rest is for messages."""
+        address = urlsplit(url)
+        self._controller = address.netloc or url
+        self._path = f"{address.path.rstrip('/') if address.netloc else ''}/v1/report"
+        self._spool = spool
+        self._headers = {"Content-Type": "application/json"}
+        self._count = count
+        self._now = now
+        self._answer_s = answer_s
+        self._lock = threading.Lock()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._last: tuple[bytes, Reply] = (b"", Reply())
+        self._base: Report | None = None
+        """The report that was handed over last."""
+        self._since_full = 0
+        self._agreed = -1
+        """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it understands no changes."""
+        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._channel = channel
+        self._heard_at = now()
+        self._problem = ""
+        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
+
+    def start(self) -> None:
+        """Begins to send."""
+        self._thread.start()
+
+    def left(self) -> tuple[Waiting, ...]:
+        """What has not been taken by the controller, oldest first. After `stop`: one that is on its way just now is among them, and
+        will be known as told before."""
+        with self._lock:
+            return self._spool.left()
+
+    def stop(self, seconds: float = 2.0) -> None:
+        """Gives what waits this long to be sent, and ends. Whatever the thread hangs in, it holds nobody up."""
+        self._stopping.set()
+        self._wake.put(None)
+        self._thread.join(seconds)
+
+    def put(self, report: Report) -> None:
+        """Hands a report over; never waits. Raises WireError if it is too large to send."""
+        body = encode(report)
+        with self._lock:
+            agreed = self._agreed if not len(self._spool) else -1
+        small = self._changes(report, agreed)
+        with self._lock:
+            dropped = self._spool.dropped
+            self._spool.put(report.sequence, body, self._now(), small)
+            dropped = self._spool.dropped - dropped
+        for _ in range(dropped):
+            self._count("expired")
+        self._wake.put(None)
+
+    def _changes(self, report: Report, agreed: int) -> bytes:
+        """The report as changes since the one before, if the controller has that one; else nothing."""
+        base, self._base = self._base, without_news(report)
+        if base is None or base.sequence != agreed or self._since_full >= FULL_EVERY:
+            self._since_full = 0
+            return b""
+        small = changes_between(base, report)
+        self._since_full = 0 if small is None else self._since_full + 1
+        return b"" if small is None else encode(small)
+
+    def fileno(self) -> int:
+        return self._read_fd
+
+    def replies(self) -> list[Reply]:
+        """Replies since the last call, oldest first. One that says what the last one said is here, too, and woke nobody."""
+        found: list[Reply] = []
+        while True:
+            try:
+                found.append(self._replies.get_nowait())
+            except queue.Empty:
+                break
+        if found:
+            try:
+                os.read(self._read_fd, 4096)
+            except BlockingIOError:
+                pass
+        return found
+
+    @property
+    def spool_bytes(self) -> int:
+        return self._spool.size
+
+    def certificates(self) -> dict[str, float]:
+        """See Connection.certificates. For any thread."""
+        return self._channel.certificates()
+
+    @property
+    def problem(self) -> str:
+        """Why the last attempt failed; empty while it works."""
+        return self._problem
+
+    @property
+    def heard_at(self) -> float:
+        """When the controller last answered, proven and with 200, on the monotonic clock; before that, when this sender was made."""
+        return self._heard_at
+
+    def look_at_files(self) -> None:
+        """The certificates are looked at before the next report."""
+        self._channel.look_at_files()
+
+    # -- in the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failures, refused = 0, -1
+        while True:
+            with self._lock:
+                waiting = self._spool.first()
+            if waiting is None:
+                if self._stopping.is_set():
+                    return
+                self._wake.get()
+                continue
+            try:
+                reply, news = self._send(waiting, small=failures == 0 and refused != waiting.sequence)
+                if reply.want_full and refused != waiting.sequence:
+                    refused = waiting.sequence  # it is told again at once, and in full
+                    self._agree(-1)
+                    continue
+            except Rejected as error:
+                self._agree(-1)
+                self._count("rejected")
+                self._say(f"a report was dropped: {error}")
+            except (OSError, ValueError, WireError) as error:
+                self._agree(-1)
+                self._count("failed")
+                self._say(f"the controller at {self._controller} can't be reached: {in_words(error)}")
+                self._channel.close()
+                failures += 1
+                pause_s = backoff_s(failures, _chance())
+                if isinstance(error, Later):
+                    pause_s = max(pause_s, min(error.after_s, MAX_RETRY_AFTER_S))
+                if self._stopping.wait(pause_s):
+                    return
+                with self._lock:
+                    self._spool.expire(self._now())
+                continue
+            else:
+                self._agree(waiting.sequence if reply.takes_changes else -1)
+                self._count("sent")
+                if self._problem:
+                    log.info("the controller at %s answers again", self._controller)
+                self._problem = ""
+                self._replies.put(reply)
+                if news:
+                    self._notify()
+            failures = 0
+            with self._lock:
+                self._spool.done(waiting.sequence)
+
+    def _agree(self, sequence: int) -> None:
+        with self._lock:
+            self._agreed = sequence
+
+    def _notify(self) -> None:
+        try:
+            os.write(self._write_fd, b"r")
+        except BlockingIOError:
+            pass  # it is readable already
+
+    def _say(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("%s", problem)
+        self._problem = problem
+
+    def _send(self, waiting: Waiting, *, small: bool) -> tuple[Reply, bool]:
+        """One request: the reply, and whether it says anything new. Raises Rejected for good, anything else to be tried again."""
+        body = waiting.aged(self._now(), small=small)
+        response = self._channel.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
+        if isinstance(response, Proven):
+            self._heard_at = self._now()
+            if response.body == self._last[0] and not self._last[1].commands:
+                return self._last[1], False
+            reply = parse_reply(response)
+            self._last = (response.body, reply)
+            return reply, True
+        text = response.body[:300].decode(errors="replace").strip()
+        message = f"{self._controller} answered {response.status} {response.reason}: {text}"
+        if 400 <= response.status < 500 and response.status not in TRY_AGAIN_LATER:
+            raise Rejected(message)
+        raise Later(message, parse_retry_after(response))
+
+
+def in_words(error: Exception) -> str:
+    """What went wrong, for the log: of TLS, what it means."""
+    if "ssl" in sys.modules:  # else it was not TLS, and stays unloaded
+        import ssl
+
+        if isinstance(error, ssl.SSLError):
+            from slurm_watchdog.identity.tls import explain
+
+            return explain(error)
+    return str(error)
+
+
+def parse_retry_after(response: Response) -> float:
+    """Seconds of the header Retry-After; 0 where there is none, or a date in its place."""
+    text = response.headers.get(b"retry-after", b"")
+    return float(text) if text.isdigit() and len(text) < 10 else 0.0

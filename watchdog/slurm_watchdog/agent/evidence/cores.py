@@ -1,0 +1,170 @@
+"""Core files of a job: where the kernel puts them, which are this job's, and what a debugger reads out of them.
+
+Found and read in a child that is the job's owner. The debugger gets no start-up file, loads nothing by itself and asks no
+server; it has a deadline and bounds.
+
+It is off by default (agent.core_debugger), and stays so until it is safe: it has to read files that only the owner may open, so it runs
+as that user, and a process that has done exec may be taken over by its user. With it a user's code would run in the unit of the helper.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_watchdog.agent.evidence.core_program import read_program, usable
+from slurm_watchdog.agent.evidence.tool import Means, run_tool
+from slurm_watchdog.base import clock
+
+MAX_ENTRIES: Final = 8192
+"""Names that are looked at in one directory."""
+MAX_FOUND: Final = 16
+DEBUGGER_S: Final = 20.0
+DEBUGGER_MEANS: Final = Means(
+    seconds=DEBUGGER_S, output_bytes=1 << 20, address_space=2 << 30, cpu_s=20, processes=4096
+)
+"""It maps the core file's libraries, of which PyTorch's have 1 GiB. Its user's own processes count, so their number bounds little;
+no capability, no file, no core file."""
+FRAMES: Final = 8
+"""Of each thread: the top."""
+MAX_THREADS: Final = 12
+SYSTEMD_PLACE: Final = "/var/lib/systemd/coredump"
+"""Where systemd-coredump(8) keeps them: core.NAME.UID.BOOT.PID.TIME, mostly compressed."""
+_SPECIFIER = re.compile(r"%.")
+
+
+def places(core_pattern: str, directories: list[str], uses_pid: bool = True) -> list[tuple[str, str]]:
+    """(directory, pattern of names) where core files of a process may lie, for the text of /proc/sys/kernel/core_pattern and
+    the working directories of the job. Empty where a program takes them that we do not know (see core(5))."""
+    pattern = core_pattern.strip()
+    if pattern.startswith("|"):
+        return [(SYSTEMD_PLACE, "core.*")] if "systemd-coredump" in pattern else []
+    if not pattern:
+        return []
+    name = _SPECIFIER.sub(lambda found: "%" if found[0] == "%%" else "*", pattern)
+    directory, _, base = name.rpartition("/")
+    patterns = [base, f"{base}.*"] if uses_pid and "*" not in base else [base]
+    if directory.startswith("/") and "*" not in directory:
+        return [(directory, each) for each in patterns]
+    return [(where, each) for where in directories for each in patterns] if not directory else []
+
+
+def find_cores(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Given {"places": [[directory, pattern]…], "uid": owner, "max_age_s": …}: {path, size_bytes, age_s} of every core file
+    of that owner that is not older than the job, newest first. A directory that cannot be read is no error: nothing is there."""
+    wall = clock.wall()
+    found: dict[str, dict[str, Any]] = {}
+    for directory, pattern in args["places"]:
+        try:
+            with os.scandir(directory) as entries:
+                for number, entry in enumerate(entries):
+                    if number >= MAX_ENTRIES:
+                        break
+                    if not fnmatch.fnmatchcase(entry.name, pattern):
+                        continue
+                    about = entry.stat(follow_symlinks=False)
+                    age_s = wall - about.st_mtime
+                    mine = about.st_uid == args["uid"] or f".{args['uid']}." in entry.name
+                    if (
+                        stat.S_ISREG(about.st_mode)
+                        and mine
+                        and age_s <= args["max_age_s"]
+                        and _is_core(entry)
+                    ):
+                        found[entry.path] = {
+                            "path": entry.path,
+                            "size_bytes": about.st_size,
+                            "age_s": max(0.0, age_s),
+                        }
+        except OSError:
+            continue
+    return sorted(found.values(), key=lambda each: float(each["age_s"]))[:MAX_FOUND]
+
+
+def _is_core(entry: os.DirEntry[str]) -> bool:
+    """Whether it begins as a core file does (ELF, type 4), or is one that was compressed by systemd."""
+    if entry.name.endswith((".zst", ".lz4", ".xz")):
+        return True
+    try:
+        fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        head = os.read(fd, 18)
+    finally:
+        os.close(fd)
+    return head[:4] == b"\x7fELF" and head[16:18] in (b"\x04\x00", b"\x00\x04")
+
+
+def read_core(args: Any, state: dict[str, Any]) -> list[str]:
+    """The top frames of each thread of the core file {"path": …, "program": … or None}, as gdb prints them.
+
+    The program is the one that the core file names; `program` is that of a rank that lives, for one that names none.
+
+    Raises OSError with the reason: no debugger, no answer in time.
+    """
+    gdb = shutil.which("gdb", path="/usr/bin:/bin:/usr/local/bin")
+    if gdb is None:
+        raise OSError(0, "no debugger (gdb) is installed here")
+    safe = ["-nx", "-nh", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
+    command = [gdb, *safe, "-ex", f"thread apply all bt {FRAMES}"]
+    program, why_not = _program_of(args["path"], args.get("program"))
+    command += [program] if program is not None else []
+    command += ["-c", args["path"]]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
+    ran = run_tool(command, DEBUGGER_MEANS, environment)
+    if ran.problem is not None:
+        raise OSError(0, f"the debugger gave no answer: {ran.problem}")
+    lines = list(parse_backtraces(ran.out.decode(errors="replace")))
+    return lines if why_not is None else [why_not, *lines]
+
+
+def _program_of(path: str, neighbours: str | None) -> tuple[str | None, str | None]:
+    """(the program to give to the debugger, why there is none or not the right one)."""
+    try:
+        own = read_program(path)
+    except OSError:
+        own = None
+    if usable(own):
+        return own, None
+    if usable(neighbours):
+        return neighbours, None
+    if own is not None:
+        return (
+            None,
+            f"frames have no names: {own}, the program that left this core file, is not readable on this node",
+        )
+    return (
+        None,
+        "frames have no names: this core file does not say which program left it, and no rank lives whose program it could be",
+    )
+
+
+def parse_backtraces(text: str) -> tuple[str, ...]:
+    """What matters in gdb's output: how the program ended, and each thread's frames."""
+    kept: list[str] = []
+    threads = 0
+    for line in text.splitlines():
+        if line.startswith(("Program terminated", "Core was generated by")):
+            kept.append(line[:300])
+        elif line.startswith("Thread "):
+            threads += 1
+            if threads <= MAX_THREADS:
+                kept.append(line[:300])
+        elif line.startswith("#") and threads <= MAX_THREADS:
+            kept.append(line[:300])
+    return tuple(kept)
+
+
+def read_pattern() -> tuple[str, bool]:
+    """(/proc/sys/kernel/core_pattern, whether the pid is appended); empty where it cannot be read."""
+    try:
+        uses_pid = Path("/proc/sys/kernel/core_uses_pid").read_text().strip() == "1"
+        return Path("/proc/sys/kernel/core_pattern").read_text(), uses_pid
+    except OSError:
+        return "", False

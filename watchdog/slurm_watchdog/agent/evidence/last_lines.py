@@ -1,0 +1,114 @@
+"""The last lines of a job's logs and of the kernel's log, as they are, for people. Read in children."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, Final
+
+from slurm_watchdog.agent.files.safe_open import open_log
+from slurm_watchdog.agent.kernel.kmsg import BUFFER_BYTES
+from slurm_watchdog.base.redact import MARGIN, mask_cut, mask_lines
+
+LOG_BYTES: Final = 64 * 1024
+"""Of the end of each file."""
+LOG_LINES: Final = 120
+KERNEL_LINES: Final = 100
+MAX_RECORDS: Final = 200_000
+MAX_LINE: Final = 500
+
+
+def last_lines(args: Any, state: dict[str, Any]) -> list[list[Any]]:
+    """Given {"files": [[job, path]…]}: [path, lines or None, error] of each. Runs in the child that follows these files, and
+    reads through its open descriptors, so that a file is had whose name has gone."""
+    tails = state.get("tails", {})
+    found: list[list[Any]] = []
+    for job, path in args["files"]:
+        tail = tails.get((job, path))
+        try:
+            found.append([path, _end_of(path, tail.fd if tail is not None else -1), None])
+        except OSError as error:
+            found.append([path, None, error.strerror or str(error)])
+    return found
+
+
+def _end_of(path: str, open_fd: int) -> list[str]:
+    fd = os.dup(open_fd) if open_fd >= 0 else open_log(path)
+    try:
+        size = os.fstat(fd).st_size
+        return clean_end(os.pread(fd, LOG_BYTES, max(0, size - LOG_BYTES)), whole=size <= LOG_BYTES)
+    finally:
+        os.close(fd)
+
+
+def clean_end(data: bytes, whole: bool) -> list[str]:
+    """The last lines of the end of a file: bars redrawn with a carriage return as they stood last, secrets masked."""
+    text = data.replace(b"\0", b"").decode(errors="replace").replace("\r\n", "\n")
+    lines = text.split("\n") if whole else text.split("\n")[1:]
+    shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+    masked = mask_lines(line[: MAX_LINE + MARGIN] for line in shown if line.strip())
+    return [line[:MAX_LINE] for line in masked[-LOG_LINES:]]
+
+
+def last_kernel_lines(args: Any, state: dict[str, Any]) -> list[str]:
+    """The last records of the device {"path": …} that are not mere information, `[seconds since boot] text`. Raises OSError.
+
+    Where this machine keeps the kernel's log from ordinary users (kernel.dmesg_restrict), only lines that our knowledge names as a
+    fault: evidence is for the job's owner, who may not read the others.
+    """
+    restricted = is_restricted()
+    fd = os.open(args["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found: list[str] = []
+    try:
+        for _ in range(MAX_RECORDS):
+            try:
+                data = os.read(fd, BUFFER_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in (errno.EPIPE, errno.EINVAL):
+                    continue
+                raise
+            if not data:
+                break
+            line = parse_record(data.decode(errors="replace"))
+            if restricted and line is not None and not is_of_a_fault(data):
+                continue
+            if line is not None:
+                found.append(line)
+                del found[:-KERNEL_LINES]
+    finally:
+        os.close(fd)
+    return found
+
+
+def is_restricted(path: str = "/proc/sys/kernel/dmesg_restrict") -> bool:
+    """Whether only privileged users may read the kernel's log here; True where that is not known."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(16).strip() != b"0"
+    except OSError:
+        return True
+
+
+def is_of_a_fault(data: bytes) -> bool:
+    """Whether a record of /dev/kmsg is the kernel's own and one that a signature of ours names."""
+    from slurm_watchdog.parse.kernel_log import (
+        line as kernel_lines,  # here: the tables are large, and this is asked once in an incident
+    )
+
+    record = kernel_lines.parse_record(data)
+    if record is None or record.facility != kernel_lines.KERN:
+        return False
+    return kernel_lines.parse_message(kernel_lines.readable(record.message)) is not None
+
+
+def parse_record(text: str) -> str | None:
+    """One record of /dev/kmsg as dmesg prints it; None for information and debugging (levels 6 and 7), and for what is none."""
+    head, separator, message = text.partition(";")
+    fields = head.split(",")
+    if not separator or len(fields) < 3 or not fields[0].isdecimal() or not fields[2].isdecimal():
+        return None
+    if int(fields[0]) & 7 >= 6:
+        return None
+    return f"[{int(fields[2]) / 1e6:12.6f}] {mask_cut(message.splitlines()[0], MAX_LINE) if message else ''}"

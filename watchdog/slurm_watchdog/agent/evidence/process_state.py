@@ -1,0 +1,218 @@
+"""One process of a job as the kernel sees it, read in a child: threads, kernel stacks, locks, open files, sockets.
+
+Nothing here stops a process or asks ptrace for more than a look. Each process is told as soon as it was read: when one
+hangs, the others are known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from slurm_watchdog.agent.evidence.sockets import Tables, choose
+from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
+from slurm_watchdog.agent.proc.table import parse_stat, read_file
+from slurm_watchdog.agent.processes.owner import check_process
+from slurm_watchdog.base.mounts import mount_of, read_mounts
+from slurm_watchdog.knowledge.syscalls import name_of
+from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
+
+MAX_THREADS: Final = 1024
+"""Of one process: whose state is read."""
+MAX_SHOWN: Final = 16
+"""Threads that are told one by one: the main thread, and those that wait for a disk, a file or a debugger."""
+MAX_STACK: Final = 24
+MAX_FILES: Final = 4096
+MAX_SILENT_FILES: Final = 32
+STATUS_LINES: Final = (
+    "Threads", "VmRSS", "VmSwap", "Cpus_allowed_list", "Mems_allowed_list", "TracerPid", "SigPnd", "ShdPnd", "SigBlk",
+    "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches", "Seccomp",
+)  # fmt: skip
+LIMIT_LINES: Final = (
+    "Max locked memory",
+    "Max open files",
+    "Max processes",
+    "Max core file size",
+    "Max address space",
+)
+_LOCK = re.compile(r"^\d+: (?P<waits>-> )?(?P<kind>\S+) +\S+ +(?P<what>\S+) (?P<pid>-?\d+) (?P<file>\S+)")
+
+
+def look_at_processes(args: Any, state: dict[str, Any]) -> None:
+    """Given {"processes": [[pid, start_ticks]…], "silent_mounts": [mount point…]}, tells of each process in this order
+    {index, pid, error, threads, threads_seen, sockets, sockets_seen, silent_files, lock, status, problems}."""
+    tables, silent = Tables(), frozenset(args["silent_mounts"])
+    locks = _read_locks()
+    for index, (pid, start_ticks) in enumerate(args["processes"]):
+        try:
+            check_process(pid, state)
+            found = _look_at(pid, start_ticks, tables, silent, locks)
+        except OSError as error:
+            gone = not isinstance(error, PermissionError)
+            found = {
+                "pid": pid,
+                "error": "the process has ended" if gone else str(error.strerror),
+                "problems": [],
+            }
+        state["tell"](found | {"index": index})
+
+
+def _look_at(
+    pid: int, start_ticks: int, tables: Tables, silent: frozenset[str], locks: dict[int, LockWait]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"pid": pid, "error": None, "problems": []}
+    try:
+        stat = parse_stat(read_file(f"/proc/{pid}/stat"))
+        if stat.start_ticks != start_ticks:
+            return found | {"error": "the process has ended"}
+        found["state"] = stat.state
+    except (OSError, ValueError):
+        return found | {"error": "the process has ended"}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "threads": lambda: _threads(pid),
+        "status": lambda: _status(pid),
+        "files": lambda: _files(pid, tables, silent),
+    }
+    for name, part in parts.items():
+        try:
+            found |= part()
+        except (OSError, ValueError) as error:
+            found["problems"].append(f"{name}: {error}")
+    if pid in locks:
+        found["lock"] = msgspec.to_builtins(locks[pid])
+    return found
+
+
+def _threads(pid: int) -> dict[str, Any]:
+    names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    shown: list[ThreadState] = []
+    for name in names[:MAX_THREADS]:
+        base = f"/proc/{pid}/task/{name}"
+        try:
+            stat = parse_stat(read_file(f"{base}/stat"))
+            if int(name) == pid or (stat.state in "DTtR" and len(shown) < MAX_SHOWN):
+                shown.append(_thread(base, int(name), stat.comm, stat.state))
+        except (OSError, ValueError):  # it ended
+            continue
+    shown.sort(key=lambda thread: (thread.thread_id != pid, thread.state != "D", thread.thread_id))
+    return {"threads": [msgspec.to_builtins(each) for each in shown], "threads_seen": len(names)}
+
+
+def _thread(base: str, thread_id: int, comm: str, state: str) -> ThreadState:
+    return ThreadState(
+        thread_id=thread_id,
+        comm=comm,
+        state=state,
+        wchan=_text(f"{base}/wchan"),
+        syscall=_syscall(base),
+        kernel_stack=parse_kernel_stack(_text(f"{base}/stack") or ""),
+    )
+
+
+def _text(path: str) -> str | None:
+    try:
+        text = read_file(path).decode(errors="replace")
+    except OSError:
+        return None
+    return text if text not in ("", "0") else None
+
+
+def _syscall(base: str) -> str | None:
+    text = _text(f"{base}/syscall")
+    call = parse_syscall(text.encode()) if text else None
+    return name_of(call.number, os.uname().machine) if call is not None and call.number >= 0 else None
+
+
+def parse_kernel_stack(text: str) -> tuple[str, ...]:
+    """The functions in /proc/PID/stack, innermost first, without addresses and offsets."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0].startswith("["):
+            found.append(words[1].partition("+")[0])
+    return tuple(found[:MAX_STACK])
+
+
+def _status(pid: int) -> dict[str, Any]:
+    lines = dict(
+        line.split(":", 1)
+        for line in read_file(f"/proc/{pid}/status").decode(errors="replace").splitlines()
+        if ":" in line
+    )
+    found = [[name, lines[name].strip()] for name in STATUS_LINES if name in lines]
+    try:
+        limits = Path(f"/proc/{pid}/limits").read_text()
+    except OSError:
+        limits = ""
+    found += [
+        [name, line[26:].split("  ")[0].strip()]
+        for line in limits.splitlines()
+        for name in LIMIT_LINES
+        if line.startswith(name)
+    ]
+    return {"status": found}
+
+
+def _files(pid: int, tables: Tables, silent: frozenset[str]) -> dict[str, Any]:
+    """Descriptors by the names of their links alone: no file is touched."""
+    inodes: set[int] = set()
+    paths: list[str] = []
+    for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int)[:MAX_FILES]:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(int(target[8:-1]))
+        elif target.startswith("/"):
+            paths.append(target)
+    sockets: tuple[tuple[SocketState, ...], int] = choose(inodes, tables.of(pid)) if inodes else ((), 0)
+    silent_files: list[str] = []
+    if silent:
+        mounts = read_mounts(pid)
+        for path in dict.fromkeys(paths):
+            mount = mount_of(path, mounts)
+            if mount is not None and mount.point in silent:
+                silent_files.append(path)
+    return {
+        "sockets": [msgspec.to_builtins(each) for each in sockets[0]],
+        "sockets_seen": sockets[1],
+        "silent_files": silent_files[:MAX_SILENT_FILES],
+    }
+
+
+def parse_locks(text: str) -> list[tuple[int, str, str, int]]:
+    """(waiting pid, kind, file, holding pid) for everybody who waits in /proc/locks (see proc(5))."""
+    found, holder = [], -1
+    for line in text.splitlines():
+        match = _LOCK.match(line)
+        if match is None:
+            continue
+        if match["waits"]:
+            found.append((int(match["pid"]), f"{match['kind']} {match['what']}", match["file"], holder))
+        else:
+            holder = int(match["pid"])
+    return found
+
+
+def _read_locks() -> dict[int, LockWait]:
+    text = ""
+    try:
+        text = Path("/proc/locks").read_text()
+    except OSError:
+        pass
+    waits = {}
+    for pid, kind, file, holder in parse_locks(text):
+        comm = _text(f"/proc/{holder}/comm") if holder > 0 else None
+        waits[pid] = LockWait(
+            kind=kind,
+            file=file,
+            holder_pid=holder if holder > 0 else None,
+            holder=comm.strip() if comm else None,
+        )
+    return waits

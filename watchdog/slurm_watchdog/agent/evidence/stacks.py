@@ -1,0 +1,263 @@
+"""Python stacks of all ranks of a job, without stopping anything: `py-spy dump --nonblocking` reads even a D-state process.
+
+Runs in the `stacks` child. Each dump is a process of its own with a deadline; one that does not come back is killed and, if the
+kernel does not let it go, left. A rank that cannot be dumped gets an entry with the reason: that is evidence, too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
+from slurm_watchdog.agent.proc.blocked_calls import parse_state_and_cpu, parse_syscall
+from slurm_watchdog.agent.processes.owner import read_refusal
+from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
+from slurm_watchdog.base import clock
+from slurm_watchdog.knowledge.stack_frames import TRAINING_THREAD
+from slurm_watchdog.knowledge.syscalls import name_of
+from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from slurm_watchdog.model.observations import Process, Role
+
+ONE_DUMP_S = 10.0
+"""py-spy takes 15 to 30 ms a process; what takes this long does not come."""
+WORKERS_PER_RANK = 4
+MAX_PROCESSES = 64
+MAX_FRAMES = 100
+MAX_THREADS = 128
+MAX_OUTPUT = 4 << 20
+PY_SPY_ADDRESS_SPACE = 160 << 20
+"""Bytes: it maps the interpreter and its library and keeps what it prints; 40 MiB are enough for Python 3.11 (measured)."""
+PY_SPY_PROCESSES = 192
+"""Of its user at most: the helper's own 64 children count, and its unit's TasksMax is 256."""
+
+
+AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
+"""Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
+_ROOTS = ("<module>", "_run_module_as_main", "_shutdown")
+"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is over.
+`threading._shutdown`, which waits for other threads then, says so by its own name."""
+
+
+class _SpyFrame(msgspec.Struct):
+    name: str = ""
+    filename: str = ""
+    short_filename: str | None = None
+    line: int = 0
+    is_entry: bool = False
+    """Whether the interpreter called it from C; py-spy knows that from Python 3.11 on."""
+
+
+class _SpyThread(msgspec.Struct):
+    pid: int
+    thread_id: int
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    active: bool = False
+    owns_gil: bool = False
+    frames: list[_SpyFrame] = []
+
+
+def choose(processes: Iterable[Process]) -> list[Process]:
+    """Which processes of a job to dump, in this order: every rank, then a few workers of each."""
+    alive = [process for process in processes if process.role is not Role.HELPER]
+    ranks = sorted((p for p in alive if p.role is Role.RANK), key=lambda p: (p.rank or 0, p.pid))
+    workers, count = [], dict[int | None, int]()
+    for process in sorted((p for p in alive if p.role is Role.WORKER), key=lambda p: (p.start_ticks, p.pid)):
+        count[process.rank] = count.get(process.rank, 0) + 1
+        if count[process.rank] <= WORKERS_PER_RANK:
+            workers.append(process)
+    return [*ranks, *workers][:MAX_PROCESSES]
+
+
+def find_py_spy() -> str | None:
+    """The program of our own environment, otherwise the one on PATH; None if there is none."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def parse_dump(text: bytes) -> tuple[ThreadStack, ...]:
+    """The threads in the output of `py-spy dump --json`, frames innermost first. Raises ValueError."""
+    try:
+        threads = msgspec.json.decode(text, type=list[_SpyThread])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"py-spy printed something else than stacks: {error}") from error
+    return tuple(
+        ThreadStack(
+            thread_id=thread.os_thread_id or thread.thread_id,
+            # A program that never imported `threading` has no names for its threads.
+            name=thread.thread_name or ("MainThread" if thread.os_thread_id == thread.pid else ""),
+            active=thread.active,
+            owns_gil=thread.owns_gil,
+            frames=_frames(thread),
+        )
+        for thread in threads[:MAX_THREADS]
+    )
+
+
+def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
+    frames = tuple(
+        Frame(function=frame.name, file=frame.short_filename or frame.filename, line=frame.line)
+        for frame in thread.frames[:MAX_FRAMES]
+    )
+    if len(thread.frames) > MAX_FRAMES or not thread.frames or thread.os_thread_id != thread.pid:
+        return frames
+    root = thread.frames[-1]
+    return (*frames, AT_EXIT) if root.is_entry and root.name not in _ROOTS else frames
+
+
+def dump_stacks(args: Any, state: dict[str, Any]) -> list[Any]:
+    """Given {node, budget_s, processes: [Process as JSON…]}: a ProcessStack (as JSON) for each, in this order."""
+    looks = [_Dump(msgspec.convert(each, Process), args["node"], state) for each in args["processes"]]
+    end, py_spy = clock.monotonic() + args["budget_s"], find_py_spy()
+    missing = (
+        "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
+    )
+    wanted = (look for look in looks if look.begin(end, missing))
+    started: list[_Dump] = []
+
+    def jobs() -> Iterator[Callable[[], tuple[list[str], Means]]]:
+        for look in wanted:
+            started.append(look)
+            yield partial(look.job, str(py_spy), end)
+
+    for number, ran in enumerate(run_tools(jobs())):
+        started[number].take(ran)
+    return [msgspec.to_builtins(look.stack()) for look in looks]
+
+
+@dataclass
+class _Dump:
+    """One process that is dumped."""
+
+    process: Process
+    node: str
+    state: dict[str, Any]
+    """The child's: whose processes it may look into."""
+    error: str | None = None
+    threads: tuple[ThreadStack, ...] = ()
+    before: dict[str, Any] = field(default_factory=dict)
+
+    def begin(self, end: float, missing: str | None = None) -> bool:
+        """The kernel's word about it, just before; False, with the reason, where it is not to be dumped."""
+        if (refusal := self._refusal()) is not None:
+            self.before, self.error = dict(_UNSEEN), refusal
+            return False
+        self.before = _look(self.process.pid)
+        if self.before["start_ticks"] != self.process.start_ticks:
+            self.error = "the process has ended"
+        elif self.before["state"] in ("Z", "X"):
+            self.error = "the process is dead (a zombie)"
+        elif clock.monotonic() >= end:
+            self.error = "no time was left for it"
+        else:
+            self.error = missing
+        return self.error is None
+
+    def _refusal(self) -> str | None:
+        try:
+            return read_refusal(self.process.pid, self.state)
+        except OSError:
+            return "the process has ended"
+
+    def job(self, py_spy: str, end: float) -> tuple[list[str], Means]:
+        """What is to be run, with what is left of the time."""
+        seconds = max(0.1, min(ONE_DUMP_S, end - clock.monotonic()))
+        means = Means(
+            seconds=seconds, output_bytes=MAX_OUTPUT, address_space=PY_SPY_ADDRESS_SPACE, cpu_s=math.ceil(ONE_DUMP_S),
+            processes=PY_SPY_PROCESSES, capabilities=frozenset({CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH}),
+        )  # fmt: skip
+        return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(self.process.pid)], means
+
+    def take(self, ran: Ran) -> None:
+        """What py-spy has printed, or why that is no answer; nothing of a program that it has become meanwhile and that is another's."""
+        if (refusal := self._refusal()) is not None:
+            self.error = refusal
+        elif ran.problem is not None:
+            self.error = f"py-spy: {ran.problem}"
+        elif ran.code != 0:
+            lines = [
+                line.strip() for line in ran.errors.decode(errors="replace").splitlines() if line.strip()
+            ]
+            self.error = f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {ran.code}'}"
+        else:
+            try:
+                self.threads = parse_dump(ran.out)
+            except ValueError as problem:
+                self.error = str(problem)
+            trains = next((each for each in self.threads if re.match(TRAINING_THREAD, each.name)), None)
+            if trains is not None:
+                self.before["main_cpu_s"] = _thread_cpu_s(self.process.pid, trains.thread_id)
+
+    def stack(self) -> ProcessStack:
+        """The answer."""
+        process, before = self.process, self.before or _UNSEEN
+        return ProcessStack(
+            node=self.node,
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            job_id=process.job_id,
+            role=process.role,
+            rank=process.rank,
+            local_rank=process.local_rank,
+            threads=self.threads,
+            error=self.error,
+            state=before["state"],
+            wchan=before["wchan"],
+            syscall=before["syscall"],
+            cpu_s=before["cpu_s"],
+            main_cpu_s=before["main_cpu_s"],
+            io_bytes=before["io_bytes"],
+            resident_bytes=before["resident_bytes"],
+        )
+
+
+_UNSEEN: Final[dict[str, Any]] = {
+    "state": None, "wchan": None, "syscall": None, "cpu_s": 0.0, "main_cpu_s": None, "start_ticks": None, "io_bytes": None, "resident_bytes": None,
+}  # fmt: skip
+
+
+def _look(pid: int) -> dict[str, Any]:
+    found = dict(_UNSEEN)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        found["state"], ticks = parse_state_and_cpu(stat)
+        found["start_ticks"] = int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19])
+        found["cpu_s"] = ticks / os.sysconf("SC_CLK_TCK")
+        found["main_cpu_s"] = _thread_cpu_s(pid, pid)
+        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+        found["resident_bytes"] = pages * os.sysconf("SC_PAGE_SIZE")
+        found["io_bytes"] = _read_io(pid)
+        wchan = Path(f"/proc/{pid}/wchan").read_text()
+        found["wchan"] = wchan if wchan not in ("", "0") else None
+        call = parse_syscall(Path(f"/proc/{pid}/syscall").read_bytes())
+        found["syscall"] = name_of(call.number, os.uname().machine) if call and call.number >= 0 else None
+    except (OSError, ValueError, IndexError):
+        pass  # what is missing stays None
+    return found
+
+
+def _thread_cpu_s(pid: int, thread_id: int) -> float | None:
+    try:
+        _, ticks = parse_state_and_cpu(Path(f"/proc/{pid}/task/{thread_id}/stat").read_bytes())
+    except (OSError, ValueError, IndexError):
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _read_io(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_bytes().split()
+        return int(lines[1]) + int(lines[3])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,186 @@
+"""Other people's programs (py-spy, a debugger) that read hostile data for us: started with few rights, few means and a deadline.
+
+Each is the leader of a session of its own, so that the deadline ends all that it has started. What it prints is read with a bound
+while it prints: a program that prints too much is ended, and its output is no answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, Final
+
+from slurm_watchdog.agent.workers.become_user import keep_capabilities
+from slurm_watchdog.base import clock, loop
+
+AT_ONCE: Final = 2
+"""Programs that run at the same time: one that hangs does not hold up all others."""
+READ: Final = 1 << 16
+MAX_ERRORS: Final = 16 * 1024
+LOOK_S: Final = 0.05
+"""Between two looks whether a program has ended that says nothing more."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Means:
+    """What one run of a program may use."""
+
+    seconds: float
+    output_bytes: int
+    address_space: int
+    """Bytes."""
+    cpu_s: int
+    processes: int
+    """Processes and threads that its user may have with it; the kernel counts all of that user's (setrlimit(2))."""
+    capabilities: frozenset[int] = frozenset()
+    """Of those that we have ourselves."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of it: `problem` says why there is no answer, and is None if, and only if, it ended by itself within its bounds."""
+
+    out: bytes
+    errors: bytes
+    code: int
+    problem: str | None = None
+
+
+@dataclass
+class _Running:
+    child: subprocess.Popen[bytes]
+    means: Means
+    end: float
+    out: bytearray = field(default_factory=bytearray)
+    errors: bytearray = field(default_factory=bytearray)
+    problem: str | None = None
+
+    def pipes(self) -> list[tuple[IO[bytes], bytearray, int]]:
+        assert self.child.stdout is not None
+        assert self.child.stderr is not None
+        both = (
+            (self.child.stdout, self.out, self.means.output_bytes),
+            (self.child.stderr, self.errors, MAX_ERRORS),
+        )
+        return [each for each in both if not each[0].closed]
+
+
+def run_tool(command: Sequence[str], means: Means, environment: Mapping[str, str] | None = None) -> Ran:
+    """Runs one program to its end or its bounds. Raises OSError if it can't be started."""
+    (ran,) = run_tools([lambda: (command, means)], environment)
+    return ran
+
+
+def run_tools(
+    jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]], environment: Mapping[str, str] | None = None
+) -> Iterator[Ran]:
+    """Runs the programs, AT_ONCE at a time, and gives what came of each in the order of `jobs`; each of these is called just before its
+    program is started. To be called from a process with one thread. Raises OSError if one can't be started."""
+    waiting, running, done = iter(jobs), list[tuple[int, _Running]](), dict[int, Ran]()
+    started = told = 0
+    more = True
+    while more or running:
+        while more and len(running) < AT_ONCE:
+            job = next(waiting, None)
+            if job is None:
+                more = False
+                break
+            running.append((started, _start(*job(), environment)))
+            started += 1
+        _listen([each for _, each in running])
+        for number, each in list(running):
+            ran = _end_of(each)
+            if ran is not None:
+                running.remove((number, each))
+                done[number] = ran
+        while told in done:
+            yield done.pop(told)
+            told += 1
+
+
+def _start(command: Sequence[str], means: Means, environment: Mapping[str, str] | None) -> _Running:
+    child = subprocess.Popen(
+        list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
+        env=None if environment is None else dict(environment), start_new_session=True,
+        preexec_fn=partial(_confine, means),  # noqa: PLW1509 -- there is one thread
+    )  # fmt: skip
+    for pipe in (child.stdout, child.stderr):
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+    return _Running(child, means, clock.monotonic() + means.seconds)
+
+
+def _confine(means: Means) -> None:
+    """In the child, before exec."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    keep_capabilities(means.capabilities)
+    for which, soft, hard in (
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_AS, means.address_space, means.address_space),
+        (resource.RLIMIT_CPU, means.cpu_s, means.cpu_s + 1),  # SIGXCPU first, which says what it was
+        (resource.RLIMIT_NPROC, means.processes, means.processes),
+    ):
+        _, most = resource.getrlimit(which)
+        most = hard if most == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(which, (min(soft, most), most))
+
+
+def _listen(running: list[_Running]) -> None:
+    """Takes what the programs have printed, waiting a moment for it."""
+    fds = [pipe.fileno() for each in running for pipe, _, _ in each.pipes()]
+    loop.wait_readable(fds, LOOK_S if fds else LOOK_S / 10)
+    for each in running:
+        _take(each, whole=False)
+
+
+def _take(running: _Running, whole: bool) -> None:
+    """Reads what is there: a block of each pipe, or with `whole` all that a program has left."""
+    for pipe, into, limit in running.pipes():
+        with suppress(BlockingIOError):
+            while running.problem is None:
+                data = os.read(pipe.fileno(), READ)
+                into += data
+                if not data:
+                    pipe.close()
+                elif len(into) > limit:
+                    running.problem = f"its output is longer than {limit} bytes"
+                if not whole or not data:
+                    break
+
+
+def _end_of(running: _Running) -> Ran | None:
+    """What came of it, if it has come to its end or has to; whatever else it started ends with it."""
+    child = running.child
+    ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    if not ended and running.problem is None and clock.monotonic() >= running.end:
+        running.problem = f"it did not come back within {running.means.seconds:.0f} s"
+    if not ended and running.problem is None:
+        return None
+    if ended:
+        _take(running, whole=True)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)  # before it is waited for: until then the number is its own
+    for pipe, _, _ in running.pipes():
+        pipe.close()
+    code = child.poll() if ended else None  # otherwise it may be in D itself, and is left alone
+    if code is None:
+        code = -signal.SIGKILL
+    elif code < 0 and running.problem is None:
+        running.problem = _why_killed(-code)
+    return Ran(bytes(running.out), bytes(running.errors), code, running.problem)
+
+
+def _why_killed(number: int) -> str:
+    if number == signal.SIGXCPU:
+        return "it used more CPU time than it may"
+    return f"it was ended by signal {number}"

@@ -1,0 +1,1 @@
+"""Files of other users: opened safely, and written as their owner."""

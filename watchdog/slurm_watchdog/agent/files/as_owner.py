@@ -1,0 +1,315 @@
+"""What children do in directories of users: probe a mount, write and remove a kill switch. Runs as the job's owner."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from typing import Any
+
+from slurm_watchdog.agent.files.safe_open import open_directory
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.mounts import mount_of, read_mounts
+from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.model.kill_switch import compose_line, parse_line
+
+BLOCK = b"slurm-watchdog probe\n".ljust(4096, b"\0")
+NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
+DEAD = frozenset({errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH})
+"""Errors with which a client says that its server does not answer. All others are an answer, ESTALE and EIO too."""
+OUR_OWN = frozenset({
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN, errno.EFBIG,
+})  # fmt: skip
+"""Errors that this process makes itself: its user may set limits for it (prlimit(2)). They say nothing about the filesystem."""
+AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x2000, 0x7FF  # linux/fcntl.h, linux/stat.h
+STATX_BYTES = 256
+MAX_CONTENT = 64 * 1024
+MAX_LEFT = 5000
+"""Rounds of emptying a directory: as many as it may be deep, where a filesystem of 4,000 inodes is mounted for it."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def probe_mount(args: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Asks the filesystem's server about `directory` on `mount`; with `write` writes one block there, syncs it, reads it back.
+
+    Leaves nothing behind when it answers. Returns {mounted, responding, seconds, error, device, fs_type, wrote};
+    `mounted` is false where the directory lies on another mount here, or on one that is not probed (mounts.NOT_PROBED).
+    """
+    directory, began = args["directory"], clock.monotonic()
+    mount = mount_of(directory, read_mounts())
+    if mount is None or mount.point != args["mount"]:
+        where = mount.point if mount else "nothing"
+        return {"mounted": False, "error": f"{directory} lies on {where} here, not on {args['mount']}"}
+    if mount.fs_type == "autofs":
+        return {"mounted": False, "error": f"nothing is mounted on {mount.point} now (autofs)"}
+    error, responding, wrote = None, True, False
+    try:
+        if not _lies_on(directory, mount.point):
+            return {"mounted": False, "error": f"{directory} leads to another filesystem than {mount.point}"}
+        _look(directory)
+        if args["write"]:
+            _write_block(directory, args["node"])
+            wrote = True
+    except OSError as problem:
+        if problem.errno in OUR_OWN:
+            raise
+        error, responding = describe(problem), problem.errno not in DEAD
+    return {
+        "mounted": True,
+        "responding": responding,
+        "seconds": clock.monotonic() - began,
+        "error": error,
+        "device": mount.device,
+        "fs_type": mount.fs_type,
+        "wrote": wrote,
+    }
+
+
+def _lies_on(directory: str, point: str) -> bool:
+    """Whether what this name leads to lies on the mount at `point`: a part of it may be a link to somewhere else. True where the
+    kernel does not say."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+            number = next((line.split()[1] for line in file if line.startswith("mnt_id:")), None)
+    finally:
+        os.close(fd)
+    found = [mount.point for mount in read_mounts() if str(mount.number) == number]
+    return not found or found == [point]
+
+
+def _look(directory: str) -> None:
+    """Three questions that a client may not answer from its memory, and that cost the server a round trip each.
+
+    statfs is never cached by NFS, FUSE and CephFS, and by Lustre for a second; statx with AT_STATX_FORCE_SYNC has the
+    attributes fetched anew (NFS, FUSE, CephFS, SMB), where a plain stat is content with those of a minute ago; opening a
+    directory is a request of its own for FUSE and Lustre, and makes NFS look whether it still is the same. Nothing is
+    listed: there may be a million entries.
+    """
+    os.statvfs(directory)
+    _statx_now(directory)
+    os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+def _statx_now(path: str) -> None:
+    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)  # glibc 2.28, musl 1.2.5
+    if statx is None:
+        return
+    found = ctypes.create_string_buffer(STATX_BYTES)
+    if statx(AT_FDCWD, os.fsencode(path), AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, found) != 0:
+        problem = ctypes.get_errno()
+        if problem != errno.ENOSYS:
+            raise OSError(problem, os.strerror(problem), path)
+
+
+def _write_block(directory: str, node: str) -> None:
+    name = None
+    where = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=where)
+        except OSError as problem:
+            if problem.errno not in NO_TMPFILE:
+                raise
+            name = f".slurm-watchdog-probe.{node}.{os.getpid()}"
+            flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC
+            fd = os.open(name, flags, 0o600, dir_fd=where)
+        try:
+            os.write(fd, BLOCK)
+            os.fsync(fd)
+            if os.pread(fd, len(BLOCK), 0) != BLOCK:
+                raise OSError(errno.EIO, "what was read back differs from what was written")
+        finally:
+            os.close(fd)
+            if name is not None:
+                os.unlink(name, dir_fd=where)
+    finally:
+        os.close(where)
+
+
+def write_kill_switch(args: Any, state: dict[str, Any]) -> None:
+    """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole or not at all. It is fine if it is there already.
+
+    Raises OSError, FileExistsError if another switch is there.
+    """
+    directory, name = os.path.split(args["path"])
+    data = compose_line(args).encode()
+    where = open_directory(directory)
+    try:
+        temporary = f".{name}.{args['node']}.{os.getpid()}"
+        flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
+        _forget(temporary, where)
+        fd = os.open(temporary, flags, 0o644, dir_fd=where)
+        try:
+            os.write(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        try:
+            os.link(temporary, name, src_dir_fd=where, dst_dir_fd=where, follow_symlinks=False)
+        except FileExistsError:
+            if not _is_ours(name, where, data):
+                raise FileExistsError(
+                    errno.EEXIST, "a kill switch that is not ours is there", args["path"]
+                ) from None
+        except (PermissionError, NotImplementedError):  # no hard links on this filesystem
+            _create_directly(name, where, flags, data)
+        finally:
+            _forget(temporary, where)
+    finally:
+        os.close(where)
+
+
+def _create_directly(name: str, where: int, flags: int, data: bytes) -> None:
+    fd = os.open(name, flags, 0o644, dir_fd=where)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
+    """Removes `path` if it says the same `by`, `why`, `incident`, `decision`; fine if there is nothing, or another one. Raises OSError.
+
+    Afterwards our switch is gone. Another one in its place is for whoever wrote it, who wants the job to end.
+    """
+    directory, name = os.path.split(args["path"])
+    try:
+        where = open_directory(directory)
+    except (FileNotFoundError, NotADirectoryError):  # also a link: we wrote below a directory
+        return
+    try:
+        if _is_ours(name, where, compose_line(args).encode()):
+            _forget(name, where)
+    except FileNotFoundError:
+        return
+    finally:
+        os.close(where)
+
+
+def _is_ours(name: str, where: int, data: bytes) -> bool:
+    """Whether the file says what `data` says; also one that an earlier release has written with other letters in its values."""
+    found = _content(name, where)
+    if found is None or found == data:
+        return found == data
+    fields = parse_line(found.decode(errors="replace"))
+    return fields is not None and compose_line(fields).encode() == data
+
+
+def _content(name: str, where: int) -> bytes | None:
+    """What the file holds; None if it is no file at all, but a link, a socket or a directory: not ours."""
+    try:
+        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO):
+            return None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            return None
+        fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+    try:
+        return os.read(fd, MAX_CONTENT)
+    finally:
+        os.close(fd)
+
+
+def _forget(name: str, where: int) -> None:
+    try:
+        os.unlink(name, dir_fd=where)
+    except FileNotFoundError:
+        pass
+
+
+def prepare_directory(args: Any, state: dict[str, Any]) -> None:
+    """Makes `base`/`name` ready for the kill switch of user `uid`: root's directories above it, his own at the end.
+
+    Runs as root or as the helper, whose `base` is, and below `base` only, whose parents nobody but root can write. Raises OSError.
+    """
+    os.makedirs(args["base"], mode=0o755, exist_ok=True)
+    base = os.open(args["base"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            os.mkdir(args["name"], 0o755, dir_fd=base)
+        except FileExistsError:
+            pass
+        inner = os.open(
+            args["name"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base
+        )
+        try:
+            if os.fstat(inner).st_uid != args["uid"]:
+                os.fchmod(inner, 0o755)  # before it is his: then only he may
+                os.fchown(inner, args["uid"], -1)
+        finally:
+            os.close(inner)
+    finally:
+        os.close(base)
+
+
+def empty_directory(args: Any, state: dict[str, Any]) -> None:
+    """Removes whatever a job has left in `base`/`name`, as its owner, after its end: that place is in memory, and everybody's.
+
+    No link is followed, and nothing recursive: what lies deeper is moved up first, however deep it is. Raises OSError.
+    """
+    try:
+        where = _open_own(args["name"], os.open(args["base"], _DIRECTORY))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        for _ in range(MAX_LEFT):
+            names = os.listdir(where)
+            if not names:
+                return
+            for name in names:
+                _remove_or_lift(name, where)
+        raise OSError(errno.ENOTEMPTY, f"after {MAX_LEFT} rounds there is something left in it")
+    finally:
+        os.close(where)
+
+
+def _remove_or_lift(name: str, where: int) -> None:
+    """Removes a file, or a directory whose entries are moved one level up: the next round finds them."""
+    try:
+        os.unlink(name, dir_fd=where)
+        return
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):
+        pass
+    try:
+        inner = _open_own(name, os.dup(where))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        for each in os.listdir(inner):
+            os.rename(each, f"left.{os.urandom(8).hex()}", src_dir_fd=inner, dst_dir_fd=where)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=where)
+
+
+def _open_own(name: str, where: int) -> int:
+    """The directory `name` of `where`, which is closed, opened up for its owner, who may have closed it. Raises OSError."""
+    try:
+        found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
+    finally:
+        os.close(where)
+    try:
+        if os.fstat(found).st_uid == os.geteuid():
+            os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(f"/proc/self/fd/{found}/.", _DIRECTORY)
+    finally:
+        os.close(found)
+
+
+def remove_directory(args: Any, state: dict[str, Any]) -> None:
+    """Removes `base`/`name` after the job's end, if it is empty: see `empty_directory`."""
+    try:
+        os.rmdir(os.path.join(args["base"], args["name"]))
+    except OSError as problem:
+        if problem.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise

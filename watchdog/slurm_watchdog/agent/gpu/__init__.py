@@ -1,0 +1,1 @@
+"""NVML: readings, events, health, and which process has which GPU open."""

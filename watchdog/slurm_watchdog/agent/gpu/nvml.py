@@ -1,0 +1,296 @@
+"""NVML, in a child of its own: any of its calls may take seconds, or for ever while a GPU is in trouble.
+
+Nothing here is imported by the agent's loop but the name of the function. The child keeps one NVML session, and in it an
+event set for faults. What changes quickly is read in every tick. What is dear or slow is read in turn, a GPU at a time, as
+much as fits in the driver time that a tick may cost: a list of processes takes about 4.5 ms a GPU under the driver's global
+lock, in which training may wait, while utilisation takes 2.5 us and memory 12 us.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_watchdog.agent.gpu.nvml_events import EventSet
+from slurm_watchdog.agent.gpu.nvml_health import read_health
+from slurm_watchdog.base import clock
+
+PROCESSES, HEALTH = "processes", "health"
+"""What is read in turn: who computes on a GPU, and how it fares (ECC, links, MIG, …)."""
+IN_TURN = frozenset({"temperature_c", "memory_bytes", "throttle_mask"})
+"""Read of half of the GPUs in each tick, and said again in the next: they change slowly, and together with a list of processes
+all of them would take as long as a tick may cost."""
+MAX_GPUS = 64
+"""More of one node are not read, whatever the driver counts."""
+MAX_LISTED = 4096
+"""Processes of one GPU; far more than a driver has contexts for."""
+
+
+@dataclass
+class Device:
+    """A GPU as this session found it. `missing`: values that it said not to have."""
+
+    handle: Any
+    identity: dict[str, Any]
+    missing: set[str] = field(default_factory=set)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What was read last of IN_TURN."""
+
+
+def read_gpus(args: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """What every GPU says now, in NVML's units.
+
+    `args["dear"]`: what is to be read besides, as [index, PROCESSES | HEALTH], the most urgent first: the first of them, and
+    more while `args["budget_s"]` of driver time lasts. `"all"` instead: the processes of every GPU, whatever it takes.
+
+    One of `{"missing": why}` on a node without driver, `{"error": why}` if NVML as a whole refuses, or `{"gpus": [row, …],
+    "events": [[type, data, uuid], …], "driver_s": seconds}`. A GPU that can't be read is a row with `error` and `unreadable`; a
+    value that it does not have is absent. So is `processes` or `health` if it was not its turn; None: it refused.
+    """
+    import pynvml
+
+    session: Session | None = state.get("session")
+    try:
+        if session is None:
+            session = state["session"] = Session(pynvml)
+        return session.read(args["dear"], args["budget_s"])
+    except pynvml.NVMLError as error:
+        state.pop("session", None)
+        absent = error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return {"missing" if absent else "error": name_error(pynvml, error)}
+
+
+def name_error(nvml: Any, error: Any) -> str:
+    """`NVML_ERROR_GPU_IS_LOST: GPU is lost`: the name, which people search for, and NVML's own words."""
+    names = [
+        name for name in dir(nvml) if name.startswith("NVML_ERROR_") and getattr(nvml, name) == error.value
+    ]
+    return f"{names[0] if names else f'NVML error {error.value}'}: {error}"
+
+
+class Session:
+    """One NVML session: from nvmlInit until the child ends, or NVML as a whole refuses."""
+
+    def __init__(self, nvml: Any):
+        """Raises NVMLError, as every method here that does not say otherwise."""
+        self.nvml = nvml
+        self.driver_s = 0.0
+        self.devices: dict[int, Device] = {}
+        self._count = -1
+        self._cost_s = {PROCESSES: 4.5e-3, HEALTH: 5e-4}
+        """What each took lately; before the first time, what others have measured."""
+        self._fatal = {
+            nvml.NVML_ERROR_GPU_IS_LOST,
+            nvml.NVML_ERROR_RESET_REQUIRED,
+            nvml.NVML_ERROR_UNINITIALIZED,
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        }
+        self._quiet = {nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+        self._room = 64
+        self._tick = 0
+        self.timed(nvml.nvmlInit)
+        # The library that pynvml has loaded. pynvml asks twice for a list, once for its length: we ask once, with room for all.
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._fast = _fast_reads(nvml, self._library)
+        self._events = EventSet(nvml, self.timed)
+
+    def timed(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls into NVML, and counts the time."""
+        began = clock.monotonic()
+        try:
+            return function(*args)
+        finally:
+            self.driver_s += clock.monotonic() - began
+
+    def read(self, dear: Any, budget_s: float) -> dict[str, Any]:
+        """One answer, see read_gpus."""
+        self.driver_s = 0.0
+        self._tick += 1
+        count = min(self.timed(self.nvml.nvmlDeviceGetCount), MAX_GPUS)
+        if count != self._count:
+            self.devices.clear()
+            self._count = count
+        turns = [(index, PROCESSES) for index in range(count)] if dear == "all" else dear
+        refused = self._identify(count)
+        rows = [
+            self._read_fast(index, refused, dear == "all" or (index + self._tick) % 2 == 0)
+            for index in range(count)
+        ]
+        events = self._events.take(self.devices.values())
+        for number, (index, what) in enumerate(turns):
+            fits = self.driver_s + self._cost_s[what] <= budget_s
+            if index < count and (dear == "all" or number == 0 or fits):
+                self._read_dear(index, what, rows[index])
+        return {"gpus": rows, "events": events, "driver_s": self.driver_s}
+
+    def _identify(self, count: int) -> dict[int, Any]:
+        """Finds out who is at each index that is new. Returns index -> error of those that did not say."""
+        refused: dict[int, Any] = {}
+        for index in range(count):
+            if index not in self.devices:
+                try:
+                    self.devices[index] = self._identify_one(index)
+                except self.nvml.NVMLError as error:
+                    refused[index] = error
+        return refused
+
+    def _is_in_place(self, index: int, device: Device) -> bool:
+        """Whether the GPU at `index` is still this one. If not, nobody's place is trusted: all are asked in the next tick."""
+        handle = self.timed(self.nvml.nvmlDeviceGetHandleByIndex, index)
+        if self.timed(self.nvml.nvmlDeviceGetUUID, handle) == device.identity["uuid"]:
+            device.missing.clear()  # what it had not got a minute ago it may have now: MIG was turned off, say
+            return True
+        self.devices.clear()
+        return False
+
+    def _identify_one(self, index: int) -> Device:
+        nvml = self.nvml
+        handle = self.timed(nvml.nvmlDeviceGetHandleByIndex, index)
+        identity = {"uuid": self.timed(nvml.nvmlDeviceGetUUID, handle)}
+        for name, read in (
+            ("bus_id", lambda handle: nvml.nvmlDeviceGetPciInfo(handle).busId),
+            ("minor", nvml.nvmlDeviceGetMinorNumber),
+            ("name", nvml.nvmlDeviceGetName),
+        ):
+            try:
+                identity[name] = self.timed(read, handle)
+            except nvml.NVMLError as error:
+                if error.value in self._fatal:
+                    raise
+        return Device(handle, identity)
+
+    def _read_fast(self, index: int, refused: dict[int, Any], everything: bool) -> dict[str, Any]:
+        """One row. Who it is remains known while it does not answer: a handle stays with its GPU."""
+        row: dict[str, Any] = {"index": index}
+        device = self.devices.get(index)
+        if device is not None:
+            row.update(device.identity)
+        if index in refused or device is None:
+            row.update(error=name_error(self.nvml, refused[index]), unreadable=True)
+            return row
+        for name, choices in self._fast:
+            if name in device.kept and not everything:
+                row[name] = device.kept[name]
+            elif name not in device.missing:
+                self._read_value(device, row, name, choices)
+            if "unreadable" in row:
+                break
+        device.kept = {} if "unreadable" in row else {name: row[name] for name in IN_TURN if name in row}
+        return row
+
+    def _read_value(
+        self, device: Device, row: dict[str, Any], name: str, choices: list[Callable[..., Any]]
+    ) -> None:
+        """Puts one value into `row`; of several functions the first that this driver has is the one from now on."""
+        if not choices:
+            return
+        try:
+            row[name] = self.timed(choices[0], device.handle)
+        except self.nvml.NVMLError as error:
+            if error.value == self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND and len(choices) > 1:
+                del choices[0]
+                self._read_value(device, row, name, choices)
+            else:
+                self._take_error(device, row, name, error)
+
+    def _take_error(self, device: Device, row: dict[str, Any], name: str, error: Any) -> None:
+        if error.value in self._fatal:  # it concerns the whole GPU, or the whole session
+            row.update(error=name_error(self.nvml, error), unreadable=True)
+        elif error.value in self._quiet:
+            device.missing.add(name)
+        else:
+            row.setdefault("error", f"{name}: {name_error(self.nvml, error)}")
+
+    def _read_dear(self, index: int, what: str, row: dict[str, Any]) -> None:
+        device = self.devices.get(index)
+        if device is None or "unreadable" in row:
+            return
+        before = self.driver_s
+        row[what] = None
+        try:
+            if what == PROCESSES:
+                row[PROCESSES] = self._list_processes(device.handle)
+            elif self._is_in_place(index, device):
+                row[HEALTH] = read_health(self.nvml, self.timed, device.handle, self._fatal)
+        except self.nvml.NVMLError as error:
+            self._take_error(device, row, what, error)
+        self._cost_s[what] = (self._cost_s[what] + self.driver_s - before) / 2
+
+    def _list_processes(self, handle: Any) -> list[list[int | None]]:
+        """[pid, bytes] of those that compute; None: NVML does not know how many bytes.
+
+        Those that only draw are left out: to list them, too, would double the time under the driver's lock, and a display
+        server is no training. A trainer that draws as well computes, and is listed.
+        """
+        nvml = self.nvml
+        error = nvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+            function = getattr(self._library, name, None)
+            if function is None:
+                continue
+            error, count, buffer = self._fill(function, handle)
+            if error == nvml.NVML_SUCCESS:
+                unknown = nvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
+                return [
+                    [row.pid, None if row.usedGpuMemory == unknown else row.usedGpuMemory]
+                    for row in buffer[:count]
+                ]
+            if error != nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                break
+        raise nvml.NVMLError(error)
+
+    def _fill(self, function: Any, handle: Any) -> tuple[int, int, Any]:
+        """Calls until the buffer is large enough: NVML's code, the number of rows, the rows."""
+        while True:
+            count = ctypes.c_uint(self._room)
+            buffer = (self.nvml.c_nvmlProcessInfo_v3_t * self._room)()  # the same layout as v2's
+            error = self.timed(function, handle, ctypes.byref(count), buffer)
+            if error != self.nvml.NVML_ERROR_INSUFFICIENT_SIZE or self._room >= MAX_LISTED:
+                return error, min(count.value, self._room), buffer
+            self._room = min(2 * max(count.value, self._room), MAX_LISTED)
+
+
+def _fast_reads(nvml: Any, library: Any) -> list[tuple[str, list[Callable[..., Any]]]]:
+    """(key of the row, functions of a handle that give it: the newest first) for everything that is read in every tick.
+
+    They call the library as pynvml does, with its structs, but into memory that is kept: half the time of pynvml's own functions.
+    """
+
+    def reader(symbol: str, out: Any, take: Callable[[Any], Any], *args: int) -> list[Callable[..., Any]]:
+        function = getattr(library, symbol, None)
+        if function is None:
+            return []
+        target = ctypes.byref(out)
+
+        def read(handle: Any) -> Any:
+            code = function(handle, *args, target)
+            if code:
+                raise nvml.NVMLError(code)
+            return take(out)
+
+        return [read]
+
+    number = operator.attrgetter("value")
+    temperatures = reader("nvmlDeviceGetTemperature", ctypes.c_uint(), number, nvml.NVML_TEMPERATURE_GPU)
+    if hasattr(nvml, "c_nvmlTemperature_v1_t"):
+        newer = nvml.c_nvmlTemperature_v1_t(
+            version=nvml.nvmlTemperature_v1, sensorType=nvml.NVML_TEMPERATURE_GPU
+        )
+        taken = operator.attrgetter("temperature")
+        temperatures = [*reader("nvmlDeviceGetTemperatureV", newer, taken), *temperatures]
+    mask = ctypes.c_ulonglong()
+    return [
+        ("utilization_percent", reader("nvmlDeviceGetUtilizationRates", nvml.c_nvmlUtilization_t(), operator.attrgetter("gpu"))),
+        ("sm_clock_mhz", reader("nvmlDeviceGetClockInfo", ctypes.c_uint(), number, nvml.NVML_CLOCK_SM)),
+        ("power_mw", reader("nvmlDeviceGetPowerUsage", ctypes.c_uint(), number)),
+        ("temperature_c", temperatures),
+        ("memory_bytes", reader("nvmlDeviceGetMemoryInfo", nvml.c_nvmlMemory_t(), operator.attrgetter("used", "total"))),
+        ("throttle_mask", [
+            *reader("nvmlDeviceGetCurrentClocksEventReasons", mask, number),
+            *reader("nvmlDeviceGetCurrentClocksThrottleReasons", mask, number),
+        ]),
+    ]  # fmt: skip

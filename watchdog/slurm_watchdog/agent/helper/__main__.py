@@ -1,0 +1,44 @@
+"""The helper's process: `python -m slurm_watchdog.agent.helper SOCKET USER [PREFIX…]`, as `slurm-watchdog helper` becomes it by exec."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from slurm_watchdog.agent.helper.functions import HELPER_FUNCTIONS
+from slurm_watchdog.agent.helper.server import run_helper
+from slurm_watchdog.base import (
+    log_setup,
+    slim_imports,  # noqa: F401 -- before msgspec
+)
+from slurm_watchdog.base.process_setup import be_unobtrusive, set_name
+
+NAME = "slurm-wd-helper"
+CORE_DEBUGGER = "--core-debugger"
+
+
+def become_helper(
+    path: str, agent: str, prefixes: Sequence[str] = (), *, core_debugger: bool = False
+) -> NoReturn:
+    """Replaces this process by the helper, a fresh interpreter that has never seen a command line. Raises OSError."""
+    environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
+    command = [sys.executable, "-P", "-m", "slurm_watchdog.agent.helper", path, agent, *prefixes]
+    command += [CORE_DEBUGGER] * core_debugger
+    os.execve(sys.executable, command, environment)  # noqa: S606 -- a list, and no shell is wanted
+
+
+def main(argv: list[str]) -> int:
+    """Runs the helper; returns its exit code."""
+    set_name(NAME)
+    be_unobtrusive()
+    log_setup.set_up()
+    functions = dict(HELPER_FUNCTIONS)
+    if CORE_DEBUGGER not in argv[2:]:
+        del functions["read_core"]
+    return run_helper(argv[0], argv[1], functions, tuple(each for each in argv[2:] if each != CORE_DEBUGGER))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

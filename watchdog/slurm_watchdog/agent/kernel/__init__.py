@@ -1,0 +1,1 @@
+"""The kernel's message buffer: reading it, and repeated messages put together."""

@@ -1,0 +1,226 @@
+"""Reading /dev/kmsg: one record a read, without ever waiting, and never deaf.
+
+The kernel overwrites the oldest records of its ring; a reader that was too slow gets EPIPE and goes on with the oldest that is
+left: what it missed is the gap in the sequence. A device that breaks, goes away or is replaced is opened again, with back-off.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from slurm_watchdog.base.os_errors import describe
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 16384
+"""The longest record with its dictionary has 8192 bytes (PRINTK_MESSAGE_MAX and CONSOLE_EXT_LOG_MAX, kernel/printk)."""
+KMSG_DEVICE = (1, 11)
+"""Major and minor of /dev/kmsg (Documentation/admin-guide/devices.txt); in a container the path may be /dev/null or a console."""
+FIRST_RETRY_S = 5.0
+LAST_RETRY_S = 60.0
+CHECK_EVERY_S = 60.0
+"""Between two looks whether the path still leads to the device that is open."""
+
+Header = tuple[bytes, int, bytes]
+"""Priority as written, sequence, and the whole record."""
+
+
+class Device(Protocol):
+    """An open log of the kernel."""
+
+    def read(self) -> bytes:
+        """One record. Raises BlockingIOError if there is no more; EPIPE if records were overwritten before they were read."""
+        ...
+
+    def is_current(self) -> bool:
+        """Whether its path still leads to it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class KmsgFile:
+    """The real device, opened without blocking."""
+
+    def __init__(self, path: str):
+        """Raises OSError if it can't be opened or is something else."""
+        self._path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        status = os.fstat(self._fd)
+        if not stat.S_ISCHR(status.st_mode) or _numbers(status) != KMSG_DEVICE:
+            os.close(self._fd)
+            raise OSError(errno.ENODEV, "it is not the kernel's log", path)
+
+    def read(self) -> bytes:
+        return os.read(self._fd, BUFFER_BYTES)
+
+    def is_current(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    def fileno(self) -> int:
+        """Of the open device."""
+        return self._fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class PassedKmsg:
+    """The real device, opened by somebody who may: its path means nothing here."""
+
+    def __init__(self, fd: int):
+        """Takes over `fd`. Raises OSError if it is something else than the kernel's log."""
+        self._fd = fd
+        status = os.fstat(fd)
+        if not stat.S_ISCHR(status.st_mode) or _numbers(status) != KMSG_DEVICE:
+            os.close(fd)
+            raise OSError(errno.ENODEV, "what was passed is not the kernel's log")
+
+    def read(self) -> bytes:
+        return os.read(self._fd, BUFFER_BYTES)
+
+    def is_current(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _numbers(status: os.stat_result) -> tuple[int, int]:
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+class Kmsg:
+    """A position in the kernel's log, and the device to go on with."""
+
+    def __init__(self, path: str, open_device: Callable[[str], Device] = KmsgFile):
+        self._path, self._open_device = path, open_device
+        self._device: Device | None = None
+        self._opened_at = self._retry_at = float("-inf")
+        self._checked_at = 0.0
+        self._retry_s = FIRST_RETRY_S
+        self._newest: int | None = None
+        self._fresh = False
+        self.position: int | None = None
+        """Sequence of the next record to take; None: wherever the ring begins."""
+        self.lost = 0
+        """Records that were overwritten before they were read; the taker sets it to 0."""
+        self.drained = False
+        """Whether the last `read` came to the end."""
+        self.restarts = 0
+        """How often another log was found in its place, one that counts from the beginning."""
+        self.problem: str | None = None
+        """Why it can't be read now."""
+
+    def read(self, now: float, limit: int) -> Iterator[Header]:
+        """At most `limit` records that were not taken yet, the oldest first."""
+        self.drained = False
+        device = self._ready(now)
+        for _ in range(limit if device is not None else 0):
+            assert device is not None
+            try:
+                data = device.read()
+            except BlockingIOError:
+                self._at_end(now)
+                return
+            except OSError as error:
+                # EINVAL: a record longer than our buffer; the kernel has gone past it. Both show as a gap.
+                if error.errno in (errno.EPIPE, errno.EINVAL, errno.EINTR):
+                    continue
+                self._fail(now, describe(error))
+                return
+            if not data:
+                self._fail(now, "it ended")
+                return
+            header = self._next(data)
+            if header is not None:
+                yield header
+
+    def close(self) -> None:
+        """Closes the device; `read` would open it again."""
+        if self._device is not None:
+            self._device.close()
+            self._device = None
+
+    def _next(self, data: bytes) -> Header | None:
+        """What is new in `data`, counting what is missing before it; None if it was taken before, or is no record."""
+        fields = data.split(b",", 2)
+        try:
+            sequence = int(fields[1])
+        except (IndexError, ValueError):
+            return None
+        self._newest = sequence
+        if self.position is None:
+            self.position = sequence
+        if sequence < self.position:
+            return None
+        self.lost += sequence - self.position
+        self.position = sequence + 1
+        return fields[0], sequence, data
+
+    def _ready(self, now: float) -> Device | None:
+        if self._device is not None and now - self._checked_at >= CHECK_EVERY_S:
+            self._checked_at = now
+            if not self._device.is_current():
+                log.warning("%s has been replaced: opening it again", self._path)
+                self.close()
+        if self._device is None and now >= self._retry_at:
+            self._open(now)
+        return self._device
+
+    def _open(self, now: float) -> None:
+        try:
+            self._device = self._open_device(self._path)
+        except OSError as error:
+            self._fail(now, _explain(error))
+            return
+        if self.problem:
+            log.warning("%s can be read again", self._path)
+        self.problem, self._newest, self._fresh = None, None, True
+        self._opened_at = self._checked_at = now
+
+    def _at_end(self, now: float) -> None:
+        self.drained = True
+        if now - self._opened_at >= LAST_RETRY_S:
+            self._retry_s = FIRST_RETRY_S
+        restarted = (
+            self._fresh
+            and self._newest is not None
+            and self.position is not None
+            and self._newest + 1 < self.position
+        )
+        self._fresh = False
+        if restarted:
+            log.warning(
+                "%s counts from the beginning again: it is another log, read from its start", self._path
+            )
+            self.position = None
+            self.drained = False
+            self.restarts += 1
+            self.close()
+
+    def _fail(self, now: float, why: str) -> None:
+        self.close()
+        problem = f"{self._path} can't be read: {why}"
+        if problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
+        self._retry_at = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+
+
+def _explain(error: OSError) -> str:
+    why = describe(error)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{why}: it takes root or CAP_SYSLOG (kernel.dmesg_restrict)"
+    if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+        return f"{why}: a container without it?"
+    return why

@@ -1,0 +1,1 @@
+"""Follows log files of jobs from where the last read ended."""

@@ -1,0 +1,420 @@
+"""Who stands in one system call on one file. `Blocked` is about the call, its file and the time, not about the letter D.
+
+A thread is followed from the moment it is first seen in a call that concerns a file (or in state D). It is still the same call
+if the line of /proc/PID/task/TID/syscall is the same to the letter and one of two things proves that the thread did not
+leave it in between: it was never switched out again (voluntary switches unchanged), or its count of finished reads and
+writes is unchanged. The second holds where a filesystem's client wakes up by a timer to look again. A thread that uses
+the CPU meanwhile is not blocked: it may copy gigabytes in one call.
+
+The main thread of a rank is looked at in every tick, and so is every thread that is followed. All other threads have their turn,
+a share of them in each tick, so that each is seen once in ROUND_TICKS; those of a process that gives cause come at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from slurm_watchdog.base.mounts import strip_deleted
+from slurm_watchdog.knowledge.syscalls import (
+    COUNTED,
+    FAULT_WCHAN,
+    FAULTS_IN,
+    FD_ARGUMENT,
+    HARMLESS_WCHAN,
+    NOT_A_FILESYSTEM_WAIT,
+    NOT_STORAGE,
+    PAGE_FAULT,
+    PATH_ARGUMENT,
+    idle_numbers,
+    name_of,
+)
+from slurm_watchdog.model.observations import Blocked
+
+MAX_THREADS = 1024
+"""Threads of one process that are looked at: a rank has 50 to 300."""
+ROUND_TICKS = 12
+"""Ticks in which every thread of every process is looked at once: a minute at the usual interval. This was the agent's dearest
+habit: a look costs 11 us, and a node of 8 ranks has 512 threads. Main threads, and all of a process that gives cause, do not wait."""
+MIN_AT_ONCE, MAX_AT_ONCE = 32, 192
+"""Threads that are looked at in one tick for no cause."""
+AGAIN_EVERY = 3
+"""Ticks between two looks at all threads of a process that gives cause."""
+IDLE_SHARE = 0.002
+"""CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top."""
+
+UNSEEN_S = 30.0
+"""So long a thread that could not be looked at stays where it was seen last: a helper that is started anew is no end of a stall."""
+
+Key = tuple[int, int]
+"""Process and its start, in clock ticks after boot."""
+ReadFile = Callable[[str], bytes]
+"""Reads a file of /proc in one go. Raises OSError: processes end while one looks."""
+
+
+class NotSeenError(OSError):
+    """Nobody could look: it may be there or not."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One line of /proc/PID/syscall. `number` -1: blocked outside of a system call, in a page fault."""
+
+    number: int
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a call concerns, as resolved in a child."""
+
+    path: str | None = None
+    mount: str | None = None
+    fs_type: str | None = None
+    device: str | None = None
+    candidates: tuple[str, ...] = ()
+    """Mount points of which it is one: of a page fault, where files of several are mapped."""
+
+
+@dataclass
+class Track:
+    """A thread in one call since `first_at`."""
+
+    line: bytes
+    call: Call
+    state: str
+    wchan: str | None
+    syscall: str | None
+    cpu_ticks: int
+    switches: int
+    calls: int | None
+    first_at: float
+    sightings: int = 1
+    path: str | None = None
+    target: Target | None = None
+    """As the child resolved it, in the process's own namespace."""
+    guess: Target | None = None
+    """From the agent's own table of mounts, for as long as the child has not answered."""
+    seen_at: float | None = None
+    """When it was looked at last."""
+
+
+def parse_syscall(text: bytes) -> Call | None:
+    """The call in /proc/PID/syscall; None for `running`, and for what is no such line."""
+    words = text.split()
+    if len(words) < 3:
+        return None
+    try:
+        return Call(int(words[0]), tuple(int(word, 16) for word in words[1:7]))
+    except ValueError:
+        return None
+
+
+def parse_switches(text: bytes) -> int:
+    """voluntary_ctxt_switches in /proc/PID/status, -1 where it is missing."""
+    return _value_after(text, b"\nvoluntary_ctxt_switches:")
+
+
+def parse_involuntary(text: bytes) -> int:
+    """nonvoluntary_ctxt_switches in /proc/PID/status, -1 where it is missing."""
+    return _value_after(text, b"\nnonvoluntary_ctxt_switches:")
+
+
+def parse_finished_calls(text: bytes) -> int:
+    """syscr + syscw in /proc/PID/io: how many reads and writes have come back."""
+    return _value_after(b"\n" + text, b"\nsyscr:") + _value_after(b"\n" + text, b"\nsyscw:")
+
+
+def parse_io_bytes(text: bytes) -> int:
+    """rchar + wchar in /proc/PID/io: bytes through system calls."""
+    return _value_after(b"\n" + text, b"\nrchar:") + _value_after(b"\n" + text, b"\nwchar:")
+
+
+def _value_after(text: bytes, label: bytes) -> int:
+    begin = text.find(label)
+    return int(text[begin + len(label) :].split(None, 1)[0]) if begin >= 0 else -1
+
+
+def parse_state_and_cpu(stat: bytes) -> tuple[str, int]:
+    """State letter, and user + system time in clock ticks, of /proc/PID/stat (fields 3, 14 and 15)."""
+    fields = stat[stat.rindex(b")") + 2 :].split(b" ", 13)
+    return fields[0].decode(), int(fields[11]) + int(fields[12])
+
+
+def is_storage(path: str | None) -> bool:
+    """Whether a descriptor's name is a file or directory on some filesystem: no pipe, socket, device, kernel table."""
+    return path is not None and path.startswith("/") and not path.startswith(NOT_STORAGE)
+
+
+def is_waiting_for_storage(track: Track) -> bool:
+    """Whether a thread in this call, on this file, may be held up by a filesystem."""
+    if track.state == "D" or track.syscall == PAGE_FAULT:
+        return True
+    if track.syscall in NOT_A_FILESYSTEM_WAIT or any(word in (track.wchan or "") for word in HARMLESS_WCHAN):
+        return False
+    if track.syscall in FD_ARGUMENT:
+        return is_storage(track.path)
+    # Its path is a string in the process's memory, read in a child: until then nothing is claimed.
+    return track.syscall in PATH_ARGUMENT and (track.target is None or is_storage(track.target.path))
+
+
+@dataclass
+class BlockedThreads:
+    """Follows the threads of all processes of jobs over the ticks."""
+
+    machine: str
+    read: ReadFile
+    list_threads: Callable[[int], list[int]] = field(default_factory=lambda: _list_threads)
+    """Given a pid. Raises OSError."""
+    read_calls: Callable[[int, Sequence[int]], Iterable[tuple[int, bytes]]] = field(
+        default_factory=lambda: _read_calls
+    )
+    """Lines of `syscall` of many threads of one process; those that ended are left out."""
+    file_of: Callable[[int, int, int], str | None] = field(default_factory=lambda: _file_of)
+    """Given a pid, a thread and the number of a descriptor: the open file's name, None if there is none."""
+    tracks: dict[tuple[int, int, int], Track] = field(default_factory=dict)
+    """By (pid, start of the process, thread)."""
+    tick: int = 0
+    _round: list[Key] = field(default_factory=list)
+    """Processes whose threads have not had their turn in this round."""
+    _rest: list[int] = field(default_factory=list)
+    """Threads of `_turn` that have not."""
+    _turn: Key = (0, 0)
+    _caused: dict[Key, int] = field(default_factory=dict)
+    """Tick of the last look at all threads of a process that gave cause."""
+
+    def __post_init__(self) -> None:
+        self._idle = idle_numbers(self.machine)
+
+    def look(self, mains: Sequence[tuple[int, int, str]], now: float) -> None:
+        """One look at the main threads of these (pid, start, state as /proc/PID/stat says), and at all that is followed."""
+        self.tick += 1
+        seen = set()
+        for pid, start, state in mains:
+            key = (pid, start, pid)
+            seen.add(key)
+            if state in ("D", "S"):
+                self._look_at(key, now, state)
+            else:
+                self.tracks.pop(key, None)
+        for key in [key for key in self.tracks if key not in seen]:
+            self._look_at(key, now)
+
+    def scan(
+        self,
+        processes: Sequence[tuple[int, int, int]],
+        causes: set[Key],
+        now: float,
+        turn: Sequence[tuple[Key, Sequence[int]]] | None = None,
+    ) -> None:
+        """Threads other than the main ones, of these (pid, start, number of threads): a share of them, or all where there is cause.
+
+        A main thread that is blocked is cause by itself. `turn` is what `take_turn` gave in this tick, if it was asked already.
+        """
+        causes = causes | {
+            key[:2] for key, track in self.tracks.items() if key[0] == key[2] and track.sightings >= 2
+        }
+        self._caused = {key: tick for key, tick in self._caused.items() if key in causes}
+        many = {(pid, start) for pid, start, threads in processes if threads > 1}
+        for key in causes & many:
+            if self.tick - self._caused.get(key, -AGAIN_EVERY) >= AGAIN_EVERY:
+                self._caused[key] = self.tick
+                self._look_at_all(key, self._threads_of(key), now)
+        for process, threads in self.take_turn(processes) if turn is None else turn:
+            self._look_at_all(process, threads, now)
+
+    def take_turn(self, processes: Sequence[tuple[int, int, int]]) -> list[tuple[Key, list[int]]]:
+        """The threads whose turn it is in this tick, by process: to be called once a tick."""
+        many = {(pid, start) for pid, start, threads in processes if threads > 1}
+        chosen: list[tuple[Key, list[int]]] = []
+        total = sum(threads - 1 for _, _, threads in processes if threads > 1)
+        budget = min(max(-(-total // ROUND_TICKS), MIN_AT_ONCE), MAX_AT_ONCE)
+        renewed = False
+        if self._turn not in many:
+            self._rest = []
+        while budget > 0:
+            if not self._rest:
+                if not self._round:
+                    if renewed:
+                        break  # all have been looked at in this tick
+                    self._round, renewed = sorted(many), True
+                if not self._round:
+                    break
+                self._turn = self._round.pop()
+                self._rest = self._threads_of(self._turn) if self._turn in many else []
+                budget -= 1
+            taken, self._rest = self._rest[:budget], self._rest[budget:]
+            budget -= len(taken)
+            chosen.append((self._turn, taken))
+        return chosen
+
+    def _threads_of(self, key: Key) -> list[int]:
+        try:
+            return [thread for thread in self.list_threads(key[0])[:MAX_THREADS] if thread != key[0]]
+        except OSError:  # it ended
+            return []
+
+    def _look_at_all(self, process: Key, threads: Sequence[int], now: float) -> None:
+        wanted = [
+            thread for thread in threads if (*process, thread) not in self.tracks
+        ]  # else it was looked at already
+        for thread, line in self.read_calls(process[0], wanted):
+            if line.split(b" ", 1)[0] not in self._idle:
+                self._take_look((*process, thread), now, line)
+
+    def forget(self, alive: set[tuple[int, int]]) -> None:
+        """Drops what is about processes other than these (pid, start)."""
+        for key in [key for key in self.tracks if key[:2] not in alive]:
+            del self.tracks[key]
+
+    def blocked(self, now: float) -> dict[tuple[int, int, int], Track]:
+        """Threads that were in the same call in two looks at least, and may wait for storage."""
+        return {
+            key: track
+            for key, track in self.tracks.items()
+            if track.sightings >= 2 and is_waiting_for_storage(track)
+        }
+
+    def _look_at(self, key: tuple[int, int, int], now: float, state: str | None = None) -> None:
+        """`state` is the thread's, where it is known."""
+        try:
+            line = self.read(f"/proc/{key[0]}/task/{key[2]}/syscall")
+        except NotSeenError:
+            self._drop_if_unseen(key, now)
+            return
+        except OSError:  # the thread ended, or is another user's
+            line = b""
+        if state != "D" and line.split(b" ", 1)[0] in self._idle:
+            line = b""
+        self._take_look(key, now, line)
+
+    def _take_look(self, key: tuple[int, int, int], now: float, line: bytes) -> None:
+        try:
+            track = self._read_track(key[0], key[2], line, self.tracks.get(key), now)
+        except NotSeenError:
+            self._drop_if_unseen(key, now)
+            return
+        except (OSError, ValueError, IndexError):
+            track = None
+        if track is not None:
+            self.tracks[key] = track
+        elif key in self.tracks:
+            del self.tracks[key]
+
+    def _drop_if_unseen(self, key: tuple[int, int, int], now: float) -> None:
+        track = self.tracks.get(key)
+        if track is not None and now - (track.seen_at or now) > UNSEEN_S:
+            del self.tracks[key]
+
+    def _read_track(self, pid: int, thread: int, line: bytes, old: Track | None, now: float) -> Track | None:
+        call = parse_syscall(line)
+        if call is None:
+            return None
+        task = f"/proc/{pid}/task/{thread}"
+        state, cpu_ticks = parse_state_and_cpu(self.read(f"{task}/stat"))
+        if state not in ("D", "S"):
+            return None
+        name = name_of(call.number, self.machine) if call.number >= 0 else None
+        concerns_a_file = name in FD_ARGUMENT or name in PATH_ARGUMENT
+        if state == "S" and call.number >= 0 and (not concerns_a_file or name in NOT_A_FILESYSTEM_WAIT):
+            return None
+        path = None
+        if name in FD_ARGUMENT:
+            path = self.file_of(pid, thread, _int32(call.args[FD_ARGUMENT[name]]))
+            if state == "S" and not is_storage(path):
+                return None
+        where = self.read(f"{task}/wchan").decode(errors="replace")
+        wchan = where if where not in ("", "0") else None
+        if _faults(call, name, path, state, wchan):
+            name, path = PAGE_FAULT, None
+        elif state == "S" and call.number < 0:
+            return None
+        switches = parse_switches(self.read(f"{task}/status"))
+        calls = parse_finished_calls(self.read(f"{task}/io")) if name in COUNTED else None
+        new = Track(line, call, state, wchan, name, cpu_ticks, switches, calls, now, path=path, seen_at=now)
+        if old is not None and _is_same_call(old, new, now):
+            new.first_at, new.sightings, new.target = old.first_at, old.sightings + 1, old.target
+            new.guess = old.guess
+            new.cpu_ticks = old.cpu_ticks  # what it used is counted from the first sighting on
+        # A pipe or a lock is followed no further; a call seen for the first time costs one look, no more.
+        return new if is_waiting_for_storage(new) else None
+
+
+def _read_calls(pid: int, threads: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """From one directory: walking the whole path for each thread would cost a tenth more."""
+    try:
+        directory = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        for thread in threads:
+            line = _read_call(directory, thread)
+            if line:
+                yield thread, line
+    finally:
+        os.close(directory)
+
+
+def _read_call(directory: int, thread: int) -> bytes:
+    """Empty if the thread ended, or is another user's."""
+    try:
+        fd = os.open(f"{thread}/syscall", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 512)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _list_threads(pid: int) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+
+
+def _faults(call: Call, name: str | None, path: str | None, state: str, wchan: str | None) -> bool:
+    """Whether a thread waits for a page of a file that is mapped: outside of any call, or in one that is about no file itself."""
+    if not any(word in (wchan or "") for word in FAULT_WCHAN):
+        return False
+    return call.number < 0 or (state == "D" and name in FAULTS_IN and not is_storage(path))
+
+
+def _is_same_call(old: Track, new: Track, now: float) -> bool:
+    if old.line != new.line:
+        return False
+    stayed = old.switches == new.switches or (old.calls is not None and old.calls == new.calls)
+    idle_ticks = 1 + IDLE_SHARE * (now - old.first_at) * os.sysconf("SC_CLK_TCK")
+    return stayed and new.cpu_ticks - old.cpu_ticks <= idle_ticks
+
+
+def describe_blocked(thread: int, track: Track, now: float) -> Blocked:
+    """The value that a report carries."""
+    target = track.target if track.target and track.target.mount else track.guess or track.target or Target()
+    path = target.path or track.path
+    return Blocked(
+        thread_id=thread,
+        seconds=(now if track.seen_at is None else track.seen_at) - track.first_at,
+        state=track.state,
+        wchan=track.wchan,
+        syscall=track.syscall,
+        path=strip_deleted(path) if path else None,
+        mount=target.mount,
+        fs_type=target.fs_type,
+        device=target.device,
+        candidates=target.candidates,
+    )
+
+
+def _file_of(pid: int, thread: int, number: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{number}")
+    except OSError:
+        return None
+
+
+def _int32(value: int) -> int:
+    """The register holds a C int: its upper half means nothing (AT_FDCWD is -100)."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value

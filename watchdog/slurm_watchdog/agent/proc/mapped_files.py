@@ -1,0 +1,72 @@
+"""Which file a page fault waits for: the kernel names none, so the process's mappings are looked at. For children only.
+
+/proc/PID/maps takes the process's memory lock, as its command line does: a child that hangs on it is left, and says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of, read_mounts, strip_deleted
+from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
+from slurm_watchdog.knowledge.syscalls import NOT_STORAGE
+
+MAX_MAPS: Final = 8 << 20
+"""Bytes of the table: a trainer has 2,000 to 20,000 lines of a hundred."""
+MAX_CANDIDATES: Final = 8
+_LINE: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..(.). [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +(/.*)")
+"""Permissions and name of a mapping that has an inode; proc(5)."""
+
+
+def parse_maps(text: str) -> dict[str, bool]:
+    """The files on some filesystem that are mapped, in the order of the table, and whether any part of each is executable."""
+    found: dict[str, bool] = {}
+    for line in text.split("\n"):
+        match = _LINE.fullmatch(line)
+        if match is None or match[2].startswith(NOT_STORAGE):
+            continue
+        path = strip_deleted(match[2].replace("\\012", "\n"))
+        found[path] = found.get(path, False) or match[1] == "x"
+    return found
+
+
+def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> dict[str, Any]:
+    """`path`, `mount`, `fs_type` and `device` that a page fault may be about; `candidates` (mount points) where it may be several.
+
+    Filesystems with a server come first: a local disk that hangs takes the whole node with it. On one filesystem a file of data comes
+    before programs and libraries, which are read once, at the start; of several files none is named.
+    """
+    table = tuple(mounts)
+    by_mount: dict[str, tuple[Mount, list[tuple[str, bool]]]] = {}
+    for path, executable in files:
+        mount = mount_of(path, table)
+        if mount is not None and mount.fs_type not in NOT_PROBED:
+            by_mount.setdefault(mount.point, (mount, []))[1].append((path, executable))
+    far = {point: each for point, each in by_mount.items() if each[0].fs_type not in LOCAL_TYPES}
+    possible = far or by_mount
+    if len(possible) != 1:
+        return {"path": None, "candidates": sorted(possible)[:MAX_CANDIDATES]}
+    ((mount, mapped),) = possible.values()
+    data = [path for path, executable in mapped if not executable]
+    named = data if len(data) == 1 else [path for path, _ in mapped if len(mapped) == 1]
+    return {
+        "path": named[0] if named else None,
+        "mount": mount.point,
+        "fs_type": mount.fs_type,
+        "device": mount.device,
+    }
+
+
+def read_mapped(pid: int) -> dict[str, None]:
+    """Names of the files that a process has mapped. Raises OSError."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        return dict.fromkeys(parse_maps(file.read(MAX_MAPS)))
+
+
+def read_fault(pid: int) -> dict[str, Any]:
+    """`fault_target` of a process. Raises OSError."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        text = file.read(MAX_MAPS)
+    return fault_target(parse_maps(text).items(), read_mounts(pid))

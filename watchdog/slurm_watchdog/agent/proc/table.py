@@ -1,0 +1,447 @@
+"""All processes of this node, as the loop may look at them: who is there, since when, below whom.
+
+What blocks. `cmdline`, `environ`, `mem`, `smaps` take the lock of the process's memory, which a thread in a page fault on a
+dead filesystem can hold through another one that waits for it. Since Linux 6.18 (seen there; not in 6.1) `stat`, `wchan`,
+`syscall`, `io` and the links of descriptors block, too, while a process is in execve and waits for the memory that it
+still shares with its parent (vfork): they all check who may look under the lock that execve holds. `status`, `statm`, `comm`
+and `cgroup` take neither. So a process that is new is asked for its `status` first. If that says D, nothing else of it is
+read in the loop until a child has read it and come back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from slurm_watchdog.agent.proc.job_membership import Key, Known, Member, Place, parse_cgroup
+from slurm_watchdog.base.fair_share import fair_share
+from slurm_watchdog.model.observations import BY_SLURM
+
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
+STRANGERS_AT_ONCE = 8
+"""Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still called the same?
+Kernel threads never: one that is gone is missed when /proc is listed."""
+CROWD_AT_ONCE = 512
+"""Members of jobs that are one of a crowd, looked at in one tick: 5 ms; a turn of 55,000 takes nine minutes at the usual interval."""
+YOUNG_TICKS = 4
+"""So long a new process is looked at in every tick: it may be about to become something else by exec."""
+LIST_AT_LEAST_EVERY = 6
+"""Ticks after which /proc is listed although the kernel says that no process was started: its word is not needed for life."""
+NEW_AT_ONCE = 256
+"""New processes that are looked at in one tick, the users in turn: at 60 us each, a user who starts 55,000 would take the loop for
+three seconds. While so many wait, /proc is listed in every second tick, for that costs more than the looks. The first look takes all, for what an agent does not name looks gone to the controller."""
+SAMPLED = 8192
+"""Processes among which a user's largest job is looked for, in every tick of a crowd."""
+MAX_KEPT = 48
+"""Descriptors of /proc kept open: three for each of the ranks of a full node."""
+HANGS = frozenset("DTt")
+LASTING_STATES = HANGS | frozenset("ZX")
+"""Letters of stat that mean something only if they last (model.Process.state_age_s)."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """What is used of /proc/PID/stat (see proc(5))."""
+
+    comm: str
+    state: str
+    ppid: int
+    flags: int
+    cpu_ticks: int
+    start_ticks: int
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is used of /proc/PID/status."""
+
+    state: str
+    uid: int = -1
+    """The effective one; -1 where it is missing."""
+    real_uid: int = -1
+    has_memory: bool = False
+    """Kernel threads and zombies have none."""
+    container_pid: int | None = None
+    """Its number in its own PID namespace, where that lies below ours."""
+
+
+def parse_stat(text: bytes) -> Stat:
+    """The fields of /proc/PID/stat. The name in it may hold anything, brackets and newlines included. Raises ValueError."""
+    begin, end = text.index(b"("), text.rindex(b")")
+    fields = text[end + 2 :].split(b" ", 20)
+    try:
+        return Stat(
+            text[begin + 1 : end].decode(errors="replace"), fields[0].decode(), int(fields[1]), int(fields[6]),
+            int(fields[11]) + int(fields[12]), int(fields[19]), int(fields[17]),
+        )  # fmt: skip
+    except IndexError as error:
+        raise ValueError(f"this is no line of stat: {text[:80]!r}") from error
+
+
+def parse_status(text: bytes) -> Status:
+    """The fields of /proc/PID/status. The kernel escapes newlines in the name there, so that it can't add lines."""
+    text = b"\n" + text
+    state, uids, numbers = (_words_of(text, name) for name in (b"\nState:", b"\nUid:", b"\nNSpid:"))
+    return Status(
+        state=state[0].decode() if state else "",
+        uid=int(uids[1]) if len(uids) > 1 else -1,
+        real_uid=int(uids[0]) if uids else -1,
+        has_memory=b"\nVmSize:" in text,
+        container_pid=int(numbers[-1]) if len(numbers) > 1 else None,
+    )
+
+
+def _words_of(text: bytes, name: bytes) -> list[bytes]:
+    """What stands in the line that begins with `name`. Of the sixty lines of each new process three are read."""
+    begin = text.find(name)
+    if begin < 0:
+        return []
+    begin += len(name)
+    end = text.find(b"\n", begin)
+    return text[begin : end if end >= 0 else len(text)].split()
+
+
+def parse_last_pid(loadavg: bytes) -> int:
+    """The pid given out last, in /proc/loadavg; 0 where it does not say."""
+    words = loadavg.split()
+    return int(words[4]) if len(words) == 5 and words[4].isdigit() else 0
+
+
+def read_file(path: str) -> bytes:
+    """A small file of /proc, whole, without the cost of a file object. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 8192)
+    finally:
+        os.close(fd)
+
+
+def read_stat(pid: int) -> Stat:
+    """Raises OSError and ValueError."""
+    return parse_stat(read_file(f"/proc/{pid}/stat"))
+
+
+def owner_of(pid: int | None) -> int:
+    """The user whose process this is, by its directory in /proc, which takes no lock; -1 if it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def count_open_files(pid: int) -> int:
+    """How many files a process has open, for anybody to know and for next to nothing (since Linux 6.2); 0 where that is not said."""
+    try:
+        return os.stat(f"/proc/{pid}/fd").st_size
+    except OSError:
+        return 0
+
+
+class Files:
+    """Reads files of /proc, those of a few processes through descriptors that stay open: a third of the cost.
+
+    A descriptor belongs to the process for which it was opened, and never to a later one with the same pid.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, int] = {}
+
+    def keep(self, paths: Iterable[str]) -> None:
+        """From now on these, at most MAX_KEPT, and no others. What can't be opened is read in the ordinary way."""
+        wanted = set(list(paths)[:MAX_KEPT])
+        for path in [path for path in self._kept if path not in wanted]:
+            os.close(self._kept.pop(path))
+        for path in wanted - self._kept.keys():
+            try:
+                self._kept[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+
+    def read(self, path: str) -> bytes:
+        """Raises OSError, also if the process of a descriptor that was kept is gone."""
+        fd = self._kept.get(path)
+        if fd is None:
+            return read_file(path)
+        try:
+            return os.pread(fd, 8192, 0)
+        except OSError:
+            os.close(self._kept.pop(path))
+            raise
+
+
+@dataclass
+class Entry:
+    """One process that was seen: what is known for good, and what it was like in the last tick."""
+
+    known: Known
+    stat: Stat
+    container_pid: int | None = None
+    ticks: int = 0
+    identified: int = 0
+    member: Member | None = None
+    state_since: float = 0.0
+    """Since when every look has found this state; meant for LASTING_STATES."""
+    io_bytes: int | None = None
+    switches: int | None = None
+    crowd: bool = False
+    """One of too many members of a job: looked at in turn (slurm_watchdog.agent.processes.crowd)."""
+    _in_d: int | None = None
+    """Its switches when it was last seen in D; None if the last look found another state."""
+
+    def note_switches(self, now: float) -> None:
+        """Who sleeps in D is not switched to: one that was, between two looks, is in D again and not still."""
+        if self.stat.state != "D":
+            self._in_d = None
+        elif self.switches is not None:
+            if self._in_d is not None and self.switches != self._in_d:
+                self.state_since = now
+            self._in_d = self.switches
+
+    @property
+    def key(self) -> Key:
+        return (self.known.pid, self.known.start_ticks)
+
+    @property
+    def is_kernel_thread(self) -> bool:
+        return bool(self.stat.flags & KERNEL_THREAD)
+
+
+@dataclass
+class ProcessTable:
+    """Lists /proc in every tick and remembers what it learnt. `to_identify` and `suspects` wait for the `identify` child."""
+
+    files: Files = field(default_factory=Files)
+    entries: dict[int, Entry] = field(default_factory=dict)
+    to_identify: set[int] = field(default_factory=set)
+    """Pids of entries of which the environment is wanted."""
+    suspects: set[int] = field(default_factory=set)
+    """Pids of which only a child may read more: in D since they were first seen."""
+    spawner: int = -1
+    """Whoever has this parent is a child of the agent's own. To ask about those, too, would start the child that is asked, which again
+    would be somebody new to be asked about."""
+    changed: bool = True
+    """Something that decides who belongs where is not what it was."""
+    tick: int = 0
+    unmet: Counter[int] = field(default_factory=Counter)
+    """New processes of each user that wait for a later tick."""
+    read_owner: Callable[[int], int] = owner_of
+    _owners: dict[int, int] = field(default_factory=dict)
+    """Pid -> user, of those that wait."""
+    _held: list[int] = field(default_factory=list)
+    """Those that are looked at in the next tick, in the place of a list of /proc."""
+    _strangers: list[int] = field(default_factory=list)
+    _crowd: list[int] = field(default_factory=list)
+    _last_pid: int = 0
+    _listed: int = 0
+
+    def __post_init__(self) -> None:
+        # In another PID namespace than its /proc the kernel's word about the last pid is about other processes.
+        self._trusts_last_pid = _reads_own_namespace() and is_the_kernels("/proc/loadavg")
+
+    def look(self, now: float, max_names: int) -> None:
+        """One look at all that may have changed. A process that took more than `max_names` names is asked no more."""
+        self.tick += 1
+        if self._held:
+            held, self._held = self._held, []
+            self._wait_no_more(held)
+            for pid in held:
+                if pid not in self.entries:
+                    self._meet(pid, now)
+        elif self._may_be_new():
+            self._list(now)
+        due = [
+            pid
+            for pid, entry in self.entries.items()
+            if (not entry.crowd if entry.member else entry.ticks < YOUNG_TICKS)
+        ]
+        for pid in [*due, *self._next_strangers(), *self._next_crowd()]:
+            entry = self.entries.get(pid)
+            if entry is None:
+                continue
+            try:
+                stat = parse_stat(self.files.read(f"/proc/{pid}/stat"))
+            except (OSError, ValueError):  # it ended
+                self._remove(pid)
+                continue
+            if (
+                entry.stat.start_ticks != stat.start_ticks
+            ):  # the pid is another's now: it is met like any new one
+                self._remove(pid)
+                self._meet(pid, now)
+            else:
+                self._see(entry, stat, now, max_names)
+
+    def add(self, pid: int, stat: Stat, status: Status, now: float) -> Entry | None:
+        """A process that is new; None if it ended meanwhile."""
+        if stat.flags & KERNEL_THREAD:
+            known = Known(pid, stat.start_ticks, stat.ppid, stat.comm, 0)
+        else:
+            try:
+                cgroup = read_cgroup(pid)
+            except OSError:
+                return None
+            known = Known(
+                pid,
+                stat.start_ticks,
+                stat.ppid,
+                stat.comm,
+                status.real_uid,
+                cgroup,
+                own_pid=status.container_pid,
+            )
+            if stat.ppid != self.spawner:
+                self.to_identify.add(pid)
+        entry = self.entries[pid] = Entry(known, stat, status.container_pid, state_since=now)
+        self.suspects.discard(pid)
+        self.changed = True
+        return entry
+
+    def by_key(self, pid: int, start_ticks: int) -> Entry | None:
+        """The process, unless it is gone."""
+        entry = self.entries.get(pid)
+        return entry if entry is not None and entry.known.start_ticks == start_ticks else None
+
+    def below(self, pid: int) -> set[int]:
+        """The process and all that descends from it."""
+        children: dict[int, list[int]] = {}
+        for each, entry in self.entries.items():
+            if not entry.crowd:
+                children.setdefault(entry.known.ppid, []).append(each)
+        tree: set[int] = set()
+        todo = [pid]
+        while todo:
+            each = todo.pop()
+            if each not in tree:
+                tree.add(each)
+                todo += children.get(each, [])
+        return tree
+
+    def _may_be_new(self) -> bool:
+        last = parse_last_pid(read_file("/proc/loadavg")) if self._trusts_last_pid else 0
+        same = last != 0 and last == self._last_pid
+        self._last_pid = last
+        return (
+            not same
+            or bool(self.suspects)
+            or bool(self.unmet)
+            or self.tick - self._listed >= LIST_AT_LEAST_EVERY
+        )
+
+    def _list(self, now: float) -> None:
+        self._listed = self.tick
+        pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+        for pid in self.entries.keys() - pids:
+            self._remove(pid)
+        self.suspects &= pids
+        for pid in self._next_new(pids - self.entries.keys()):
+            self._meet(pid, now)
+
+    def _wait_no_more(self, pids: Iterable[int]) -> None:
+        self.unmet = self.unmet - Counter(self._owners.pop(pid) for pid in pids)
+
+    def _next_new(self, pids: set[int]) -> Iterable[int]:
+        """Those of the new processes that are looked at in this tick: one user's thousands cost another none of his few. As many are
+        held for the next one."""
+        if len(pids) <= NEW_AT_ONCE or not self.entries:
+            self.unmet, self._owners, self._held = Counter(), {}, []
+            return pids
+        self._owners = {
+            pid: self._owners[pid] if pid in self._owners else self.read_owner(pid) for pid in pids
+        }
+        self.unmet = Counter(self._owners.values())
+        taken, _ = fair_share(sorted(pids), 2 * NEW_AT_ONCE, self._owners.__getitem__)
+        ordered = sorted(taken, key=lambda pid: self.unmet[self._owners[pid]])
+        self._held = ordered[NEW_AT_ONCE:]
+        self._wait_no_more(ordered[:NEW_AT_ONCE])
+        return ordered[:NEW_AT_ONCE]
+
+    def job_of(self, uid: int) -> str | None:
+        """The job with most of this user's processes here, of the first SAMPLED by Slurm's own word; None if there is none."""
+        jobs = Counter(
+            entry.member.job_id
+            for entry in islice(self.entries.values(), SAMPLED)
+            if entry.known.uid == uid and entry.member is not None and entry.member.by == BY_SLURM
+        )
+        return jobs.most_common(1)[0][0] if jobs else None
+
+    def _meet(self, pid: int, now: float) -> None:
+        try:
+            status = parse_status(read_file(f"/proc/{pid}/status"))
+            if status.state == "D" and status.has_memory:
+                self.suspects.add(pid)
+                return
+            self.add(pid, read_stat(pid), status, now)
+        except (OSError, ValueError):  # it ended between listing and reading
+            self.suspects.discard(pid)
+
+    def _remove(self, pid: int) -> None:
+        entry = self.entries.pop(pid)
+        self.changed |= entry.member is not None and not entry.crowd
+        self.to_identify.discard(pid)
+
+    def _next_strangers(self) -> list[int]:
+        if not self._strangers:
+            self._strangers = [
+                pid
+                for pid, entry in self.entries.items()
+                if not entry.member and entry.ticks >= YOUNG_TICKS and not entry.is_kernel_thread
+            ]
+        taken, self._strangers = self._strangers[:STRANGERS_AT_ONCE], self._strangers[STRANGERS_AT_ONCE:]
+        return [pid for pid in taken if (entry := self.entries.get(pid)) is not None and not entry.member]
+
+    def _next_crowd(self) -> list[int]:
+        if not self._crowd:
+            self._crowd = [pid for pid, entry in self.entries.items() if entry.crowd]
+        taken, self._crowd = self._crowd[:CROWD_AT_ONCE], self._crowd[CROWD_AT_ONCE:]
+        return [pid for pid in taken if (entry := self.entries.get(pid)) is not None and entry.crowd]
+
+    def leave_crowd(self, entry: Entry) -> None:
+        """It is of interest by itself: where it belongs is decided anew."""
+        entry.crowd, self.changed = False, True
+
+    def _see(self, entry: Entry, stat: Stat, now: float, max_names: int) -> None:
+        old = entry.stat
+        if old.comm != stat.comm and entry.identified < max_names and stat.ppid != self.spawner:
+            self.to_identify.add(entry.known.pid)
+        if (old.comm, old.ppid) != (stat.comm, stat.ppid):
+            entry.known = replace(entry.known, comm=stat.comm, ppid=stat.ppid)
+            self.leave_crowd(entry)
+        elif entry.crowd and stat.state in HANGS:
+            self.leave_crowd(entry)
+        if entry.ticks == 1 and entry.known.cgroup is None and not entry.is_kernel_thread:
+            # Seen in the moment between fork and being moved into its control group.
+            try:
+                entry.known = replace(entry.known, cgroup=read_cgroup(entry.known.pid))
+            except OSError:
+                return  # it ended: the next look will find that
+            self.changed |= entry.known.cgroup is not None
+        if (
+            old.state != stat.state or old.cpu_ticks != stat.cpu_ticks
+        ):  # it ran in between, whatever its letter is
+            entry.state_since = now
+        entry.stat = stat
+        entry.ticks += 1
+
+
+def read_cgroup(pid: int) -> Place | None:
+    """Job and step that its control group names. Raises OSError."""
+    return parse_cgroup(read_file(f"/proc/{pid}/cgroup").decode(errors="replace"))
+
+
+def is_the_kernels(path: str) -> bool:
+    """Whether a file of /proc is the kernel's: container managers (lxcfs) put files over some that are served by a process."""
+    try:
+        return os.stat(path).st_dev == os.stat("/proc").st_dev
+    except OSError:
+        return False
+
+
+def _reads_own_namespace() -> bool:
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""Processes of jobs on this node: which there are, whose they are, what they wait for."""

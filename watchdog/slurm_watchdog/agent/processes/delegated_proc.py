@@ -1,0 +1,107 @@
+"""The files of /proc for an agent that may not read all of them: those of other users' threads come from the child `look`.
+
+Many are asked for at once, a few times in a tick, and the loop waits a moment for the answer. What does not come is NotSeenError,
+which is not the same as a thread that is gone: nothing may be concluded from it, neither that somebody is blocked nor that he no
+longer is.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, Literal
+
+from slurm_watchdog.agent.proc.blocked_calls import NotSeenError
+from slurm_watchdog.agent.proc.table import Files
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.base import clock
+
+LOOK: Final = "look"
+TICK_S: Final = 0.3
+"""Of one tick the loop waits no longer than this for all answers of `look` together."""
+DEADLINE_S: Final = 5.0
+AT_ONCE: Final = 2048
+_PATH = re.compile(r"/proc/(\d+)(?:/task/(\d+))?/(io|syscall|wchan)")
+_PART: Final = {"syscall": 0, "wchan": 1, "io": 2}
+
+Item = tuple[Literal["io", "call", "devices"], int, int]
+"""What, pid, thread."""
+
+
+class FarFiles(Files):
+    """Reads through `probes` what this process may not read by itself."""
+
+    def __init__(self, probes: Probes, read_clock: Callable[[], float] = clock.monotonic):
+        super().__init__()
+        self._probes, self._read_clock = probes, read_clock
+        self._known: dict[Item, Any] = {}
+        self._left_s = TICK_S
+        self.unseen = False
+        """Whether something that was asked in this tick was not answered."""
+
+    def begin(self) -> None:
+        """A new tick: what was read in the last one is old."""
+        self._known.clear()
+        self._left_s, self.unseen = TICK_S, False
+
+    def fetch(self, items: Iterable[Item]) -> None:
+        """Gets all of these that are not known yet, in one request."""
+        wanted = [item for item in dict.fromkeys(items) if item not in self._known][:AT_ONCE]
+        if not wanted or self._left_s <= 0:
+            self.unseen |= bool(wanted)
+            return
+        began = self._read_clock()
+        request = self._probes.ask(
+            LOOK, "look_at_calls", wanted, DEADLINE_S, began, partial(self._take, wanted)
+        )
+        if request is not None:
+            self._probes.settle(self._left_s, [request])
+            self._left_s -= self._read_clock() - began
+        self.unseen |= wanted[0] not in self._known
+
+    def keep(self, paths: Iterable[str]) -> None:
+        """Only what this process may read itself is kept open."""
+        super().keep(path for path in paths if not _PATH.fullmatch(path))
+
+    def read(self, path: str) -> bytes:
+        """Raises NotSeenError where nobody could look, OSError where there is nothing (any more)."""
+        match = _PATH.fullmatch(path)
+        if match is None:
+            return super().read(path)
+        pid, thread, name = int(match[1]), match[2], match[3]
+        if thread is None:
+            return str(self._get(("io", pid, pid))).encode("latin-1")
+        return str(self._get(("call", pid, int(thread)))[_PART[name]]).encode("latin-1")
+
+    def read_calls(self, pid: int, threads: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        """The line of `syscall` of each of these threads that lives, as far as it could be seen."""
+        items: list[Item] = [("call", pid, thread) for thread in threads]
+        self.fetch(items)
+        for item in items:
+            if self._known.get(item):
+                yield item[2], str(self._known[item][0]).encode("latin-1")
+
+    def file_of(self, pid: int, thread: int, number: int) -> str | None:
+        """The open file that the call of this thread is about."""
+        link = self._get(("call", pid, thread))[3]
+        return None if link is None else str(link)
+
+    def devices_of(self, pid: int, thread: int) -> tuple[int, list[str]]:
+        """How many files a process has open, and which of them are devices."""
+        count, names = self._get(("devices", pid, thread))
+        return int(count), [str(name) for name in names]
+
+    def _get(self, item: Item) -> Any:
+        if item not in self._known:
+            self.fetch([item])
+        if item not in self._known:
+            raise NotSeenError(errno.EAGAIN, "nobody could look")
+        if self._known[item] is None:
+            raise ProcessLookupError(errno.ESRCH, "it has ended")
+        return self._known[item]
+
+    def _take(self, wanted: list[Item], answer: Answer) -> None:
+        for item, value in zip(wanted, answer.value or (), strict=False):
+            self._known[item] = value

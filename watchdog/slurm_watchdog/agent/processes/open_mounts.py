@@ -1,0 +1,94 @@
+"""On which filesystems processes have files open or mapped: for a child, which may hang on a process without harm.
+
+A data set lies where no log and no checkpoint does, and its filesystem fails as well. Nothing is opened or looked up: names come from
+the links in /proc/PID/fd and from /proc/PID/maps (whose descriptors may be closed long since), mounts from mountinfo.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from slurm_watchdog.agent.proc.mapped_files import read_mapped
+from slurm_watchdog.agent.processes.owner import check_process
+from slurm_watchdog.base.mounts import NOT_PROBED, Mount, read_mounts, strip_deleted
+from slurm_watchdog.knowledge.syscalls import NOT_STORAGE
+
+MAX_FDS: Final = 4096
+
+
+def list_open_mounts(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:
+    """For each [job id, pid, whether mapped files count]: the mount points, in the agent's own table, on which its files lie, by job.
+
+    Filesystems that have nobody behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves are left out. A process that ended,
+    or that may not be looked into, adds nothing.
+    """
+    own = read_mounts()
+    tables: dict[str, tuple[Mount, ...]] = {_namespace("self"): own}
+    found: dict[str, dict[str, None]] = {}
+    for job_id, pid, mapped in args:
+        points = found.setdefault(job_id, {})
+        try:
+            check_process(pid, state)
+            namespace = _namespace(pid)
+            if namespace not in tables:
+                tables[namespace] = read_mounts(pid)
+            paths = open_paths(pid) | (read_mapped(pid) if mapped else {})
+        except (OSError, ValueError):
+            continue
+        points |= dict.fromkeys(points_of(paths, tables[namespace], own))
+    return {job_id: list(points) for job_id, points in found.items()}
+
+
+def open_paths(pid: int) -> dict[str, None]:
+    """Names of the files that a process has open. Raises OSError."""
+    directory = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        paths: dict[str, None] = {}
+        for name in os.listdir(directory)[:MAX_FDS]:
+            try:
+                path = os.readlink(name, dir_fd=directory)
+            except OSError:
+                continue  # closed meanwhile
+            if path.startswith("/") and not path.startswith(NOT_STORAGE):
+                paths[strip_deleted(path)] = None
+        return paths
+    finally:
+        os.close(directory)
+
+
+def points_of(paths: Iterable[str], table: tuple[Mount, ...], own: tuple[Mount, ...]) -> list[str]:
+    """Mount points in `own` of the filesystems that `paths` lie on, as `table`, that of the process, has them.
+
+    A container mounts a directory of a filesystem elsewhere: there its source and type say which one of `own` it is.
+    """
+    sources, by_point = _by_source(own), {mount.point: mount for mount in table}
+    found: dict[str, None] = {}
+    for directory in {os.path.dirname(path) for path in paths}:
+        mount = _mount_of(directory, by_point)
+        if mount is None or mount.fs_type in NOT_PROBED or mount.owner is not None:
+            continue
+        point = mount.point if mount in own else sources.get((mount.fs_type, mount.device))
+        if point is not None and point != "/":
+            found[point] = None
+    return sorted(found)
+
+
+def _mount_of(directory: str, by_point: Mapping[str, Mount]) -> Mount | None:
+    """As mounts.mount_of, for many directories and a node with hundreds of mounts: of several on one point the last."""
+    while directory not in by_point and len(directory) > 1:
+        directory = os.path.dirname(directory)
+    return by_point.get(directory)
+
+
+def _by_source(mounts: Iterable[Mount]) -> Mapping[tuple[str, str], str]:
+    """Type and device -> mount point; what is mounted twice, where it was mounted first."""
+    found: dict[tuple[str, str], str] = {}
+    for mount in mounts:
+        found.setdefault((mount.fs_type, mount.device), mount.point)
+    return found
+
+
+def _namespace(pid: int | str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/mnt")

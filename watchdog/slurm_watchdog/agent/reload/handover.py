@@ -1,0 +1,58 @@
+"""What an agent leaves to the one that it becomes: over a new configuration nothing is told twice, nothing is lost, nobody is forgotten.
+
+It goes through a file in memory that exec leaves open, never to disk. What can't be read of it is as after any other restart.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import msgspec
+
+from slurm_watchdog.agent.collectors.gpu_holders import HolderMemory
+from slurm_watchdog.agent.collectors.job_log import LogMemory
+from slurm_watchdog.agent.collectors.process import ProcessMemory
+from slurm_watchdog.agent.delivery.spool import Waiting
+from slurm_watchdog.agent.workers.child import decode, encode
+from slurm_watchdog.agent.workers.worker import Left
+
+log = logging.getLogger(__name__)
+
+
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are of the monotonic clock, which goes on over exec."""
+
+    children: tuple[Left, ...] = ()
+    """Those that had something to do, or hung."""
+    reports: tuple[Waiting, ...] = ()
+    """Encoded, and not taken by the controller yet."""
+    processes: ProcessMemory = ProcessMemory()
+    logs: LogMemory = LogMemory()
+    holders: HolderMemory = HolderMemory()
+    commands: tuple[str, ...] = ()
+    """Ids of those that were done or refused."""
+    running: tuple[tuple[str, ...], float] | None = None
+    controller_id: str = ""
+
+
+def write_handover(handover: Handover) -> int:
+    """Puts it into a file in memory; returns its descriptor, which a program started by exec inherits. Raises OSError."""
+    fd = os.memfd_create("handover", 0)
+    data = encode(
+        msgspec.to_builtins(handover, str_keys=True)
+    )  # file names may be no UTF-8, and it knows what to do
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def read_handover(fd: int) -> Handover:
+    """What `write_handover` put there, empty if it is none; closes `fd`."""
+    try:
+        with open(fd, "rb") as file:
+            return msgspec.convert(decode(file.read()), Handover, str_keys=True)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        log.warning("what the agent before this one knew can't be read (%s): it starts without that", error)
+        return Handover()

@@ -1,0 +1,99 @@
+"""SIGHUP: the configuration is read again, and taken whole or not at all.
+
+It is checked in a child, by the very program that would start with it (slurm_watchdog.agent.validate_config): the loop goes on meanwhile. What is
+taken, is taken by a fresh start of the same process (its number stays), which begins with what the one before knew (see
+slurm_watchdog.agent.reload.handover). Certificates alone take no new start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.loop import sd_notify
+from slurm_watchdog.config.agent_settings import Settings
+
+log = logging.getLogger(__name__)
+
+KEY: Final = "config"
+DEADLINE_S: Final = 60.0
+"""A second on an idle node, with the agent's priority on a busy one a few."""
+COMMANDS_S: Final = 60.0
+"""So long a new configuration waits for commands of the controller that are under way."""
+
+
+class Reload:
+    """What became of SIGHUP. `settings` are those that are to be taken, once there are some."""
+
+    def __init__(self, file: str, running: Settings, probes: Probes, look_at_files: Callable[[], None]):
+        """`file` is absolute; empty: the settings came from elsewhere, and only certificates are looked at again."""
+        self.file, self.running = file, running
+        self.settings: Settings | None = None
+        self.since = 0.0
+        """When `settings` were found good."""
+        self._probes, self._look_at_files = probes, look_at_files
+        self._asking = self._again = False
+
+    def ask(self, now: float) -> None:
+        """Has the file checked; `settings`, or the log, say later what came of it."""
+        if not self.file:
+            self._look_at_files()
+            return
+        if self._asking or self.settings is not None:
+            self._again = True  # it may have been written after it was read
+            return
+        sd_notify(
+            f"RELOADING=1\nMONOTONIC_USEC={int(clock.monotonic() * 1e6)}\nSTATUS=checking the configuration"
+        )
+        question = {
+            "file": self.file,
+            "running": msgspec.json.encode(self.running).decode(),
+            "deadline_s": DEADLINE_S,
+        }
+        self._asking = (
+            self._probes.ask(KEY, "check_config", question, DEADLINE_S + 5.0, now, self._take, idle_s=0.0)
+            is not None
+        )
+        if not self._asking:
+            self._refuse(["no child is free to read it now: try again"])
+
+    def wants_anew(self, now: float, *, busy: bool) -> bool:
+        """Whether it is time to start with `settings`: not while something is under way (`busy`), but not for long."""
+        return self.settings is not None and (not busy or now - self.since >= COMMANDS_S)
+
+    def _take(self, answer: Answer) -> None:
+        self._asking = False
+        if self._again:
+            self._again = False
+            self.ask(clock.monotonic())
+            return
+        if answer.error is not None or not isinstance(answer.value, dict):
+            self._refuse([f"{self.file} could not be checked: {answer.error}"])
+            return
+        if answer.value["problems"]:
+            self._refuse([str(line) for line in answer.value["problems"]])
+            return
+        settings = msgspec.json.decode(answer.value["settings"], type=Settings)
+        settings = msgspec.structs.replace(settings, personal=self.running.personal)
+        if settings == self.running:
+            self._look_at_files()
+            log.warning("%s changes nothing for the agent; certificates were looked at again", self.file)
+            sd_notify("READY=1\nSTATUS=")
+            return
+        log.warning("%s is taken: the agent restarts with it", self.file)
+        self.settings, self.since = settings, clock.monotonic()
+
+    def _refuse(self, problems: list[str]) -> None:
+        for line in problems:
+            log.error("%s", line)
+        log.error(
+            "the configuration is not taken (%d error%s); the one before stays, whole. Correct it and reload again",
+            len(problems),
+            "s" * (len(problems) != 1),
+        )
+        sd_notify("READY=1\nSTATUS=a new configuration was not taken, see the journal: the one before stays")

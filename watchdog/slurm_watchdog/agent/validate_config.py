@@ -1,0 +1,100 @@
+"""Whether an agent could start with a configuration: `python -m slurm_watchdog.agent.validate_config FILE`, with the running settings on standard input.
+
+It is the program that would start with it, as it is installed now. On standard output: {"problems": [sentence…], "settings": text}.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+
+import msgspec
+
+import slurm_watchdog.agent.agent  # noqa: F401 -- what is installed now has to be loadable
+from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settings_of, split_listen
+from slurm_watchdog.config.schema import ConfigError, load_config
+from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    problems: tuple[str, ...] = ()
+    settings: str = ""
+    """As JSON; empty with problems."""
+
+
+def look(file: str, running: Settings) -> Outcome:
+    """Reads and checks everything that could keep an agent with `running` from going on as one with `file`."""
+    try:
+        settings = settings_of(load_config(file))
+    except ConfigError as error:
+        return Outcome(problems=tuple(error.lines()))
+    problems = why_not(settings, running)
+    if problems:
+        return Outcome(problems=tuple(problems))
+    return Outcome(settings=msgspec.json.encode(settings).decode())
+
+
+def why_not(settings: Settings, running: Settings) -> list[str]:
+    """Why an agent could not work with settings that are right by themselves, a line each."""
+    agent, security, found = settings.agent, settings.security, []
+    if not agent.controller_url:
+        found.append(NO_CONTROLLER)
+    if security.mode == "tls":
+        found += _why_no_tls(settings)
+    if security.mode == "munge" and running.security.mode != "munge" and shutil.which("munge") is None:
+        found.append(
+            "security.mode: munge is not installed here: apt-get install munge, or dnf install munge"
+        )
+    address = agent.metrics_listen
+    if address and address != running.agent.metrics_listen and (problem := why_not_address(address)):
+        found.append(f"agent.metrics_listen: {problem}")
+    directory = agent.state_directory
+    if (
+        directory != running.agent.state_directory
+        and os.path.isdir(directory)
+        and not os.access(directory, os.W_OK)
+    ):
+        found.append(f"agent.state_directory: {directory} can't be written")
+    return found
+
+
+def _why_no_tls(settings: Settings) -> list[str]:
+    from slurm_watchdog.identity.tls import make_context
+
+    if not settings.agent.controller_url.startswith("https://"):
+        return [
+            "agent.controller_url: has to begin with https:// where nodes prove themselves by certificates"
+        ]
+    try:
+        make_context(TlsFiles(settings.security.tls_directory, "agent"), server=False)
+    except IdentityError as error:
+        return [f"security.tls_directory: {error}"]
+    return []
+
+
+def why_not_address(address: str) -> str | None:
+    """Why nobody can listen at `HOST:PORT`; None: one can."""
+    host, port = split_listen(address)
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+    except OSError as error:
+        return f"{address} can't be listened at: {error.strerror or error}"
+    return None
+
+
+def main(argv: list[str]) -> int:
+    """Answers on standard output; gives 0."""
+    running = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+    sys.stdout.write(msgspec.json.encode(look(argv[0], running)).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

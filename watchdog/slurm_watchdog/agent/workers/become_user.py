@@ -1,0 +1,183 @@
+"""Turning a child into another user, for good and without anything left of what it could do before.
+
+Root loses its capabilities with its last uid 0. A helper that is nobody in particular and holds a few capabilities would keep
+them through the same calls: so they are given up by name, and the kernel is asked afterwards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from slurm_watchdog.base.os_errors import describe
+
+CAPABILITY_VERSION_3: Final = 0x20080522  # linux/capability.h
+CAP_DAC_READ_SEARCH: Final = 2  # linux/capability.h
+CAP_SETUID: Final = 7
+CAP_SYS_PTRACE: Final = 19
+CAP_LAST: Final = 63
+"""More than any kernel has: dropping one that it does not know is refused, which is fine."""
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47  # linux/prctl.h
+PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
+LEAST_UID: Final = 100
+"""Below are the users that every Linux has from the start (LSB: 0 to 99 are given by the distribution)."""
+MAX_UID: Final = 2**32 - 2
+"""The last number means `nobody in particular` to the kernel (setresuid(2))."""
+NOBODY: Final = frozenset({65534, 65535})
+"""`nobody`, as which servers and squashed NFS clients run, and what systemd never gives to a user (systemd.io, Users, Groups, UIDs)."""
+
+
+def parse_min_uid(text: str) -> int:
+    """UID_MIN in the text of /etc/login.defs (see login.defs(5)); 1000, as it is shipped, where that says nothing sensible."""
+    for line in text.splitlines():
+        words = line.split()
+        if (
+            words[:1] == ["UID_MIN"]
+            and len(words) > 1
+            and words[1].isdecimal()
+            and int(words[1]) >= LEAST_UID
+        ):
+            return int(words[1])
+    return 1000
+
+
+def read_min_uid() -> int:
+    """The first number of an ordinary user on this machine. Those below are the system's."""
+    try:
+        with open("/etc/login.defs", encoding="utf-8", errors="replace") as file:
+            return parse_min_uid(file.read(1 << 16))
+    except OSError:
+        return parse_min_uid("")
+
+
+def capabilities() -> int:
+    """The effective capabilities of this process, a bit each; 0 where they can't be read."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file if b":" in line)
+        return int(lines.get(b"CapEff", b"0"), 16)
+    except (OSError, ValueError):
+        return 0
+
+
+HELPERS: Final = {
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_DAC_READ_SEARCH": 2, "CAP_FOWNER": 3, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": CAP_SETUID,
+    "CAP_SYS_MODULE": 16, "CAP_SYS_RAWIO": 17, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21,
+}  # fmt: skip
+"""Capabilities that an agent must not have (linux/capability.h): the helper's, and those that are worth more."""
+
+
+def why_too_mighty() -> str | None:
+    """What this process has that an agent is not to have, the beginning of a sentence; None if nothing."""
+    if os.geteuid() == 0 or os.getuid() == 0:
+        return "this process is root's"
+    held = capabilities()
+    names = [name for name, bit in HELPERS.items() if held >> bit & 1]
+    return f"this process has {', '.join(names)}" if names else None
+
+
+def may_become_others() -> bool:
+    """Whether this process can turn its children into other users."""
+    return bool(capabilities() >> CAP_SETUID & 1)
+
+
+def read_overflow_uids() -> frozenset[int]:
+    """As whom the kernel shows users that it cannot name (proc(5)): files of another user namespace, a filesystem of 16-bit numbers."""
+    found = set()
+    for name in ("kernel/overflowuid", "fs/overflowuid"):
+        try:
+            with open(f"/proc/sys/{name}", encoding="ascii") as file:
+                found.add(int(file.read()))
+        except (OSError, ValueError):
+            continue
+    return frozenset(found)
+
+
+MIN_UID: Final = read_min_uid()
+_LIBC = ctypes.CDLL(None, use_errno=True)
+NO_USERS: Final = NOBODY | read_overflow_uids()
+
+
+_alone: list[int] = []
+"""The user of an agent that serves nobody else; see serve_alone."""
+
+
+def serve_alone(uid: int) -> None:
+    """From now on this process, and every child forked after this, reads, writes and signals as `uid` and as nobody else: an agent of one
+    person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a container that has no other user: what is root's own
+    is no more than root has already, and nobody else's claim counts."""
+    _alone[:] = [uid]
+
+
+def refusal_as(uid: int) -> str | None:
+    """Why nothing is read, written or signalled as `uid`, with or without a helper; None for an ordinary user. The one place that says."""
+    if _alone:
+        return (
+            None
+            if uid in _alone
+            else f"this watchdog serves uid {_alone[0]} alone, and uid {uid} is another user"
+        )
+    if MIN_UID <= uid <= MAX_UID and uid not in NO_USERS:
+        return None
+    return f"uid {uid} is no ordinary user: nothing is read, written or signalled as it"
+
+
+def become(uid: int) -> str | None:
+    """Turns this process into user `uid` (-1: it stays what it is); returns why it can't, None if it did."""
+    if uid < 0:
+        return None
+    if (refusal := refusal_as(uid)) is not None:
+        return refusal
+    if uid == os.geteuid():
+        return None
+    if not may_become_others():
+        return f"the agent runs as uid {os.geteuid()} and can't read or write as uid {uid}"
+    try:
+        entry = pwd.getpwuid(uid)
+        gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
+    except KeyError:
+        gid, groups = uid, [uid]
+    try:
+        os.setgroups(groups)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        give_up_capabilities()
+    except OSError as error:
+        return f"can't become uid {uid}: {describe(error)}"
+    if 0 in os.getresuid() or capabilities():
+        return f"can't become uid {uid}: the kernel left it rights of its own"
+    return None
+
+
+def give_up_capabilities() -> None:
+    """Effective, permitted and inheritable ones, and with them the ambient ones. Raises OSError."""
+    _set_capabilities(0)
+
+
+def keep_capabilities(kept: Iterable[int]) -> None:
+    """Of what this process may do, at most `kept` is left, here and in the programs that it becomes by exec, for good: in the permitted,
+    inheritable and ambient sets, in the bounding set where the kernel lets us (CAP_SETPCAP), and no program gives more back. Raises OSError.
+    """
+    mask = sum(1 << each for each in kept) & capabilities()
+    _LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for each in range(CAP_LAST):
+        if not mask >> each & 1:
+            _LIBC.prctl(PR_CAPBSET_DROP, each, 0, 0, 0)
+    _LIBC.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _set_capabilities(mask)
+    for each in range(CAP_LAST):
+        if mask >> each & 1:
+            _LIBC.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, each, 0, 0)
+
+
+def _set_capabilities(mask: int) -> None:
+    header = ctypes.create_string_buffer(struct.pack("=Ii", CAPABILITY_VERSION_3, 0))
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    data = struct.pack("=6I", low, low, low, high, high, high)
+    if _LIBC.capset(header, ctypes.create_string_buffer(data, 24)) != 0:
+        problem = ctypes.get_errno()
+        raise OSError(problem, os.strerror(problem))

@@ -1,0 +1,255 @@
+"""What runs in the agent's children: the spawner, which only forks, and the workers, which do what may hang.
+
+Frames: four bytes of length, then JSON. A request is [number, function, arguments]; a part of its answer is [number, value],
+the answer itself [number, value, error]. Number 0 is about whatever was asked: a part of it says that the child has begun, and
+its pid; an error that there is none. Nothing here evaluates what a worker says.
+
+The spawner is the agent's own child, or that of a helper with rights which the agent lacks (see slurm_watchdog.agent.helper.server).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from slurm_watchdog.agent.workers.become_user import become
+from slurm_watchdog.agent.workers.resource_limits import (
+    CPU_OF_S,
+    CPU_S,
+    UNLIMITED,
+    CpuSpentError,
+    cpu_budget,
+    forbid_core_files,
+    limit_address_space,
+)
+from slurm_watchdog.base.os_errors import describe
+
+__all__ = [
+    "Function",
+    "child_main",
+    "describe",
+    "encode",
+    "fork_worker",
+    "frame",
+    "spawn_for_ever",
+    "unframe",
+]
+
+log = logging.getLogger(__name__)
+
+Function = Callable[[Any, dict[str, Any]], Any]
+"""What a worker can do: given the arguments of the request and a dictionary of its own that lasts as long as the worker.
+
+`state["tell"](value)` sends a part of the answer ahead: what has been said is known, even if the next line never returns.
+"""
+
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
+MAX_FRAME = 16 * 1024**2
+TRIM_EVERY = 120
+"""Requests of a worker, or ticks of the loop, after which free memory goes back: ten minutes at the usual interval."""
+FIRST_TRIM = 3
+"""And once soon: what starting took is never taken again."""
+OVER = "over"
+"""Set by a function in its state: this worker ends with the answer, and the next question goes to a fresh one."""
+_encoder = msgspec.json.Encoder()
+_LIBC = ctypes.CDLL(None, use_errno=True)
+"""Made once, before the fork: each makes a class of its own, in memory that a child would not share."""
+
+
+def frame(value: Any) -> bytes:
+    """`value` as it goes over the socket. Too large an answer becomes an error in its place."""
+    data = encode(value)
+    if len(data) > MAX_FRAME:
+        data = encode([value[0], None, f"an answer of {len(data)} bytes is too large"])
+    return struct.pack("=I", len(data)) + data
+
+
+def unframe(inbox: bytearray, max_frame: int = MAX_FRAME) -> list[Any]:
+    """Takes every complete frame out of `inbox`. Raises ValueError for what is none."""
+    values, begin = [], 0
+    while len(inbox) - begin >= 4:
+        (size,) = struct.unpack_from("=I", inbox, begin)
+        if size > max_frame:
+            raise ValueError(f"a frame of {size} bytes; at most {max_frame} are taken")
+        if len(inbox) - begin < 4 + size:
+            break
+        values.append(decode(bytes(inbox[begin + 4 : begin + 4 + size])))
+        begin += 4 + size
+    del inbox[:begin]
+    return values
+
+
+def encode(value: Any) -> bytes:
+    """JSON; what is no UTF-8 in it comes back as it was."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:  # a file name that is no UTF-8: Python carries its bytes as lone surrogates
+        import json
+
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Any:
+    """What `encode` was given."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        import json
+
+        return json.loads(data)
+
+
+def child_main(work: Callable[[], None]) -> None:
+    """Runs `work` in a process that was just forked, and never returns into the parent's code."""
+    try:
+        work()
+    except BaseException:  # a forked child must not run its parent's handlers
+        log.exception("a child of the agent failed")
+    finally:
+        os._exit(0)
+
+
+def spawn_for_ever(
+    control: socket.socket,
+    functions: Mapping[str, Function],
+    parent: int,
+    to_close: Iterable[socket.socket] = (),
+) -> None:
+    """The spawner: for each message [key, uid] with one end of a socket it forks a worker that serves this socket.
+
+    `to_close` are the parent's alone: as long as anybody else holds them, who is at their other ends hears of no end.
+    """
+    for each in to_close:
+        each.close()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    # An agent that has started anew still holds them (runner.Signals.hold).
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's; its end ends us
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the workers
+    signal.set_wakeup_fd(-1)
+    _die_with_parent(parent)
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 65536, 1)
+        if not message:
+            return
+        if fds:
+            key, uid = decode(message)
+            fork_worker([control], fds[0], key, uid, functions)
+
+
+def fork_worker(
+    to_close: Iterable[socket.socket], fd: int, key: str, uid: int, functions: Mapping[str, Function],
+    max_frame: int = MAX_FRAME,
+) -> int:  # fmt: skip
+    """Forks the worker that serves the socket `fd`, which is closed here. Returns its pid, -1 if there is none."""
+    me = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:  # too many processes, or no memory: the agent is told, and asks again later
+        say_no_start(fd, f"no child can be started: {describe(error)}")
+        return -1
+    if pid == 0:
+        for each in to_close:
+            each.close()
+        child_main(lambda: _work_for_ever(fd, key, uid, functions, me, max_frame))
+    os.close(fd)
+    return pid
+
+
+def say_no_start(fd: int, why: str) -> None:
+    """Tells the one who wanted a worker behind the socket `fd` why there is none, and closes it."""
+    try:
+        os.set_blocking(fd, False)
+        os.write(fd, frame([0, None, why]))
+    except OSError:
+        pass  # it has been given up meanwhile
+    os.close(fd)
+
+
+def _work_for_ever(
+    fd: int, key: str, uid: int, functions: Mapping[str, Function], parent: int, max_frame: int = MAX_FRAME
+) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    refusal = become(uid)
+    _die_with_parent(parent)  # after the change of user, which resets it
+    os.chdir("/")
+    _set_name(f"swd {key}")
+    forbid_core_files()
+    state: dict[str, Any] = {"key": key, "uid": uid}
+    # An agent that lets go without waiting for the answer is no failure of ours.
+    with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        inbox, answered = bytearray(), 0
+        sock.sendall(frame([0, os.getpid()]))
+        while data := sock.recv(1 << 14):
+            inbox += data
+            for request, function, args in unframe(inbox, max_frame):
+                state["tell"] = _teller(sock, request)
+                sock.sendall(
+                    frame([request, *_call(functions.get(function), function, args, state, refusal)])
+                )
+                if state.get(OVER):
+                    return
+                answered += 1
+                if answered % TRIM_EVERY == FIRST_TRIM:
+                    give_back_memory()
+
+
+def _teller(sock: socket.socket, request: int) -> Callable[[Any], None]:
+    def tell(value: Any) -> None:
+        sock.sendall(frame([request, value]))
+
+    return tell
+
+
+def _call(
+    function: Function | None, name: str, args: Any, state: dict[str, Any], refusal: str | None
+) -> tuple[Any, str | None]:
+    if refusal is not None:
+        return None, refusal
+    if function is None:
+        return None, f"no function {name!r}"
+    if name not in UNLIMITED and not state.get("limited"):
+        state["limited"] = True
+        limit_address_space()
+    try:
+        with cpu_budget(CPU_OF_S.get(name, CPU_S)):
+            return function(args, state), None
+    except CpuSpentError:
+        return None, f"given up after {CPU_OF_S.get(name, CPU_S):g} s of CPU time"
+    except MemoryError:
+        return None, "given up: it needs more memory than a child may use"
+    except OSError as error:
+        return None, describe(error)
+    except Exception as error:
+        log.exception("%s failed in a child", name)
+        return None, f"{type(error).__name__}: {error}"
+
+
+def give_back_memory() -> None:
+    """Returns what malloc holds free in between. Large answers among small values that stay leave holes, and with the
+    holes the loop grew by 2 MiB in a day while what it knows did not; with this, not at all. Costs some 0.1 ms.
+    """
+    trim = getattr(_LIBC, "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)
+
+
+def _set_name(name: str) -> None:
+    """What `ps` and `top` call this process: the kernel keeps 15 bytes."""
+    _LIBC.prctl(PR_SET_NAME, name.encode(errors="surrogateescape"))
+
+
+def _die_with_parent(parent: int) -> None:
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)

@@ -1,0 +1,91 @@
+"""What several detectors ask about nodes: who runs there, how many are silent."""
+
+from __future__ import annotations
+
+from slurm_watchdog.model.cluster_view import ClusterView, GpuView, NodeView, SlurmNodeView
+from slurm_watchdog.model.slurm_states import is_away
+
+
+def asked_nodes(view: ClusterView) -> frozenset[str]:
+    """The nodes of which it has to be said that they are well."""
+    if view.asked is None:
+        return frozenset(node.name for node in view.nodes)
+    return frozenset(subject[5:] for subject in view.asked if subject.startswith("node:"))
+
+
+def is_quiet(node: NodeView) -> bool:
+    """Whether nothing in it speaks of anything but health: no line of the kernel, no error, no holder, no counter that tells.
+
+    Of ten thousand nodes nearly all are so. A detector may pass over them: it would find them well. What is compared among the GPUs
+    of a job (clocks, power, heat) is no matter of quiet.
+    """
+    if node.events or node.holders or node.released or node.hung_probes or node.problems:
+        return False
+    if any(seen.probe.error is not None or not seen.probe.responding for seen in node.mounts):
+        return False
+    return all(_is_quiet_gpu(view) for view in node.gpus)
+
+
+def _is_quiet_gpu(view: GpuView) -> bool:
+    gpu = view.gpu
+    return not (
+        gpu.error
+        or view.ecc_uncorrected_rose_at is not None
+        or gpu.remap_failed
+        or gpu.remap_pending
+        or gpu.retired_pages_pending
+        or gpu.pcie_link_width != gpu.pcie_link_width_max
+    )
+
+
+def nodes_to_judge(view: ClusterView) -> tuple[NodeView, ...]:
+    """Nodes that have something to tell, or about which, or about a GPU or process of which, an incident is open."""
+    if view.asked is None:
+        return view.nodes
+    asked = {
+        subject.partition(":")[2].partition("/")[0]
+        for subject in view.asked
+        if subject.startswith(("node:", "gpu:", "process:"))
+    }
+    return tuple(node for node in view.nodes if not node.quiet or node.name in asked)
+
+
+def jobs_by_node(view: ClusterView) -> dict[str, tuple[str, ...]]:
+    """Node -> the jobs that Slurm runs there."""
+    found: dict[str, tuple[str, ...]] = {}
+    for job in view.jobs:
+        job_id = job.job.job_id
+        for name in job.job.nodes:
+            found[name] = (*found[name], job_id) if name in found else (job_id,)
+    return found
+
+
+BOOT_S = 600.0
+"""A node that was just given back may still be starting, and its agent with it: ResumeTimeout of slurm.conf(5) is of this size."""
+
+
+def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:
+    """Whether it was given back so lately, and has not reported since, that its silence says nothing yet."""
+    return slurm.back_at is not None and now - slurm.back_at < BOOT_S and node.reported_at < slurm.back_at
+
+
+def share_silent(view: ClusterView) -> tuple[int, int]:
+    """(silent nodes, nodes that have ever reported), without those that Slurm has as taken away or has just given back."""
+    silent = set(view.silent_nodes)
+    away = {each.name for each in view.slurm_nodes if is_away(each.state, each.runs_job)}
+    if silent:
+        slurm = {node.name: node for node in view.slurm_nodes}
+        away |= {
+            node.name
+            for node in view.nodes
+            if node.name in silent
+            and node.name in slurm
+            and may_be_starting(node, slurm[node.name], view.now)
+        }
+    here = [node.name for node in view.nodes if node.name not in away]
+    return sum(1 for name in here if name in silent), len(here)
+
+
+def expected_away(share: tuple[int, int]) -> str:
+    """A fact: how many others are silent, too."""
+    return f"{share[0]} of {share[1]} agents are silent"

@@ -1,0 +1,77 @@
+"""Runs whose steps cannot be read: when their stacks are looked at, and what speaks against accusing them. Pure."""
+
+from __future__ import annotations
+
+from slurm_watchdog.analysis.progress_limit import (
+    ENDS,
+    LoopClock,
+    LoopSettings,
+    counts_hardly,
+    look_apart_s,
+    wants_stacks,
+)
+from slurm_watchdog.analysis.rank_activity import moves_data, standing
+from slurm_watchdog.analysis.rank_motion import (
+    did_nothing,
+    is_in_training_code,
+    is_serving,
+    is_training,
+    waits_for_others_work,
+)
+from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.incidents import Culprit, StacksWanted
+
+STEPLESS_AFTER = 0.5
+"""Share of `stepless_limit` after which a run without a step is looked at: most have made some by then."""
+SPACING = 0.15
+"""Time between two dumps as a share of the limit: three dumps between suspicion and verdict."""
+ALONE = 4.0
+"""A process that is alone in its job is looked at so many times more rarely, until something shows that it trains: most such jobs do
+something else, and a node may have a hundred of them."""
+
+
+def stacks_wanted(job: JobView, clock: LoopClock, settings: LoopSettings) -> tuple[StacksWanted, ...]:
+    """The stacks that the verdict needs; those of a run whose steps cannot be read are looked at all the time, and rarely."""
+    job_id, limit_s = job.job.job_id, clock.limit.seconds
+    stepless = counts_hardly(job, settings) and bool(job.ranks) and job.phase != ENDS
+    rarely_s = look_apart_s(job, settings) * _rarer(job) if stepless else None
+    if wants_stacks(job, clock.limit, clock.age_s):
+        apart_s = min(20.0, SPACING * limit_s)
+        return (StacksWanted(job_id=job_id, apart_s=apart_s, later_s=rarely_s),)
+    silent_s = job.run_age_s if job.progress is None else min(job.run_age_s, job.progress.age_s)
+    if rarely_s is None or silent_s < STEPLESS_AFTER * settings.stepless_limit:
+        return ()
+    return (StacksWanted(job_id=job_id, apart_s=rarely_s, later_s=rarely_s),)
+
+
+def _rarer(job: JobView) -> float:
+    """By what the time between two looks is longer."""
+    moved = job.motion is not None and job.motion.trained > 0
+    return 1.0 if len(job.ranks) > 1 or moved or is_training(job) else ALONE
+
+
+def doubt(
+    job: JobView, clock: LoopClock, named: tuple[Culprit, ...], now: float, *, ended: bool = False
+) -> str | None:
+    """What speaks against a hang of a run whose steps cannot be read, or that has made none; None: nothing does. `named` are those
+    that would be accused. `ended`: its only rank is known to be where only a fault keeps it, which need not be in the code of a training.
+
+    Whether such a loop turns, only its ranks can show. A server whose ranks wait for a request looks the same for days."""
+    if not clock.unread and job.progress is not None:
+        return None
+    if is_serving(job):
+        return "a rank of it waits for requests, as a server does"
+    if not is_training(job) or (clock.unread and not ended and not is_in_training_code(job)):
+        return "nothing says that it trains"
+    if len(job.ranks) == 1 and waits_for_others_work(job):
+        return "it waits for a program, a task or a server, which may be at work"
+    mover = next((each for each in job.processes if each.alive and moves_data(each)), None)
+    if mover is not None:
+        return f"{mover.process.comm} (pid {mover.process.pid} on {mover.node}) moves data"
+    if job.log is not None and job.log.grew_age_s < clock.limit.seconds / 2:
+        return f"its log grew {job.log.grew_age_s:.0f} s ago"
+    if not all(did_nothing(job, each.node, each.pid) for each in named):
+        return "it is not known that those who are not in the collective do nothing"
+    if not named and standing(job, now, clock.limit.seconds).stands is not True:
+        return "whether its ranks work cannot be said"
+    return None

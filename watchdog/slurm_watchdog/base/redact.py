@@ -1,0 +1,143 @@
+"""Secrets of users in text: masked where the text enters, once. Pure, and linear in the length of the text.
+
+The kinds are rows of slurm_watchdog.base.secret_kinds; beside them stand long words without any order, as generated keys are. Masking what is
+masked already changes nothing, and what surrounds a secret stays. A masked run id costs less than a key that was sent to a colleague;
+hexadecimal words are the exception, for commits and digests are read all the time: see the table's head.
+
+Who cuts text masks it first (`mask_cut`): half a secret is no kind that anybody knows, and still half a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final
+
+from slurm_watchdog.base.secret_kinds import KINDS, LONG_WORD, SecretKind
+
+MASK: Final = "(masked)"
+MARGIN: Final = 1024
+"""Characters behind a cut that are looked at: of a secret that lies across it, so much is needed to be known as one."""
+MAX_VALUE: Final = 4096
+"""Characters of a variable that are looked at."""
+MAX_ROUNDS: Final = 4
+"""Once one secret is masked, what stood beside it may be seen to be another."""
+PEM_LINES: Final = 200
+"""A private key has at most so many lines (RSA of 16,384 bits: 198)."""
+
+_ANYWHERE: Final = tuple((needle, kind) for kind in KINDS for needle in kind.needles if not kind.in_long_word)
+_IN_LONG_WORDS: Final = tuple(
+    (needle, kind) for kind in KINDS for needle in kind.needles if kind.in_long_word
+)
+_LONG_WORD = re.compile(rf"(?<!\S)\S{{{LONG_WORD}}}")
+
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:TOKENS?|SECRETS?|PASS(?:WORD|WD|PHRASE)?|KEYS?|CREDENTIALS?|AUTH|COOKIES?|SESSION|DSN|WEBHOOK|APIKEY|PAT|JWT)(?:_|$)"
+)
+_LONG = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{32,}={0,2}")
+_UUID = re.compile(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+"""Names GPUs and runs, and opens nothing."""
+_MARKS = re.compile(r"[_=-]+")
+_HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")
+_PEM_BEGIN = re.compile(r"-----BEGIN[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_PEM_END = re.compile(r"-----END[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+
+
+def masked_value(name: str, value: str) -> str:
+    """The value of variable `name`, or the mask if its name or the value itself looks like a secret."""
+    if (
+        _SECRET_NAME.search(name.upper())
+        and not value.isdecimal()
+        and value.lower() not in ("", "true", "false")
+    ):
+        return MASK
+    looked_at = f"{name}={value[:MAX_VALUE]}"
+    return value if mask_line(looked_at) == looked_at else MASK
+
+
+def mask_cut(text: str, limit: int) -> str:
+    """At most `limit` characters of `text`, masked before they are cut."""
+    return mask_line(text[: limit + MARGIN])[:limit]
+
+
+def mask_lines(lines: Iterable[str]) -> list[str]:
+    """Lines that belong together, masked: a private key may reach over many of them."""
+    given = list(lines)
+    masked, left = [], _inside_of_a_key(given)
+    for line in given:
+        if left:
+            left = 0 if _PEM_END.search(line) else left - 1
+            masked.append(MASK)
+            continue
+        masked.append(mask_line(line))
+        begin = _PEM_BEGIN.search(line)
+        if begin and not _PEM_END.search(line, begin.end()):
+            left = PEM_LINES
+    return masked
+
+
+def _inside_of_a_key(lines: list[str]) -> int:
+    """How many lines to the end of a key that began before the first of them; 0 if they begin outside of one."""
+    for number, line in enumerate(lines[:PEM_LINES]):
+        if _PEM_BEGIN.search(line):
+            return 0
+        if _PEM_END.search(line):
+            return number + 1
+    return 0
+
+
+def mask_text(text: str) -> str:
+    """Text of several lines, masked."""
+    return mask_line(text) if "\n" not in text else "\n".join(mask_lines(text.split("\n")))
+
+
+def mask_line(text: str) -> str:
+    """`text` with every secret in it masked."""
+    if len(text) < 8:  # `mysql -pX` is longer
+        return text
+    for _ in range(MAX_ROUNDS):
+        before, lower = text, text.lower()
+        for needle, kind in _ANYWHERE:
+            if needle in lower:
+                text = _without(kind, text)
+        if _LONG_WORD.search(text):
+            for needle, kind in _IN_LONG_WORDS:
+                if needle in lower:
+                    text = _without(kind, text)
+            text = _LONG.sub(lambda found: MASK if _is_random(found[0]) else found[0], text)
+        if text == before:
+            return text
+    return text
+
+
+def _without(kind: SecretKind, text: str) -> str:
+    return kind.regex.sub(lambda match: _masked(kind, match), text)
+
+
+def _masked(kind: SecretKind, match: re.Match[str]) -> str:
+    if MASK in match["secret"] or (kind.is_secret is not None and not kind.is_secret(match)):
+        return match[0]
+    start, end = match.start("secret") - match.start(), match.end("secret") - match.start()
+    return f"{match[0][:start]}{MASK}{match[0][end:]}"
+
+
+def _is_random(word: str) -> bool:
+    """A long word of capitals, small letters and digits in no order, as keys are: it changes between them all the time.
+
+    Names have an order: words, numbers, and marks between them. Hexadecimal words are hashes.
+    """
+    slashes = word.count("/")
+    if word.startswith(("_Z", "/")) or slashes > len(word) / 8:  # a symbol of C++, a path
+        return False
+    parts = _MARKS.split(_UUID.sub("-", word))
+    letters = sum(len(part) for part in parts if _has_no_order(part, 0.45 if slashes else 1 / 3))
+    return letters >= max(20, 0.6 * len(word))
+
+
+def _has_no_order(part: str, least: float) -> bool:
+    if len(part) < 8 or _HEX.fullmatch(part):
+        return False
+    kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" if c.islower() else "-" for c in part]
+    changes = sum(1 for one, two in pairwise(kinds) if one != two)
+    return {"d", "u", "l"} <= set(kinds) and changes >= len(part) * least

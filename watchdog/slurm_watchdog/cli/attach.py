@@ -1,0 +1,104 @@
+"""`slurm-watchdog attach`: watch a job of one's own, on a cluster where the watchdog is not installed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from slurm_watchdog.cli.options import EXIT_USAGE
+
+
+@click.command(short_help="Watch a job of your own: no root, nothing installed on the nodes.")
+@click.option(
+    "--act", is_flag=True, help="Restart the job when the evidence is clear; without it, only report."
+)
+@click.option(
+    "--config",
+    "config_file",
+    metavar="F",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Thresholds, detectors, Slack, as for the services; places are this command's own.",
+)
+@click.option(
+    "--directory",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Seen by all nodes. [default: ~/.slurm-watchdog/JOBID]",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="",
+    help="Where the nodes reach this machine. [default: found out; a free port]",
+)
+@click.option("--page", metavar="HOST:PORT", default="", help="Serve the page there: 127.0.0.1:9767.")
+@click.option(
+    "--kill-switch",
+    metavar="PATH",
+    default="",
+    help="The file that the trainer looks for at each step, with {job_id} and {restarts} in it.",
+)
+@click.argument("job_id", metavar="JOBID")
+def attach(act: bool, config_file: str | None, directory: str | None, listen: str, page: str, kill_switch: str, job_id: str) -> None:  # fmt: skip
+    """Watches the job JOBID of yours: agents as a step inside of it (srun --overlap), the controller here, until it is over.
+
+    It follows the job through requeues. This program has to be installed where all nodes of the job see it (below your home
+    directory, as a rule). Ctrl-C ends the watching, and leaves the job alone.
+
+    \b
+    Examples:
+      slurm-watchdog attach 4711
+      slurm-watchdog attach 4711 --act --page 127.0.0.1:9767
+      slurm-watchdog explain 7f3a --socket ~/.slurm-watchdog/4711/controller.sock
+    """
+    from slurm_watchdog.base import log_setup
+    from slurm_watchdog.config.schema import ConfigError
+
+    if not re.fullmatch(r"\d{1,18}(_\d{1,9})?", job_id):
+        click.echo(
+            f"{job_id[:40]!r} is no job id: a number, or NUMBER_INDEX for an element of an array.", err=True
+        )
+        sys.exit(EXIT_USAGE)
+    if shutil.which("srun") is None:
+        click.echo(
+            "There is no srun here. On a machine without Slurm: slurm-watchdog run -- COMMAND…", err=True
+        )
+        sys.exit(EXIT_USAGE)
+    try:
+        from slurm_watchdog.journal.journal import JournalError
+        from slurm_watchdog.standalone import attach as service
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "slurm_watchdog":
+            raise
+        click.echo(f"This needs the Python package {error.name}, which is not installed here.", err=True)
+        click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
+        sys.exit(EXIT_USAGE)
+    from slurm_watchdog.identity.secret_files import IdentityError
+    from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+
+    place = Path(directory) if directory else Path.home() / ".slurm-watchdog" / job_id
+    log_setup.set_up("WARNING", for_person=True)
+    try:
+        code = service.run(
+            service.Wanted(
+                job_id=job_id,
+                directory=place.absolute(),
+                act=act,
+                listen=listen,
+                config_file=config_file,
+                page_listen=page,
+                kill_switch=kill_switch,
+            )
+        )
+    except ConfigError as error:
+        for line in error.lines():
+            click.echo(line, err=True)
+        sys.exit(EXIT_USAGE)
+    except (OSError, JournalError, IdentityError, SlurmUnavailable, SlurmRefused) as error:
+        click.echo(f"Job {job_id} is not watched: {error}", err=True)
+        sys.exit(EXIT_USAGE)
+    sys.exit(code)

@@ -1,0 +1,59 @@
+"""What a shell offers for an argument: jobs, incidents and nodes that the controller knows. It never fails and never waits long."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr
+from typing import Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.find_controller import choose
+
+DEADLINE_S: Final = 2.0
+"""Of a question to the controller: somebody has pressed Tab and waits."""
+MAX_OFFERED: Final = 200
+"""Of a cluster's thousands nobody chooses from a list."""
+Offered = Iterable[tuple[str, str]]
+"""(word, explanation), the most likely first."""
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _offers(ask: Callable[[Client], Offered]) -> Complete:
+    def complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+        try:
+            with redirect_stderr(
+                io.StringIO()
+            ):  # a broken configuration must not write into the command line
+                asked = choose(context.params.get("socket_path"), context.params.get("config_file"))
+                offered = list(ask(Client(asked.path, DEADLINE_S)))
+        except (ClientError, OSError, ValueError, SystemExit):
+            return []
+        fitting = [each for each in offered if each[0].startswith(begun)]
+        return [CompletionItem(word, help=words) for word, words in fitting[:MAX_OFFERED]]
+
+    return complete
+
+
+def _jobs(client: Client) -> Offered:
+    return [(job.job_id, f"{job.name} of {job.user}") for job in client.status()[0].jobs]
+
+
+def _incidents(client: Client) -> Offered:
+    order = {"firing": 0, "pending": 1}
+    found = client.incidents(None)[0]
+    return [(each.id, each.summary) for each in sorted(found, key=lambda each: order.get(each.state, 2))]
+
+
+def _nodes(client: Client) -> Offered:
+    status = client.status()[0]
+    names = {name for job in status.jobs for name in job.nodes}
+    return [(name, "") for name in sorted(names.union(status.nodes.reporting, status.nodes.silent))]
+
+
+jobs = _offers(_jobs)
+incidents = _offers(_incidents)
+nodes = _offers(_nodes)

@@ -1,0 +1,85 @@
+"""A diagnosis in words: one sentence, who stands where, what differs, who could not be asked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from slurm_watchdog.cli.api_types import Diagnosis, Hint, Suspect
+from slurm_watchdog.cli.terminal import fold_nodes, sentence, table
+
+FRAMES: Final = 4
+MAX_GROUPS: Final = 20
+MAX_ROWS: Final = 40
+
+
+def print_diagnosis(found: Diagnosis) -> None:
+    """Everything of it, the sentence first."""
+    sentence(found.summary or "Nothing can be said.", "bold red" if found.is_hang else "")
+    if found.culprits:
+        heading("Who")
+        table(
+            ("WHO", "WHERE", "WHY"),
+            [
+                (who(each), each.path or each.mount or "-", each.reason or "-")
+                for each in found.culprits[:MAX_ROWS]
+            ],
+        )
+    if found.groups:
+        heading("Groups")
+        rows = [
+            (
+                str(len(g.ranks)),
+                ranks_of(g.ranks),
+                fold_nodes(g.hosts),
+                g.place or "-",
+                " < ".join(g.frames[:FRAMES]),
+            )
+            for g in found.groups[:MAX_GROUPS]
+        ]
+        table(("RANKS", "WHICH", "NODES", "WHERE", "FRAMES, INNERMOST FIRST"), rows)
+        if len(found.groups) > MAX_GROUPS:
+            sentence(f"… and {len(found.groups) - MAX_GROUPS} smaller groups: --json has them")
+    _list("What differs", [each.line for each in found.differences])
+    _list("Filesystems", [each.summary for each in found.filesystems])
+    _list(
+        "Could not be dumped", [f"{who(each)}: {each.reason or 'no reason given'}" for each in found.undumped]
+    )
+    _list("Hints: what it usually is", [_advice(each) for each in found.hints])
+
+
+def _advice(hint: Hint) -> str:
+    return f"{hint.usually} Try: {hint.try_next}" + (f" ({hint.documented})" if hint.documented else "")
+
+
+def heading(text: str) -> None:
+    """An empty line, and a title."""
+    sentence("")
+    sentence(text, "bold")
+
+
+def _list(title: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    heading(title)
+    for line in lines[:MAX_ROWS]:
+        sentence(f"- {line}")
+    if len(lines) > MAX_ROWS:
+        sentence(f"… and {len(lines) - MAX_ROWS} more: --json has them")
+
+
+def who(suspect: Suspect) -> str:
+    """`rank 2 (pid 4711 on n3)`, or what of it is known."""
+    name = f"rank {suspect.rank}" if suspect.rank is not None else "a process"
+    pid = f"pid {suspect.pid} " if suspect.pid is not None else ""
+    return f"{name} ({pid}on {suspect.host})" if suspect.host else name
+
+
+def ranks_of(ranks: tuple[int, ...]) -> str:
+    """`0-2,4,6-9`."""
+    parts: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

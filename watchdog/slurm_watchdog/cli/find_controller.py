@@ -1,0 +1,79 @@
+"""Whom a command asks that was not told: the controller of this machine, else a `run` or `attach` of the same user."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_USAGE, find_socket, open_client
+from slurm_watchdog.cli.terminal import clean, moment
+from slurm_watchdog.standalone.own_runs import OwnRun, alive, is_absent, over, state_home
+
+
+def own_place() -> Path:
+    """Where the user's own runs are written down."""
+    return state_home(Path.home(), os.environ)
+
+
+def own_instead(socket_path: str | None, config_file: str | None) -> list[OwnRun]:
+    """The user's own runs that answer, where nothing was named and no controller of this machine answers."""
+    if socket_path or config_file is not None or not is_absent(find_socket(None, None)):
+        return []
+    return alive(own_place())
+
+
+def choose(socket_path: str | None, config_file: str | None) -> Client:
+    """A client for the controller that was named, this machine's, or the user's own and only run; ends with code 2 if there are
+    several."""
+    own = own_instead(socket_path, config_file)
+    if len(own) > 1:
+        click.echo(f"{len(own)} of your runs answer; name one with --socket:", err=True)
+        for each in own:
+            click.echo(f"  {clean(describe(each))}\n    --socket {shlex.quote(each.socket)}", err=True)
+        sys.exit(EXIT_USAGE)
+    if own:
+        return Client(own[0].socket)
+    if not socket_path and config_file is None and is_absent(find_socket(None, None)):
+        for ended in over(own_place())[:1]:
+            click.echo(f"Your newest {clean(describe(ended))}", err=True)
+            click.echo(
+                f"Ask its journal: slurm-watchdog incidents --journal {shlex.quote(ended.directory)}",
+                err=True,
+            )
+    return open_client(socket_path, config_file)
+
+
+def choose_or_journal(
+    socket_path: str | None, config_file: str | None, journal: str | None, incident_id: str | None = None
+) -> Client:
+    """The same for what a journal can answer: the one that was named, else that of the user's newest run that has ended, or of the
+    newest that has the incident. Raises ClientError."""
+    from slurm_watchdog.cli.past import client_of_journal
+
+    if journal is not None:
+        return client_of_journal(journal)
+    if socket_path or config_file is not None or os.access(DEFAULT_CONFIG, os.R_OK):
+        return choose(socket_path, config_file)
+    if not is_absent(find_socket(None, None)) or alive(own_place()):
+        return choose(socket_path, config_file)
+    for run in over(own_place()):
+        try:
+            client = client_of_journal(run.directory)
+            if incident_id is not None:
+                client.incident(incident_id)
+        except ClientError:
+            continue
+        click.echo(f"From the journal of your {clean(describe(run))}", err=True)
+        return client
+    return open_client(socket_path, config_file)
+
+
+def describe(run: OwnRun) -> str:
+    """One run in a few words."""
+    when = f"since {moment(run.started_at)}" if run.ended_at is None else f"ended {moment(run.ended_at)}"
+    return f"`{run.command}` of {run.what} ({when}), {run.directory}"

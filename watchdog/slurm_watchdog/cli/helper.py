@@ -1,0 +1,88 @@
+"""`slurm-watchdog helper`: the service that does for the agent what takes rights."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from slurm_watchdog.model.kill_switch import problem_of_prefix
+
+SOCKET = "/run/slurm-watchdog-helper/socket"
+AGENT = "slurm-watchdog-agent"
+
+
+@click.command(short_help="Performs the agent's privileged operations.")
+@click.option(
+    "--socket",
+    "path",
+    default=SOCKET,
+    show_default=True,
+    help="Where to listen, unless systemd passes a socket.",
+)
+@click.option(
+    "--agent-user",
+    "agent",
+    default=AGENT,
+    show_default=True,
+    help="The one user who is served, by name or number.",
+)
+@click.option(
+    "--kill-switch-prefix",
+    "prefixes",
+    multiple=True,
+    metavar="DIRECTORY",
+    help="Kill switches may lie below it, too: as `jobs.kill_switch_prefixes`. May be repeated.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(),
+    help="Take `jobs.kill_switch_prefixes`, and nothing else, from this file, which has to be root's.",
+)
+@click.option(
+    "--core-debugger",
+    is_flag=True,
+    help="Lets gdb read a job's core files as their owner, who may take it over: see agent.core_debugger.",
+)
+def helper(
+    path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool
+) -> None:
+    """Performs the privileged operations of an agent that has no rights itself: a service beside it, with exactly the capabilities that this needs.
+
+    It takes a closed list of requests from one user, on a local socket: what processes of other users do, their stacks, the kernel's
+    log, and, as the owner of the files and never as root, a job's logs, checkpoints and kill switch. Whatever else is asked is
+    refused, counted and logged.
+
+    \b
+    Examples:
+      slurm-watchdog helper                     as slurm-watchdog-helper.service starts it
+      slurm-watchdog helper --config /etc/slurm-watchdog/config.yaml
+      slurm-watchdog helper --socket /run/test/socket --agent-user monitor
+    """
+    from slurm_watchdog.agent.helper.__main__ import become_helper
+
+    wanted = (*prefixes, *(prefixes_of(config_file) if config_file else ()))
+    for prefix in wanted:
+        if (problem := problem_of_prefix(prefix)) is not None:
+            click.echo(f"no kill switch is written below it: {problem}", err=True)
+    good = dict.fromkeys(each for each in wanted if problem_of_prefix(each) is None)
+    become_helper(path, agent, tuple(good), core_debugger=core_debugger)
+
+
+def prefixes_of(file: str) -> tuple[str, ...]:
+    """`jobs.kill_switch_prefixes` of a configuration that nobody but root may write; none, with the reason on standard error, of another
+    one: without a helper the agent would see little."""
+    from slurm_watchdog.config.schema import ConfigError, load_config
+
+    try:
+        about = os.stat(file)
+        if about.st_uid != 0 or about.st_mode & 0o022:
+            raise PermissionError(
+                f"{file} may be written by others than root: chown root {file}; chmod go-w {file}"
+            )
+        return tuple(load_config(file).jobs.kill_switch_prefixes)
+    except (OSError, ConfigError) as error:
+        click.echo(f"kill switches are written in /run alone, not on shared filesystems: {error}", err=True)
+        return ()

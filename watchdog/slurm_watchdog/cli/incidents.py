@@ -1,0 +1,195 @@
+"""`slurm-watchdog incidents`: what happened, one line each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.cli import complete
+from slurm_watchdog.cli.api_types import Culprit, Incident
+from slurm_watchdog.cli.find_controller import choose_or_journal
+from slurm_watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
+    failures_told,
+    journal_option,
+    operator_options,
+    print_json,
+)
+from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+
+if TYPE_CHECKING:
+    from slurm_watchdog.knowledge.remediation_hints import Hint
+
+STYLES = {"firing": "bold red", "pending": "yellow", "resolved": "dim", "explained": "dim"}
+HEADINGS = ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "DECISION", "SUMMARY")
+WANTED = [
+    HEADINGS.index(name)
+    for name in ("ID", "SUMMARY", "STATE", "JOB", "OPENED", "KIND", "WHO", "DECISION", "FOUND AFTER")
+]
+"""The order in which a narrow terminal leaves room for them."""
+
+
+@click.command()
+@click.option(
+    "--job", "job_id", metavar="J", shell_complete=complete.jobs, help="Only incidents of this job."
+)
+@click.option(
+    "--kind", metavar="KIND", multiple=True, help="Only this kind (collective_hang, …); may be repeated."
+)
+@click.option(
+    "--state",
+    type=click.Choice(["pending", "firing", "resolved", "explained"]),
+    multiple=True,
+    help="Only incidents in this state; may be repeated.",
+)
+@click.option("--since", metavar="TIME", help="Only those that began in the last TIME (2h, 7d).")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="At most N, the newest.")
+@journal_option
+@operator_options
+def incidents(  # noqa: PLR0913 - click hands each option over by itself
+    job_id: str | None,
+    kind: tuple[str, ...],
+    state: tuple[str, ...],
+    since: str | None,
+    limit: int | None,
+    journal: str | None,
+    socket_path: str | None,
+    config_file: str | None,
+    as_json: bool,
+) -> None:
+    """What happened: pending, firing and resolved incidents. Exit code 1 while one of those listed is firing.
+
+    \b
+    Examples:
+      slurm-watchdog incidents
+      slurm-watchdog incidents --job 4711 --json
+      slurm-watchdog incidents --since 7d --kind gpu_fault --limit 20
+      slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `attach` that has ended
+    """
+    wanted = Wanted(kind, state, _seconds(since), limit)
+    with failures_told(as_json):
+        client = choose_or_journal(socket_path, config_file, journal)
+        both = client.incidents(job_id)
+    chosen = wanted.of(list(zip(*both, strict=True)), clock.wall())
+    found, document = [each for each, _ in chosen], [row for _, row in chosen]
+    firing = [each for each in found if is_wrong(each)]
+    if as_json:
+        rows = [
+            {**row, "hints": [hint.as_json() for hint in hints_of(each)]}
+            for each, row in zip(found, document, strict=True)
+        ]
+        print_json(rows)
+    else:
+        _print(found, len(firing), job_id)
+    sys.exit(EXIT_FOUND if firing else EXIT_FINE)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which incidents are asked for; empty and None: all."""
+
+    kinds: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    since_s: float | None = None
+    limit: int | None = None
+
+    def of(self, rows: list[tuple[Incident, Any]], now: float) -> list[tuple[Incident, Any]]:
+        """Those of `rows` (incident, its document) that are wanted, in their order; `now` is a date."""
+        found = [row for row in rows if self._is_wanted(row[0], now)]
+        if self.limit is None or len(found) <= self.limit:
+            return found
+        newest = sorted(found, key=lambda row: row[0].opened_at or 0.0)[-self.limit :]
+        kept = {id(row) for row in newest}
+        return [row for row in found if id(row) in kept]
+
+    def _is_wanted(self, each: Incident, now: float) -> bool:
+        old = self.since_s is not None and (each.opened_at is None or each.opened_at < now - self.since_s)
+        of_kind = not self.kinds or each.kind in self.kinds
+        return of_kind and (not self.states or shown_state(each) in self.states) and not old
+
+
+def _seconds(since: str | None) -> float | None:
+    from slurm_watchdog.config.types import parse_duration
+
+    try:
+        return None if since is None else parse_duration(since)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--since") from None
+
+
+def is_wrong(each: Incident) -> bool:
+    """Whether it fires, no other incident explains it, and it is no person's own restart: what `status` and the page count."""
+    return each.state == "firing" and each.inhibited_by is None and each.kind != "operator_restart"
+
+
+def _print(found: list[Incident], firing: int, job_id: str | None) -> None:
+    of_job = f" of job {job_id}" if job_id else ""
+    if not found:
+        sentence(f"No incident{of_job} is known.")
+        return
+    sentence(f"{count(len(found), 'incident')}{of_job}, {firing or 'none'} firing.")
+    table(
+        HEADINGS,
+        [_row(each) for each in found],
+        [STYLES.get(shown_state(each), "") for each in found],
+        wanted=WANTED,
+        wraps=HEADINGS.index("SUMMARY"),
+    )
+    sentence("More: slurm-watchdog explain ID")
+
+
+def shown_state(each: Incident) -> str:
+    """Its state; `explained` if another incident that is open explains it, so that it is neither announced nor acted on."""
+    return "explained" if each.inhibited_by is not None and each.state != "resolved" else each.state
+
+
+def _row(each: Incident) -> tuple[str, ...]:
+    first = who(each.culprits[0]) if each.culprits else "nobody"
+    more = f" +{len(each.culprits) - 1}" if len(each.culprits) > 1 else ""
+    last = each.decisions[-1] if each.decisions else None
+    decided = (
+        "alert only" if last and last.action == "none" else f"{last.action} {last.verdict}" if last else "-"
+    )
+    return (
+        each.id,
+        shown_state(each),
+        each.kind,
+        each.job_id or "-",
+        moment(each.opened_at) if each.opened_at is not None else "-",
+        duration(each.detected_after_s),
+        f"{first}{more}",
+        decided + (f": {last.outcome}" if last and last.outcome else ""),
+        each.summary,
+    )
+
+
+def who(culprit: Culprit) -> str:
+    """`rank 2 (pid 4711 on n3)`, or what of it is known."""
+    parts = [f"rank {culprit.rank}"] if culprit.rank is not None else []
+    if culprit.pid is not None:
+        parts.append(f"pid {culprit.pid}")
+    if culprit.node:
+        parts.append(f"on {culprit.node}")
+    if culprit.gpu_uuid:
+        parts.append(culprit.gpu_uuid)
+    if not parts and culprit.mount:
+        parts.append(culprit.mount)
+    return " ".join(parts) or "unknown"
+
+
+def hints_of(incident: Incident) -> tuple[Hint, ...]:
+    """What it usually is and what to try: advice, read from its kind and from the lines that it quotes."""
+    from slurm_watchdog.diagnose.incident_hints import incident_hints
+
+    return incident_hints(incident.kind, incident.summary, [as_text(fact) for fact in incident.evidence])
+
+
+def as_text(document: object) -> str:
+    """A piece of evidence for people: words as they are, anything else as JSON."""
+    return document if isinstance(document, str) else json.dumps(document, indent=2, ensure_ascii=False)

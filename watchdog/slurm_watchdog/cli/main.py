@@ -1,0 +1,82 @@
+"""`slurm-watchdog`: the list of commands. Each one is a module of its own beside this one."""
+
+from __future__ import annotations
+
+import click
+
+from slurm_watchdog import __version__
+from slurm_watchdog.cli import manual
+from slurm_watchdog.cli.agent import agent
+from slurm_watchdog.cli.attach import attach
+from slurm_watchdog.cli.ca import ca
+from slurm_watchdog.cli.check_config import check_config
+from slurm_watchdog.cli.controller import controller
+from slurm_watchdog.cli.demo import demo
+from slurm_watchdog.cli.diagnose import diagnose
+from slurm_watchdog.cli.doctor import doctor
+from slurm_watchdog.cli.explain import explain
+from slurm_watchdog.cli.group_stacks import group_stacks
+from slurm_watchdog.cli.helper import helper
+from slurm_watchdog.cli.incidents import incidents
+from slurm_watchdog.cli.notify import notify
+from slurm_watchdog.cli.pause import pause
+from slurm_watchdog.cli.replay import replay
+from slurm_watchdog.cli.restart import restart
+from slurm_watchdog.cli.resume import resume
+from slurm_watchdog.cli.run import run
+from slurm_watchdog.cli.scan_log import scan_log
+from slurm_watchdog.cli.status import status
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 fine, 1 something found, 2 wrong usage or configuration, 3 unknown (the controller gave no "
+    "answer). `status` and `doctor` are monitoring plugins: 0 OK, 1 warning, 2 critical, 3 unknown.",
+)
+@click.version_option(__version__, prog_name="slurm-watchdog")
+@click.option(
+    "--man",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=manual.show,
+    help="Print the manual page: slurm-watchdog --man | man -l -",
+)
+def main() -> None:
+    """Watches training jobs on Slurm: says which rank on which node stopped and why, and can restart the job.
+
+    \b
+    Examples:
+      slurm-watchdog status
+      slurm-watchdog explain 7f3a
+      slurm-watchdog diagnose 4711         who keeps the others waiting, now
+      slurm-watchdog group-stacks stacks/  the same, from files of stacks
+      slurm-watchdog doctor train.sbatch   what a job script lacks to be protected
+      slurm-watchdog pause "moving the storage"
+      slurm-watchdog agent --once          what the agent sees on this node
+    """
+
+
+for _command in (
+    status,
+    diagnose,
+    incidents,
+    explain,
+    doctor,
+    pause,
+    resume,
+    restart,
+    check_config,
+    notify,
+    ca,
+    replay,
+    scan_log,
+    group_stacks,
+    run,
+    attach,
+    demo,
+    agent,
+    helper,
+    controller,
+):
+    main.add_command(_command)

@@ -1,0 +1,88 @@
+"""`slurm-watchdog notify test`: whether notifications arrive, before the first incident needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+import click
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.cli.options import (
+    DEFAULT_CONFIG,
+    EXIT_FINE,
+    EXIT_FOUND,
+    EXIT_USAGE,
+    load_or_exit,
+    print_json,
+)
+from slurm_watchdog.cli.terminal import count, sentence
+
+NO_RECEIVER = (
+    "No receiver is configured (notify.slack, notify.webhook, notify.alertmanager): "
+    "notifications go to the controller's log only."
+)
+
+
+@click.group(short_help="Send a test notification to every configured receiver.")
+def notify() -> None:
+    """Notifications to Slack, a webhook, Alertmanager, as the configuration has them.
+
+    \b
+    Example:
+      slurm-watchdog notify test
+    """
+
+
+@notify.command("test")
+@click.option(
+    "--config", "config_file", metavar="F", default=DEFAULT_CONFIG, show_default=True, type=click.Path(),
+    help="Configuration file.",
+)  # fmt: skip
+@click.option(
+    "--severity", type=click.Choice(["info", "warning", "critical"]), default="info", show_default=True,
+    help="Of the test; a critical one also mentions people and pages.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+def send_test(config_file: str, severity: str, as_json: bool) -> None:
+    """Sends a test notification to every receiver of the configuration, and then that it is over.
+
+    It uses the code that sends incidents, and needs no controller. Run it as a user who can read the receivers' secrets:
+    root, or the controller's user. Exit code 0 if every receiver took it; 1 if one did not, or none is configured.
+
+    \b
+    Examples:
+      slurm-watchdog notify test
+      slurm-watchdog notify test --severity critical
+      slurm-watchdog notify test --config my.yaml --json
+    """
+    config = load_or_exit(config_file)
+    try:
+        from slurm_watchdog.journal.journal import Journal
+        from slurm_watchdog.model.incidents import Severity
+        from slurm_watchdog.notify.self_test import try_receivers
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "slurm_watchdog":
+            raise
+        click.echo(f"This needs the Python package {error.name}, which is not installed here.", err=True)
+        click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
+        sys.exit(EXIT_USAGE)
+    # What fails is printed below, once.
+    logging.getLogger("slurm_watchdog.notify").addHandler(logging.NullHandler())
+    tried = asyncio.run(
+        try_receivers(config, lambda: Journal("sqlite://").outbox, Severity(severity), clock.wall())
+    )
+    failed = [each for each in tried if each.error is not None]
+    if as_json:
+        print_json(
+            [{"receiver": each.receiver, "sent": each.error is None, "error": each.error} for each in tried]
+        )
+    else:
+        for each in tried:
+            sentence(f"{each.receiver}: {'sent' if each.error is None else f'FAILED: {each.error}'}")
+        sentence(
+            f"{count(len(failed), 'receiver')} of {len(tried)} failed." if failed
+            else f"{count(len(tried), 'receiver')} took the test notification." if tried else NO_RECEIVER
+        )  # fmt: skip
+    sys.exit(EXIT_FINE if tried and not failed else EXIT_FOUND)

@@ -1,0 +1,145 @@
+"""Options that several commands share, and how a command fails: a sentence, what to do next, a code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import click
+
+from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.terminal import clean
+
+if TYPE_CHECKING:
+    from slurm_watchdog.config.schema import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_FINE: Final = 0
+EXIT_FOUND: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_UNKNOWN: Final = 3
+
+DEFAULT_CONFIG: Final = "/etc/slurm-watchdog/config.yaml"
+DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
+
+
+def service_options(command: F) -> F:
+    """`--config` and `--once` of the two services."""
+    command = click.option("--once", is_flag=True, help="Look once, say what was seen, and end.")(command)
+    return click.option(
+        "--config",
+        "config_file",
+        metavar="F",
+        type=click.Path(),
+        default=DEFAULT_CONFIG,
+        show_default=True,
+        help="Configuration file.",
+    )(command)
+
+
+def operator_options(command: F) -> F:
+    """`--socket`, `--config` and `--json` of the commands that ask the controller."""
+    command = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")(
+        command
+    )
+    command = click.option(
+        "--config",
+        "config_file",
+        metavar="F",
+        type=click.Path(),
+        help=f"Configuration file that names the socket. [default: {DEFAULT_CONFIG}, where it can be read]",
+    )(command)
+    return click.option(
+        "--socket",
+        "socket_path",
+        metavar="PATH",
+        type=click.Path(),
+        envvar="SLURM_WATCHDOG_SOCKET",
+        help="Socket of the controller. [default: $SLURM_WATCHDOG_SOCKET, else what the configuration says, else "
+        f"{DEFAULT_SOCKET}]",
+    )(command)
+
+
+def load_or_exit(config_file: str) -> Config:
+    """The configuration; ends the process with code 2 and every error in the file if there is one."""
+    from slurm_watchdog.config.schema import ConfigError, load_config
+
+    try:
+        return load_config(config_file)
+    except ConfigError as error:
+        for line in error.lines():
+            click.echo(clean(line), err=True)
+        click.echo("Nothing was started. Correct the file, then: slurm-watchdog check-config FILE", err=True)
+        sys.exit(EXIT_USAGE)
+
+
+def open_client(socket_path: str | None, config_file: str | None) -> Client:
+    """A client for the socket that the options, the environment or the configuration name, in this order."""
+    return Client(find_socket(socket_path, config_file))
+
+
+def find_socket(socket_path: str | None, config_file: str | None) -> str:
+    """The socket that the options, the environment or the configuration name, in this order."""
+    if socket_path:
+        return socket_path
+    if config_file is not None:
+        return load_or_exit(config_file).controller.socket
+    return _socket_of_default_config()
+
+
+def _socket_of_default_config() -> str:
+    """A broken file must not keep anybody from `pause`: it costs a warning and the default is used."""
+    from slurm_watchdog.config.schema import ConfigError, load_config
+
+    if not os.access(DEFAULT_CONFIG, os.R_OK):
+        return DEFAULT_SOCKET
+    try:
+        return load_config(DEFAULT_CONFIG).controller.socket
+    except ConfigError:
+        click.echo(
+            f"{DEFAULT_CONFIG} has errors, so the socket is taken to be {DEFAULT_SOCKET}; "
+            f"see: slurm-watchdog check-config {DEFAULT_CONFIG}",
+            err=True,
+        )
+        return DEFAULT_SOCKET
+
+
+def journal_option(command: F) -> F:
+    """`--journal` of the commands that a journal can answer."""
+    return click.option(
+        "--journal",
+        metavar="DIR",
+        type=click.Path(),
+        help="Ask the journal of a `run` or `attach` that has ended, in DIR. [default: your newest one, where no controller answers "
+        "and none is configured]",
+    )(command)
+
+
+@contextmanager
+def failures_told(as_json: bool) -> Iterator[None]:
+    """Turns a ClientError into words and an exit code: 2 if the request was wrong, otherwise 3, unknown."""
+    try:
+        yield
+    except ClientError as error:
+        fail(error, as_json)
+
+
+def fail(error: ClientError, as_json: bool, code: int | None = None) -> NoReturn:
+    """Prints what failed and what to do, for people or for a program, and ends the process."""
+    if as_json:
+        print_json({"error": error.what, "next": error.todo})
+    click.echo(clean(error.what), err=True)
+    if error.todo:
+        click.echo(clean(error.todo), err=True)
+    refused = error.http_status is not None and 400 <= error.http_status < 500
+    sys.exit(code if code is not None else EXIT_USAGE if refused else EXIT_UNKNOWN)
+
+
+def print_json(document: object) -> None:
+    """One JSON document on standard output. ASCII only, so that no control character reaches a terminal."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=True))

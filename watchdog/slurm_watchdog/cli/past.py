@@ -1,0 +1,118 @@
+"""Asks a journal in the place of a controller: of a run that has ended, or from a copy."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import tempfile
+import weakref
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.standalone.own_runs import JOURNAL
+
+if TYPE_CHECKING:
+    from slurm_watchdog.journal.journal import Journal
+
+COPY_PAGES: Final = 1024
+"""Copied at a time: a controller that writes meanwhile waits for no longer than that takes."""
+_ASKED = re.compile(r"/v1/incidents(?:/(?P<id>[^/]+)(?:/evidence/(?P<number>\d{1,18}))?)?")
+Answer = tuple[int, str, bytes]
+"""Status, its words, body: as a controller's over HTTP."""
+
+
+def journal_file(given: str) -> Path:
+    """The journal that is meant: a file, or the directory of a `run` or `attach` that has one. Raises ClientError."""
+    path = Path(given).expanduser()
+    file = path / JOURNAL if path.is_dir() else path
+    if not file.is_file():
+        raise ClientError(
+            f"There is no journal at {file}.",
+            "Give the directory of a `run` or `attach`, or its journal.sqlite.",
+        )
+    return file
+
+
+def client_of_journal(given: str) -> Client:
+    """A client that is answered from a journal; what needs a controller is refused. Raises ClientError."""
+    file = journal_file(given)
+    copy = tempfile.TemporaryDirectory(prefix="slurm-watchdog-")
+    try:
+        journal = _open_copy(file, Path(copy.name) / JOURNAL)
+    except BaseException:
+        copy.cleanup()
+        raise
+    client = Client(str(file), exchange=_answers(journal, file))
+    weakref.finalize(client, _close, journal, copy)
+    return client
+
+
+def _close(journal: Journal, copy: tempfile.TemporaryDirectory[str]) -> None:
+    journal.close()
+    copy.cleanup()
+
+
+def _open_copy(file: Path, copy: Path) -> Journal:
+    """A consistent copy: reading changes nothing, and an older release's journal is migrated in the copy only."""
+    try:
+        from slurm_watchdog.journal.journal import Journal, JournalError
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "slurm_watchdog":
+            raise
+        raise ClientError(
+            f"This needs the Python package {error.name}, which is not installed here.",
+            "Install it with: pip install 'slurm-training-watchdog[controller]'",
+        ) from error
+    # Who has a journal open keeps a log beside it. Without one nothing is written, not even the files beside it.
+    how = "mode=ro" if Path(f"{file}-wal").exists() else "mode=ro&immutable=1"
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?{how}", uri=True)) as source,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target, pages=COPY_PAGES)
+        return Journal(f"sqlite:///{copy}")
+    except (sqlite3.Error, JournalError, OSError) as error:
+        raise ClientError(
+            f"The journal {file} cannot be read: {error}", "Is it a watchdog's journal, and may you read it?"
+        ) from error
+
+
+def _answers(journal: Journal, file: Path) -> Callable[[str, str, object], Answer]:
+    from slurm_watchdog.controller.api import journal_view
+
+    def everything(incident: object) -> bool:
+        return True  # who may read the file may read what is in it
+
+    def document(method: str, target: str) -> Any:
+        split = urlsplit(target)
+        asked = _ASKED.fullmatch(split.path)
+        if method != "GET" or asked is None:
+            raise journal_view.NotFound(409, f"{file} is a journal: only incidents and explain read it")
+        if asked["id"] is None:
+            job = parse_qs(split.query).get("job", [None])[0]
+            return journal_view.listed(journal, job, everything)
+        incident = journal_view.find(journal, unquote(asked["id"]))
+        if asked["number"] is None:
+            return journal_view.explained(journal, incident, incident, everything, lambda decision: None)
+        found = journal.evidence_document(incident.id, int(asked["number"]))
+        if found is None:
+            raise journal_view.NotFound(404, f"incident {incident.id} has no piece {asked['number']}")
+        return json.loads(found)
+
+    def exchange(method: str, target: str, body: object) -> Answer:
+        from slurm_watchdog.journal.journal import JournalError
+
+        try:
+            return 200, "OK", json.dumps(document(method, target)).encode()
+        except journal_view.NotFound as error:
+            return error.status, "", json.dumps({"error": str(error)}).encode()
+        except JournalError as error:
+            raise ClientError(str(error)) from error
+
+    return exchange

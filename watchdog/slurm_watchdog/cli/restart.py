@@ -1,0 +1,214 @@
+"""`slurm-watchdog restart`: asks for a graceful restart of one job and follows it, rung by rung."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, Final
+
+import click
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.loop import wait_readable
+from slurm_watchdog.cli import complete
+from slurm_watchdog.cli.api_types import Accepted, ActionRun, Rung
+from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.explain import ENDS, describe_end
+from slurm_watchdog.cli.find_controller import choose
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, operator_options, print_json
+from slurm_watchdog.cli.terminal import clean, moment, sentence
+
+FOLLOW_INTERVAL_S: Final = 1.0
+PATIENCE_S: Final = 120.0
+"""A controller that is being restarted itself is waited for this long; it goes on where it stopped."""
+JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
+NODE_SET = re.compile(r"[\w.\-\[\],]+", re.ASCII)
+
+
+def _check_job_id(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not JOB_ID.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue"
+        )
+    return value
+
+
+def _expand_nodes(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    nodes: list[str] = []
+    for each in value:
+        if not NODE_SET.fullmatch(each):
+            raise click.BadParameter(f"{each!r} names no nodes; n7 and n[1-3,7] do")
+        try:
+            nodes.extend(str(node) for node in NodeSet(each, resolver=RESOLVER_NOGROUP))
+        except NodeSetException as error:
+            raise click.BadParameter(f"{each!r} names no nodes: {error}") from error
+    return list(dict.fromkeys(nodes))
+
+
+@click.command(short_help="Moves a job gracefully, off a node if you say so.")
+@click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=complete.jobs)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="NODE",
+    shell_complete=complete.nodes,
+    callback=_expand_nodes,
+    help="Restart without this node; repeatable.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Kept in the journal and shown by `explain`.")
+@click.option(
+    "--now",
+    "how",
+    flag_value="now",
+    help="Without waiting for a checkpoint: requeue at once, from the last complete one. For a job that hangs.",
+)
+@click.option(
+    "--cancel",
+    "how",
+    flag_value="cancel",
+    help="End a restart that still waits for the job to save; nothing is done to the job.",
+)
+@click.option("--no-wait", is_flag=True, help="Ask and leave; otherwise it is followed to its end.")
+@operator_options
+def restart(
+    job_id: str,
+    exclude: list[str],
+    reason: str,
+    how: str | None,
+    no_wait: bool,
+    socket_path: str | None,
+    config_file: str | None,
+    as_json: bool,
+) -> None:
+    """Moves a job gracefully: kill switch, complete checkpoint, requeue without the excluded nodes, first new step.
+
+    A job that is known to hang cannot see a kill switch: it is requeued at once, if you confirm it or give --now.
+
+    The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not requeueable);
+    cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when it was allowed),
+    1 when it was refused or failed.
+
+    \b
+    Examples:
+      slurm-watchdog restart 4711 --exclude n7 --reason "slow GPU"
+      slurm-watchdog restart 4711 --now
+      slurm-watchdog restart 4711 --cancel
+      slurm-watchdog restart 4711 --exclude 'n[7-8]' --no-wait --json
+    """
+    client = choose(socket_path, config_file)
+    try:
+        if how == "cancel":
+            sys.exit(_cancel(client, job_id, as_json))
+        accepted, document = _ask(client, job_id, exclude, reason, how == "now", as_json)
+    except ClientError as error:
+        refused = error.http_status is not None and error.http_status < 500
+        fail(error, as_json, EXIT_FOUND if refused else EXIT_UNKNOWN)
+    if not as_json:
+        _print_verdict(job_id, accepted)
+    allowed = accepted.verdict == "allowed"
+    if not allowed or no_wait:
+        if as_json:
+            print_json(document)
+        sys.exit(EXIT_FINE if allowed else EXIT_FOUND)
+    sys.exit(_follow(client, accepted, document, as_json))
+
+
+def _ask(
+    client: Client, job_id: str, exclude: list[str], reason: str, now: bool, as_json: bool
+) -> tuple[Accepted, Any]:
+    """Asks for the restart; of a job that hangs a person at a terminal is asked whether it may be requeued at once."""
+    try:
+        return client.restart(job_id, exclude, reason, now)
+    except ClientError as error:
+        if error.code != "hangs" or as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        sentence(f"{clean(error.what[:1].upper() + error.what[1:].removesuffix(': ask with --now'))}.")
+        if not click.confirm("Requeue it now?", err=True):
+            raise
+    return client.restart(job_id, exclude, reason, True)
+
+
+def _cancel(client: Client, job_id: str, as_json: bool) -> int:
+    document = client.cancel_restart(job_id)
+    if as_json:
+        print_json(document)
+    else:
+        sentence(f"The restart of job {job_id} is cancelled; the job is left as it is.")
+    return EXIT_FINE
+
+
+def _print_verdict(job_id: str, accepted: Accepted) -> None:
+    if accepted.verdict == "allowed":
+        sentence(f"Restart of job {job_id} is under way (incident {accepted.incident_id}).")
+        return
+    why = "was not done, only noted" if accepted.verdict == "observed" else "was refused"
+    sentence(f"Restart of job {job_id} {why} (guard: {accepted.by}): {accepted.reason}", "bold red")
+
+
+def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) -> int:
+    """Shows every rung as it happens, until the action has an end. Returns the exit code."""
+    shown: set[tuple[str, int, str | None]] = set()
+    waits = ""
+    answered_at = clock.monotonic()
+    try:
+        while True:
+            try:
+                found, whole = client.incident(accepted.incident_id)
+            except ClientError as error:
+                if clock.monotonic() - answered_at > PATIENCE_S or error.http_status == 404:
+                    fail(error, as_json, EXIT_UNKNOWN)
+            else:
+                answered_at = clock.monotonic()
+                action = next((a for a in found.actions if a.decision_id == accepted.decision_id), None)
+                if action is not None and not as_json:
+                    _print_news(action, shown)
+                    waits = _print_waiting(action, waits)
+                if action is not None and action.end is not None:
+                    if as_json:
+                        actions = [
+                            a for a in whole["actions"] if a.get("decision_id") == accepted.decision_id
+                        ]
+                        print_json(
+                            {**document, "rungs": actions[0].get("rungs", []), "end": actions[0]["end"]}
+                        )
+                    else:
+                        sentence(describe_end(action), ENDS[action.end.outcome][1])
+                    return EXIT_FINE if action.end.ok else EXIT_FOUND
+            wait_readable((), FOLLOW_INTERVAL_S)
+    except KeyboardInterrupt:
+        click.echo(
+            f"No longer following; the restart continues: slurm-watchdog explain {clean(accepted.incident_id)}",
+            err=True,
+        )
+        return EXIT_UNKNOWN
+
+
+def _print_news(action: ActionRun, shown: set[tuple[str, int, str | None]]) -> None:
+    for rung in action.rungs:
+        news = (rung.rung, rung.attempt, rung.outcome)
+        if news not in shown:
+            shown.add(news)
+            sentence(_rung_line(rung))
+            sys.stdout.flush()
+
+
+def _print_waiting(action: ActionRun, before: str) -> str:
+    """What the restart waits for now and until when, where that is another thing than `before`. Returns it."""
+    waiting = action.waiting
+    if waiting is None or action.end is not None or waiting.what == before:
+        return before if waiting is None else waiting.what
+    until = f", until {moment(waiting.until)} at the latest" if waiting.until is not None else ""
+    sentence(
+        f"Now: {waiting.what}{until}. Ctrl-C leaves it running; --cancel ends it while the job is asked to save."
+    )
+    sys.stdout.flush()
+    return waiting.what
+
+
+def _rung_line(rung: Rung) -> str:
+    at = rung.outcome_at if rung.outcome is not None else rung.intent_at
+    when = f"{moment(at)}  " if at is not None else ""
+    again = f" (attempt {rung.attempt})" if rung.attempt > 1 else ""
+    return f"{when}{rung.rung}{again}: {rung.outcome or 'begun'}{f', {rung.detail}' if rung.detail else ''}"

@@ -1,0 +1,239 @@
+"""`slurm-watchdog scan-log`: what logs alone say about a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from slurm_watchdog.cli.input_progress import reading, size_of
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, load_or_exit, print_json
+from slurm_watchdog.cli.terminal import clean, count, duration, sentence, table
+
+if TYPE_CHECKING:
+    from slurm_watchdog.analysis.learned_limit import LimitSettings
+    from slurm_watchdog.diagnose.logs.digest import Digest
+    from slurm_watchdog.diagnose.logs.report import Judged
+    from slurm_watchdog.knowledge.progress_patterns import Pattern
+
+SHOWN_ERRORS: Final = 8
+MARKDOWN: Final = (".md", ".markdown")
+MARKDOWN_BYTES: Final = 4 * 1024**2
+
+
+@click.command("scan-log", short_help="What logs alone say: progress, cause and cascade, verdict.")
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@click.option(
+    "--at",
+    metavar="TIME",
+    help="When the log was seen last, as it writes times, or in seconds since 1970. A silent log is a hang only if enough time "
+    "has passed. [default: its last line's time]",
+)
+@click.option("--kernel", is_flag=True, help="The files are kernel logs (dmesg, journalctl -k).")
+@click.option(
+    "--config",
+    "config_file",
+    metavar="F",
+    type=click.Path(),
+    help="Configuration file: its jobs.progress_patterns and the limits of its detectors. [default: every setting's default]",
+)
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+def scan_log(
+    files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool
+) -> None:
+    """Reads logs of training jobs (plain, gzip, bzip2, xz; `-` is standard input; pasted text, Markdown) and says how far the run
+    came, what it died of, who failed first, and what only followed. Files of one job (standard output and error, one a rank or
+    node) are judged together. It needs no Slurm, no configuration and no root.
+
+    \b
+    Exit code: 0 nothing found, 1 something found, 2 a file can't be read, or not to its end and nothing was found.
+
+    \b
+    Examples:
+      slurm-watchdog scan-log slurm-1234.out
+      slurm-watchdog scan-log logs/rank_*.log                 files of one job are judged together
+      slurm-watchdog scan-log --at "2024-05-01 12:00" train.log
+      slurm-watchdog scan-log --config my.yaml slurm-1234.out   to try jobs.progress_patterns
+      slurm-watchdog scan-log --kernel dmesg.txt
+    """
+    if kernel:
+        from slurm_watchdog.cli.scan_kernel import scan_kernel
+
+        sys.exit(scan_kernel(files, as_json))
+    from slurm_watchdog.diagnose.logs.timestamps import parse_time
+
+    if at is not None and parse_time(at, None) is None:
+        click.echo(
+            f"--at {clean(at)}: not a time; write it as 2024-05-01T12:00:00, or in seconds since 1970",
+            err=True,
+        )
+        sys.exit(EXIT_USAGE)
+    settings = _settings(config_file)
+    read = {path: _read(path, settings.own) for path in dict.fromkeys(files)}
+    digests = {path: digest for path, (digest, _) in read.items()}
+    readable = [path for path, digest in digests.items() if digest is not None]
+    judged = _judge(readable, digests, at, settings)
+    _tell_kernel_logs(readable, digests)
+    if as_json:
+        print_json({"files": [row for each in judged for row in each.rows()]})
+    else:
+        for each in judged:
+            _print(each)
+    found = any(each.verdict for each in judged)
+    blind = len(readable) < len(digests) or (not found and not all(whole for _, whole in read.values()))
+    sys.exit(EXIT_USAGE if blind else EXIT_FOUND if found else EXIT_FINE)
+
+
+def _tell_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]) -> None:
+    """One sentence for each file that is a kernel's log: it is read as a job's all the same."""
+    from slurm_watchdog.parse.kernel_log.file import is_kernel_log
+
+    for path in paths:
+        digest = digests[path]
+        if digest is not None and is_kernel_log(line.raw for line in digest.lines):
+            name = clean(path)
+            click.echo(
+                f"{name} looks like a kernel log; for what the kernel says: slurm-watchdog scan-log --kernel {name}",
+                err=True,
+            )
+
+
+def _judge(
+    paths: list[str], digests: dict[str, Digest | None], at: str | None, settings: _Settings
+) -> list[Judged]:
+    from slurm_watchdog.diagnose.logs.grouping import group
+    from slurm_watchdog.diagnose.logs.report import judge_job
+
+    judged = []
+    for places in group(paths):
+        mine = [paths[place] for place in places]
+        kept = [digest for path in mine if (digest := digests[path]) is not None]
+        judged.append(judge_job(mine, kept, settings, at, [_written_at(path) for path in mine]))
+    return judged
+
+
+@dataclass(frozen=True)
+class _Settings:
+    limits: LimitSettings
+    nan_steps: int
+    own: tuple[Pattern, ...] = ()
+
+
+def _settings(config_file: str | None) -> _Settings:
+    """The detectors' of a configuration, their defaults without one. Ends the process with code 2 if the file is wrong."""
+    from slurm_watchdog.config.detectors import CollectiveHang, LossNan
+
+    if config_file is None:
+        return _Settings(CollectiveHang(), LossNan().steps)
+    from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
+
+    config = load_or_exit(config_file)
+    own = compile_patterns(config.jobs.progress_patterns)
+    return _Settings(config.detectors.collective_hang, config.detectors.loss_nan.steps, own)
+
+
+def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
+    """(what is kept of one file, whether it could be read to its end); no digest, after saying why, if it can't be read."""
+    from slurm_watchdog.diagnose.logs.digest import Collector
+    from slurm_watchdog.parse.text_input import Unreadable
+
+    size = size_of(path)
+    markdown = path.endswith(MARKDOWN) or (0 < size <= MARKDOWN_BYTES) or path == "-"
+    collector = Collector(markdown=markdown, own=own)
+    try:
+        with reading(path) as file:
+            for block in file.blocks:
+                collector.add(block.data, block.first_line, block.numbers)
+    except Unreadable as error:
+        click.echo(clean(error), err=True)
+        return None, False
+    return collector.digest(), not file.damaged
+
+
+def _written_at(path: str) -> float | None:
+    """The file's modification time as local time, the way logs write it."""
+    from datetime import UTC, datetime
+
+    try:
+        local = datetime.fromtimestamp(os.stat(path).st_mtime)  # noqa: DTZ006 - logs write local time
+    except OSError:
+        return None
+    return local.replace(tzinfo=UTC).timestamp()
+
+
+def _print(judged: Judged) -> None:
+    rows = judged.rows()
+    name = (
+        rows[0]["path"]
+        if len(rows) == 1
+        else f"{rows[0]['path']} and {count(len(rows) - 1, 'more file')} of the same job"
+    )
+    verdict = judged.verdict
+    if verdict is None:
+        sentence(f"{name}: {_healthy_words(rows)}", "green")
+    else:
+        sentence(f"{name}: {verdict.summary}", "bold red")
+        for line in _evidence(rows):
+            sentence(f"  {line}")
+        for line in _hints(verdict.name, verdict.text):
+            sentence(f"  {line}")
+    table(
+        ["file", "framework", "steps", "of", "s a step", "lines", "changes of speed"],
+        [_progress_row(row) for row in rows if row["progress"]["lines"]],
+    )
+
+
+def _healthy_words(rows: Sequence[dict[str, Any]]) -> str:
+    if any(row["finished"] for row in rows):
+        return "nothing wrong found; training was done."
+    steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
+    return (
+        f"nothing wrong found; its last step is {max(steps)}."
+        if steps
+        else "nothing wrong found, and no progress either."
+    )
+
+
+def _evidence(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The lines behind a verdict: the cause, then what followed, few of each."""
+    lines = []
+    several = len(rows) > 1
+    for row in rows:
+        shown = [error for error in row["errors"] if error["role"] != "noise"]
+        shown.sort(key=lambda error: (error["role"] != "cause", error["line"]))
+        for error in shown[:SHOWN_ERRORS]:
+            who = f"rank {error['rank']}" if error["rank"] is not None else ""
+            who = " ".join(word for word in (who, f"on {error['host']}" if error["host"] else "") if word)
+            where = f"{os.path.basename(row['path'])}:{error['line']}" if several else f"line {error['line']}"
+            lines.append(f"{error['role']:<9}{where:<12} {who + ': ' if who else ''}{error['text'][:180]}")
+        if len(shown) > SHOWN_ERRORS:
+            lines.append(f"… and {len(shown) - SHOWN_ERRORS} more in {row['path']} (--json has them)")
+    return lines
+
+
+def _hints(name: str, text: str) -> list[str]:
+    """What it usually is, and what to try next."""
+    try:
+        from slurm_watchdog.knowledge.remediation_hints import hints_for
+    except ImportError:
+        return []
+    lines = []
+    for hint in hints_for(name, text)[:2]:
+        said = (("usually", hint.usually), ("try next", hint.try_next), ("see", hint.documented))
+        lines += [f"{label}: {words}" for label, words in said if words]
+    return lines
+
+
+def _progress_row(row: dict[str, Any]) -> list[str]:
+    progress = row["progress"]
+    changes = ", ".join(f"{c['percent']:+.1f} % at step {c['step']}" for c in row["throughput_changes"][:3])
+    steps = f"{progress['first_step']}–{progress['last_step']}" if progress["last_step"] is not None else "-"
+    total = str(progress["total_steps"]) if progress["total_steps"] is not None else "-"
+    return [
+        os.path.basename(row["path"]), row["framework"] or "-", steps, total, duration(progress["step_seconds_median"]),
+        str(progress["lines"]), changes or "-",
+    ]  # fmt: skip

@@ -1,0 +1,124 @@
+"""The agent's settings as plain values: what is left of the configuration once it has been checked.
+
+The schema is slurm_watchdog.config.schema, which needs pydantic: 14 MiB that the agent does without. The command `agent` loads and checks
+the file, writes these values down and becomes the agent, a fresh interpreter that has never seen the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import msgspec
+
+from slurm_watchdog.identity.transport import Transport
+
+if TYPE_CHECKING:
+    from slurm_watchdog.config.schema import Config
+
+
+NO_CONTROLLER: Final = "agent.controller_url is not set: name the controller's address there, such as http://mgmt1:9765, or https:// with security.mode: tls"
+"""An agent has no default: an address that nobody of ours holds is anybody's."""
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `agent` of the configuration, field by field; durations are seconds, sizes bytes. See slurm_watchdog.config.schema.Agent."""
+
+    controller_url: str
+    node_name: str
+    interval: float
+    metrics_listen: str
+    spool_bytes: int
+    spool_age: float
+    probe_deadline: float
+    state_directory: str
+    kernel_log: str
+    mount_probe_interval: float
+    mount_probe_write: tuple[str, ...]
+    checkpoint_interval: float
+    orphan_grace: float
+    log_patterns: tuple[str, ...]
+    helper_socket: str = ""
+    core_debugger: bool = False
+    give_up_after: float = 0.0
+
+
+class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the section `security` concerns the agent."""
+
+    mode: Transport
+    """How this node and the controller prove who they are."""
+    tls_directory: str = ""
+    controller_user: str = "slurm-watchdog"
+    munge_socket: str = ""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the agent is told."""
+
+    agent: AgentSettings
+    security: SecuritySettings
+    kill_switch_prefixes: tuple[str, ...] = ()
+    """`jobs.kill_switch_prefixes` of the configuration."""
+    personal: bool = False
+    """`slurm-watchdog run`: it looks at, and writes as, the one user who has started it, whoever that is, and at nobody else's."""
+
+
+def settings_of(config: Config) -> Settings:
+    """The agent's part of a configuration that was checked."""
+    agent = {name: getattr(config.agent, name) for name in type(config.agent).model_fields}
+    security = {
+        name: getattr(config.security, name) for name in ("tls_directory", "controller_user", "munge_socket")
+    }
+    return msgspec.convert(
+        {
+            "agent": agent,
+            "security": {**security, "mode": config.security.identity()},
+            "kill_switch_prefixes": config.jobs.kill_switch_prefixes,
+            # One that ends without its controller is a step inside of a person's own job (`attach`), and serves nobody else.
+            "personal": config.agent.give_up_after > 0,
+        },
+        Settings,
+    )
+
+
+def write_settings(settings: Settings) -> int:
+    """Puts `settings` into a file in memory, which a program started by exec inherits; returns its descriptor."""
+    fd = os.memfd_create("settings", 0)
+    os.write(fd, msgspec.json.encode(settings))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def read_settings(fd: int) -> Settings:
+    """The settings that `write_settings` put there; closes `fd`. Raises OSError or msgspec.DecodeError."""
+    with open(fd, "rb") as file:
+        return msgspec.json.decode(file.read(), type=Settings)
+
+
+def become_agent(
+    settings: Settings,
+    *,
+    once: bool = False,
+    as_json: bool = False,
+    file: str = "",
+    handover: int | None = None,
+) -> NoReturn:
+    """Replaces this process by the agent, a fresh interpreter. Raises OSError if that can't be had.
+
+    `file` is where the settings came from, to be read again at SIGHUP; `handover` a descriptor with what an agent before it knew.
+    """
+    flags = ["--once"] * once + ["--json"] * as_json
+    flags += [f"--config={os.path.abspath(file)}"] if file else []
+    flags += [f"--handover={handover}"] if handover is not None else []
+    # One arena for all threads: the second would cost as much as what the sender needs altogether.
+    environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
+    command = [sys.executable, "-P", "-m", "slurm_watchdog.agent", str(write_settings(settings)), *flags]
+    os.execve(sys.executable, command, environment)  # noqa: S606 -- a list, and no shell is wanted
+
+
+def split_listen(address: str) -> tuple[str, int]:
+    """Host and port of a checked `HOST:PORT`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

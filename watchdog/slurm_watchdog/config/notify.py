@@ -1,0 +1,132 @@
+"""The part of the configuration that says whom to tell, and how."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from slurm_watchdog.config.types import Seconds, Section, Span, refuse
+
+_MENTIONED = re.compile(r"default|(user|partition):[^\s:]{1,200}")
+_MENTION = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
+
+
+def check_address(url: str, where: str, problems: list[str]) -> None:
+    """https, or http where tokens and texts don't leave this machine's network by accident: on the loopback address."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host, parts = None, urlsplit("")
+    local = parts.scheme == "http" and host in ("127.0.0.1", "localhost", "::1")
+    if not (parts.scheme == "https" and host) and not local:
+        problems.append(f"{where}: must be an https:// address, got {url!r}")
+
+
+class Slack(Section):
+    """Messages to Slack, through an incoming webhook or as a bot. A bot opens a thread for each incident."""
+
+    webhook_url_file: str = Field(
+        "", description="A file with the webhook's address, which is a secret; empty = no webhook."
+    )
+    token_file: str = Field(
+        "", description="A file with a bot's token (xoxb-…, scope chat:write), in the place of the webhook."
+    )
+    channel: str = Field(
+        "", description="Where the bot writes: the id of a channel that it was invited to, such as C024BE91L."
+    )
+    api_url: str = Field("https://slack.com/api/", description="Slack's own API; another one for GovSlack.")
+    deadline: Span = Field(10.0, description="For one message. A Slack outage never delays an action.")
+    messages_per_minute: int = Field(
+        5, ge=1, le=60, description="Never more. More than that is sent as a digest."
+    )
+    mentions: dict[str, str] = Field(
+        {},
+        description="Whom to mention when an incident is critical or an action failed: {'user:ann': U024BE7LH, 'partition:large': "
+        "S0604QSJC, default: here}. Values: the id of a member or of a user group, here, channel.",
+    )
+    pulse: Seconds = Field(
+        0.0,
+        description="Every so often a line about each job (since when, where, step, speed, or what it waits for), such as 1h; 0s = never.",
+    )
+
+    @model_validator(mode="after")
+    def _checks(self) -> Slack:
+        problems: list[str] = []
+        if self.token_file and self.webhook_url_file:
+            problems.append("notify.slack.token_file: name a token or a webhook, not both")
+        if self.token_file and not self.channel:
+            problems.append("notify.slack.channel: required with token_file: where the bot writes")
+        check_address(self.api_url, "notify.slack.api_url", problems)
+        for key, value in self.mentions.items():
+            if not _MENTIONED.fullmatch(key):
+                problems.append(
+                    f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}"
+                )
+            if not _MENTION.fullmatch(value):
+                problems.append(
+                    f"notify.slack.mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
+                )
+        if 0 < self.pulse < 60:
+            problems.append("notify.slack.pulse: must be 0s or at least 1min")
+        refuse(problems)
+        return self
+
+
+class Webhook(Section):
+    """Every event as JSON, to an address of your own: at least once, in order."""
+
+    url_file: str = Field(
+        "", description="A file with its address, which may be a secret; empty = no webhook."
+    )
+    token_file: str = Field("", description="A file with a token that goes along as a bearer; empty = none.")
+    deadline: Span = Field(10.0, description="For one request of up to 100 events.")
+
+
+class Alertmanager(Section):
+    """Incidents as alerts, straight to Alertmanager: without them Prometheus's rules on our metrics still ring."""
+
+    urls: list[str] = Field(
+        [], description="Addresses of all Alertmanagers of one cluster, such as ['http://alerts:9093']."
+    )
+    deadline: Span = Field(10.0, description="For one request.")
+    repeat: Span = Field(
+        60.0, description="What fires is sent again so often; below Alertmanager's resolve_timeout of 5 min."
+    )
+
+    @model_validator(mode="after")
+    def _checks(self) -> Alertmanager:
+        problems: list[str] = []
+        for index, url in enumerate(self.urls):
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                problems.append(f"notify.alertmanager.urls[{index}]: must be http://HOST:PORT, got {url!r}")
+        if self.repeat > 240:
+            problems.append("notify.alertmanager.repeat: must be below 4min, or alerts end in between")
+        refuse(problems)
+        return self
+
+
+class Notify(Section):
+    """Whom to notify. Where nothing is configured, messages go to the controller's log."""
+
+    external_url: str = Field(
+        "",
+        description="The page's address as people reach it, such as https://watchdog.example.org: messages and alerts then link to it.",
+    )
+    runbook_url: str = Field(
+        "",
+        description="Address of your runbook for a kind of incident, with {kind} in it; messages and alerts then link to it.",
+    )
+
+    slack: Slack = Slack()
+    webhook: Webhook = Webhook()
+    alertmanager: Alertmanager = Alertmanager()
+
+    @field_validator("external_url", "runbook_url")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if value and not re.fullmatch(r"https?://[^\s<>|]{1,500}", value):
+            raise ValueError("has to be an address that begins with http:// or https://")
+        return value

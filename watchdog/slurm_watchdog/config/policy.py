@@ -1,0 +1,178 @@
+"""The configuration of what may be done: the general limits, a block for each kind of incident, overrides for some jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span, refuse
+from slurm_watchdog.knowledge.default_ladders import OF_A_PROCESS, problem_of, unfit
+from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.incidents import Kind
+
+
+def _step(value: Any) -> Any:
+    if isinstance(value, str) and value in set(Step):
+        return Step(value)
+    raise ValueError(f"no rung of a ladder; known: {', '.join(Step)}")
+
+
+def _globs(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Rungs = list[Annotated[Step, BeforeValidator(_step), PlainSerializer(str)]]
+Globs = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_globs)]
+
+
+class Treatment(Section):
+    """What is done about a kind of incident. Whatever is left out stays as it was."""
+
+    mode: Mode | None = Field(None, description="off: only told; observe; act.")
+    ladder: Rungs | None = Field(
+        None,
+        description="What is tried, in this order, each if the ones before did not do: evidence, kill_switch, sigusr1, sigterm, then "
+        "ways to end the run: requeue, resubmit, chain, cancel. [] = nothing. hold goes alone, and so does end_process, of orphan_gpu_process.",
+    )
+    exclude_nodes: bool | None = Field(
+        None, description="Whether the restart avoids the nodes that the evidence blames."
+    )
+    drain: bool | None = Field(
+        None,
+        description="Whether those nodes are drained, too; for orphan_gpu_process, whether a node is on which one cannot be killed.",
+    )
+    signal_to: Literal["steps", "batch", "all"] | None = Field(
+        None, description="Who gets a signal: the tasks, the batch shell, or all."
+    )
+    lose_work: bool | None = Field(
+        None,
+        description="Whether a job that turns may be ended although it did not save when it was asked to.",
+    )
+    cooldown: Seconds | None = Field(
+        None, description="In place of `policy.cooldown`, for decisions about this kind."
+    )
+    attempts: Count | None = Field(None, description="In place of `policy.attempts`.")
+    kill_switch_limit: Span | None = Field(None, description="In place of `ladder.kill_switch_limit`.")
+    checkpoint_limit: Span | None = Field(None, description="In place of `ladder.checkpoint_limit`.")
+    signal_limit: Span | None = Field(None, description="In place of `ladder.signal_limit`.")
+    exit_limit: Seconds | None = Field(None, description="In place of `ladder.exit_limit`.")
+
+    @model_validator(mode="after")
+    def _ladder(self) -> Treatment:
+        problem = problem_of(tuple(self.ladder)) if self.ladder is not None else None
+        if problem is not None:
+            raise ValueError(f"ladder {problem}")
+        return self
+
+
+class Match(Section):
+    """Which jobs: names or globs (*, ?, [abc]), one or a list; what is left out matches every job."""
+
+    partition: Globs = Field([], description="Of Slurm.")
+    account: Globs = Field([], description="Of Slurm.")
+    user: Globs = Field([], description="Its owner's name.")
+    job_name: Globs = Field([], description="As in --job-name.")
+
+    @model_validator(mode="after")
+    def _something(self) -> Match:
+        if not (self.partition or self.account or self.user or self.job_name):
+            raise ValueError("names no partition, account, user or job_name: for all jobs use policy.kinds")
+        return self
+
+
+class Override(Treatment):
+    """What is different for some jobs. Of several that match a job the first one holds, alone."""
+
+    match: Match = Field(description="Which jobs.")
+    kinds: list[str] = Field([], description="For these kinds of incident only; empty = for all.")
+
+
+class Policy(Section):
+    """What may be done, and how often. Each limit can only take an action away."""
+
+    cooldown: Seconds = Field(900.0, description="Time between two actions on the same job.")
+    attempts: Count = Field(3, description="Actions on one job before a person has to look.")
+    budget: Count = Field(
+        4,
+        description="Actions on the whole cluster within `budget_window`; half of them at most on jobs of one user, where others run any.",
+    )
+    budget_percent: Percent = Field(
+        20.0, description="… and never more than this share of the running jobs (at least one)."
+    )
+    budget_window: Span = Field(3600.0, description="The window of the two budgets.")
+    storm_jobs: Count = Field(
+        3,
+        description="Jobs of so many users in trouble of the same kind at once: it is the fabric or the storage. No action. So many jobs of one "
+        "user: none on his.",
+    )
+    storm_nodes_percent: Percent = Field(20.0, description="More silent nodes than this: no action.")
+    storm_cooldown: Seconds = Field(
+        120.0, description="… nor for so long after a storm: much recovers by itself."
+    )
+    max_excluded_nodes: Count = Field(8, description="Never exclude more nodes than this from one job.")
+    exclusion_lifetime: Span = Field(
+        604800.0,
+        description="Exclusions that the watchdog added are dropped after this time, from a job that waits or when it is requeued.",
+    )
+    max_drained_nodes: Count = Field(
+        2, description="No node is drained where so many are drained or down already, for any reason, …"
+    )
+    drained_percent: Percent = Field(5.0, description="… or this share of all nodes.")
+    drain_reason: str = Field(
+        "slurm-watchdog:", min_length=1, max_length=40, description="Begins the reason of our drains."
+    )
+    drain_lifetime: Seconds = Field(
+        0.0,
+        description="Our own drains are taken back after this time, if nobody has touched them since; 0s = never.",
+    )
+    kinds: dict[str, Treatment] = Field(
+        {},
+        description="A block for each kind of incident, such as {collective_hang: {mode: act, ladder: [evidence, sigterm, requeue, "
+        "cancel], cooldown: 1h}}. See README for all keys.",
+    )
+    overrides: list[Override] = Field(
+        [],
+        description="What is different for some jobs; the first that matches a job holds: [{match: {partition: debug, job_name: "
+        "'test-*'}, mode: observe}].",
+    )
+
+    @model_validator(mode="after")
+    def _checks(self) -> Policy:
+        problems: list[str] = []
+        for kind, treatment in self.kinds.items():
+            where = f"policy.kinds.{kind}"
+            _check_kind(kind, where, problems)
+            if kind in set(Kind) and treatment.ladder and (why := unfit(Kind(kind), tuple(treatment.ladder))):
+                problems.append(f"{where}.ladder: {why}")
+        for index, override in enumerate(self.overrides):
+            where = f"policy.overrides[{index}]"
+            for kind in override.kinds:
+                _check_kind(kind, f"{where}.kinds", problems)
+                if (
+                    kind in set(Kind)
+                    and override.ladder
+                    and (why := unfit(Kind(kind), tuple(override.ladder)))
+                ):
+                    problems.append(f"{where}.ladder: {why}")
+                elif kind in OF_A_PROCESS:
+                    problems.append(
+                        f"{where}.kinds: {kind} is about a process whose job is over, and an override matches jobs: write it to policy.kinds"
+                    )
+            if override.ladder and not override.kinds:
+                problems.append(
+                    f"{where}.kinds: name the kinds that this ladder answers; one for all of them cannot be right"
+                )
+        refuse(problems)
+        return self
+
+
+def _check_kind(kind: str, where: str, problems: list[str]) -> None:
+    from difflib import get_close_matches
+
+    if kind not in set(Kind):
+        close = get_close_matches(kind, list(Kind), n=1)
+        problems.append(
+            f"{where}: {kind[:60]!r} is no kind of incident"
+            + (f"; did you mean {str(close[0])!r}?" if close else f"; known: {', '.join(Kind)}")
+        )

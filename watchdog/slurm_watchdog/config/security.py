@@ -1,0 +1,109 @@
+"""The section `security` of the configuration: how nodes prove who they are, and what of it can't be."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import Field, model_validator
+
+from slurm_watchdog.config.types import Section, refuse
+from slurm_watchdog.identity.secret_files import CREDENTIALS
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+Identity = Literal["tls", "munge"]
+"""What services can be set to; `slurm-watchdog run` has a socket of its own: see slurm_watchdog.identity.transport."""
+REMOVED_MODES: Final = ("none", "token")
+INSTEAD: Final = "set security.mode: munge (by the MUNGE that Slurm has, nothing to set up), or security.tls_directory (slurm-watchdog ca --help)"
+
+
+class Security(Section):
+    """Who may speak to the controller, and whom agents obey."""
+
+    mode: Literal["auto", "tls", "munge"] = Field(
+        "auto",
+        description="How nodes and controller prove to each other who they are; the same on all machines. tls: certificates on both ends "
+        "(slurm-watchdog ca). munge: by the MUNGE that Slurm has, with nothing to set up. auto = tls where tls_directory is set, else "
+        "munge.",
+    )
+    tls_directory: str = Field(
+        "",
+        description="Where ca.crt lies, with agent.crt and agent.key on a node, controller.crt and controller.key on the management "
+        "node, such as /etc/slurm-watchdog/tls. They are read again when they change. agent.controller_url then begins with https://.",
+    )
+    certificate_domain: str = Field(
+        "",
+        description="Cut off the names in nodes' certificates before they are compared with Slurm's names, such as cluster.example.org: "
+        "for certificates of a site's own authority.",
+    )
+    controller_user: str = Field(
+        "slurm-watchdog",
+        min_length=1,
+        description="With munge: who runs the controller, by name or number. Nobody else can read what agents prove themselves with. "
+        "The number has to be the same on all machines.",
+    )
+    agent_user: str = Field(
+        "slurm-watchdog-agent",
+        min_length=1,
+        description="With munge: who runs the agents, by name or number; root's are taken, too.",
+    )
+    munge_socket: str = Field(
+        "", description="Socket of munged, where it is not the usual one (AuthInfo=socket= of slurm.conf)."
+    )
+    page_token_file: str = Field(
+        "",
+        description="A file with the password of the controller's page (any user name), readable by the controller alone. Without it the "
+        "page has to stay on the loopback address and shows what everybody may see: the map, jobs, and that there are incidents.",
+    )
+    operators: list[str] = Field(
+        [],
+        description="Who may see the evidence of every job (log lines, frames, paths, variables), beside root and the controller's "
+        "user: names of users, and `group:NAME`. Others see it of their own jobs; of other jobs they are told what happened, and where.",
+    )
+    check_node_address: bool = Field(
+        True, description="Accept a node's report only from the address that Slurm has for that node."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, given: Any) -> Any:
+        """A file of an earlier release hears what to set instead."""
+        found = []
+        if isinstance(given, dict) and given.get("mode") in REMOVED_MODES:
+            found.append(
+                f"security.mode: {given['mode']} was removed, it proved nothing to agents; {INSTEAD}"
+            )
+        if isinstance(given, dict) and "token_file" in given:
+            found.append(
+                f"security.token_file: the shared token was removed; delete this line, and {INSTEAD}"
+            )
+        refuse(found)
+        return given
+
+    def identity(self) -> Identity:
+        """How nodes prove who they are, `auto` resolved."""
+        if self.mode != "auto":
+            return self.mode
+        return "tls" if self.tls_directory else "munge"
+
+
+def problems_of(security: Security, url: str) -> list[str]:
+    """What can't be, a key and a sentence each. `url` is agent.controller_url, empty where it is not set."""
+    problems = []
+    mode = security.identity()
+    if security.tls_directory and not security.tls_directory.startswith(("/", CREDENTIALS)):
+        problems.append(f"security.tls_directory: must be an absolute path, got {security.tls_directory!r}")
+    if mode == "tls" and not security.tls_directory:
+        problems.append(
+            "security.tls_directory: required by security.mode: tls; see slurm-watchdog ca --help"
+        )
+    scheme = "https://" if mode == "tls" else "http://"
+    if url and not url.startswith(scheme):
+        problems.append(
+            f"agent.controller_url: must begin with {scheme} because nodes prove themselves by {mode} (security), got {url!r}"
+        )
+    if mode == "munge" and not security.check_node_address:
+        problems.append(
+            "security.check_node_address: must be true with security.mode: munge, which proves the user; the address proves the node"
+        )
+    return problems

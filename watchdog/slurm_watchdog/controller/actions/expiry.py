@@ -1,0 +1,72 @@
+"""Takes back what we did to nodes when it has lasted long enough: exclusions of jobs that wait, and drains that nobody has touched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_watchdog.actuate import drain, requeue
+from slurm_watchdog.base import clock
+from slurm_watchdog.journal.journal import Journal, NodeEntry
+from slurm_watchdog.model.actions import RungOutcome
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import WAITING
+from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """In seconds; a drain of 0 lasts until somebody ends it."""
+
+    drain_s: float
+    exclusion_s: float
+
+
+async def sweep(
+    journal: Journal,
+    slurm: SlurmClient,
+    jobs: Mapping[str, SlurmJob],
+    busy: frozenset[str],
+    lifetimes: Lifetimes,
+) -> None:
+    """One round. `jobs` is Slurm's newest listing, `busy` are the jobs that an action is under way for. Raises JournalError."""
+    wall = clock.wall()
+    if lifetimes.drain_s > 0:
+        for entry in journal.node_entries("drained"):
+            if entry.at < wall - lifetimes.drain_s:
+                settled, why = await drain.undrain(slurm, entry.node, entry.reason, entry.reason_at)
+                _note(journal, entry, why, settled=settled)
+    for entry in journal.node_entries("excluded"):
+        if entry.at < wall - lifetimes.exclusion_s and entry.job_id not in busy:
+            settled, why = await _allow_again(slurm, entry, jobs.get(entry.job_id))
+            _note(journal, entry, why, settled=settled)
+
+
+def _note(journal: Journal, entry: NodeEntry, why: str, *, settled: bool) -> None:
+    if settled:
+        log.warning("node %s, %s: %s", entry.node, entry.what, why)
+        journal.end_node_entry(entry.id, clock.wall(), why)
+    elif why:
+        log.info("node %s, %s: %s", entry.node, entry.what, why)
+
+
+async def _allow_again(slurm: SlurmClient, entry: NodeEntry, listed: SlurmJob | None) -> tuple[bool, str]:
+    """A job that waits may use the node again. One that runs keeps its list: Slurm changes that of pending jobs only."""
+    if listed is None:
+        return True, f"job {entry.job_id} is over"
+    if listed.state not in WAITING:
+        return False, ""
+    try:
+        job = await slurm.read_job(entry.job_id)
+    except (SlurmUnavailable, SlurmRefused) as error:
+        return False, f"job {entry.job_id} cannot be read: {error}"
+    if job is None or entry.node not in job.excluded_nodes:
+        return True, f"job {entry.job_id} is not kept from it any more"
+    nodes = tuple(node for node in job.excluded_nodes if node != entry.node)
+    outcome, detail = await requeue.exclude(slurm, entry.job_id, nodes)
+    if outcome is RungOutcome.DONE:
+        return True, f"job {entry.job_id} may use it again: our exclusion was over"
+    return outcome is RungOutcome.FAILED, f"job {entry.job_id}: {detail}"

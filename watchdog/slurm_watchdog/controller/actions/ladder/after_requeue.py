@@ -1,0 +1,231 @@
+"""The ladder after the end of the run: exclude, drain, take the kill switch away, release, see the first new step. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_watchdog.controller.actions.ladder.restart_proof import steps_lost, work_words
+from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
+    Do,
+    End,
+    LadderLimits,
+    Move,
+    Stage,
+    Wait,
+    World,
+    again,
+    attempt,
+    done,
+    in_vain,
+    leave,
+    refused,
+    switch_is_out,
+    tried,
+    tries,
+    wait_for_mounts,
+)
+from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, why_it_waits
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
+
+LATE_S = 60.0
+"""slurmctld may carry a request out so long after whoever sent it gave up waiting: it lies in a queue there, and is not taken back."""
+QUEUE_REASONS: dict[str, str] = {
+    "JobArrayTaskLimit": "another element of its array runs, and the array allows no more at once (%)",
+    "Resources": "there are not enough free nodes",
+    "Priority": "jobs of higher priority come first",
+    "Dependency": "another job has to end first",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
+    "BeginTime": "its start was put off",
+    "JobHeldUser": "a user holds it",
+    "JobHeldAdmin": "an administrator holds it",
+}
+"""Slurm's reasons for a job that waits, in words (squeue(1), JOB REASON CODES)."""
+
+
+def after_requeue(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+    """Requeued by us: held, queued, or running again."""
+    if stage is Stage.HELD:
+        return _while_held(run, world, limits)
+    return _confirm(run, stage, world, limits)
+
+
+def _while_held(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+    """Requeued and held by us: add exclusions, take the kill switch away, release."""
+    if done(run, Rung.RELEASE):
+        return leave(run, world, "the job was released and then held again by a user")
+    careful = _exclude(run, world, limits) or take_care(run, world)
+    if careful is not None:
+        return careful
+    if switch_is_out(run):
+        return again(run, world, Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
+    if world.stalled_mounts:
+        return wait_for_mounts(run, world, limits)
+    if world.paused:
+        return Wait(reason="paused: the job stays held until `slurm-watchdog resume`")
+    if _may_be_requeued_again(run, world):
+        return Wait(
+            reason="a request to requeue it got no answer: it stays held until that can't be carried out any more"
+        )
+    return again(run, world, Do(rung=Rung.RELEASE, attempt=0))
+
+
+def _may_be_requeued_again(run: ActionRun, world: World) -> bool:
+    """Whether a request that was repeated because nobody answered may still be under way to Slurm: it would hit the next run. A job
+    that is held takes no harm from it."""
+    before = tries(run, Rung.REQUEUE_HOLD)
+    doubtful = [r.outcome_at or r.intent_at for r in before if r.outcome is RungOutcome.UNKNOWN]
+    return len(before) > 1 and any(world.now < at + LATE_S for at in doubtful)
+
+
+def _exclude(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
+    """Adds the decision's nodes to the exclusions that are there, and drops those of ours that are too old."""
+    assert world.job is not None
+    if refused(run, Rung.EXCLUDE) is not None or in_vain(run, world, limits, Rung.EXCLUDE):
+        return None
+    if any(r.outcome is RungOutcome.SKIPPED for r in tries(run, Rung.EXCLUDE)):
+        return None
+    there = world.job.excluded_nodes
+    missing = [node for node in run.decision.exclude if node not in there]
+    if missing and world.exclude_objection is not None:
+        return again(run, world, Do(rung=Rung.EXCLUDE, attempt=0, skip=world.exclude_objection))
+    expired = [
+        node for node in world.expired_exclusions if node in there and node not in run.decision.exclude
+    ]
+    if not missing and not expired:
+        return None
+    nodes = tuple(dict.fromkeys((*(node for node in there if node not in expired), *missing)))
+    return again(run, world, Do(rung=Rung.EXCLUDE, attempt=0, nodes=nodes))
+
+
+def take_care(run: ActionRun, world: World) -> Move | None:
+    """Drains what the decision wants drained, before another job lands there; whatever comes of it, the job goes on."""
+    if not run.decision.drain or tried(run, Rung.DRAIN):
+        return None
+    if world.paused:
+        return Wait(reason="paused: no node is drained until `slurm-watchdog resume`")
+    return Do(rung=Rung.DRAIN, attempt=1, nodes=run.decision.drain)
+
+
+def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+    """Released: the restart has worked when the new run has made its first new step."""
+    assert world.job is not None
+    if switch_is_out(run):
+        return again(run, world, Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
+    if world.next_first_step is not None:
+        requeued_at = next(r.intent_at for r in run.records if r.rung is Rung.REQUEUE_HOLD)
+        avoided = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
+        without = f" without {', '.join(avoided)}" if avoided else ""
+        return End(end=end_of_restart(run, world, f"the job runs again{without}", requeued_at))
+    if stage is Stage.NEXT_RUN and world.job.state == "COMPLETED":
+        return End(end=_ended_well(run, world))
+    if stage is Stage.NEXT_RUN and world.job.state not in STARTED | REQUEUED:
+        return leave(run, world, f"the job was restarted and is {world.job.state} without a new step")
+    if world.stuck and stage is Stage.QUEUED:
+        freed = _free_stuck(run, world, limits)
+        if freed is not None:
+            return freed
+    if stage is Stage.QUEUED:
+        unblocked = _take_back(run, world, limits)
+        if unblocked is not None:
+            return unblocked
+    return described_end(run, world.job, world, limits)
+
+
+def _ended_well(run: ActionRun, world: World) -> ActionEnd:
+    """The restarted run has come to its end with exit code 0 (Slurm's COMPLETED): it did what was left to do."""
+    requeued_at = next(r.intent_at for r in run.records if r.rung is Rung.REQUEUE_HOLD)
+    return ActionEnd(
+        ok=True,
+        ended_at=world.now,
+        detail="the job was restarted and has completed, with exit code 0",
+        downtime_s=world.now - requeued_at,
+    )
+
+
+def _take_back(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
+    """Nodes that went down since may leave too few: then our own exclusions go again."""
+    assert world.job is not None
+    ours = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
+    last_at = max(r.outcome_at or r.intent_at for r in run.records)
+    if not ours or world.exclude_objection is None or world.now - last_at < limits.step_s or world.paused:
+        return None
+    kept = tuple(node for node in world.job.excluded_nodes if node not in ours)
+    return Do(rung=Rung.EXCLUDE, attempt=len(tries(run, Rung.EXCLUDE)) + 1, nodes=kept)
+
+
+def _free_stuck(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
+    """Sets the nodes DOWN that keep the job from starting, where a site permits that, and once: None where nothing is to be done."""
+    released_at = max((r.intent_at for r in tries(run, Rung.RELEASE)), default=world.now)
+    if limits.set_down_after_s <= 0 or world.now - released_at < limits.set_down_after_s:
+        return None
+    if done(run, Rung.SET_DOWN) or any(node.objection for node in world.stuck):
+        return None
+    if world.paused:
+        return Wait(reason="paused: no node is set DOWN until `slurm-watchdog resume`")
+    nodes = tuple(node.name for node in world.stuck)
+    return attempt(run, world, limits, Do(rung=Rung.SET_DOWN, attempt=0, nodes=nodes))
+
+
+def described_end(run: ActionRun, job: SlurmJob, world: World, limits: LadderLimits) -> Move:
+    """Waits for the first new step of `job`, and says for what; gives up at the limit."""
+    last_at = max(r.outcome_at or r.intent_at for r in run.records)
+    queued = _why_queued(job, world.stuck) if job.state in REQUEUED else None
+    if job.state not in STARTED | REQUEUED:
+        return leave(run, world, f"job {job.job_id} is {job.state} without a new step")
+    if world.now - last_at > limits.confirm_s:
+        return leave(
+            run,
+            world,
+            f"released, and still {queued} {limits.confirm_s:.0f} s later: Slurm starts it when it can"
+            if queued
+            else f"no new step within {limits.confirm_s:.0f} s of the restart",
+        )
+    return Wait(
+        reason=f"the job is {queued}" if queued else "waiting for the first new step",
+        until=last_at + limits.confirm_s,
+    )
+
+
+def _why_queued(job: SlurmJob, stuck: Sequence[StuckNode]) -> str:
+    """`waiting in the queue (…)`, with Slurm's reason. Slurm may append node names to it: `ReqNodeNotAvail, …`."""
+    if stuck:
+        objections = "; ".join(
+            f"{node.name} is not set DOWN: {node.objection}" for node in stuck if node.objection
+        )
+        return why_it_waits(stuck) + (f". {objections}" if objections else "")
+    if job.state == "COMPLETING":
+        return "waiting until its old run has ended"
+    name = job.reason.strip("()").partition(",")[0]
+    if not name or name == "None":
+        return "waiting in the queue"
+    words = QUEUE_REASONS.get(name)
+    return f"waiting in the queue ({name}{': ' + words if words else ''})"
+
+
+def end_of_restart(run: ActionRun, world: World, what: str, begun_at: float) -> ActionEnd:
+    """The restart has worked: where it goes on, and what was lost. `begun_at`: when the old run was ended."""
+    decision, first = run.decision, world.next_first_step
+    assert first is not None
+    lost = seconds = None
+    if decision.step_at_decision is not None and first > 0:
+        last = max(decision.step_at_decision, world.step or 0)
+        lost = steps_lost(
+            last, world.stride, first, world.next_stride, world.loaded_step, by_epochs=world.next_by_epochs
+        )
+        seconds = None if decision.step_s is None else lost.at_least * decision.step_s
+    counted = " (as its log counts epochs)" if world.next_by_epochs else ""
+    words = "" if lost is None else f"{counted}, {lost.words}"
+    if lost is not None and lost.at_most and decision.step_s is not None:
+        words += f" (about {work_words(lost, decision.step_s)} of work)"
+    return ActionEnd(
+        ok=True,
+        ended_at=world.now,
+        detail=f"{what}; first new step {first}{words}",
+        resumed_at_step=first,
+        steps_lost=None if lost is None else lost.at_least,
+        steps_lost_at_most=None if lost is None or lost.at_most == lost.at_least else lost.at_most,
+        seconds_lost=seconds,
+        downtime_s=world.now - begun_at,
+    )

@@ -1,0 +1,217 @@
+"""The ladder up to the end of the run: the job is asked to save and to end, as gently as the rule says. Pure."""
+
+from __future__ import annotations
+
+from slurm_watchdog.controller.actions.ladder.end_run import end_run
+from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
+    ASKING,
+    MIN_TRIES,
+    RETRY_AFTER_S,
+    Do,
+    LadderLimits,
+    Move,
+    Stage,
+    Wait,
+    World,
+    asks,
+    attempt,
+    done,
+    is_saved,
+    ladder_of,
+    leave,
+    refused,
+    stands_still,
+    tried,
+    tries,
+    wait_for_mounts,
+    why_failed,
+)
+from slurm_watchdog.knowledge.default_ladders import GENTLE
+from slurm_watchdog.model.actions import ActionRun, Rung, RungOutcome, Step
+from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
+
+
+def before_end(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+    """The run of the decision goes on, or has ended before we put it back."""
+    if not asks(run):
+        if stage is Stage.ENDING:
+            return Wait(reason="the job is ending by itself")
+        if stage is Stage.FINISHED:
+            if world.job is not None and world.job.starts_again:
+                return Wait(reason="the job has ended by itself, and is being started again")
+            return leave(run, world, "the job ended by itself before anything was done; it is not run again")
+        if _goes_on(run, world):
+            return leave(run, world, "the job makes steps again: it is left alone", needless=True)
+        if world.stalled_mounts and not tried(run, Rung.REQUEUE_HOLD):
+            return wait_for_mounts(run, world, limits)
+        if world.paused:
+            return Wait(reason="paused: the job is not touched until `slurm-watchdog resume`")
+        return _climb(run, world, limits)
+    if stage is Stage.SAME_RUN:
+        return _asked(run, world, limits)
+    return _ended_after_asking(run, stage, world, limits)
+
+
+def _goes_on(run: ActionRun, world: World) -> bool:
+    """Whether a job that stood still has made a step since the decision: waiting for a filesystem or `resume` can take hours."""
+    decided = run.decision.step_at_decision
+    return (
+        stands_still(run.decision) and decided is not None and world.step is not None and world.step > decided
+    )
+
+
+def _asked(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+    """Asked, and it runs: has it saved, does it end?"""
+    if is_saved(run, world):
+        if not done(run, Rung.WAIT_CHECKPOINT):
+            return Do(rung=Rung.WAIT_CHECKPOINT, attempt=len(tries(run, Rung.WAIT_CHECKPOINT)) + 1)
+        saved_at = next(r.intent_at for r in run.records if r.rung is Rung.WAIT_CHECKPOINT)
+        asked_at = max(record.intent_at for record in asks(run))
+        if world.now - max(saved_at, asked_at) < limits.exit_s:
+            return Wait(
+                reason="the job has saved; it has a moment to end by itself",
+                until=max(saved_at, asked_at) + limits.exit_s,
+            )
+    elif _goes_on(run, world):
+        return leave(run, world, "the job makes steps again: it is left alone", needless=True)
+    return _climb(run, world, limits)
+
+
+def _climb(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+    """The first step that is not over, of a run that goes on."""
+    saved = is_saved(run, world)
+    for step in ladder_of(run.decision):
+        move: Move | None = None
+        if step is Step.KILL_SWITCH and not saved:
+            move = _kill_switch(run, world, limits)
+        elif step is Step.SIGUSR1 and not saved:
+            move = _signal(run, world, limits, Rung.SIGNAL_USR1)
+        elif step is Step.SIGTERM and not (saved and tried(run, Rung.SIGNAL_TERM)):
+            move = _signal(run, world, limits, Rung.SIGNAL_TERM)
+        if move is not None:
+            return move
+    asked = any(step in GENTLE for step in ladder_of(run.decision))
+    hangs = world.loop_stuck and run.decision.asked_by is not None
+    if asked and not (saved or hangs) and run.decision.loop_turns is not False and not run.decision.lose_work:
+        return leave(run, world, _why_not_saved(run, world))
+    if world.paused:
+        return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
+    return end_run(run, Stage.SAME_RUN, world, limits)
+
+
+def _kill_switch(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
+    if not done(run, Rung.WRITE_KILL_SWITCH):
+        return attempt(run, world, limits, Do(rung=Rung.WRITE_KILL_SWITCH, attempt=0))
+    switched_at = tries(run, Rung.WRITE_KILL_SWITCH)[0].intent_at
+    if world.loop_stuck or (
+        world.now - switched_at > limits.checkpoint_s and _has_waited(run, world, limits)
+    ):
+        return None
+    return Wait(reason="waiting for a complete checkpoint", until=switched_at + limits.checkpoint_s)
+
+
+def _signal(run: ActionRun, world: World, limits: LadderLimits, rung: Rung) -> Move | None:
+    """Sent once. Only if it is known that nothing was sent (skipped) it is tried again."""
+    before = tries(run, rung)
+    if before and before[-1].outcome is not RungOutcome.SKIPPED:
+        last = before[-1]
+        if last.outcome is RungOutcome.FAILED or world.now - last.intent_at > limits.signal_s:
+            return None
+        return Wait(
+            reason=f"{rung} was sent; waiting for a complete checkpoint or the end of the job",
+            until=last.intent_at + limits.signal_s,
+        )
+    if len(before) >= MIN_TRIES and world.now - before[0].intent_at > limits.step_s:
+        return None
+    if world.paused:
+        return Wait(reason="paused: the job gets no signal until `slurm-watchdog resume`")
+    if before and world.now - (before[-1].outcome_at or before[-1].intent_at) < RETRY_AFTER_S * len(before):
+        return Wait(reason=f"{rung} is tried again soon: {before[-1].detail}")
+    return Do(rung=rung, attempt=len(before) + 1)
+
+
+def _why_not_saved(run: ActionRun, world: World) -> str:
+    """Why a job is not ended: nothing made it save."""
+    if world.loop_stuck:
+        return "the job hangs now: its loop cannot see the kill switch. What is done about the hang is decided with its own incident"
+    said = []
+    for step in ladder_of(run.decision):
+        rung = ASKING.get(step)
+        if rung is None or not tried(run, rung):
+            continue
+        if rung is Rung.WRITE_KILL_SWITCH and not done(run, rung):
+            said.append(why_failed(run, rung))
+        elif rung is Rung.WRITE_KILL_SWITCH:
+            said.append("no complete checkpoint in time: does the trainer look for the kill switch?")
+        elif refused(run, rung) is not None:
+            said.append(why_failed(run, rung))
+        else:
+            said.append(f"no complete checkpoint after {rung}")
+    return "; ".join(said) + ". It runs and is left alone: ending it would lose its work"
+
+
+def _ended_after_asking(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+    """The run is over, or ending, after it was asked: did it save, and may it go on?"""
+    assert world.job is not None
+    if not is_saved(run, world):
+        return _ended_without_saving(run, stage, world, limits)
+    if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
+        return leave(
+            run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again"
+        )
+    if _made_last_step(world):
+        why = "the job has made its last step and ended: it is finished"
+        return leave(run, world, why, needless=True)
+    if not done(run, Rung.WAIT_CHECKPOINT):
+        return Do(rung=Rung.WAIT_CHECKPOINT, attempt=len(tries(run, Rung.WAIT_CHECKPOINT)) + 1)
+    if stage is Stage.ENDING:
+        return Wait(reason="the job has saved and is ending")
+    if world.paused:
+        return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
+    return end_run(run, stage, world, limits)
+
+
+def _ended_without_saving(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+    assert world.job is not None
+    if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
+        return leave(
+            run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again"
+        )
+    if not _has_waited(run, world, limits):
+        return Wait(reason="the job has ended; waiting to hear whether it saved")
+    if stage is Stage.ENDING:
+        return Wait(reason="the job is ending")
+    if _ended_by_our_signal(run, world):
+        if world.paused:
+            return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
+        return end_run(run, stage, world, limits)
+    if tried(run, Rung.WRITE_KILL_SWITCH) and not done(run, Rung.WRITE_KILL_SWITCH):
+        return leave(
+            run,
+            world,
+            "the job ended while its kill switch was not on all nodes yet: if it heard it, restart it manually",
+        )
+    return leave(
+        run,
+        world,
+        f"the job ended ({world.job.state}) without showing a complete checkpoint; restart it manually",
+    )
+
+
+def _ended_by_our_signal(run: ActionRun, world: World) -> bool:
+    """Whether the run was ended by a signal that is known to be sent, in a loop that stood still: it lost nothing by that."""
+    assert world.job is not None
+    signalled = any(r.rung is not Rung.WRITE_KILL_SWITCH and r.outcome is RungOutcome.DONE for r in asks(run))
+    # A job that hung ends so after a signal: it continues from its last complete checkpoint, as if it had been requeued.
+    hung = run.decision.loop_turns is False and not _goes_on(run, world)
+    return signalled and hung and world.job.state in FAILED and not _made_last_step(world)
+
+
+def _has_waited(run: ActionRun, world: World, limits: LadderLimits) -> bool:
+    """Whether agents had their time to tell of a checkpoint: since the job was asked, and since we listen."""
+    asked_at = min(record.intent_at for record in asks(run))
+    return world.now - max(asked_at, world.taken_up_at) > limits.step_s
+
+
+def _made_last_step(world: World) -> bool:
+    return world.total_steps is not None and world.step is not None and world.step >= world.total_steps

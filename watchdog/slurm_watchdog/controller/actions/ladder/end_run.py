@@ -1,0 +1,177 @@
+"""The ladder where a run is ended: requeue, resubmit, leave it to its chain, cancel; each the fallback of the ones before. Pure."""
+
+from __future__ import annotations
+
+from slurm_watchdog.controller.actions.ladder.after_requeue import (
+    LATE_S,
+    described_end,
+    end_of_restart,
+    take_care,
+)
+from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
+    Do,
+    End,
+    LadderLimits,
+    Move,
+    Stage,
+    Wait,
+    World,
+    again,
+    attempt,
+    done,
+    finish,
+    in_vain,
+    ladder_of,
+    leave,
+    refused,
+    switch_is_out,
+    tried,
+    tries,
+    wait_for_mounts,
+    why_failed,
+)
+from slurm_watchdog.knowledge.default_ladders import ENDINGS
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, Step
+from slurm_watchdog.model.slurm import SlurmJob
+
+
+def end_run(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+    """The first way to end the run that Slurm has not refused. `stage` is SAME_RUN or FINISHED."""
+    reasons = []
+    for step in ladder_of(run.decision):
+        if step not in ENDINGS:
+            continue
+        move, why = _ENDINGS[step](run, stage, world, limits)
+        if move is not None:
+            return move
+        reasons.append(why)
+    if not reasons:  # the job was asked, and that is all that the rule wants
+        ok = ActionEnd(ok=True, ended_at=world.now, detail=_asked_only(stage))
+        return finish(run, world, ok)
+    return leave(run, world, "; ".join(reasons))
+
+
+def _asked_only(stage: Stage) -> str:
+    if stage is Stage.SAME_RUN:
+        return "the job has saved and continues: the rule does not end it"
+    return "the job has saved and ended by itself; the rule runs nothing again"
+
+
+Way = tuple[Move | None, str]
+"""What to do; or None, and why this way is closed."""
+
+
+def _requeue(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Way:
+    if refused(run, Rung.REQUEUE_HOLD) is not None:
+        return None, why_failed(run, Rung.REQUEUE_HOLD)
+    if in_vain(run, world, limits, Rung.REQUEUE_HOLD):
+        # Nobody knows: it may happen yet, and then any other way would run the job twice.
+        return leave(run, world, why_failed(run, Rung.REQUEUE_HOLD)), ""
+    do = Do(rung=Rung.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
+    return again(run, world, do), ""
+
+
+def _resubmit(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Way:
+    """Submitted first, held and behind the old job: if that is refused, the old one is as it was."""
+    move = attempt(run, world, limits, Do(rung=Rung.RESUBMIT, attempt=0, nodes=run.decision.exclude))
+    return (None, why_failed(run, Rung.RESUBMIT)) if move is None else (move, "")
+
+
+def _chain(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Way:
+    if not world.behind:
+        return None, "nothing is queued behind the job: there is no chain to leave it to"
+    if stage is Stage.FINISHED:
+        return finish(run, world, _chain_end(run, world)), ""
+    return _cancel(run, stage, world, limits)
+
+
+def _cancel(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Way:
+    if stage is Stage.FINISHED:
+        return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail="the job has ended")), ""
+    move = attempt(run, world, limits, Do(rung=Rung.CANCEL, attempt=0))
+    return (None, why_failed(run, Rung.CANCEL)) if move is None else (move, "")
+
+
+_ENDINGS = {Step.REQUEUE: _requeue, Step.RESUBMIT: _resubmit, Step.CHAIN: _chain, Step.CANCEL: _cancel}
+
+
+def after_cancel(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+    """Cancelled, or tried to: the job has to end."""
+    if stage in (Stage.SAME_RUN, Stage.ENDING):
+        return _wait_for_end(run, stage, world, limits)
+    if Step.CHAIN in ladder_of(run.decision) and world.behind:
+        return finish(run, world, _chain_end(run, world))
+    detail = "the job was cancelled and has ended"
+    return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail=detail))
+
+
+def _wait_for_end(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+    began = tries(run, Rung.CANCEL)[0].intent_at
+    if not done(run, Rung.CANCEL) and stage is Stage.SAME_RUN:
+        move = attempt(run, world, limits, Do(rung=Rung.CANCEL, attempt=0))
+        return leave(run, world, why_failed(run, Rung.CANCEL)) if move is None else move
+    if world.now - began > limits.end_s:
+        return leave(
+            run,
+            world,
+            f"the job was cancelled and has not ended within {limits.end_s:.0f} s: a process of it cannot be killed",
+        )
+    return Wait(reason="the job was cancelled and is ending")
+
+
+def _chain_end(run: ActionRun, world: World) -> ActionEnd:
+    """What goes on where the job ended."""
+    first = world.behind[0]
+    how = f"{first.state}, {first.reason}" if first.reason not in ("", "None") else first.state
+    more = f" and {len(world.behind) - 1} more" if len(world.behind) > 1 else ""
+    never = first.reason.startswith("DependencyNeverSatisfied")
+    detail = f"the job has ended; job {first.job_id} ({how}){more} continues where it stopped"
+    if never:
+        detail = f"the job has ended, and job {first.job_id} behind it will never start (DependencyNeverSatisfied): use afterany"
+    return ActionEnd(ok=not never, ended_at=world.now, detail=detail)
+
+
+# ------------------------------------------------------------------------------------- submitted in its place
+
+
+def go_on_elsewhere(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+    """A new job was submitted, held: the old one is ended, then the new one is let go."""
+    new = world.submitted
+    if new is None and not done(run, Rung.RESUBMIT):
+        last = tries(run, Rung.RESUBMIT)[-1]
+        if not world.submission_looked_for or world.now < (last.outcome_at or last.intent_at) + LATE_S:
+            return Wait(reason=f"whether a job was submitted is not known yet: {last.detail}")
+        move, why = _resubmit(run, stage, world, limits)
+        return leave(run, world, why) if move is None else move
+    if new is None:
+        since = tries(run, Rung.RESUBMIT)[-1].outcome_at or world.now
+        if world.now - since > limits.step_s and world.submission_looked_for:
+            return leave(run, world, "the job that was submitted in its place is gone: it was cancelled")
+        return Wait(reason="the job that was submitted is not in Slurm's listing yet")
+    if stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN):
+        return leave(run, world, "the old job was requeued outside the watchdog, and must not run twice")
+    if stage in (Stage.SAME_RUN, Stage.ENDING):
+        if world.paused:
+            return Wait(reason="paused: the job is not cancelled until `slurm-watchdog resume`")
+        if not tried(run, Rung.CANCEL):
+            return Do(rung=Rung.CANCEL, attempt=1) if stage is Stage.SAME_RUN else Wait(reason="it is ending")
+        return _wait_for_end(run, stage, world, limits)
+    return _let_go(run, new, world, limits)
+
+
+def _let_go(run: ActionRun, new: SlurmJob, world: World, limits: LadderLimits) -> Move:
+    if switch_is_out(run):
+        return again(run, world, Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
+    if new.held and not done(run, Rung.RELEASE):
+        careful = take_care(run, world)
+        if careful is not None:
+            return careful
+        if world.stalled_mounts:
+            return wait_for_mounts(run, world, limits)
+        if world.paused:
+            return Wait(reason="paused: the new job stays held until `slurm-watchdog resume`")
+        return again(run, world, Do(rung=Rung.RELEASE, attempt=0, instead=True))
+    begun_at = tries(run, Rung.RESUBMIT)[0].intent_at
+    if world.next_first_step is not None:
+        return End(end=end_of_restart(run, world, f"job {new.job_id} runs in its place", begun_at))
+    return described_end(run, new, world, limits)

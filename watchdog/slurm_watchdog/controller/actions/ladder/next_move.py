@@ -1,0 +1,156 @@
+"""The ladder: what to do next for one action, from its journal and from the world. Pure.
+
+The world is asked first: whether a rung is done is read off Slurm, not off what we remember to have sent.
+`Restarts` rises at the moment of a requeue (measured on Slurm 22.05 and 25.11), so the fence
+(job id, restart count, start time) tells the run that the decision is about from every other one.
+"""
+
+from __future__ import annotations
+
+from slurm_watchdog.controller.actions.ladder import process
+from slurm_watchdog.controller.actions.ladder.after_requeue import after_requeue
+from slurm_watchdog.controller.actions.ladder.before_end import before_end
+from slurm_watchdog.controller.actions.ladder.end_run import after_cancel, go_on_elsewhere
+from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
+    Do,
+    End,
+    LadderLimits,
+    Move,
+    Settle,
+    Stage,
+    Wait,
+    World,
+    attempts,
+    can_be_abandoned,
+    ladder_of,
+    leave,
+    limits_for,
+    refused,
+    stage_of,
+    tried,
+    tries,
+)
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord, Step
+from slurm_watchdog.model.slurm_states import WAITING
+
+__all__ = ["Do", "End", "LadderLimits", "Move", "Settle", "Stage", "Wait", "World", "next_move", "stage_of"]
+
+
+def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+    """What is to be done next. Given any prefix of the journal and any world, never does a thing twice."""
+    if run.end is not None:
+        return End(end=run.end)
+    limits = limits_for(run.decision, limits)
+    if not world.job_known:
+        return _unknown(run, world, limits)
+    if run.decision.process is not None:
+        return process.next_move(run, run.decision.process, world, limits)
+    stage = stage_of(run, world.job)
+    lost = next((r for r in run.records if r.outcome is None), None)
+    if lost is not None:
+        return _settle(lost, stage, run, world)
+    if tried(run, Rung.ABANDON) and can_be_abandoned(run):
+        return leave(run, world, tries(run, Rung.ABANDON)[-1].detail or "an operator ended the action")
+    if Step.HOLD in ladder_of(run.decision):
+        return _hold(run, world, limits)
+    if tried(run, Rung.RESUBMIT) and refused(run, Rung.RESUBMIT) is None:
+        return go_on_elsewhere(run, stage, world, limits)
+    if tried(run, Rung.CANCEL) and stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED, Stage.GONE):
+        return after_cancel(run, stage, world, limits)
+    if stage is Stage.GONE:
+        return leave(run, world, "Slurm does not know the job any more")
+    if stage is Stage.SAME_RUN and _wants_evidence(run, limits):
+        return Do(rung=Rung.EVIDENCE, attempt=attempts(run, Rung.EVIDENCE) + 1)
+    if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
+        return before_end(run, stage, world, limits)
+    if not tried(run, Rung.REQUEUE_HOLD):
+        why = "the job was started again without this action: nothing is left to do"
+        return leave(run, world, why, needless=True)
+    return after_requeue(run, stage, world, limits)
+
+
+def _unknown(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+    """Nothing is done to a job that is not known. Slurm may come back at any time; what it refuses, or answers badly, does not mend itself."""
+    if world.refused:
+        return leave(run, world, f"Slurm says nothing about the job: {world.refused}")
+    if not world.unread:
+        return Wait(reason="Slurm does not answer")
+    if world.unread_s > limits.confirm_s:
+        why = f"for {limits.confirm_s:.0f} s Slurm's answer about the job could not be used: {world.unread}"
+        return leave(run, world, f"{why}; look with `scontrol show job {_job_id(run)}`")
+    return Wait(reason=f"Slurm answers, and its answer cannot be used: {world.unread}")
+
+
+def _job_id(run: ActionRun) -> str:
+    return run.decision.fence.job_id if run.decision.fence is not None else ""
+
+
+def _settle(lost: RungRecord, stage: Stage, run: ActionRun, world: World) -> Move:
+    """The controller died, or Slurm did not answer, between intent and outcome: what does the world show?"""
+    requeued = stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN)
+    new = world.submitted
+    if lost.rung is Rung.RESUBMIT and new is None and not world.submission_looked_for:
+        return Wait(reason="looking for the job that was submitted")
+    shown = {
+        Rung.WAIT_CHECKPOINT: True,
+        Rung.REQUEUE_HOLD: requeued,
+        Rung.RELEASE: stage in (Stage.QUEUED, Stage.NEXT_RUN) if new is None else not new.held,
+        Rung.CANCEL: stage in (Stage.ENDING, Stage.FINISHED, Stage.GONE),
+        Rung.RESUBMIT: new is not None,
+        Rung.HOLD: world.job is not None and world.job.held,
+        Rung.SET_DOWN: stage is Stage.NEXT_RUN or (stage is Stage.QUEUED and not world.stuck),
+    }.get(lost.rung)
+    detail = "the answer was lost; it is done again, which is harmless"
+    outcome = RungOutcome.UNKNOWN
+    if lost.rung is Rung.ABANDON:
+        outcome, detail = RungOutcome.DONE, "an operator cancelled the restart; the job was left as it is"
+    elif lost.rung in (Rung.SIGNAL_USR1, Rung.SIGNAL_TERM):
+        detail = "the answer was lost; a signal is not sent twice, its effect is waited for"
+    elif shown:
+        outcome, detail = RungOutcome.DONE, "the answer was lost; the world shows that it was done"
+        if lost.rung is Rung.RESUBMIT and new is not None:
+            detail = f"the answer was lost; job {new.job_id} is there"
+    elif shown is not None:
+        detail = "the answer was lost; Slurm shows that it was not done"
+    return Settle(rung=lost.rung, attempt=lost.attempt, outcome=outcome, detail=detail)
+
+
+def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
+    """Before anything is done to the job, once; a second time only if the controller died over the first. An action that has
+    begun is past it."""
+    tries = [record for record in run.records if record.rung is Rung.EVIDENCE]
+    if (
+        limits.evidence_s <= 0
+        or Step.EVIDENCE not in ladder_of(run.decision)
+        or len(tries) < len(run.records)
+    ):
+        return False
+    return not tries or (len(tries) == 1 and tries[0].outcome is RungOutcome.UNKNOWN)
+
+
+def _hold(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+    """Keeps a job that restarts and dies from starting again, as soon as it waits in the queue. It is told, never ended."""
+    job, decision = world.job, run.decision
+    if job is None:
+        return leave(run, world, "Slurm does not know the job any more")
+    if job.held and job.state != "COMPLETING":
+        ours = tried(run, Rung.HOLD)
+        by = "the job is held: `scontrol release` lets it run" if ours else "the job is held already"
+        return End(end=ActionEnd(ok=True, ended_at=world.now, detail=by))
+    if job.state == "RUNNING":
+        before = decision.step_at_decision
+        if world.next_first_step is not None and (before is None or world.next_first_step > before):
+            return leave(run, world, "the job makes new steps: it is not held", needless=True)
+        if world.now - decision.decided_at > limits.confirm_s:
+            return leave(run, world, "the job has not died again: it is not held", needless=True)
+        return Wait(reason="the job runs: it is held when it is in the queue again")
+    if job.state == "COMPLETING":
+        return Wait(reason="the job is ending")
+    if job.state not in WAITING:
+        return leave(run, world, f"the job is {job.state}: there is nothing to hold")
+    if world.paused:
+        return Wait(reason="paused: the job is not held until `slurm-watchdog resume`")
+    refusal = refused(run, Rung.HOLD)
+    if refusal is not None:
+        return leave(run, world, f"hold was refused: {refusal.detail}")
+    return Do(rung=Rung.HOLD, attempt=attempts(run, Rung.HOLD) + 1)

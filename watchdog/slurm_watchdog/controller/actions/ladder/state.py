@@ -1,0 +1,337 @@
+"""What the ladder works with: the world at one moment, the moves it can answer with, and what a journal says of the rungs. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from slurm_watchdog.base.structs import Value  # fmt: skip
+from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode
+from slurm_watchdog.knowledge.default_ladders import GENTLE
+from slurm_watchdog.model.actions import (
+    Action,
+    ActionEnd,
+    ActionRun,
+    Decision,
+    Rung,
+    RungOutcome,
+    RungRecord,
+    Step,
+)
+from slurm_watchdog.model.protocol import ProcessEnd
+from slurm_watchdog.model.slurm import SlurmJob  # fmt: skip
+from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
+
+MIN_TRIES = 3
+"""A limit ends a rung only after so many tries: the time may have passed while Slurm was away."""
+RETRY_AFTER_S = 3.0
+"""Between two tries of the same rung: Slurm's rate limit gives a user 2 calls a second."""
+START_SLACK_S = 2.0
+"""Two start times of one run differ by no more: Slurm counts whole seconds."""
+
+ASKING: dict[Step, Rung] = {
+    Step.KILL_SWITCH: Rung.WRITE_KILL_SWITCH,
+    Step.SIGUSR1: Rung.SIGNAL_USR1,
+    Step.SIGTERM: Rung.SIGNAL_TERM,
+}
+"""The rung in which the job itself is asked."""
+
+
+class Stage(StrEnum):
+    """Where the job stands, seen from the fence of the decision."""
+
+    GONE = "gone"
+    SAME_RUN = "same_run"
+    ENDING = "ending"
+    """The run of the decision is coming to its end."""
+    FINISHED = "finished"
+    """The run of the decision is over and nothing follows it yet."""
+    HELD = "held"
+    """Requeued, and held: our requeue."""
+    QUEUED = "queued"
+    """Requeued, and free to start."""
+    NEXT_RUN = "next_run"
+    """A later run is going on, or is over."""
+
+
+class LadderLimits(Value, frozen=True, kw_only=True):
+    """How long each rung may take, in seconds."""
+
+    kill_switch_s: float
+    checkpoint_s: float
+    exit_s: float
+    """For a job that has saved to end by itself, before the next rung is tried although it runs."""
+    step_s: float
+    mount_s: float
+    confirm_s: float
+    evidence_s: float = 0.0
+    """0: an action does not ask for evidence."""
+    signal_s: float = 300.0
+    """For a job to save or to end after a signal."""
+    end_s: float = 300.0
+    """For Slurm to end a job that was cancelled."""
+    exclusion_s: float = 604800.0
+    """An exclusion of ours is dropped after this time."""
+    set_down_after_s: float = 0.0
+    """A node that holds a requeued job up is set DOWN after this time; 0: never."""
+    max_drained_nodes: int = 0
+    drained_percent: float = 0.0
+    """No node is set DOWN where more than so many, or this share, are out of service."""
+    term_s: float = 30.0
+    """For a process that outlived its job to end after SIGTERM."""
+    kill_s: float = 60.0
+    """… and after SIGKILL: one that is still there cannot be killed."""
+
+
+class World(Value, frozen=True, kw_only=True):
+    """What is known at this moment about the job of an action."""
+
+    now: float
+    """Wall clock: journal entries carry dates, and survive a restart of the controller."""
+    job_known: bool
+    """False while Slurm does not answer, or not in a way that can be used: then nothing is done."""
+    unread: str = ""
+    """What is wrong with Slurm's answer about the job, where there is one."""
+    unread_s: float = 0.0
+    """Since when it has been so."""
+    refused: str = ""
+    """Slurm's words, where it refuses to say anything about the job."""
+    job: SlurmJob | None = None
+    step: int | None = None
+    """Newest step of the run that the decision is about."""
+    total_steps: int | None = None
+    complete_checkpoint_step: int | None = None
+    """Step of the newest complete checkpoint that came after the job was asked to save."""
+    next_first_step: int | None = None
+    """First step that the new run logged as made, once it is proven to train: see slurm_watchdog.controller.actions.ladder.restart_proof."""
+    next_stride: int = 1
+    """Steps between two lines of its log, the most of the recent ones."""
+    next_by_epochs: bool = False
+    """Its log counts steps by epochs."""
+    stride: int = 1
+    """The same of the run that the decision is about."""
+    loaded_step: int | None = None
+    """Step of the newest complete checkpoint that was known when that run ended."""
+    stalled_mounts: tuple[str, ...] = ()
+    paused: bool = False
+    taken_up_at: float = 0.0
+    """When this controller began to drive the action: what agents know takes a moment to arrive after that."""
+    submitted: SlurmJob | None = None
+    """The job that was submitted in place of this one."""
+    submission_looked_for: bool = False
+    """Whether `submitted` None means that Slurm has none, and not that nobody has asked yet."""
+    behind: tuple[SlurmJob, ...] = ()
+    """Jobs that go on where this one ends: elements of its array, jobs that depend on it."""
+    exclude_objection: str | None = None
+    """Why the nodes of the decision must not be excluded: too few would be left."""
+    process: ProcessEnd | None = None
+    """Of a decision about a process: what its node says of it, once anything was tried; None while it has not answered."""
+    process_objection: str | None = None
+    """Why that process must not be touched, by what Slurm and its node say now."""
+    loop_stuck: bool = False
+    """An open incident with evidence good enough to act on says that the job's loop does not turn: it sees no kill switch."""
+    stuck: tuple[StuckNode, ...] = ()
+    """Where the old run of the requeued job has not ended."""
+    expired_exclusions: tuple[str, ...] = ()
+    """Nodes that earlier actions of ours excluded from this job, longer ago than such an exclusion lasts."""
+
+
+class Do(Value, frozen=True, kw_only=True):
+    """Carry this rung out now."""
+
+    rung: Rung
+    attempt: int
+    nodes: tuple[str, ...] = ()
+    """For EXCLUDE: the whole new list, the existing exclusions included. For DRAIN, SET_DOWN: those to drain, or to set DOWN."""
+    only_unfinished: bool = True
+    """For REQUEUE_HOLD: leave a job alone that has ended by itself."""
+    instead: bool = False
+    """For RELEASE: of the job that was submitted in place of this one."""
+    skip: str = ""
+    """Why nothing is done for this rung: its outcome is `skipped`, with these words."""
+
+
+class Settle(Value, frozen=True, kw_only=True):
+    """Write down the outcome of a rung whose answer was lost: the world shows it."""
+
+    rung: Rung
+    attempt: int
+    outcome: RungOutcome
+    detail: str
+
+
+class Wait(Value, frozen=True, kw_only=True):
+    reason: str
+    until: float | None = None
+    """Wall clock: when the ladder gives this up; None: not bounded by a time of its own."""
+
+
+class End(Value, frozen=True, kw_only=True):
+    end: ActionEnd
+
+
+Move = Do | Settle | Wait | End
+
+
+def stage_of(run: ActionRun, job: SlurmJob | None) -> Stage:
+    """Where the job stands now, compared with the fence of the decision."""
+    fence = run.decision.fence
+    if job is None or fence is None:
+        return Stage.GONE
+    if job.restarts == fence.restarts:
+        if job.state in STARTED:
+            same = (
+                job.start_at is None
+                or fence.start_at is None
+                or abs(job.start_at - fence.start_at) < START_SLACK_S
+            )
+            # Slurm may begin anew with its numbers: another job of the same one is none of ours.
+            return Stage.SAME_RUN if same else Stage.GONE
+        return Stage.ENDING if job.state == "COMPLETING" else Stage.FINISHED
+    if job.restarts == fence.restarts + 1 and job.state in REQUEUED:
+        return Stage.HELD if job.held else Stage.QUEUED
+    return Stage.NEXT_RUN if job.restarts > fence.restarts else Stage.GONE
+
+
+def ladder_of(decision: Decision) -> tuple[Step, ...]:
+    """The steps of a decision; those of older releases say only the action."""
+    if decision.ladder:
+        return decision.ladder
+    if decision.action is Action.GRACEFUL_RESTART:
+        return (Step.KILL_SWITCH, Step.REQUEUE)
+    return (Step.EVIDENCE, Step.REQUEUE) if decision.asked_by is None else (Step.REQUEUE,)
+
+
+def limits_for(decision: Decision, limits: LadderLimits) -> LadderLimits:
+    """The limits, with those that the decision's own rule has in their place."""
+    return msgspec.structs.replace(limits, **dict(decision.rung_limits)) if decision.rung_limits else limits
+
+
+# ------------------------------------------------------------------------------------------- what was tried
+
+
+def tries(run: ActionRun, rung: Rung) -> list[RungRecord]:
+    """All attempts of a rung, oldest first."""
+    return [record for record in run.records if record.rung is rung]
+
+
+def tried(run: ActionRun, rung: Rung) -> bool:
+    return any(record.rung is rung for record in run.records)
+
+
+def attempts(run: ActionRun, rung: Rung) -> int:
+    return len(tries(run, rung))
+
+
+def done(run: ActionRun, rung: Rung) -> bool:
+    return any(r.outcome in (RungOutcome.DONE, RungOutcome.SKIPPED) for r in tries(run, rung))
+
+
+def refused(run: ActionRun, rung: Rung) -> RungRecord | None:
+    """The attempt that was refused for good, if there is one."""
+    return next((r for r in tries(run, rung) if r.outcome is RungOutcome.FAILED), None)
+
+
+def asks(run: ActionRun) -> list[RungRecord]:
+    """Every time the job itself was, or may have been, asked to save or to end."""
+    return [
+        record
+        for record in run.records
+        if record.rung in ASKING.values() and record.outcome not in (RungOutcome.FAILED, RungOutcome.SKIPPED)
+    ]
+
+
+def is_saved(run: ActionRun, world: World) -> bool:
+    """Whether a complete checkpoint is known that came after the job was asked."""
+    return world.complete_checkpoint_step is not None or tried(run, Rung.WAIT_CHECKPOINT)
+
+
+def switch_is_out(run: ActionRun) -> bool:
+    """Whether a kill switch of ours may still lie somewhere."""
+    return tried(run, Rung.WRITE_KILL_SWITCH) and not done(run, Rung.REMOVE_KILL_SWITCH)
+
+
+def stands_still(decision: Decision) -> bool:
+    """Whether the job's loop did not turn when it was decided: then a new step means that it has recovered."""
+    if decision.loop_turns is None:
+        return not any(step in GENTLE for step in ladder_of(decision))
+    return not decision.loop_turns
+
+
+def limit_s(rung: Rung, limits: LadderLimits) -> float:
+    return limits.kill_switch_s if rung is Rung.WRITE_KILL_SWITCH else limits.step_s
+
+
+def in_vain(run: ActionRun, world: World, limits: LadderLimits, rung: Rung) -> bool:
+    """Whether a rung was tried for as long as it may take, and often enough."""
+    all_tries = tries(run, rung)
+    return len(all_tries) >= MIN_TRIES and world.now - all_tries[0].intent_at > limit_s(rung, limits)
+
+
+def again(run: ActionRun, world: World, do: Do) -> Move:
+    """The rung, if it was not tried a moment ago."""
+    before = tries(run, do.rung)
+    if before:
+        last = before[-1]
+        if world.now - (last.outcome_at or last.intent_at) < RETRY_AFTER_S * min(10, len(before)):
+            return Wait(reason=f"{do.rung} is tried again soon: {last.detail}")
+    return msgspec.structs.replace(do, attempt=len(before) + 1)
+
+
+def attempt(run: ActionRun, world: World, limits: LadderLimits, do: Do) -> Move | None:
+    """The rung until it is refused, or its limit is over: then None."""
+    if refused(run, do.rung) is not None or in_vain(run, world, limits, do.rung):
+        return None
+    return again(run, world, do)
+
+
+def why_failed(run: ActionRun, rung: Rung) -> str:
+    """Why a rung that was tried is over, a sentence."""
+    refusal = refused(run, rung)
+    if refusal is not None:
+        return f"{rung} was refused: {refusal.detail}"
+    last = tries(run, rung)[-1]
+    return f"{rung} did not succeed in time: {last.detail}"
+
+
+def leave(run: ActionRun, world: World, why: str, *, needless: bool = False) -> Move:
+    """Ends the action without success, or without need; a kill switch of ours does not stay behind."""
+    return finish(run, world, ActionEnd(ok=False, ended_at=world.now, detail=why, needless=needless))
+
+
+def finish(run: ActionRun, world: World, end: ActionEnd) -> Move:
+    """Ends the action, after its kill switch was removed."""
+    why = end.detail
+    if switch_is_out(run):
+        before = tries(run, Rung.REMOVE_KILL_SWITCH)
+        if not before or world.now - (before[-1].outcome_at or before[-1].intent_at) >= RETRY_AFTER_S * min(
+            20, len(before)
+        ):
+            return Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=len(before) + 1)
+        return Wait(reason=f"{why}; the kill switch has to be removed first")
+    if not end.ok and stage_of(run, world.job) is Stage.HELD and not done(run, Rung.RELEASE):
+        why = f"{why}; the job stays held: `scontrol release` lets it run"
+    if not end.ok and world.submitted is not None and world.submitted.held:
+        why = f"{why}; job {world.submitted.job_id}, submitted in its place, stays held"
+    return End(end=msgspec.structs.replace(end, detail=why))
+
+
+IRREVERSIBLE = (Rung.REQUEUE_HOLD, Rung.CANCEL, Rung.RESUBMIT, Rung.SIGNAL_TERM)
+"""Rungs after which a run may have ended, and an action can only be brought to its end."""
+
+
+def can_be_abandoned(run: ActionRun) -> bool:
+    """Whether nothing was done to the job yet but to ask it to save."""
+    return not any(tried(run, rung) for rung in IRREVERSIBLE)
+
+
+def wait_for_mounts(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+    if world.now - run.decision.decided_at > limits.mount_s:
+        return leave(
+            run, world, f"{', '.join(world.stalled_mounts)} did not answer for {limits.mount_s:.0f} s"
+        )
+    return Wait(
+        reason=f"{', '.join(world.stalled_mounts)} does not answer: the restart waits for it",
+        until=run.decision.decided_at + limits.mount_s,
+    )

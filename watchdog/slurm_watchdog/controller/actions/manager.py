@@ -1,0 +1,279 @@
+"""The actions under way: goes on with what a journal left open, drives each to its end, says how it ended, takes back what lasted long enough."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.text import duration
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.actions import expiry, own_records
+from slurm_watchdog.controller.actions.driver import Driver
+from slurm_watchdog.controller.actions.from_config import ladder_limits_of
+from slurm_watchdog.controller.actions.tools import Tools
+from slurm_watchdog.controller.incidents.judge import proves_stuck
+from slurm_watchdog.controller.ports import ActionPorts
+from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.model.actions import Action, ActionRun, RungRecord
+from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+
+log = logging.getLogger(__name__)
+
+JANITOR_S = 60.0
+"""Between two looks at what we did to nodes and may be taken back."""
+DRIVE_AGAIN_S = 15.0
+"""After an action's task has failed (a full disk under the journal), before it is taken up again."""
+
+
+class Actions:
+    """Keeps the running actions; who decides gives them in, and asks which jobs are busy. One event loop owns it.
+
+    The executor of the service: see slurm_watchdog.controller.ports.
+    """
+
+    def __init__(self, config: Config, ports: ActionPorts):
+        self._config = config
+        self._journal, self._state, self._slurm = ports.journal, ports.state, ports.slurm
+        self._judgement, self._writer, self._metrics = ports.judgement, ports.writer, ports.metrics
+        self._news, self._incidents = ports.news, ports.incidents
+        self._blind, self._on_failure, self._record = ports.blind, ports.on_failure, ports.record
+        self._tools = Tools(
+            journal=ports.journal,
+            state=ports.state,
+            slurm=ports.slurm,
+            desk=ports.desk,
+            limits=ladder_limits_of(config),
+            command_deadline_s=3 * config.agent.interval + config.agent.probe_deadline,
+            poll_s=min(2.0, config.slurm.poll_interval),
+            paused=lambda: ports.journal.paused() is not None,
+            on_record=self._on_record,
+            on_touch=self._on_touch,
+            loop_stuck=lambda job_id: proves_stuck(ports.judgement.incidents, job_id) is not None,
+            collect=ports.collect,
+            drain_reason=config.policy.drain_reason,
+            listing_is_new_after_s=config.slurm.deadline,
+            listing_lasts_s=ports.judgement.slurm_patience_s,
+        )
+        self._janitor: asyncio.Task[None] | None = None
+        self._swept_at = float("-inf")
+        self._drivers: dict[str, Driver] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def take_up(self) -> None:
+        """Goes on with every action that a journal left open. The ladder asks the world before it does anything."""
+        for run in self._journal.open_actions():
+            if run.decision.action is not Action.NONE and run.decision.id not in self._drivers:
+                if run.decision.fence is not None:
+                    self._state.remember_action(
+                        run.decision.fence, run.decision.nodes, run.decision.process_job_id or None
+                    )
+                log.warning("taking up the %s of %s (%s)", *_names(run))
+                self.drive(run)
+
+    def drive(self, run: ActionRun) -> None:
+        """Carries an allowed decision out, in a task of its own."""
+        driver = Driver(run, self._tools)
+        self._drivers[run.decision.id] = driver
+        self._tasks[run.decision.id] = asyncio.create_task(self._drive(driver))
+
+    def is_busy(self, job_id: str) -> bool:
+        """Whether an action on the job is under way."""
+        return any(
+            driver.run.decision.fence is not None and driver.run.decision.fence.job_id == job_id
+            for driver in self._drivers.values()
+        )
+
+    def waiting(self, decision_id: str) -> tuple[str, float | None] | None:
+        """What an action under way waits for, in words, and when it gives that up (wall clock); None if it waits for nothing."""
+        driver = self._drivers.get(decision_id)
+        return (
+            (driver.waiting_for, driver.waiting_until) if driver is not None and driver.waiting_for else None
+        )
+
+    def abandon(self, job_id: str, by: str) -> str | None:
+        """Ends the restart of a job that a person asked for. Returns why it cannot be, a sentence; None if it is being ended."""
+        for driver in self._drivers.values():
+            fence = driver.run.decision.fence
+            if fence is None or fence.job_id != job_id or driver.run.decision.asked_by is None:
+                continue
+            if driver.abandon(by):
+                return None
+            return f"job {job_id} is being ended or was requeued already: the restart cannot be cancelled any more"
+        return f"no restart of job {job_id} that a person asked for is under way"
+
+    def acting(self) -> frozenset[str]:
+        """Ids of the incidents that are being acted on."""
+        return frozenset(driver.run.decision.incident_id for driver in self._drivers.values())
+
+    def subjects(self) -> list[str]:
+        """The runs and processes that are being acted on, sorted, as a recording names them."""
+        return sorted(own_records.subject_of(driver.run.decision) for driver in self._drivers.values())
+
+    def rungs(self) -> dict[str, str]:
+        """Job -> the rung at which an action on it is; `between` while none is being tried."""
+        return {
+            driver.run.decision.fence.job_id: next(
+                (str(record.rung) for record in driver.run.records if record.outcome is None), "between"
+            )
+            for driver in self._drivers.values()
+            if driver.run.decision.fence is not None
+        }
+
+    def under_way(self, wall: float) -> dict[str, str]:
+        """Job -> the action on it and what that waits for. What a wait quotes after its colon may be a user's, and everybody reads this."""
+        found = {}
+        for driver in self._drivers.values():
+            decision = driver.run.decision
+            if decision.fence is None:
+                continue
+            waits = driver.waiting_for.partition(":")[0]
+            left_s = None if driver.waiting_until is None else driver.waiting_until - wall
+            at_most = (
+                f" (for {duration(left_s)} at most)" if waits and left_s is not None and left_s > 0 else ""
+            )
+            what = str(decision.action).replace("_", " ")
+            found[decision.fence.job_id] = f"its {what} is under way" + (
+                f", {waits}{at_most}" if waits else ""
+            )
+        return found | self.stuck()
+
+    def stuck(self) -> dict[str, str]:
+        """Job -> why its restart does not come about, where its old run does not end on a node. No user's words: everybody reads it."""
+        return {
+            driver.run.decision.fence.job_id: "its restart waits until its old run has ended on "
+            f"{', '.join(driver.held_up_on)} (explain has the processes, and what helps)"
+            for driver in self._drivers.values()
+            if driver.run.decision.fence is not None and driver.held_up_on
+        }
+
+    async def _drive(self, driver: Driver) -> None:
+        """Drives to the end; a journal that fails stops nothing for good: the action is taken up again."""
+        decision_id = driver.run.decision.id
+        while True:
+            try:
+                await driver.drive()
+                break
+            except JournalError as error:
+                self._writer.failed(error)
+                log.error("action %s waits for the journal: %s", decision_id, error)
+                await asyncio.sleep(DRIVE_AGAIN_S)
+                self._writer.write(lambda: self._reload(driver))
+        self._drivers.pop(decision_id, None)
+        self._tasks.pop(decision_id, None)
+        self._ended(driver.run)
+
+    def _reload(self, driver: Driver) -> None:
+        """After a failed write, what the journal holds is what counts."""
+        for run in self._journal.open_actions():
+            if run.decision.id == driver.run.decision.id:
+                driver.run = run
+
+    def _on_record(self, run: ActionRun, record: RungRecord) -> None:
+        incident = self._incident_of(run)
+        if incident is not None:
+            self._writer.note(incident, f"{record.rung}: {record.outcome}: {record.detail}")
+
+    def _on_touch(self, job_id: str, restarts: int, at: float | None) -> None:
+        age_s = None if at is None else clock.monotonic() - at
+        self._record(own_records.touched(job_id, restarts, age_s))
+
+    def _ended(self, run: ActionRun) -> None:
+        end = run.end
+        assert end is not None
+        self._record(own_records.ended(run.decision, end))
+        self._metrics.actions.labels(run.decision.action, end.outcome).inc()
+        if end.ok:
+            self._count_gpus(run, end.steps_lost or 0)
+        else:
+            self._on_failure(run.decision)
+        log.warning("the %s of %s (%s) has ended: %s", *_names(run), end.detail)
+        incident = self._incident_of(run)
+        if incident is None:
+            return
+        self._writer.note(incident, f"{run.decision.action} {end.words}: {end.detail}")
+        self._writer.tell(lambda: self._news.ended(incident, run))
+        busy = incident.id in self.acting()
+        if (
+            not busy
+            and run.decision.process is None  # others of its job may be there: the nodes say when none is
+            and incident.state is not IncidentState.RESOLVED
+            and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
+        ):
+            self._incidents.close_incident(incident, end.detail)
+
+    def _count_gpus(self, run: ActionRun, steps_lost: int) -> None:
+        """What a restart that went well cost, and how many GPUs it brought back to work that nobody asked for."""
+        metrics, fence = self._metrics, run.decision.fence
+        gpus = metrics.gpu_time.gpus_of(fence.job_id) if fence is not None else 0
+        redone_s = steps_lost * (self._step_s(run) or 0.0)
+        metrics.lost_work.inc(redone_s)
+        metrics.lost_gpu_time.labels("redone").inc(redone_s * gpus)
+        if run.decision.asked_by is None:
+            metrics.restarted_gpus.inc(gpus)
+
+    def _step_s(self, run: ActionRun) -> float | None:
+        """How long a step of the run that was ended took: of the next one nobody has seen two steps yet."""
+        fence = run.decision.fence
+        view = self._state.job_view(fence.job_id, clock.monotonic()) if fence is not None else None
+        if view is None or fence is None:
+            return None
+        before = next((past.step_s for past in view.past if past.restarts == fence.restarts), None)
+        now = view.progress.step_s if view.progress is not None else None
+        return before if before is not None else now
+
+    def _incident_of(self, run: ActionRun) -> Incident | None:
+        incident = self._judgement.incidents.get(run.decision.incident_id)
+        if incident is not None:
+            return incident
+        try:
+            return self._journal.incident(run.decision.incident_id)
+        except JournalError as error:
+            self._writer.failed(error)
+            return None
+
+    # ------------------------------------------------------------------------------------ what we did to nodes
+
+    def sweep(self, now: float) -> None:
+        """Now and then: exclusions and drains of ours that have lasted long enough are taken back, in a task of their own."""
+        busy = self._janitor is not None and not self._janitor.done()
+        if busy or now - self._swept_at < JANITOR_S:
+            return
+        self._swept_at = now
+        try:
+            if self._journal.paused() is None and self._blind(now) is None:
+                self._janitor = asyncio.create_task(self._take_back())
+        except JournalError as error:
+            self._writer.failed(error)
+
+    async def _take_back(self) -> None:
+        policy = self._config.policy
+        acting = (driver.run.decision.fence for driver in self._drivers.values())
+        busy = frozenset(fence.job_id for fence in acting if fence is not None)
+        try:
+            await expiry.sweep(
+                self._journal,
+                self._slurm,
+                self._state.jobs,
+                busy,
+                expiry.Lifetimes(drain_s=policy.drain_lifetime, exclusion_s=policy.exclusion_lifetime),
+            )
+        except JournalError as error:
+            self._writer.failed(error)
+
+    async def close(self) -> None:
+        """Stops driving. Nothing is lost: the journal has every intent, and the next start takes it up."""
+        tasks = [*self._tasks.values(), *([self._janitor] if self._janitor is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _names(run: ActionRun) -> tuple[str, str, str]:
+    """What is done, to which job or process, and the id of the decision."""
+    decision = run.decision
+    process = decision.process
+    whom = f"job {decision.fence.job_id if decision.fence else '?'}"
+    if process is not None:
+        whom = f"process {process.pid} on {process.node}"
+    return str(decision.action), whom, decision.id

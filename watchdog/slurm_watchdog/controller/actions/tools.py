@@ -1,0 +1,43 @@
+"""What every action is driven with: the journal, the state, Slurm, the agents, and the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from slurm_watchdog.controller.actions.ladder.next_move import LadderLimits
+from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import ActionRun, Decision, RungOutcome, RungRecord
+from slurm_watchdog.slurm.client import SlurmClient
+
+Outcome = tuple[RungOutcome, str]
+"""What became of a rung, and a sentence about it."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Given to every driver; durations in seconds."""
+
+    journal: Journal
+    state: ClusterState
+    slurm: SlurmClient
+    desk: CommandDesk
+    limits: LadderLimits
+    command_deadline_s: float
+    poll_s: float
+    paused: Callable[[], bool]
+    on_record: Callable[[ActionRun, RungRecord], None]
+    on_touch: Callable[[str, int, float | None], None] = lambda job_id, restarts, at: None
+    """Hears, with its job and restart count, that an action touched a run at that moment (monotonic); None: the run goes on without it."""
+    loop_stuck: Callable[[str], bool] = lambda job_id: False
+    """Whether an open incident proves that the job's loop does not turn."""
+    collect: Callable[[Decision], Awaitable[Outcome]] | None = None
+    """Waits for the evidence of the decision's job, for a bounded time."""
+    drain_reason: str = "slurm-watchdog:"
+    """Begins the reason of every drain of ours."""
+    listing_is_new_after_s: float = 30.0
+    """A listing that comes so long after a request began after it."""
+    listing_lasts_s: float = 120.0
+    """An older listing says nothing about now."""

@@ -1,0 +1,1 @@
+"""What people and programs ask the controller: the local socket, the page, JSON."""

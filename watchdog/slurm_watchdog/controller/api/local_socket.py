@@ -1,0 +1,387 @@
+"""The local socket for the commands: who asks is known from the kernel, and written into the journal."""
+
+from __future__ import annotations
+
+import grp
+import json
+import logging
+import os
+import pwd
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from slurm_watchdog import __version__
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.redact import mask_cut
+from slurm_watchdog.base.text import plural
+from slurm_watchdog.controller.api import journal_view
+from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees, left_out_json, status_json
+from slurm_watchdog.controller.incidents.judge import proves_stuck
+from slurm_watchdog.controller.policy.access import Person, may_see, may_see_incident, resolve
+from slurm_watchdog.controller.ports import Commanded
+from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_json, nodes_json
+from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.model.incidents import Incident, IncidentState
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import RUNNING
+from slurm_watchdog.notify.notification import Delivery
+from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+
+log = logging.getLogger(__name__)
+
+SOCKET_MODE = 0o660
+"""Root and the socket's group: whoever may use the commands is in that group."""
+SO_PEERGROUPS = 59
+"""asm-generic/socket.h; Python's `socket` has no name for it."""
+MAX_GROUPS = 256
+"""What Python's getsockopt takes: 1024 bytes."""
+MAX_BODY_BYTES = 64 * 1024
+MAX_REASON = 300
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Refused(Exception):
+    """A request that cannot be served: status and a sentence, and a word for programs where there is more to do than to read it."""
+
+    def __init__(self, status: int, sentence: str, code: str = ""):
+        self.status, self.code = status, code
+        super().__init__(sentence)
+
+
+async def open_socket(runner: web.AppRunner, path: str, group: str = "") -> None:
+    """Listens on `path`, for the members of `group` and nobody else; a socket that a dead controller left is replaced.
+
+    Raises OSError if a live one holds it.
+    """
+    _make_room(Path(path))
+    await web.UnixSite(runner, path).start()
+    if group:
+        _hand_to(path, group)
+    os.chmod(path, SOCKET_MODE)
+
+
+def _hand_to(path: str, group: str) -> None:
+    """The group of people is apart from the controller's own, which may read its files. Without it the socket stays the latter's."""
+    try:
+        os.chown(path, -1, grp.getgrnam(group).gr_gid)
+    except (KeyError, PermissionError) as error:
+        why = "no such group" if isinstance(error, KeyError) else "the controller is no member of it"
+        log.warning(
+            "%s is for root and the controller's user alone: controller.socket_group is %s (%s)",
+            path,
+            group,
+            why,
+        )
+
+
+def _make_room(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+        else:
+            raise OSError(f"another controller answers on {path}; stop it first")
+
+
+def peer_person(request: web.Request) -> Person:
+    """The process at the other end with its groups, as the kernel tells it."""
+    sock = request.transport.get_extra_info("socket") if request.transport else None
+    if sock is None:
+        raise Refused(403, "who is asking is not known")
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, gid = struct.unpack("3i", credentials)
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS * struct.calcsize("i"))
+    except OSError:  # in more groups than fit, or a kernel before 4.13: its first group is known
+        raw = b""
+    return Person(uid, frozenset({gid, *struct.unpack(f"{len(raw) // 4}i", raw)}))
+
+
+def peer_of(request: web.Request) -> tuple[int, str]:
+    """uid and name of the process at the other end, as the kernel tells it."""
+    uid = peer_person(request).uid
+    assert uid is not None
+    try:
+        return uid, pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return uid, f"uid {uid}"
+
+
+def without_kernel_lines(document: bytes) -> bytes:
+    """What a node answered, for a job's owner: its kernel's log names other people's programs, too (kernel.dmesg_restrict)."""
+    if b'"kernel_lines"' not in document:
+        return document
+    found = json.loads(document)
+    if isinstance(found, dict) and found.pop("kernel_lines", None) is not None:
+        return json.dumps(found).encode()
+    return document
+
+
+def reason_of(body: dict[str, Any]) -> str:
+    """Why a person wants it, in the person's words, without the secrets that were pasted with them."""
+    return mask_cut(str(body.get("reason", "")), MAX_REASON)
+
+
+@web.middleware
+async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as error:
+        more = {"code": error.code} if error.code else {}
+        return web.json_response({"error": str(error), **more}, status=error.status)
+    except JournalError as error:
+        return web.json_response({"error": f"the journal does not work: {error}"}, status=503)
+    except SlurmRefused as error:
+        return web.json_response({"error": str(error)}, status=409)
+    except SlurmUnavailable as error:
+        return web.json_response({"error": f"Slurm: {error}"}, status=503)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return web.json_response({"error": "the request's body is no JSON"}, status=400)
+
+
+def make_app(
+    controller: Commanded, person_of: Callable[[web.Request], Person] = peer_person
+) -> web.Application:
+    """Every route of the local socket; `person_of` says who asks."""
+    api = LocalApi(controller, person_of)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_sentences])
+    app.router.add_get("/v1/status", api.status)
+    app.router.add_get("/v1/incidents", api.incidents)
+    app.router.add_get("/v1/incidents/{id}", api.explain)
+    app.router.add_get("/v1/incidents/{id}/evidence/{number}", api.evidence)
+    app.router.add_post("/v1/diagnose", api.start_diagnosis)
+    app.router.add_get("/v1/diagnose/{id}", api.diagnosis)
+    app.router.add_post("/v1/pause", api.pause)
+    app.router.add_post("/v1/resume", api.resume)
+    app.router.add_post("/v1/restart", api.restart)
+    app.router.add_post("/v1/restart/cancel", api.cancel_restart)
+    return app
+
+
+class LocalApi:
+    """The handlers; each answers JSON."""
+
+    def __init__(self, controller: Commanded, person_of: Callable[[web.Request], Person] = peer_person):
+        """`person_of` says who asks; what is answered depends on it."""
+        self._controller = controller
+        self._person_of = person_of
+        self._operators = resolve(controller.config.security.operators)
+
+    def sees(self, request: web.Request) -> Sees:
+        """Whether the person who asks may see an incident's evidence."""
+        person = self._person_of(request)
+        return lambda incident: may_see_incident(incident, person, self._operators)
+
+    def may_see_job(self, request: web.Request, job: SlurmJob) -> bool:
+        """Whether the person who asks may see the evidence of a job."""
+        return may_see((job.uid,), self._person_of(request), self._operators)
+
+    async def status(self, request: web.Request) -> web.Response:
+        c, now = self._controller, clock.monotonic()
+        resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
+        sees = self.sees(request)
+        answer = status_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health())
+        answer["mode"] = c.config.mode
+        answer["paused"] = self._paused()
+        answer["controller"] = {
+            "version": __version__,
+            "started_at": c.started_at,
+            "last_tick_age_s": None if c.last_tick is None else now - c.last_tick,
+            "warming_up": now - c.warm_from < c.config.controller.warm_up,
+            "journal_error": c.journal_error,
+        }
+        answer["left_out"] = left_out_json(c.state.left_out.lately(now))
+        answer["slurm"] = {
+            "age_s": c.judge.view.slurm_age_s, "error": c.slurm_error, "notes": c.slurm_notes(),
+        }  # fmt: skip
+        answer["waiting"] = c.actions.stuck()
+        answer["deliveries"] = msgspec.to_builtins(self._deliveries(request))
+        return web.json_response(answer)
+
+    def _deliveries(self, request: web.Request) -> list[Delivery]:
+        """How messages fare; what a receiver answered is for operators, for it may repeat a message."""
+        told = may_see((), self._person_of(request), self._operators)
+        return [
+            each if told else msgspec.structs.replace(each, error="")
+            for each in self._controller.notifier.deliveries()
+        ]
+
+    def _paused(self) -> dict[str, Any] | None:
+        paused = self._controller.journal.paused()
+        return None if paused is None else {"reason": paused[0], "by": paused[1], "at": paused[2]}
+
+    async def incidents(self, request: web.Request) -> web.Response:
+        open_now = self._controller.judge.incidents
+        found = journal_view.listed(
+            self._controller.journal, request.query.get("job"), self.sees(request), open_now
+        )
+        return web.json_response(found)
+
+    async def explain(self, request: web.Request) -> web.Response:
+        incident = self._find(request.match_info["id"])
+        current = self._controller.judge.incidents.get(incident.id) or incident
+        return web.json_response(
+            journal_view.explained(
+                self._controller.journal, incident, current, self.sees(request), self._waiting
+            )
+        )
+
+    def _waiting(self, decision_id: str) -> tuple[str, float | None] | None:
+        return self._controller.actions.waiting(decision_id)
+
+    async def evidence(self, request: web.Request) -> web.Response:
+        """The document of one piece of evidence."""
+        incident, number = self._find(request.match_info["id"]), request.match_info["number"]
+        if not self.sees(request)(incident):
+            raise Refused(403, f"the evidence of incident {incident.id} is for {DETAILS_FOR}")
+        if not number.isascii() or not number.isdecimal() or len(number) > 18:
+            raise Refused(400, f"{number[:40]!r} is no number of a piece of evidence")
+        document = self._controller.journal.evidence_document(incident.id, int(number))
+        if document is None:
+            raise Refused(404, f"incident {incident.id} has no piece of evidence {number}; it may be too old")
+        if not self._operators.include(self._person_of(request)):
+            document = without_kernel_lines(document)
+        return web.Response(body=document, content_type="application/json")
+
+    async def start_diagnosis(self, request: web.Request) -> web.Response:
+        """Asks every node of a job for evidence, now; how far that is, and the diagnosis, are read by the answer's id."""
+        job_id = str((await self._body(request)).get("job_id", ""))
+        if not _JOB.fullmatch(job_id):
+            raise Refused(400, f"{job_id[:40]!r} is no job id")
+        now = clock.monotonic()
+        view = self._controller.state.job_view(job_id, now)
+        if view is None or view.job.state not in RUNNING:
+            state = "it is not watched" if view is None else f"it is {view.job.state}"
+            raise Refused(404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status")
+        if not self.may_see_job(request, view.job):
+            raise Refused(403, f"job {job_id} belongs to {view.job.user}: its evidence is for {DETAILS_FOR}")
+        return web.json_response(self._progress(self._controller.collector.collect(view.job, now)))
+
+    async def diagnosis(self, request: web.Request) -> web.Response:
+        found = self._controller.collector.known(request.match_info["id"])
+        if found is None:
+            raise Refused(404, "that diagnosis is not known any more: start it again")
+        if not self.may_see_job(request, found.job):
+            raise Refused(
+                403, f"job {found.job.job_id} belongs to {found.job.user}: its evidence is for {DETAILS_FOR}"
+            )
+        return web.json_response(self._progress(found))
+
+    def _progress(self, found: Collected) -> dict[str, Any]:
+        over = found.finished.is_set()
+        return {
+            "id": found.id,
+            "job_id": found.job.job_id,
+            "state": "done" if over else "collecting",
+            "age_s": clock.monotonic() - found.began if found.took_s is None else found.took_s,
+            "nodes": nodes_json(found),
+            "diagnosis": diagnosis_json(found) if over and found.diagnosis is not None else None,
+        }
+
+    def _find(self, given: str) -> Incident:
+        """The incident with this id, or the only one whose id begins so. Raises Refused."""
+        try:
+            return journal_view.find(self._controller.journal, given, self._controller.judge.incidents)
+        except journal_view.NotFound as error:
+            raise Refused(error.status, str(error)) from error
+
+    async def pause(self, request: web.Request) -> web.Response:
+        body, name = await self._body(request), self._administrator(request)
+        self._controller.journal.pause(reason_of(body), name, clock.wall())
+        return web.json_response({"paused": self._paused()})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        self._controller.journal.resume(self._administrator(request), clock.wall())
+        return web.json_response({"paused": self._paused()})
+
+    async def restart(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        job_id, exclude = str(body.get("job_id", "")), body.get("exclude", [])
+        if not _JOB.fullmatch(job_id):
+            raise Refused(400, f"{job_id[:40]!r} is no job id")
+        if not isinstance(exclude, list) or not all(
+            isinstance(n, str) and _NODE.fullmatch(n) for n in exclude
+        ):
+            raise Refused(400, "exclude has to be a list of node names")
+        unknown = [node for node in exclude if node not in self._controller.state.node_addresses]
+        if unknown:
+            raise Refused(400, f"Slurm knows no node {', '.join(unknown)}")
+        job = await self._controller.slurm.read_job(job_id)
+        if job is None:
+            raise Refused(404, f"Slurm knows no job {job_id}")
+        uid, name = peer_of(request)
+        if uid not in (0, os.geteuid(), job.uid):
+            raise Refused(
+                403, f"job {job_id} belongs to {job.user}: only its owner and administrators may restart it"
+            )
+        self._controller.state.apply_job(job, clock.monotonic(), clock.wall())
+        reason, at_once = reason_of(body), body.get("now") is True
+        hang = proves_stuck(self._controller.judge.incidents, job.job_id)
+        if hang is not None and not at_once:
+            raise Refused(409, self._needs_now(hang, job.job_id), code="hangs")
+        incident, decision = self._controller.decider.ask_restart(
+            job, tuple(dict.fromkeys(exclude)), reason, name, at_once=at_once
+        )
+        return web.json_response(
+            {
+                "incident_id": incident.id,
+                "decision_id": decision.id,
+                "verdict": decision.verdict,
+                "by": decision.by,
+                "reason": decision.reason,
+            }
+        )
+
+    def _needs_now(self, hang: Incident, job_id: str) -> str:
+        """Why a graceful restart is not begun: the loop that would have to see the kill switch is stuck."""
+        view = self._controller.state.job_view(job_id, clock.monotonic())
+        saved = view.checkpoint if view is not None else None
+        step = view.progress.known_step if view is not None and view.progress is not None else None
+        from_where = "its last complete checkpoint" if saved is None else f"checkpoint {saved.step}"
+        lost = "" if saved is None or step is None else f", {plural(max(0, step - saved.step), 'step')} lost"
+        return (
+            f"job {job_id} hangs ({hang.kind}, incident {hang.id}): its loop cannot see a kill switch. "
+            f"It can be requeued now, from {from_where}{lost}: ask with --now"
+        )
+
+    async def cancel_restart(self, request: web.Request) -> web.Response:
+        """Ends an operator's restart that still waits for the job to save; its kill switch is removed."""
+        job_id = str((await self._body(request)).get("job_id", ""))
+        if not _JOB.fullmatch(job_id):
+            raise Refused(400, f"{job_id[:40]!r} is no job id")
+        job = self._controller.state.jobs.get(job_id)
+        uid, name = peer_of(request)
+        if uid not in (0, os.geteuid(), job.uid if job is not None else 0):
+            raise Refused(403, f"job {job_id} belongs to another user: only its owner and administrators may")
+        problem = self._controller.actions.abandon(job_id, name)
+        if problem is not None:
+            raise Refused(409, problem)
+        return web.json_response({"cancelled": True, "job_id": job_id})
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        raw = await request.read()
+        body = json.loads(raw) if raw else {}
+        if not isinstance(body, dict):
+            raise Refused(400, "the request's body has to be a JSON object")
+        return body
+
+    def _administrator(self, request: web.Request) -> str:
+        uid, name = peer_of(request)
+        if uid not in (0, os.geteuid()):
+            raise Refused(403, "only root, or the user that the controller runs as, may pause and resume")
+        return name

@@ -1,0 +1,203 @@
+"""The read-only page of the controller: the cluster map, the jobs with their curves, an incident with its timeline and stacks.
+
+An endpoint of its own, for people's browsers: nothing on it changes anything, nothing on it comes from outside. With a token
+(`security.page_token_file`) the browser asks for it, under any user name: it is an operator's. Without one the page shows what a
+stranger may see: the map, and of jobs and incidents what `status` tells everybody.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any, Final
+
+from aiohttp import web
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.types import split_address
+from slurm_watchdog.controller.api.local_socket import LocalApi, Refused
+from slurm_watchdog.controller.api.overview import job_page_json, overview_json
+from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.controller.ports import Commanded, Overseen
+from slurm_watchdog.model.incidents import IncidentState
+from slurm_watchdog.wire.rate_limits import Buckets
+
+log = logging.getLogger(__name__)
+
+FRESH_S: Final = 2.0
+"""All browsers are shown the same overview for so long: the map of 10,000 nodes costs some tens of milliseconds."""
+STATIC: Final = {
+    "": ("index.html", "text/html"),
+    "page.js": ("page.js", "text/javascript"),
+    "page.css": ("page.css", "text/css"),
+}
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+SHOWN_INCIDENTS: Final = 200
+TRIES: Final = 20.0
+"""Wrong passwords that one address may send at once; afterwards nothing is looked at, the right one neither, until it has waited."""
+TRIES_PER_S: Final = 0.1
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_page(controller: Commanded, token: str, person: Person | None = None) -> web.Application:
+    """Every route of the page; `token` empty: nobody is asked for one, and everybody is a stranger, unless it is said who looks."""
+    page = Page(controller, token, person or Person(knows_password=bool(token)))
+    app = web.Application(
+        client_max_size=1024, middlewares=[_guarded(controller.config.controller.page_listen, token)]
+    )
+    for name in STATIC:
+        app.router.add_get(f"/{name}", page.static)
+    app.router.add_get("/api/overview", page.overview)
+    app.router.add_get("/api/incidents", page.incidents)
+    app.router.add_get("/api/jobs/{id}", page.job)
+    app.router.add_get("/api/incidents/{id}", page.incident)
+    app.router.add_get("/api/incidents/{id}/evidence/{number}", page.evidence)
+    return app
+
+
+def _guarded(listen: str, token: str) -> Any:
+    """Who may come in, and what every answer says to the browser."""
+    host, _ = split_address(listen, [], "controller.page_listen")
+    only_here = host in ("127.0.0.1", "::1", "localhost")
+    wrong = Buckets(TRIES, TRIES_PER_S)
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if (
+            only_here
+            and request.host.rpartition(":")[0].lower() not in LOOPBACK
+            and request.host.lower() not in LOOPBACK
+        ):
+            # A page of somebody else's that calls itself by our address (DNS rebinding) reads nothing here.
+            answer: web.StreamResponse = web.json_response({"error": "ask for localhost"}, status=421)
+        elif token and wrong.left(peer := request.remote or "", clock.monotonic()) < 1.0:
+            answer = web.json_response({"error": "too many wrong passwords: wait a minute"}, status=429)
+            answer.headers["Retry-After"] = "60"
+        elif token and not _knows(given := request.headers.get("Authorization", ""), token):
+            if given:  # a browser asks without one first
+                wrong.take(peer, clock.monotonic())
+            answer = web.json_response(
+                {"error": "the page's token is needed (as password, any user name)"}, status=401
+            )
+            answer.headers["WWW-Authenticate"] = 'Basic realm="slurm-watchdog", charset="UTF-8"'
+        else:
+            answer = await _answer(request, handler)
+        answer.headers.update(HEADERS)
+        return answer
+
+    return middleware
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as error:
+        return web.json_response({"error": str(error)}, status=error.status)
+    except web.HTTPException as error:
+        return web.json_response({"error": error.reason}, status=error.status)
+
+
+def _knows(authorization: str, token: str) -> bool:
+    """Basic (what a browser sends) or Bearer (what a script sends)."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return hmac.compare_digest(value.encode(), token.encode())
+    try:
+        _, colon, password = base64.b64decode(value, validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        return False
+    return scheme.lower() == "basic" and bool(colon) and hmac.compare_digest(password, token.encode())
+
+
+class Page:
+    """The handlers. What the local socket answers already is answered by it."""
+
+    def __init__(self, controller: Commanded, token: str, person: Person):
+        self._controller: Overseen = controller
+        self._gives_evidence = bool(token)
+        self.api = LocalApi(controller, lambda _: person)
+        self._overview: tuple[float, bytes] = (float("-inf"), b"")
+        root = files("slurm_watchdog.controller.api") / "static"
+        self._files = {name: ((root / file).read_bytes(), kind) for name, (file, kind) in STATIC.items()}
+
+    async def static(self, request: web.Request) -> web.Response:
+        body, kind = self._files[request.path.lstrip("/")]
+        return web.Response(body=body, content_type=kind, charset="utf-8")
+
+    async def overview(self, request: web.Request) -> web.Response:
+        c, now = self._controller, clock.monotonic()
+        made_at, body = self._overview
+        if now - made_at > FRESH_S:
+            resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
+            sees = self.api.sees(request)
+            document = overview_json(
+                c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health()
+            )
+            document["cluster"] = c.config.cluster_name
+            document["mode"] = c.config.mode
+            document["slurm_seen"] = c.judge.view.slurm_age_s is not None
+            paused = c.journal.paused()
+            document["paused"] = None if paused is None else {"reason": paused[0], "by": paused[1]}
+            document["tick_age_s"] = None if c.last_tick is None else now - c.last_tick
+            body = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+            self._overview = (now, body)
+        return web.Response(body=body, content_type="application/json")
+
+    async def job(self, request: web.Request) -> web.Response:
+        job_id = request.match_info["id"]
+        found = next((job for job in self._controller.judge.view.jobs if job.job.job_id == job_id), None)
+        if found is None:
+            raise Refused(404, f"job {job_id[:40]!r} is not running, or not watched")
+        limit_s, may_see = (
+            self._controller.judge.limits_s.get(job_id),
+            self.api.may_see_job(request, found.job),
+        )
+        return web.json_response(
+            job_page_json(found, limit_s, self._controller.health().of(job_id), may_see=may_see)
+        )
+
+    async def incidents(self, request: web.Request) -> web.Response:
+        """The newest ones, newest first."""
+        answer = await self.api.incidents(request)
+        documents = json.loads(answer.body if isinstance(answer.body, bytes) else b"[]")
+        documents.sort(key=lambda each: each["opened_at"] or 0.0, reverse=True)
+        return web.json_response(documents[:SHOWN_INCIDENTS])
+
+    async def incident(self, request: web.Request) -> web.Response:
+        """Who, why, since when, and what was done; the stacks' groups, if they were taken; the list of what else there is."""
+        answer = await self.api.explain(request)
+        document = json.loads(answer.body if isinstance(answer.body, bytes) else b"{}")
+        evidence = document["evidence"]
+        diagnosis: dict[str, Any] = next(
+            (each for each in reversed(evidence) if each["kind"] == "diagnosis"), {}
+        )
+        document["diagnosis"], document["taken"] = diagnosis.get("document"), diagnosis.get("taken")
+        document["evidence"] = [
+            {key: each[key] for key in ("at", "kind", "number", "incident", "taken")} for each in evidence
+        ]
+        document["gives_evidence"] = self._gives_evidence
+        return web.json_response(document)
+
+    async def evidence(self, request: web.Request) -> web.Response:
+        if not self._gives_evidence:
+            raise Refused(
+                403,
+                "evidence is given out only with a password: set security.page_token_file, or use explain --bundle",
+            )
+        answer = await self.api.evidence(request)
+        name = f"{request.match_info['id'][:40]}-{request.match_info['number']}.json"
+        answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        return answer

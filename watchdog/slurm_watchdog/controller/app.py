@@ -1,0 +1,256 @@
+"""The controller as a service: its doors, its cadence, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from slurm_watchdog import __version__
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.loop import HELD, sd_notify
+from slurm_watchdog.base.text import one_line
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.types import split_address
+from slurm_watchdog.controller.api import local_socket
+from slurm_watchdog.controller.api.web_page import make_page
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.ingest.endpoint import Door, Identity, OwnUser, read_page_token
+from slurm_watchdog.controller.ingest.munge_setup import open_munge
+from slurm_watchdog.controller.recorder import Recorder
+from slurm_watchdog.controller.reload import START_ANEW, read_anew
+from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
+from slurm_watchdog.identity.tls import Context
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.notify.dispatcher import Notifier
+from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.slurm.factory import make_client
+from slurm_watchdog.wire.http_server import Server
+
+log = logging.getLogger(__name__)
+
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: after a restart all agents come within seconds. The kernel takes somaxconn, if less."""
+COLLECT_AFTER = (50_000, 20, 50)
+"""Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run walks over all that is known
+of the cluster, and holds everything up meanwhile. What we keep has no cycles; what a request leaves is young when it is collected."""
+
+
+def run_controller(
+    config: Config, *, once: bool = False, record: str | None = None, config_file: str | None = None
+) -> int:
+    """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything that it takes over
+    is appended to the file `record` as a trace. At SIGHUP `config_file` is read again.
+
+    Returns the exit code: 0; after saying why, 2 when it can't start like this, 1 when it could not start now, which may pass (systemd
+    tries again then, and only then); START_ANEW when it is to start with a new configuration.
+    """
+    try:
+        page_token = read_page_token(config.security.page_token_file)
+    except (ValueError, OSError) as error:
+        log.error("the controller cannot start: %s", error)
+        return 2
+    try:
+        journal = Journal(journal_url(config))
+    except (ValueError, JournalError, OSError) as error:
+        log.error("the controller cannot start: %s", error)
+        return 1
+    try:
+        recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
+        try:
+            return uvloop.run(
+                _serve(config, journal, page_token, recorder, once=once, config_file=config_file)
+            )
+        finally:
+            if recorder is not None:
+                recorder.close()
+    finally:
+        journal.close()
+
+
+def journal_url(config: Config) -> str:
+    """The journal's address; a directory for SQLite is made if it is missing. Raises OSError."""
+    if config.controller.journal_url:
+        return config.controller.journal_url
+    directory = Path(config.controller.state_directory)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+    return f"sqlite:///{directory / 'journal.sqlite'}"
+
+
+async def _serve(
+    config: Config,
+    journal: Journal,
+    page_token: str,
+    recorder: Recorder | None,
+    *,
+    once: bool,
+    config_file: str | None = None,
+) -> int:
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
+    metrics = ControllerMetrics()
+    slurm = make_client(
+        config.slurm.client,
+        pyslurm_python=config.slurm.pyslurm_python,
+        token_file=config.slurm.token_file,
+        bin_directory=config.slurm.bin_directory,
+        deadline_s=config.slurm.deadline,
+        observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),
+    )
+    notifier = make_notifier(config, journal.outbox)
+    controller = Controller(
+        config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder
+    )
+    if once:
+        await controller.look_at_slurm()
+        controller.tick()
+        good, sentence = controller.healthy()
+        log.warning(
+            "%s; %d jobs, %d incidents",
+            sentence,
+            len(controller.judge.view.jobs),
+            len(controller.judge.incidents),
+        )
+        return 0 if good else 1
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    anew = asyncio.Event()
+
+    def read_again() -> None:
+        if config_file is not None and not stop.is_set() and read_anew(config_file, config):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is the fresh one's: see start_anew
+            anew.set()
+            stop.set()
+
+    loop.add_signal_handler(signal.SIGHUP, read_again)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)  # a controller that has started anew still holds them
+    runners: list[Server | web.AppRunner] = []
+    try:
+        runners = await open_doors(controller, page_token, await open_identity(config))
+    except (OSError, IdentityError) as error:
+        log.error("the controller cannot start: %s", error)
+        return 1
+    log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
+    await live(controller, notifier, stop, anew)
+    for runner in runners:
+        await runner.cleanup()
+    await slurm.close()
+    return START_ANEW if anew.is_set() else 0
+
+
+async def live(
+    controller: Controller, notifier: Notifier, stop: asyncio.Event, anew: asyncio.Event | None = None
+) -> None:
+    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until `stop` is set. With `anew`
+    set, too, systemd is told that this is no end: a service that said it stops would be helped to.
+
+    The simulator calls it as well, under a clock of its own.
+    """
+    tasks = [
+        asyncio.create_task(_every(controller.config.slurm.poll_interval, controller.look_at_slurm, stop)),
+        asyncio.create_task(notifier.run()),
+        asyncio.create_task(_tick_for_ever(controller, stop)),
+    ]
+    controller.actions.take_up()
+    await stop.wait()
+    sd_notify("STOPPING=1" if anew is None or not anew.is_set() else "RELOADING=1")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await controller.actions.close()
+    await controller.evidence.close()
+    await controller.collector.close()
+
+
+def tls_context(config: Config) -> Context | None:
+    """The controller's certificate and whom it trusts, where agents prove themselves so. Raises IdentityError."""
+    if config.security.identity() != "tls":
+        return None
+    security = config.security
+    files = TlsFiles(security.tls_directory, "controller")
+    return Context(files, server=True, domain=security.certificate_domain)
+
+
+async def open_identity(config: Config) -> Identity:
+    """What agents prove themselves by, as a service. Raises IdentityError."""
+    return tls_context(config) or await open_munge(config)
+
+
+async def open_doors(
+    controller: Controller, page_token: str, identity: Identity
+) -> list[Server | web.AppRunner]:
+    """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError, IdentityError.
+
+    With an OwnUser as `identity` agents come by his socket, and there is no port for them.
+    """
+    config = controller.config
+    own = isinstance(identity, OwnUser)
+    controller.personal = own
+    door = Door(
+        identity=identity,
+        address_of=controller.state.address_of if config.security.check_node_address and not own else None,
+        accept=controller.accept,
+        metrics=controller.metrics,
+        healthy=controller.healthy,
+        interval_s=config.agent.interval,
+        knows_nodes=lambda: controller.state.slurm_at is not None,
+    )
+    agents = door.server()
+    if isinstance(identity, OwnUser):
+        await agents.start_unix(identity.socket, BACKLOG)
+    else:
+        host, port = split_address(config.controller.listen, [], "controller.listen")
+        await agents.start(host, port, BACKLOG)
+    local = web.AppRunner(local_socket.make_app(controller), access_log=None)
+    await local.setup()
+    await local_socket.open_socket(local, config.controller.socket, config.controller.socket_group)
+    doors: list[Server | web.AppRunner] = [agents, local]
+    if config.controller.page_listen:
+        page = web.AppRunner(make_page(controller, page_token), access_log=None)
+        await page.setup()
+        host, port = split_address(config.controller.page_listen, [], "controller.page_listen")
+        try:
+            await web.TCPSite(page, host, port).start()
+        except OSError as error:
+            log.error("the page on %s is not served, all else is: %s", config.controller.page_listen, error)
+        doors.append(page)
+    return doors
+
+
+async def _every(interval_s: float, work: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        try:
+            await work()
+        except Exception:  # the boundary: a bad poll is a bad poll
+            log.exception("a poll failed")
+        await asyncio.sleep(interval_s)
+
+
+STATUS_CHARACTERS = 300
+"""Of the headline that `systemctl status` shows."""
+
+
+async def _tick_for_ever(controller: Controller, stop: asyncio.Event) -> None:
+    """Ticks at a fixed cadence; systemd hears from us only after a whole tick."""
+    interval_s, ready = controller.config.controller.tick, False
+    while not stop.is_set():
+        began = clock.monotonic()
+        try:
+            for _ in controller.pieces():
+                await asyncio.sleep(0)  # reports, questions and actions first
+            alive = "WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1"
+            sd_notify(f"{alive}\nSTATUS={one_line(controller.healthy()[1], STATUS_CHARACTERS)}")
+            ready = True
+        except Exception:  # the boundary: no heartbeat goes out from a tick that did not complete
+            log.exception("a tick failed")
+        await asyncio.sleep(max(0.05, interval_s - (clock.monotonic() - began)))

@@ -1,0 +1,542 @@
+"""The controller's tick: looks at everything, judges, writes what changed, hands over to decisions and messages."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.actions import own_records
+from slurm_watchdog.controller.actions.manager import Actions
+from slurm_watchdog.controller.decider import Decider
+from slurm_watchdog.controller.evidence.collector import Collector
+from slurm_watchdog.controller.evidence.requests import EvidenceDesk
+from slurm_watchdog.controller.health.cluster import Health, Seen, health, is_announced
+from slurm_watchdog.controller.health.job_status import pulses
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.incidents.judge import Change, Judge
+from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.policy.owner_directives import fill
+from slurm_watchdog.controller.policy.sight import why_blind
+from slurm_watchdog.controller.ports import ActionPorts, DecisionPorts, EvidencePorts, RestartRequest
+from slurm_watchdog.controller.recorder import Recorder
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.crowds import Crowds
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.journal.writer import JournalWriter
+from slurm_watchdog.model.actions import Action, Decision
+from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.protocol import JobWatch, Reply, Report
+from slurm_watchdog.model.slurm import SlurmJob, SlurmView
+from slurm_watchdog.notify.dispatcher import Notifier, Sources
+from slurm_watchdog.slurm.client import SlurmClient, SlurmUnavailable
+from slurm_watchdog.trace import records
+
+log = logging.getLogger(__name__)
+
+PAUSE_FACTOR = 5.0
+"""A gap between two ticks longer than this many ticks (and 5 s) means that we ourselves stood still."""
+
+
+MANY = 20
+"""Changes from which on those of one tick are written together."""
+PIECE = 250
+"""Changes that are told of before others have their turn: about a tenth of a second."""
+
+
+class Controller:
+    """Everything with a lifetime, and the tick that connects it. One event loop owns it."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        journal: Journal,
+        slurm: SlurmClient,
+        notifier: Notifier,
+        metrics: ControllerMetrics,
+        recorder: Recorder | None = None,
+    ):
+        self.config = config
+        self.recorder = recorder
+        self.journal = journal
+        self.slurm = slurm
+        self.notifier = notifier
+        self.personal = False
+        """A `run` or `attach`, whose agents are their own user's."""
+        self.metrics = metrics
+        self.desk = CommandDesk()
+        self.state = ClusterState(
+            silent_after_s=config.controller.agent_silent_after,
+            report_lifetime_s=config.controller.report_lifetime,
+            partitions=config.jobs.partitions,
+        )
+        self.evidence = EvidenceDesk(
+            self.state,
+            self.desk,
+            probe_deadline_s=config.agent.probe_deadline,
+            interval_s=config.agent.interval,
+        )
+        self.controller_id = uuid.uuid4().hex
+        self.started_at = clock.wall()
+        self.started_mono = clock.monotonic()
+        self.warm_from = self.started_mono
+        self.last_tick: float | None = None
+        """When a tick was last completed."""
+        self._last_began: float | None = None
+        self._newest: Health | None = None
+        """Of the newest tick: all nodes may ask for it in one moment."""
+        self.slurm_error: str | None = None
+        self._odd: frozenset[str] = frozenset()
+        """What of the newest listing could not be read."""
+        self.writer = JournalWriter(journal, self.state.left_out)
+        # The monotonic clock of whoever wrote the open incidents means nothing here.
+        left_open = [
+            replace(incident, pending_mono=self.started_mono, clear_mono=None, heard_mono=None)
+            for incident in journal.load_open_incidents()
+        ]
+        self.state.only_own = True
+        self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure)
+        self.state.filesystems.remember(left_open, self.started_mono)
+        self.judge.look(self.started_mono)
+        self.crowds = Crowds()
+        self.collector = Collector(
+            config,
+            EvidencePorts(
+                journal=journal,
+                writer=self.writer,
+                cluster=self.state,
+                judgement=self.judge,
+                agents=self.desk,
+                probes=self.evidence,
+                news=notifier,
+            ),
+        )
+        self.actions = Actions(
+            config,
+            ActionPorts(
+                journal=journal,
+                state=self.state,
+                slurm=slurm,
+                desk=self.desk,
+                judgement=self.judge,
+                collect=self.collector.rung,
+                writer=self.writer,
+                news=notifier,
+                incidents=self,
+                metrics=metrics,
+                blind=self.blind,
+                record=self._record,
+                on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet
+            ),
+        )
+        self.decider = Decider(
+            config,
+            DecisionPorts(
+                journal=journal,
+                cluster=self.state,
+                judgement=self.judge,
+                executor=self.actions,
+                news=self,
+                incidents=self,
+                blind=self.blind,
+            ),
+        )
+        notifier.attach(
+            Sources(
+                job_of=self.state.jobs.get,
+                firing=lambda: [each for each in self.judge.incidents if is_announced(each)],
+                acting=self.actions.acting,
+                gpus_of=metrics.gpu_time.gpus_of,
+                pulses=lambda: pulses(self.judge.view, self.judge.limits_s, clock.wall(), self.health()),
+                count=lambda channel, outcome, number: metrics.notifications.labels(channel, outcome).inc(
+                    number
+                ),
+            )
+        )
+
+    # ------------------------------------------------------------------------------------ listening
+
+    def accept(self, report: Report, size: int = 0) -> Reply:
+        """Takes over a report that has passed the door, with `size` bytes on the wire, and answers it."""
+        now = clock.monotonic()
+        whole = self.state.complete(report, size)
+        if whole is None:
+            self.metrics.reports.labels("incomplete").inc()
+            return Reply(takes_changes=True, want_full=True)
+        report = whole
+        dropped = self.state.dropped
+        outcome = self.state.apply_report(report, now)
+        self.metrics.reports.labels(outcome).inc()
+        if self.state.dropped > dropped:
+            self.metrics.reports.labels("wrong_job").inc()
+        if self.recorder is not None and outcome == "accepted":
+            self.recorder.note(report, now)
+        for result in report.results:
+            self.desk.resolve(result)
+        return Reply(
+            commands=self.desk.take(report.node),
+            watch=tuple(
+                self._watch(job, starts, report.node) for job, starts in self.state.jobs_on(report.node, now)
+            ),
+            # Told only once the jobs are known: what agents then tell again has somebody to belong to.
+            running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
+            controller_id=self.controller_id if self.state.slurm_at is not None else "",
+            takes_changes=True,
+        )
+
+    def _watch(self, job: SlurmJob, starts: dict[str, int], node: str) -> JobWatch:
+        logs = [path for path in (job.stdout, job.stderr) if path and path != "/dev/null"]
+        is_host = node == job.batch_host
+        return JobWatch(
+            job_id=job.process_id,
+            restarts=job.restarts,
+            uid=job.uid,
+            log_paths=tuple(dict.fromkeys(logs)) if is_host else (),
+            log_offsets=tuple(starts.items()),
+            checkpoint_trackers=_filled(self.config.jobs.checkpoint_trackers, job) if is_host else (),
+            checkpoint_directories=self._checkpoint_directories(job) if is_host else (),
+            progress_patterns=tuple(self.config.jobs.progress_patterns),
+            progress_files=_filled(self.config.jobs.progress_files, job) if is_host else (),
+            kill_switch=self.decider.kill_switch_path(job),
+        )
+
+    def _checkpoint_directories(self, job: SlurmJob) -> tuple[str, ...]:
+        """Those of the site, and the one that the job's owner names."""
+        own = self.decider.wish(job).checkpoint_dir
+        site = _filled(self.config.jobs.checkpoint_directories, job)
+        return (fill(own, job), *site) if own else site
+
+    # ------------------------------------------------------------------------------------ looking at Slurm
+
+    async def look_at_slurm(self) -> None:
+        """One listing of jobs and nodes. No answer changes nothing and is said."""
+        try:
+            view = await self.slurm.read_view()
+        except SlurmUnavailable as error:
+            if self.slurm_error is None:
+                what = "Slurm's answer cannot be used" if error.answered else "Slurm does not answer"
+                log.warning("%s: %s", what, error)
+            self.slurm_error = str(error)
+            self.state.slurm_problem = error.reason if error.answered else ""
+            return
+        if self.slurm_error is not None:
+            log.info("Slurm answers again")
+        self.slurm_error = None
+        now = clock.monotonic()
+        self._note_oddities(view)
+        self.state.apply_slurm(view, now, clock.wall())
+        if self.recorder is not None:
+            self.recorder.note(view, now)
+
+    def _note_oddities(self, view: SlurmView) -> None:
+        """What of the listing cannot be read is counted each time, and logged when it begins."""
+        odd = {f"job {job.job_id}: {name}": name for job in view.jobs for name in job.unreadable}
+        odd |= {f"node {node.name}: {name}": name for node in view.nodes for name in node.unreadable}
+        odd |= dict.fromkeys(view.dropped, "row")
+        odd |= {view.partial: "partial"} if view.partial and not view.dropped else {}
+        for what, name in odd.items():
+            self.metrics.slurm_unreadable.labels(name).inc()
+            if what not in self._odd:
+                log.warning("Slurm's listing: not known: %s", what[:300])
+        self._odd = frozenset(odd)
+
+    def slurm_notes(self) -> list[str]:
+        """What people should know of how Slurm is seen: less than everything, in another way than wanted, or not for long."""
+        return [note for note in (self.state.slurm_partial, *self.slurm.notes()) if note]
+
+    def blind(self, now: float) -> str | None:
+        """Why this controller must not act now; None if it sees well."""
+        return why_blind(
+            journal_error=self.journal_error,
+            slurm_age_s=None if self.state.slurm_at is None else now - self.state.slurm_at,
+            slurm_patience_s=self.judge.slurm_patience_s,
+            slurm_problem=self.state.slurm_problem,
+            warming_s=self._warming_s(now),
+        )
+
+    def _warming_s(self, now: float) -> float | None:
+        """For how long in all this controller only observes; None once it is warm."""
+        warm_up_s = self.config.controller.warm_up
+        return warm_up_s if now - self.warm_from < warm_up_s else None
+
+    # ------------------------------------------------------------------------------------ judging
+
+    def tick(self) -> None:
+        """One judgement of everything, in one piece. Raises nothing: a detector that fails is counted, the others go on."""
+        for _ in self.pieces():
+            pass
+
+    def pieces(self) -> Iterator[None]:
+        """The same; where it yields, all that was found out so far is written, and others may have their turn: thousands of incidents
+        at once hold up no action and no report. What is judged is judged before it yields first."""
+        now = clock.monotonic()
+        pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)
+        began_before, self._last_began = self._last_began, now
+        if began_before is not None and now - began_before > pause_s:
+            log.warning("the controller was stalled for %.0f s: all timeouts start over", now - began_before)
+            self.state.grant_grace(now)
+            self.state.forget_silence(now)
+            self.warm_from = now
+        with self.metrics.tick_duration.time():
+            self.writer.catch_up()
+            self._record_itself(now)
+            findings = self.judge.look(now)
+            self.evidence.serve(findings, now)
+            changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
+            yield from self._tell_changes(changes, now)
+            yield from self.decider.pieces(clock.monotonic())
+            self.collector.prune(now)
+            self.metrics.show(
+                self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.rungs()
+            )
+            self._show_health()
+            self.metrics.show_left_out(self.state.left_out.totals)
+            self.metrics.show_crowds(self.crowds.look(self.state.left_out.lately(now), now))
+        self.last_tick = now
+        self.metrics.last_tick.set(clock.wall())
+
+    def _record_itself(self, now: float) -> None:
+        """What decisions depend on and neither a report nor a listing says, as this tick begins."""
+        if self.recorder is None:
+            return
+        paused, drained, problem = None, 0, self.journal_error
+        try:
+            paused, drained = self.journal.paused(), len(self.journal.node_entries("drained"))
+        except JournalError as error:
+            problem = str(error)
+        self._record(
+            records.Controller(
+                t=own_records.UNDATED,
+                paused=None if paused is None else paused[0],
+                journal_error=problem,
+                slurm_problem=self.state.slurm_problem,
+                warming_s=self._warming_s(now),
+                acting=self.actions.subjects(),
+                drained=drained,
+            )
+        )
+
+    def _record(self, what: records.Own) -> None:
+        if self.recorder is not None:
+            self.recorder.note(what, clock.monotonic())
+
+    def _show_health(self) -> None:
+        """The series of it; of this tick, which is about to be complete."""
+        self._newest = self.health(tick_age_s=0.0)
+        self.metrics.show_health(self._newest, self.judge.incidents)
+        self.metrics.show_deliveries(self.notifier.deliveries())
+
+    def _tell_changes(self, changes: Iterable[Change], now: float) -> Iterator[None]:
+        """All that has changed in this tick, in pieces."""
+        left = [change for change in changes if _is_news(change)]
+        left.sort(
+            key=lambda change: not change.is_explained
+        )  # before its cause is announced: the message is handed over
+        while left:
+            self._tell_some(left[:PIECE], now)
+            left = left[PIECE:]
+            if left:
+                yield
+                # An action that has ended meanwhile has ended its incident, which is written as such.
+                open_ones, now = {incident.id for incident in self.judge.incidents}, clock.monotonic()
+                left = [each for each in left if each.is_over or each.after.id in open_ones]
+
+    def _tell_some(self, changes: Sequence[Change], now: float) -> None:
+        """Where they are many, the disk is waited for once."""
+        if len(changes) <= MANY:
+            for change in changes:
+                self._tell_change(change, now)
+            return
+        left = deque(changes)
+
+        def tell_all() -> None:
+            while left:
+                self._tell_change(left.popleft(), now)
+
+        self.writer.together(tell_all)
+        for change in left:  # the journal could not even be opened
+            self._tell_change(change, now)
+
+    def _count_failure(self, kind: Kind) -> None:
+        self.metrics.detector_failures.labels(kind).inc()
+
+    def _tell_change(self, change: Change, now: float) -> None:
+        """Writes and announces what changed about one incident."""
+        before, incident = change.before, change.after
+        fired = incident.state is IncidentState.FIRING and (
+            before is None or before.state is not incident.state
+        )
+        resolved = change.is_over
+        if _is_news(change):
+            self.writer.tell(lambda: self.journal.save_incident(incident))
+        if fired:
+            self.metrics.incidents_total.labels(incident.kind).inc()
+            log.warning("%s fires: %s", incident.kind, incident.summary)
+            self.writer.note(incident, f"fires: {incident.summary}")
+            self._keep_evidence(incident, now)
+            self.writer.tell(lambda: self.notifier.opened(incident))
+        if resolved:
+            log.warning("%s is over: %s", incident.kind, incident.resolution)
+            self.writer.note(incident, f"resolved: {incident.resolution}")
+            self.writer.tell(lambda: self.notifier.resolved(incident))
+            self.judge.settle(change, now)
+        if (
+            before is not None
+            and before.inhibited_by != incident.inhibited_by
+            and incident.state is IncidentState.FIRING
+        ):
+            self.writer.note(
+                incident,
+                f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone",
+            )
+            self._tell_explained(before, incident)
+
+    def _tell_explained(self, before: Incident, incident: Incident) -> None:
+        """One fault, one message: where another incident explains this one, that one takes its message over; and gives it back."""
+        if incident.inhibited_by is None:
+            self.writer.tell(lambda: self.notifier.opened(incident))
+        elif before.inhibited_by is None and before.state is IncidentState.FIRING:
+            cause = self.judge.incidents.get(incident.inhibited_by)
+            self.writer.tell(lambda: self.notifier.explained(incident, cause))
+
+    def _keep_evidence(self, incident: Incident, now: float) -> None:
+        """What is known of its jobs at once, and what their nodes can tell, before anything is done: it dies with the job."""
+        views = {}
+        for job_id in incident.job_ids:
+            view = self.state.job_view(job_id, now)
+            if view is not None:
+                views[job_id] = view
+                if not self.writer.is_behind:
+                    self.collector.keep_view(incident, view)
+        self.collector.on_fire(incident, now, views)
+
+    def close_incident(self, incident: Incident, why: str) -> None:
+        """Ends an incident because its action has ended, or was refused: everybody who was told that it began is told so."""
+        over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
+        self.judge.close(incident.id)
+        self._tell_change(Change(before=incident, after=over), clock.monotonic())
+
+    def add_incident(self, incident: Incident) -> None:
+        """Opens the incident of a person's request, which no detector finds. It is in the journal already."""
+        self.judge.add(incident)
+
+    def requested(self, incident: Incident, request: RestartRequest) -> None:
+        """A person has asked for a restart."""
+        self._record_itself(clock.monotonic())  # somebody may have paused it since the last tick
+        self._record(own_records.asked(request))
+        self.writer.note(incident, incident.summary)
+        self.writer.tell(lambda: self.notifier.opened(incident))
+
+    def decided(self, incident: Incident, decision: Decision) -> None:
+        """A decision is in the journal: counts it, and reports it."""
+        self.metrics.decisions.labels(decision.action, decision.verdict, decision.by).inc()
+        what = f"{decision.action} {decision.verdict}" if decision.action is not Action.NONE else "no action"
+        sentence = f"{what} by {decision.by}: {decision.reason}"
+        log.warning(
+            "incident %s, job %s: %s", incident.id, ",".join(incident.job_ids) or incident.subject, sentence
+        )
+        self.writer.note(incident, sentence)
+        self.writer.tell(lambda: self.notifier.decided(incident, decision))
+
+    def journal_failed(self, error: JournalError) -> None:
+        """The journal has failed somebody who decides: nothing is done until it works."""
+        self.writer.failed(error)
+
+    @property
+    def journal_error(self) -> str | None:
+        """Why the journal cannot be written, a sentence; None while it can."""
+        return self.writer.error
+
+    def health(self, *, tick_age_s: float | None = None) -> Health:
+        """How everything is now: what every surface shows. `tick_age_s`: since the last complete tick, where the caller knows better."""
+        now = clock.monotonic()
+        if tick_age_s is None and self.last_tick is not None:
+            tick_age_s = now - self.last_tick
+        try:
+            paused = self.journal.paused()
+        except JournalError as error:
+            paused = None
+            self.writer.failed(error)
+        return health(
+            Seen(
+                view=self.judge.view,
+                limits_s=self.judge.limits_s,
+                incidents=self.judge.incidents,
+                mode=self.config.mode,
+                tick_age_s=tick_age_s,
+                journal_error=self.journal_error,
+                slurm_error=self.slurm_error,
+                slurm_patience_s=self.judge.slurm_patience_s,
+                slurm_notes=self.slurm_notes(),
+                paused=None if paused is None else (paused[0], paused[1]),
+                warming_up=self._warming_s(now) is not None,
+                acting=self.actions.under_way(clock.wall()),
+                deliveries=self.notifier.deliveries(),
+                personal=self.personal,
+            )
+        )
+
+    def healthy(self) -> tuple[bool, str]:
+        """Whether a whole tick was completed lately by a controller that can see; with the headline that everybody is shown."""
+        good, why = self._sees()
+        return (
+            good,
+            why if not good or self._newest is None else f"{self._newest.level}: {self._newest.headline}",
+        )
+
+    def _sees(self) -> tuple[bool, str]:
+        now = clock.monotonic()
+        if self.last_tick is None or now - self.last_tick > max(10.0, 10 * self.config.controller.tick):
+            return False, "no complete tick lately"
+        if self.journal_error is not None:
+            return False, f"the journal cannot be written: {self.journal_error}"
+        age_s = self.judge.view.slurm_age_s
+        if age_s is None or age_s > self.judge.slurm_patience_s:
+            what = "Slurm's answer cannot be used" if self.state.slurm_problem else "Slurm does not answer"
+            return False, f"{what}: {self.slurm_error or 'no listing yet'}"
+        return True, "watching"
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+def _filled(templates: Iterable[str], job: SlurmJob) -> tuple[str, ...]:
+    """Paths of one job, from templates with {job_id} {user} {workdir}."""
+    return tuple(
+        template.replace("{job_id}", job.process_id)
+        .replace("{user}", job.user)
+        .replace("{workdir}", job.workdir or "")
+        for template in templates
+    )
+
+
+def _is_news(change: Change) -> bool:
+    """Whether there is anything to write. Of what is only suspected nothing is."""
+    firing = change.after.state is IncidentState.FIRING
+    return change.is_over or (firing and _differs(change.before, change.after))
+
+
+def _differs(before: Incident | None, incident: Incident) -> bool:
+    """Whether more than the seconds in its sentences has changed: only then it is worth a write to the disk."""
+
+    def essence(of: Incident) -> tuple[object, ...]:
+        who = tuple((c.node, c.rank, c.pid, c.path) for c in of.culprits)
+        return (
+            of.state,
+            who,
+            of.job_ids,
+            of.jobs_now,
+            of.inhibited_by,
+            of.actionable,
+            of.exclude_nodes,
+            of.runs,
+        )
+
+    return before is None or essence(before) != essence(incident)

@@ -1,0 +1,1 @@
+"""Evidence is requested from agents, collected, and kept with its incident."""

@@ -1,0 +1,447 @@
+"""Evidence from every rank of a suspect job: asked of all its nodes at once, kept with the incident, and judged.
+
+What a node answers is written into the journal as soon as it is there and then let go; in memory stay the stacks, of which a
+thousand ranks share most, until the vote is taken. A node that does not answer is a row with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
+from slurm_watchdog.controller.evidence.fair_slots import FairSlots
+from slurm_watchdog.controller.health.cluster import is_announced
+from slurm_watchdog.controller.ports import EvidencePorts
+from slurm_watchdog.controller.state.evidence_collection import (
+    DUMPS,
+    Collected,
+    NodeProgress,
+    Row,
+    Shared,
+    came_late,
+    diagnosis_json,
+    gathered_of,
+    main_call,
+)
+from slurm_watchdog.diagnose.filesystem import probes_wanted
+from slurm_watchdog.diagnose.job import Diagnosis, diagnose
+from slurm_watchdog.diagnose.stacks.wording import group_words
+from slurm_watchdog.journal.compress import pack
+from slurm_watchdog.model.actions import Decision, RungOutcome
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.evidence import NodeEvidence
+from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.protocol import CollectEvidence
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.wire.redact_values import masked
+
+log = logging.getLogger(__name__)
+
+WANTING: Final = frozenset(
+    {
+        Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN, Kind.DEAD_RANK,
+        Kind.RANK_STOPPED, Kind.FILESYSTEM_STALL, Kind.FILESYSTEM_OUTAGE, Kind.GPU_FAULT, Kind.GPU_IDLE_RANK,
+        Kind.GPU_CLOCK_LOW, Kind.SLOW_JOB, Kind.SLOW_NODE, Kind.LOG_ERROR,
+    }
+)  # fmt: skip
+"""Incidents about ranks that are still there to be asked."""
+AT_ONCE: Final = 4
+"""Jobs of which evidence is collected at the same time; the others wait."""
+OF_ONE_USER: Final = 3
+"""… of one user: whose jobs all hang leaves a place for another's, and those who wait take turns."""
+AGAIN_S: Final = 300.0
+"""Evidence of the same run that is younger than this, and that was taken since an incident began, is not collected a second time for it."""
+APART_S: Final = 60.0
+"""Between the beginnings of two collections of one run that nobody waits for: each stops nothing, but costs its nodes. A person or an
+action that waits for one has it begun at once; budgets and cooldowns bound these."""
+SLACK_S: Final = 30.0
+"""For a node to fetch its command, to read everything but stacks, and to send the answer."""
+KEPT: Final = 64
+"""Collections that are remembered when they are over, without their stacks, for those who asked for them and lest they be made twice."""
+PROBES_S: Final = 15.0
+"""For the answers of nodes that are still being asked about a filesystem when all evidence is in: a probe's deadline and a report."""
+MAX_ERROR: Final = 300
+"""Characters of a node's reason that are kept."""
+MAX_KEPT_BYTES: Final = 96 << 20
+"""Of one collection in the journal, packed; what comes beyond that is judged and not kept."""
+LARGE_BYTES: Final = 1 << 20
+"""A document of this size is compressed in a thread."""
+SILENCE_EVERY_S: Final = 2.0
+"""Between two looks whether a node that is waited for still reports."""
+PRUNE_EVERY_S: Final = 3600.0
+NO_VIEWS: Final[Mapping[str, JobView]] = MappingProxyType({})
+
+
+class Collector:
+    """Starts collections, and knows those that run. One event loop owns it."""
+
+    def __init__(
+        self,
+        config: Config,
+        ports: EvidencePorts,
+        *,
+        slack_s: float = SLACK_S,
+        silence_every_s: float = SILENCE_EVERY_S,
+    ):
+        self._journal, self._writer, self._news = ports.journal, ports.writer, ports.news
+        self._cluster, self._judgement = ports.cluster, ports.judgement
+        self._agents, self._probes = ports.agents, ports.probes
+        self._slack_s, self._silence_every_s = slack_s, silence_every_s
+        self._spread_s = config.controller.evidence_spread
+        self._keep_s = config.controller.evidence_keep
+        self._limit_s = config.ladder.evidence_limit
+        self._interval_s = config.agent.interval
+        self._blocked_for_s = config.detectors.filesystem_stall.blocked_for
+        self._known: dict[str, Collected] = {}
+        self._of_run: dict[tuple[str, int], list[Collected]] = {}
+        """(job, restarts) -> those of them that are of this run, the newest last."""
+        self._over: deque[Collected] = deque()
+        """Those that are over, the newest last."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = FairSlots(AT_ONCE, OF_ONE_USER)
+        self._share = EvidenceShare(config.controller.evidence_per_day, config.controller.evidence_per_user)
+        self._told_of_share: deque[str] = deque(maxlen=KEPT)
+        """Incidents in whose timeline it says that evidence was not kept."""
+        self._pruned = float("-inf")
+
+    # ------------------------------------------------------------------------------------ who wants it
+
+    def on_fire(self, incident: Incident, now: float, views: Mapping[str, JobView] = NO_VIEWS) -> None:
+        """An incident has begun to fire: its jobs' evidence is kept with it, unless another incident explains it.
+
+        `views` are those of its jobs that somebody has looked at in this moment already.
+        """
+        if incident.kind not in WANTING or incident.inhibited_by is not None:
+            return
+        for job_id in incident.jobs_now or incident.job_ids:
+            view = views.get(job_id) or self._cluster.job_view(job_id, now)
+            if view is None or not any(rank.alive for rank in view.ranks):
+                continue
+            found = self._counting(view.job, now, incident.id, incident.opened_at)
+            if found.incident_id != incident.id:
+                self._writer.note(
+                    incident, f"evidence of job {job_id} is kept with incident {found.incident_id}"
+                )
+
+    def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected:
+        """The collection of this run of this job: the one that runs, or a new one."""
+        found = next((each for each in self._of(job) if not each.finished.is_set()), None)
+        found = self._new(job, now, incident_id) if found is None else self._store(found, incident_id)
+        found.hurry.set()
+        return found
+
+    def _counting(self, job: SlurmJob, now: float, incident_id: str, opened_at: float) -> Collected:
+        """The collection that counts for an incident whose trouble began at `opened_at` (date): made since then, or a new one."""
+        for found in self._of(job):
+            lately = found.incident_id is not None and now - found.began < AGAIN_S
+            if found.counts_for(opened_at) and (lately or not found.finished.is_set()):
+                return self._store(found, incident_id)
+        return self._new(job, now, incident_id)
+
+    def _of(self, job: SlurmJob) -> list[Collected]:
+        """Those of this run, the newest first."""
+        return self._of_run.get((job.job_id, job.restarts), [])[::-1]
+
+    def _new(self, job: SlurmJob, now: float, incident_id: str | None) -> Collected:
+        before = next(iter(self._of(job)), None)
+        found = Collected(
+            id=uuid.uuid4().hex[:12], job=job, began=now, began_at=clock.wall(), incident_id=incident_id,
+            nodes={node: NodeProgress() for node in job.nodes}, shared=Shared(),
+        )  # fmt: skip
+        self._known[found.id] = found
+        self._of_run.setdefault(found.key, []).append(found)
+        self._spawn(self._collect(found, before))
+        return found
+
+    def _store(self, found: Collected, incident_id: str | None) -> Collected:
+        """An incident that a collection counts for: it is stored with the first of them, and shared with the others."""
+        if incident_id is None or incident_id == found.incident_id or incident_id in found.shared_with:
+            return found
+        if found.incident_id is None:
+            found.incident_id = incident_id
+            for packed in found.packed:
+                self._keep(found, "node", packed)
+            found.packed.clear()
+        else:
+            stored_with = found.incident_id
+            found.shared_with.add(incident_id)
+            self._writer.write(lambda: self._journal.share_evidence(incident_id, found.id, stored_with))
+            self._report(found, incident_id)
+        return found
+
+    def _is_over(self, found: Collected) -> None:
+        """Forgets the oldest of those that are over; one that runs is somebody's answer."""
+        self._over.append(found)
+        while len(self._over) > KEPT:
+            oldest = self._over.popleft()
+            del self._known[oldest.id]
+            left = [each for each in self._of_run[oldest.key] if each is not oldest]
+            if left:
+                self._of_run[oldest.key] = left
+            else:
+                del self._of_run[oldest.key]
+
+    def known(self, collection_id: str) -> Collected | None:
+        """One that runs, or was over lately."""
+        return self._known.get(collection_id)
+
+    async def rung(self, decision: Decision) -> tuple[RungOutcome, str]:
+        """The first rung of an action: waits until the evidence is kept, never longer than its limit."""
+        now, fence = clock.monotonic(), decision.fence
+        job = self._cluster.jobs.get(fence.job_id) if fence is not None else None
+        if job is None or fence is None or job.restarts != fence.restarts:
+            return RungOutcome.SKIPPED, "the run that the decision is about is over"
+        found = self._counting(job, now, decision.incident_id, self._since(decision))
+        found.hurry.set()
+        try:
+            await asyncio.wait_for(found.finished.wait(), self._limit_s)
+        except TimeoutError:
+            return RungOutcome.FAILED, f"not complete within {self._limit_s:.0f} s: {found.sentence()}"
+        if found.error is not None:
+            return RungOutcome.FAILED, f"given up ({found.error}): {found.sentence()}"
+        elsewhere = (
+            f" (kept with incident {found.incident_id})" if found.incident_id != decision.incident_id else ""
+        )
+        return RungOutcome.DONE, f"{found.sentence()}{elsewhere}"
+
+    def _since(self, decision: Decision) -> float:
+        """The date since which evidence counts for a decision: when its incident began. A restart that somebody asked for is no trouble
+        of its own: for it any recent evidence counts."""
+        incident = self._judgement.incidents.get(decision.incident_id)
+        if incident is None:
+            return decision.decided_at
+        return float("-inf") if incident.kind is Kind.OPERATOR_RESTART else incident.opened_at
+
+    # ------------------------------------------------------------------------------------ collecting
+
+    async def _collect(self, found: Collected, before: Collected | None) -> None:
+        """Asks, judges and forgets. `before`: the last one of the same run, which comes first, and from which it keeps its distance
+        unless somebody waits for it."""
+        try:
+            if before is not None:
+                await before.finished.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(found.hurry.wait(), before.began + APART_S - clock.monotonic())
+            async with self._slots.of(found.job.uid):
+                found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
+                self._want_probes(found)
+                await self._ask_all(found)
+                await self._hear_probes(found)
+                self._conclude(found)
+        except (Exception, asyncio.CancelledError) as error:
+            found.error = type(error).__name__
+            raise
+        finally:
+            found.rows, found.packed, found.settings, found.shared = [], [], {}, None
+            found.took_s = clock.monotonic() - found.began
+            found.finished.set()
+            self._is_over(found)
+
+    def _want_probes(self, found: Collected) -> frozenset[str]:
+        """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem. Returns these mounts."""
+        now = clock.monotonic()
+        view = self._view(now)
+        mounts = set()
+        for filesystem in view.filesystems:
+            if any(p.process.job_id == found.job.job_id for p in filesystem.blocked):
+                mounts.add(filesystem.mount)
+                for wanted in probes_wanted(view, filesystem):
+                    self._probes.probe(wanted, now)
+        return frozenset(mounts)
+
+    async def _hear_probes(self, found: Collected) -> None:
+        """Whose fault a blocked filesystem is, the other nodes tell: their answers are waited for."""
+        mounts = self._want_probes(found)
+        if mounts:
+            await self._probes.answered(mounts, PROBES_S)
+
+    def _view(self, now: float) -> ClusterView:
+        """As the last tick saw everything, with the filesystems as they are now."""
+        return replace(self._judgement.view, filesystems=self._cluster.filesystem_views(now))
+
+    async def _ask_all(self, found: Collected) -> None:
+        """Asks every node that reports; one that falls silent meanwhile is not waited for."""
+        tasks = {node: asyncio.create_task(self._ask(found, node)) for node in found.job.nodes}
+        try:
+            while pending := {node for node, task in tasks.items() if not task.done()}:
+                now = clock.monotonic()
+                for node in [node for node in pending if not self._cluster.agents.reports(node, now)]:
+                    tasks[node].cancel()
+                    progress = found.nodes[node]
+                    progress.state, progress.error = "failed", f"the agent on {node} does not report"
+                await asyncio.wait([tasks[node] for node in pending], timeout=self._silence_every_s)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _ask(self, found: Collected, node: str) -> None:
+        progress = found.nodes[node]
+        expires_s = self._spread_s + self._slack_s
+        command = CollectEvidence(
+            id=uuid.uuid4().hex, job_id=found.job.process_id, restarts=found.job.restarts, expires_s=expires_s,
+            dumps=DUMPS, apart_s=self._spread_s / (DUMPS - 1),
+        )  # fmt: skip
+        result = await self._agents.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
+        evidence = result.evidence
+        if evidence is None or evidence.job_id != command.job_id:
+            other = None if evidence is None else "it answered about another job"
+            why = other or result.error or "it sent no evidence: is its release older?"
+            progress.state, progress.error = "failed", why[:MAX_ERROR]
+            return
+        await self._take(found, node, evidence)
+        ranks = [rank for rank in evidence.ranks if rank.role is Role.RANK]
+        progress.state, progress.ranks = "answered", len(ranks)
+        progress.undumped = sum(1 for rank in ranks if rank.error is not None)
+
+    async def _take(self, found: Collected, node: str, evidence: NodeEvidence) -> None:
+        """Writes what a node said, and keeps of it what the vote needs. A node speaks for itself only."""
+        if evidence.node != node:
+            evidence = replace(evidence, node=node)
+        packed = await asyncio.to_thread(_pack, evidence)
+        if found.incident_id is not None:
+            self._keep(found, "node", packed)
+        else:
+            found.packed.append(packed)
+        assert found.shared is not None
+        found.rows += [Row(node, found.shared.of(rank), main_call(rank)) for rank in evidence.ranks]
+        found.settings[node] = dict(evidence.settings)
+
+    def _keep(self, found: Collected, kind: str, packed: str) -> None:
+        incident_id = found.incident_id
+        if incident_id is None:
+            return
+        if kind == "node" and found.kept_bytes + len(packed) > MAX_KEPT_BYTES:
+            found.not_kept += 1
+            return
+        if not self._has_share(incident_id, found.job, len(packed), needed=kind == "diagnosis"):
+            found.not_kept += 1
+            return
+        found.kept_bytes += len(packed)
+        self._writer.write(
+            lambda: self._journal.add_packed_evidence(incident_id, clock.wall(), kind, packed, found.id)
+        )
+
+    def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:
+        """Whether so many bytes more of this job's evidence are kept; what is `needed` (a diagnosis) is, and counts. That its share is
+        used up is said once an incident, which is judged and decided about as any other."""
+        why = self._share.take(job.uid, size, clock.monotonic())
+        if why is None or needed:
+            return True
+        self._cluster.left_out.note("evidence", f"job {job.job_id}", uid=job.uid)
+        if incident_id not in self._told_of_share:
+            self._told_of_share.append(incident_id)
+            self._writer.write(
+                lambda: self._journal.note(incident_id, clock.wall(), f"evidence is not kept: {why}")
+            )
+        return False
+
+    # ------------------------------------------------------------------------------------ judging
+
+    def _conclude(self, found: Collected) -> None:
+        now = clock.monotonic()
+        view = self._cluster.job_view(found.job.job_id, now)
+        if view is None or view.job.restarts != found.job.restarts:
+            return
+        found.diagnosis = self._diagnose(found, view, now)
+        if found.incident_id is None:
+            return
+        incident = self._judgement.incidents.get(found.incident_id)
+        if incident is not None:
+            found.diagnosis = came_late(found.diagnosis, incident.kind, clock.wall() - incident.opened_at)
+        document = {"job_id": found.job.job_id, **diagnosis_json(found)}
+        self._keep(found, "diagnosis", pack(msgspec.json.encode(document)))
+        for incident_id in (found.incident_id, *sorted(found.shared_with)):
+            self._report(found, incident_id)
+
+    def _report(self, found: Collected, incident_id: str) -> None:
+        """Says in an incident's timeline, and to people, what the evidence tells; nothing before it is judged."""
+        diagnosis = found.diagnosis
+        if diagnosis is not None:
+            note = f"{found.sentence()}. {diagnosis.summary}"
+            self._writer.write(lambda: self._journal.note(incident_id, clock.wall(), note))
+            self._announce(incident_id, diagnosis)
+
+    def _announce(self, incident_id: str, diagnosis: Diagnosis) -> None:
+        """Says what the evidence tells, while the incident is there and people know of it."""
+        incident = self._judgement.incidents.get(incident_id)
+        if incident is None or not is_announced(incident):
+            return
+        groups = [f"{group_words(group)}." for group in diagnosis.groups[:4]]
+        hints = [f"Usually: {hint.usually} Try next: {hint.try_next}" for hint in diagnosis.hints[:1]]
+        differences = [each.line for each in diagnosis.differences[:4]]
+        said = [diagnosis.summary, *groups, *differences, *hints]
+        self._writer.write(lambda: self._news.diagnosed(incident, said))
+
+    def _diagnose(self, found: Collected, view: JobView, now: float) -> Diagnosis:
+        gathered = gathered_of(found, view, now)
+        return diagnose(
+            self._view(now),
+            view,
+            gathered,
+            blocked_for_s=self._blocked_for_s,
+            limit_s=self._judgement.limits_s.get(found.job.job_id),
+        )
+
+    # ------------------------------------------------------------------------------------ keeping and forgetting
+
+    def keep_view(self, incident: Incident, view: JobView) -> None:
+        """What the controller itself knows of a job, with its incident."""
+        # Its paths, comment and script are used as they are; what is kept is for people.
+        document = msgspec.json.encode(replace(view, job=masked(view.job)))
+        at = clock.wall()
+        if len(document) < LARGE_BYTES:
+            packed = pack(document)
+            if not self._has_share(incident.id, view.job, len(packed)):
+                return
+            self._writer.write(lambda: self._journal.add_packed_evidence(incident.id, at, "job", packed))
+        else:
+            self._spawn(self._keep_large(incident.id, view.job, at, document))
+
+    async def _keep_large(self, incident_id: str, job: SlurmJob, at: float, document: bytes) -> None:
+        packed = await asyncio.to_thread(pack, document)
+        if not self._has_share(incident_id, job, len(packed)):
+            return
+        self._writer.write(lambda: self._journal.add_packed_evidence(incident_id, at, "job", packed))
+
+    def prune(self, now: float) -> None:
+        """Once an hour: evidence beyond its time goes."""
+        if now - self._pruned < PRUNE_EVERY_S:
+            return
+        self._pruned = now
+        self._writer.write(lambda: self._journal.forget_evidence(clock.wall() - self._keep_s))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("collecting evidence failed", exc_info=error)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _pack(evidence: NodeEvidence) -> str:
+    return pack(msgspec.json.encode(evidence))

@@ -1,0 +1,158 @@
+"""Fetches what detectors want to know: stacks of all ranks, probes of a mount. At most one of a kind at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Coroutine, Iterable
+from typing import Final
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.clock import monotonic
+from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.incidents import Finding, ProbeWanted, StacksWanted
+from slurm_watchdog.model.protocol import DumpStacks, ProbeMount
+from slurm_watchdog.model.slurm import SlurmJob
+
+log = logging.getLogger(__name__)
+
+DUMP_DEADLINE_S: Final = 25.0
+"""For one node: two report intervals and 8 ranks x 1 s of py-spy."""
+PROBE_EVERY_S: Final = 15.0
+"""A filesystem in trouble is asked this often whether it answers again."""
+LATER_DUMPS_EVERY_S: Final = 300.0
+"""Once several dumps are in, the stacks are refreshed no more often than this."""
+EARLY_DUMPS: Final = 3
+PROBES, PROBES_OF_USER = 512, 64
+"""Nodes that are asked about filesystems at the same time, in all and as one user, who may mount as many as he likes (FUSE)."""
+REMEMBERED: Final = 1024
+"""When what was asked; beyond so many the questions that may be asked again anyway are forgotten."""
+
+
+class EvidenceDesk:
+    """Keeps the tasks that are out. One event loop owns it."""
+
+    def __init__(self, state: ClusterState, desk: CommandDesk, *, probe_deadline_s: float, interval_s: float):
+        self._state = state
+        self._desk = desk
+        self._patience_s = probe_deadline_s + 3 * interval_s
+        self._probe_every_s = min(PROBE_EVERY_S, 3 * interval_s)
+        self._dump_deadline_s = max(DUMP_DEADLINE_S, 3 * interval_s)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._last: dict[str, float] = {}
+
+    def serve(self, findings: Iterable[Finding], now: float) -> None:
+        """Starts what is wanted and not under way; never waits."""
+        for finding in findings:
+            for wanted in finding.wanted:
+                if isinstance(wanted, StacksWanted):
+                    self._dump(wanted, now)
+                else:
+                    self.probe(wanted, now)
+
+    def _dump(self, wanted: StacksWanted, now: float) -> None:
+        view = self._state.job_view(wanted.job_id, now)
+        if view is None:
+            return
+        key = f"stacks:{wanted.job_id}.{view.job.restarts}"
+        taken = len(view.snapshots)
+        last_at = self._last.get(key, float("-inf"))
+        every_s = wanted.apart_s if taken < EARLY_DUMPS else wanted.later_s or LATER_DUMPS_EVERY_S
+        if key in self._tasks or now - last_at < every_s:
+            return
+        self._note(key, now)
+        self._spawn(key, self._dump_job(view.job))
+
+    async def _dump_job(self, job: SlurmJob) -> None:
+        deadline_s, restarts, nodes = self._dump_deadline_s, job.restarts, job.nodes
+        results = await asyncio.gather(
+            *(
+                self._desk.ask(
+                    node,
+                    DumpStacks(
+                        id=uuid.uuid4().hex, job_id=job.process_id, restarts=restarts, expires_s=deadline_s
+                    ),
+                    deadline_s,
+                    job.uid,
+                )
+                for node in nodes
+            )
+        )
+        stacks: list[ProcessStack] = []
+        silent = []
+        for node, result in zip(nodes, results, strict=True):
+            # A node speaks for itself alone, whatever name its stacks have in them.
+            stacks.extend(replace(stack, node=node) for stack in result.stacks)
+            if not result.ok and not result.stacks:
+                silent.append(node)
+        self._state.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic())
+
+    def probe(self, wanted: ProbeWanted, now: float) -> None:
+        """Asks each of the nodes whether it reaches the mount, unless it was asked a moment ago."""
+        for node in wanted.nodes:
+            key = f"probe:{node}:{wanted.uid}:{wanted.mount}"
+            last_at = self._last.get(key, float("-inf"))
+            if key in self._tasks or now - last_at < self._probe_every_s:
+                continue
+            if not self._has_room(wanted.uid):
+                self._state.left_out.note("probes", node, uid=wanted.uid)
+                continue
+            self._note(key, now)
+            self._spawn(key, self._probe_node(node, wanted))
+
+    def _has_room(self, uid: int) -> bool:
+        probes = [key for key in self._tasks if key.startswith("probe:")]
+        own = sum(key.split(":", 3)[2] == str(uid) for key in probes)
+        return len(probes) < PROBES and own < PROBES_OF_USER
+
+    async def _probe_node(self, node: str, wanted: ProbeWanted) -> None:
+        command = ProbeMount(
+            id=uuid.uuid4().hex,
+            mount=wanted.mount,
+            directory=wanted.directory,
+            uid=wanted.uid,
+            expires_s=self._patience_s,
+        )
+        result = await self._desk.ask(node, command, self._patience_s, wanted.uid)
+        if result.probe is not None:
+            # As whom was asked is our word, not the node's.
+            self._state.apply_probe(node, replace(result.probe, uid=wanted.uid), monotonic())
+
+    async def answered(self, mounts: Iterable[str], limit_s: float) -> None:
+        """Waits until nobody is being asked about one of these mounts, but no longer than `limit_s`."""
+        ends = tuple(f":{mount}" for mount in mounts)
+        out = [
+            task
+            for key, task in self._tasks.items()
+            if key.startswith("probe:") and key.partition(":")[2].endswith(ends)
+        ]
+        if ends and out:
+            await asyncio.wait(out, timeout=limit_s)
+
+    def _note(self, key: str, now: float) -> None:
+        """Remembers that it was asked. What may be asked again by now needs no memory."""
+        self._last[key] = now
+        if len(self._last) > REMEMBERED:
+            self._last = {
+                each: at
+                for each, at in self._last.items()
+                if each in self._tasks or now - at < LATER_DUMPS_EVERY_S
+            }
+
+    def _spawn(self, key: str, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks[key] = task
+        task.add_done_callback(lambda ended: self._ended(key, ended))
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", key, exc_info=error)
+
+    async def close(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()

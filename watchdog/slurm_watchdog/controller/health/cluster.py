@@ -1,0 +1,237 @@
+"""Whether all is well: one judgement for the page's headline, `status`, Slack's pulse, /healthz, metrics, `run` and `attach`. Pure.
+
+OK is said of what was seen to be well, and of nothing else: a Slurm that has not answered, agents that are silent, a job whose steps
+cannot be read or messages that are not delivered are never green. No word here comes from a job's user: everybody may read it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.text import duration, fold, plural
+from slurm_watchdog.controller.health.job import Blind, JobHealth, Level, NotJudged, around, job_health
+from slurm_watchdog.controller.policy.access import public_sentence
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.notify.notification import Delivery
+
+TICK_LATE_S: Final = 30.0
+"""A controller whose last whole tick is older than this sees nothing; its default cadence is 1 s."""
+UNDELIVERED_S: Final = 60.0
+"""Failures that are over within a minute (a restart of the receiver) are nobody's concern."""
+NAMED: Final = 3
+"""Jobs that a headline names for one reason."""
+ORDER: Final = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
+"""An incident outranks blindness, and blindness a warning."""
+
+
+class Reason(Value, frozen=True, kw_only=True):
+    """Why the level is what it is, one of several."""
+
+    level: Level
+    text: str
+
+
+class Seen(Value, frozen=True, kw_only=True):
+    """All that the judgement is made of, at one moment."""
+
+    view: ClusterView
+    limits_s: Mapping[str, float]
+    incidents: Collection[Incident]
+    """Open ones."""
+    mode: str
+    tick_age_s: float | None
+    """Since the last complete tick; None: there was none."""
+    journal_error: str | None = None
+    slurm_error: str | None = None
+    slurm_patience_s: float = 60.0
+    """A listing older than this says nothing about now."""
+    slurm_notes: Sequence[str] = ()
+    paused: tuple[str, str] | None = None
+    """(reason, by)."""
+    warming_up: bool = False
+    acting: Mapping[str, str] = {}
+    """Job -> what the action on it waits for, or that it is under way."""
+    deliveries: Sequence[Delivery] = ()
+    personal: bool = False
+    """Of a `run` or `attach`."""
+
+
+class Health(Value, frozen=True, kw_only=True):
+    """How everything is."""
+
+    level: Level
+    headline: str
+    """One sentence, with the reasons; without the level."""
+    reasons: tuple[Reason, ...]
+    jobs: tuple[JobHealth, ...]
+    """In the order of the view."""
+
+    def of(self, job_id: str) -> JobHealth | None:
+        """How one job is."""
+        return next((each for each in self.jobs if each.job_id == job_id), None)
+
+
+def is_announced(incident: Incident) -> bool:
+    """Whether it counts as wrong everywhere: it fires, no other one explains it, and it is no person's own request."""
+    return (
+        incident.state is IncidentState.FIRING
+        and incident.inhibited_by is None
+        and incident.kind is not Kind.OPERATOR_RESTART
+    )
+
+
+def health(seen: Seen) -> Health:
+    """The judgement."""
+    view = seen.view
+    blind = _all_blind(seen)
+    sight = around(view, seen.limits_s, seen.incidents, seen.acting, blind, personal=seen.personal)
+    jobs = tuple(job_health(job, sight) for job in view.jobs)
+    reasons = [
+        *_incidents(seen),
+        *_controller(seen),
+        *_slurm(seen),
+        *_agents(seen),
+        *_jobs(jobs, blind),
+        *_rest(seen),
+    ]
+    reasons.sort(key=lambda each: ORDER.index(each.level))
+    level = reasons[0].level if reasons else Level.OK
+    said = [each.text for each in reasons]
+    return Health(
+        level=level,
+        headline=f"{'; '.join([*said, _watched(seen, jobs)])}.",
+        reasons=tuple(reasons),
+        jobs=jobs,
+    )
+
+
+def health_json(found: Health) -> dict[str, Any]:
+    """What is added to every answer that shows how things are."""
+    return {
+        "level": found.level.value,
+        "headline": found.headline,
+        "reasons": [{"level": each.level.value, "text": each.text} for each in found.reasons],
+    }
+
+
+def job_health_json(found: JobHealth | None) -> dict[str, Any] | None:
+    """What is added to a job's row; None: nothing is known of how it is."""
+    if found is None:
+        return None
+    return {
+        "state": found.state, "level": found.level.value, "reason": found.reason, "todo": found.todo,
+        "not_judged": None if found.not_judged is None else found.not_judged.value,
+    }  # fmt: skip
+
+
+def _all_blind(seen: Seen) -> Blind | None:
+    """Why no job can be judged at all."""
+    if seen.mode == "off":
+        return Blind(
+            why=NotJudged.MODE_OFF, reason="the mode is off", todo="mode: observe in the configuration"
+        )
+    age_s = seen.view.slurm_age_s
+    if age_s is None or age_s > seen.slurm_patience_s or seen.view.slurm_excused:
+        return Blind(why=NotJudged.SLURM_UNREACHABLE, reason="Slurm does not answer", todo="scontrol ping")
+    return None
+
+
+def _incidents(seen: Seen) -> Iterable[Reason]:
+    firing = [each for each in seen.incidents if is_announced(each)]
+    firing.sort(key=lambda each: (each.severity is not Severity.CRITICAL, each.opened_at))
+    if firing:
+        first = public_sentence(firing[0]).rstrip(".")
+        yield Reason(level=Level.CRITICAL, text=f"{plural(len(firing), 'incident')} firing ({first})")
+    pending = sum(each.state is IncidentState.PENDING for each in seen.incidents)
+    if pending:
+        yield Reason(level=Level.WARNING, text=f"{plural(pending, 'incident')} pending")
+
+
+def _controller(seen: Seen) -> Iterable[Reason]:
+    if seen.tick_age_s is None:
+        yield _unknown("the controller has not completed a tick yet")
+    elif seen.tick_age_s > TICK_LATE_S:
+        yield _unknown(f"the controller's last complete tick was {duration(seen.tick_age_s)} ago")
+    if seen.journal_error:
+        yield _unknown(f"the journal cannot be written, so nothing is done ({seen.journal_error})")
+
+
+def _slurm(seen: Seen) -> Iterable[Reason]:
+    age_s = seen.view.slurm_age_s
+    because = f" ({seen.slurm_error})" if seen.slurm_error else ""
+    if age_s is None:
+        yield _unknown(f"Slurm has not answered yet{because}")
+    elif age_s > seen.slurm_patience_s:
+        yield _unknown(f"Slurm last answered {duration(age_s)} ago{because}")
+    elif seen.view.slurm_excused:
+        yield _unknown(f"Slurm has not answered since the controller was stalled{because}")
+    elif seen.slurm_error:
+        yield _warning(f"Slurm's last answer was an error{because}")
+    yield from map(_warning, seen.slurm_notes)
+
+
+def _agents(seen: Seen) -> Iterable[Reason]:
+    view = seen.view
+    if view.jobs and not view.reporting_nodes:
+        yield _unknown("no node reports")
+    elif view.silent_nodes:
+        nodes = ",".join(fold(view.silent_nodes))
+        yield _warning(f"{plural(len(view.silent_nodes), 'node')} silent: {nodes}")
+
+
+def _jobs(jobs: Sequence[JobHealth], blind: Blind | None) -> Iterable[Reason]:
+    """Jobs that no reason names yet: beyond their limit, not judged, with an action under way."""
+    if blind is not None and blind.why is NotJudged.MODE_OFF:
+        yield _warning("the mode is off, nothing is judged")
+    nothing = bool(jobs) and all(each.not_judged for each in jobs)
+    groups: dict[tuple[str, str], list[JobHealth]] = {}
+    for each in jobs:
+        if (
+            each.level is not Level.OK
+            and not each.by_incident
+            and (blind is None or each.not_judged is not blind.why)
+        ):
+            groups.setdefault((each.state, each.reason), []).append(each)
+    ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
+    for (state, reason), some in ranked[:NAMED]:
+        judged = any(each.not_judged is None for each in some) or not nothing
+        ids = [each.job_id for each in some]
+        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+        text = f"{'job' if len(ids) == 1 else 'jobs'} {', '.join(ids[:NAMED])}{more}: {state}, {reason}"
+        yield Reason(level=Level.WARNING if judged else Level.UNKNOWN, text=text)
+    left = sum(len(some) for _, some in ranked[NAMED:])
+    if left:
+        yield _warning(f"{plural(left, 'more job')} not judged, or beyond their limit")
+
+
+def _rest(seen: Seen) -> Iterable[Reason]:
+    if seen.paused is not None:
+        reason, by = seen.paused
+        yield _warning(f"actions are paused{f' by {by}' if by else ''}{f': {reason}' if reason else ''}")
+    if seen.warming_up:
+        yield _warning("the controller has just started and only observes")
+    for each in seen.deliveries:
+        if each.failing_s is not None and each.failing_s >= UNDELIVERED_S:
+            waiting = f"{plural(each.waiting, 'message')} waiting, " if each.waiting else ""
+            yield _warning(
+                f"{each.channel} gets no messages for {duration(each.failing_s)} ({waiting}{each.error})"
+            )
+
+
+def _watched(seen: Seen, jobs: Sequence[JobHealth]) -> str:
+    states = Counter(each.state for each in jobs)
+    how = ", ".join(f"{number} {state}" for state, number in states.most_common(5))
+    watched = f"{plural(len(jobs), 'job')} watched{f' ({how})' if how else ''}"
+    return f"{watched}, {plural(len(seen.view.reporting_nodes), 'node')} reporting, mode {seen.mode}"
+
+
+def _unknown(text: str) -> Reason:
+    return Reason(level=Level.UNKNOWN, text=text)
+
+
+def _warning(text: str) -> Reason:
+    return Reason(level=Level.WARNING, text=text)

@@ -1,0 +1,257 @@
+"""How one job is, in a word with its reason: what every surface shows of it. Pure.
+
+Nobody is shown "training" of a job that hangs, or of one whose progress cannot be read: that one is *not judged*, with the reason and
+what its owner, or an administrator, can do. No word here comes from a user: everybody may read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from slurm_watchdog.analysis.progress_limit import RHYTHM
+from slurm_watchdog.analysis.rank_motion import is_proven
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.text import duration, fold, plural
+from slurm_watchdog.controller.policy.access import public_sentence
+from slurm_watchdog.knowledge.frameworks import title_of, what_to_do
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.incidents import NOBODY, Incident, IncidentState, Kind, Severity
+
+
+class Level(StrEnum):
+    """How things are. Only OK is green, and only what was seen is OK."""
+
+    OK = "ok"
+    WARNING = "warning"
+    CRITICAL = "critical"
+    UNKNOWN = "unknown"
+
+
+class NotJudged(StrEnum):
+    """Why nothing can be said of a job; a label of metrics."""
+
+    MODE_OFF = "mode_off"
+    SLURM_UNREACHABLE = "slurm_unreachable"
+    NO_AGENT = "no_agent"
+    AGENT_SILENT = "agent_silent"
+    SYSTEM_ACCOUNT = "system_account"
+    NO_PROCESSES = "no_processes"
+    LOG_UNREAD = "log_unread"
+    NO_STEP = "no_step"
+
+
+MAX_SYSTEM_UID: Final = 999
+"""SYS_UID_MAX of login.defs: agents look into nobody's processes but ordinary users'."""
+FIRST_LOOK_S: Final = 60.0
+"""A job that runs for so long is expected to have been seen by its nodes' agents: a listing and a few reports."""
+TRAINING: Final = "training"
+TRAINING_UNREAD: Final = "training, steps unread"
+"""Its ranks are seen to move, or it saves in a rhythm: it is judged by that."""
+STARTING: Final = "starting"
+BEYOND: Final = "beyond its limit"
+NOT_JUDGED: Final = "not judged"
+NO_TRAINING: Final = "no training seen"
+NO_TRAINING_WHY: Final = "it holds no GPU, its log names no framework, and it has not several Python ranks: it is not expected to make steps"
+OF_A_TRAINING: Final = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
+"""What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs nobody's attention."""
+PYTHON: Final = ("python", "pt_main_thread", "ray::")
+"""How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
+STATES: Final[Mapping[Kind, str]] = {
+    Kind.COLLECTIVE_HANG: "hangs",
+    Kind.STALLED_PROGRESS: "hangs",
+    Kind.FILESYSTEM_OUTAGE: "waits for a filesystem",
+    Kind.FILESYSTEM_STALL: "waits for a filesystem",
+    Kind.LINGERING_JOB: "cannot end",
+    Kind.WEDGED_TEARDOWN: "cannot end",
+    Kind.DEAD_RANK: "has lost a rank",
+    Kind.RANK_STOPPED: "a rank is stopped",
+    Kind.GPU_IDLE_RANK: "a rank is idle",
+}
+"""What a job does while an incident that keeps it from making steps is open; see judge.STANDING."""
+
+
+class JobHealth(Value, frozen=True, kw_only=True):
+    """How one job is."""
+
+    job_id: str
+    state: str
+    """A few words: `training`, another phase, `starting`, `beyond its limit`, `hangs`, `not judged` …"""
+    level: Level
+    reason: str = ""
+    """Why it is not simply training; a sentence's rest."""
+    todo: str = ""
+    """What the owner or an administrator can do about it."""
+    not_judged: NotJudged | None = None
+    by_incident: bool = False
+    """An open incident says it already: a headline that counts incidents need not name the job."""
+
+
+class Blind(Value, frozen=True, kw_only=True):
+    """Why no job at all can be judged."""
+
+    why: NotJudged
+    reason: str
+    todo: str
+
+
+class Around(Value, frozen=True, kw_only=True):
+    """What is the same for every job of one look."""
+
+    reporting: frozenset[str]
+    """Nodes of which a report was seen lately: not those that a stall of the controller excuses."""
+    limits_s: Mapping[str, float]
+    incidents: Mapping[str, tuple[Incident, ...]]
+    """Job -> its open incidents."""
+    acting: Mapping[str, str]
+    """Job -> what the action on it waits for."""
+    blind: Blind | None = None
+    personal: bool = False
+    """A `run` or `attach`: agents look into their own user's processes, root's, too, and its job is a training."""
+
+
+def around(
+    view: ClusterView,
+    limits_s: Mapping[str, float],
+    incidents: Iterable[Incident],
+    acting: Mapping[str, str],
+    blind: Blind | None,
+    *,
+    personal: bool = False,
+) -> Around:
+    """The surroundings of the jobs of `view`."""
+    by_job: dict[str, list[Incident]] = {}
+    for incident in incidents:
+        if incident.kind is not Kind.OPERATOR_RESTART:
+            for job_id in incident.jobs_now or incident.job_ids:
+                by_job.setdefault(job_id, []).append(incident)
+    return Around(
+        reporting=frozenset(view.reporting_nodes).difference(view.excused_nodes, view.silent_nodes),
+        limits_s=limits_s,
+        incidents={job_id: tuple(found) for job_id, found in by_job.items()},
+        acting=acting,
+        blind=blind,
+        personal=personal,
+    )
+
+
+def job_health(view: JobView, sight: Around) -> JobHealth:
+    """What is to be shown of a running job: what is wrong first, then what cannot be seen, then how it trains."""
+    job_id = view.job.job_id
+    open_ones = sight.incidents.get(job_id, ())
+    firing = [each for each in open_ones if each.state is IncidentState.FIRING]
+    pending = len(firing) < len(open_ones)
+    waits = sight.acting.get(job_id, "")
+    stuck = min((each for each in firing if each.kind in STATES), key=_first_cause, default=None)
+    if stuck is not None:
+        under_way = f"; {waits}" if waits else ""
+        return JobHealth(
+            job_id=job_id, state=STATES[stuck.kind], level=Level.CRITICAL, reason=f"{public_sentence(stuck)[:-1]}{under_way}",
+            todo=f"slurm-watchdog explain {stuck.id}", by_incident=True,
+        )  # fmt: skip
+    if waits:
+        return JobHealth(job_id=job_id, state="an action is under way", level=Level.WARNING, reason=waits)
+    unseen = sight.blind or _unseen(view, sight)
+    if (
+        unseen is not None
+        and unseen.why in OF_A_TRAINING
+        and not (open_ones or sight.personal or _may_train(view))
+    ):
+        return JobHealth(job_id=job_id, state=NO_TRAINING, level=Level.OK, reason=NO_TRAINING_WHY)
+    if unseen is not None:
+        return JobHealth(
+            job_id=job_id, state=NOT_JUDGED, level=Level.UNKNOWN, reason=unseen.reason, todo=unseen.todo,
+            not_judged=unseen.why,
+        )  # fmt: skip
+    return _as_it_trains(view, sight, firing, pending)
+
+
+def _first_cause(incident: Incident) -> tuple[bool, bool]:
+    return incident.inhibited_by is not None, incident.severity is not Severity.CRITICAL
+
+
+def _may_train(view: JobView) -> bool:
+    """Whether anything shows a training: a GPU that it holds, a framework's words in its log, or several ranks that are Python."""
+    named = view.log is not None and view.log.framework is not None
+    python = [rank for rank in view.ranks if rank.process.comm.lower().startswith(PYTHON)]
+    return bool(view.gpus) or named or len(python) > 1
+
+
+def _as_it_trains(view: JobView, sight: Around, firing: list[Incident], pending: bool) -> JobHealth:
+    job_id, progress = view.job.job_id, view.progress
+    limit_s = sight.limits_s.get(job_id)
+    age_s = view.run_age_s if progress is None else progress.age_s
+    if progress is not None and limit_s is not None and age_s > limit_s:
+        reason = f"no step for {duration(age_s)}, and {duration(limit_s)} is its limit"
+        return JobHealth(
+            job_id=job_id, state=BEYOND, level=Level.WARNING, reason=reason, todo="nothing yet: its stacks are being looked at",
+        )  # fmt: skip
+    begun = TRAINING_UNREAD if _is_followed(view) else STARTING
+    state = (view.phase or begun) if progress is None else (progress.phase or TRAINING)
+    alone = [each for each in firing if each.inhibited_by is None]
+    worst = min(alone, key=_first_cause, default=None)
+    if worst is not None:
+        level = Level.CRITICAL if worst.severity is Severity.CRITICAL else Level.WARNING
+        return JobHealth(
+            job_id=job_id, state=state, level=level, reason=public_sentence(worst)[:-1], todo=f"slurm-watchdog explain {worst.id}",
+            by_incident=True,
+        )  # fmt: skip
+    return JobHealth(
+        job_id=job_id, state=state, level=Level.WARNING if pending else Level.OK,
+        reason="something is suspected, see: slurm-watchdog incidents" if pending else "",
+        by_incident=pending,
+    )  # fmt: skip
+
+
+def _is_followed(view: JobView) -> bool:
+    """Whether a run whose steps cannot be read is judged by how its ranks move, or by when it saves."""
+    return is_proven(view.motion) or (view.saved_age_s is not None and len(view.save_intervals_s) >= RHYTHM)
+
+
+def _unseen(view: JobView, sight: Around) -> Blind | None:
+    """Why this job's progress cannot be read; None if it can, or may be soon."""
+    job, progress = view.job, view.progress
+    missing = [node for node in job.nodes if node not in sight.reporting]
+    where = ",".join(fold(missing[:8])) + (" and more" if len(missing) > 8 else "")
+    look = f"on {where}: systemctl status slurm-watchdog-agent"
+    if job.nodes and len(missing) == len(job.nodes):
+        why = NotJudged.AGENT_SILENT if set(missing) & set(view.silent_nodes) else NotJudged.NO_AGENT
+        return Blind(
+            why=why, reason=f"no agent reports from its {plural(len(missing), 'node')} {where}", todo=look
+        )
+    if job.batch_host in missing:
+        return Blind(
+            why=NotJudged.AGENT_SILENT,
+            reason=f"the agent of {job.batch_host}, which reads its log, does not report",
+            todo=look,
+        )
+    if progress is not None or _is_followed(view):
+        return None
+    if not view.processes and NOBODY < job.uid <= MAX_SYSTEM_UID and not sight.personal:
+        who = "root" if job.uid == 0 else "a system account"
+        return Blind(
+            why=NotJudged.SYSTEM_ACCOUNT, reason=f"it belongs to {who}, whose processes are not looked into",
+            todo="submit it as an ordinary user",
+        )  # fmt: skip
+    if view.run_age_s < FIRST_LOOK_S:
+        return None
+    if not view.processes:
+        return Blind(
+            why=NotJudged.NO_PROCESSES, reason="no process of it was found on its nodes",
+            todo=f"on {','.join(fold(job.nodes[:1])) or 'its node'}: slurm-watchdog agent --once",
+        )  # fmt: skip
+    if view.log is None:
+        return Blind(
+            why=NotJudged.LOG_UNREAD, reason="no agent could read its log",
+            todo="see that its --output is a file on a filesystem that its first node can read, or name one in jobs.progress_files",
+        )  # fmt: skip
+    limit_s = sight.limits_s.get(job.job_id)
+    if limit_s is None or view.run_age_s <= limit_s:
+        return None
+    title = title_of(view.log.framework)
+    of = f" of {title}" if title else ""
+    return Blind(
+        why=NotJudged.NO_STEP, reason=f"no step could be read from its log{of} for {duration(view.run_age_s)}",
+        todo=what_to_do(view.log.framework),
+    )  # fmt: skip

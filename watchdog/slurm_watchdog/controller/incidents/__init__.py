@@ -1,0 +1,1 @@
+"""Findings become incidents: opened, correlated, resolved."""

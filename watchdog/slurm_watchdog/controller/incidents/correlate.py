@@ -1,0 +1,418 @@
+"""From findings to incidents: pending -> firing -> resolved, one incident a cause, the unknown freezes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.model.incidents import NOBODY, Culprit, Finding, Incident, IncidentState, Kind, Truth
+from slurm_watchdog.wire.redact_values import mask_words
+
+_STUCK = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
+CAUSES: dict[Kind, tuple[Kind, ...]] = {
+    Kind.FILESYSTEM_STALL: (Kind.FILESYSTEM_OUTAGE,),
+    Kind.LINGERING_JOB: _STUCK,
+    Kind.COLLECTIVE_HANG: (*_STUCK, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN, Kind.RANK_STOPPED),
+    Kind.WEDGED_TEARDOWN: (*_STUCK, Kind.LINGERING_JOB, Kind.RANK_STOPPED),
+    Kind.STALLED_PROGRESS: (
+        *_STUCK,
+        Kind.LINGERING_JOB,
+        Kind.COLLECTIVE_HANG,
+        Kind.WEDGED_TEARDOWN,
+        Kind.RANK_STOPPED,
+        Kind.DEAD_RANK,
+        Kind.LOG_ERROR,
+        Kind.DISK_FULL,
+        Kind.GPU_FAULT,
+        Kind.NODE_DOWN,
+    ),
+    Kind.DEAD_RANK: (*_STUCK, Kind.LINGERING_JOB, Kind.LOG_ERROR, Kind.GPU_FAULT, Kind.NODE_DOWN),
+    Kind.GPU_IDLE_RANK: (
+        *_STUCK,
+        Kind.LINGERING_JOB,
+        Kind.COLLECTIVE_HANG,
+        Kind.STALLED_PROGRESS,
+        Kind.WEDGED_TEARDOWN,
+        Kind.RANK_STOPPED,
+        Kind.DEAD_RANK,
+        Kind.GPU_FAULT,
+    ),
+    Kind.LOG_ERROR: (
+        *_STUCK,
+        Kind.DISK_FULL,
+        Kind.GPU_FAULT,
+        Kind.NODE_DOWN,
+        Kind.LINGERING_JOB,
+        Kind.COLLECTIVE_HANG,
+        Kind.WEDGED_TEARDOWN,
+        Kind.CRASH_LOOP,
+    ),
+    Kind.CRASH_LOOP: (*_STUCK, Kind.DISK_FULL),
+    Kind.SLOW_JOB: (Kind.SLOW_NODE,),
+    Kind.GPU_CLOCK_LOW: (Kind.SLOW_NODE,),
+    Kind.NODE_DOWN: (Kind.PARTITION_OR_OUTAGE,),
+    Kind.AGENT_SILENT: (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN),
+}
+"""Which kinds of incident explain a kind away, if they concern the same job."""
+
+WAITS_FOR_NOTHING = frozenset(
+    {
+        (Kind.DEAD_RANK, Kind.LINGERING_JOB),
+        (Kind.STALLED_PROGRESS, Kind.COLLECTIVE_HANG),
+        (Kind.STALLED_PROGRESS, Kind.LINGERING_JOB),
+        (Kind.STALLED_PROGRESS, Kind.WEDGED_TEARDOWN),
+        (Kind.WEDGED_TEARDOWN, Kind.LINGERING_JOB),
+    }
+)
+"""(kind, what would explain it): told at once, although the explanation is already suspected. A dead rank is known in seconds, and
+whether its job lingers only after a grace; a job that stands has waited for a better name before."""
+
+RESOLVE_AFTER_S = 10.0
+"""A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
+
+UNREPORTED_HOLDS_S = 90.0
+"""A suspicion, or an incident that is pending itself, holds another incident back for so long at most: the shipped floor of a hang's
+limit (60 s) and the dumps after it. Two that waited for each other kept the right rank, with its exception, from ever being reported."""
+
+AFTERMATH_S = 300.0
+"""After an incident has ended, what it explained from its first moment on is given so long to end, too: Slurm takes a node back at its
+next ping (SlurmdTimeout, 300 s by default), a job that was requeued logs on."""
+AFTERMATH_OF_RUNS_S = 900.0
+"""The same of what a run logged that is over by then: it does not end, it is no longer reported (detectors.log_error.recent, 600 s)."""
+OWN_FAULTS = frozenset(
+    {
+        Kind.COLLECTIVE_HANG,
+        Kind.STALLED_PROGRESS,
+        Kind.WEDGED_TEARDOWN,
+        Kind.LINGERING_JOB,
+        Kind.FILESYSTEM_STALL,
+    }
+)
+"""What still hangs after its explanation has ended is a fault of its own, and acted on: these have no aftermath."""
+BEGINS_AFTER_S = 30.0
+"""What begins so soon after the end of a trouble of nodes or the whole cluster is of it: reports and listings come one after the other."""
+
+HARDWARE = ("gpu:", "node:")
+"""Beginnings of subjects that outlive the jobs which suffer from them."""
+
+FORGET_AFTER_S = 3600.0
+"""An incident about no job, but something that is not there any more (a node, a GPU that was exchanged), ends after this."""
+
+
+class CorrelateSettings(Value, frozen=True, kw_only=True):
+    hold_s: Mapping[Kind, float]
+    resolve_after_s: float = RESOLVE_AFTER_S
+
+
+class Moment(Value, frozen=True, kw_only=True):
+    """When, and in which world, findings are turned into incidents."""
+
+    mono: float
+    wall: float
+    restarts: Mapping[str, int]
+    """Restart count of every job that is active now."""
+    over: frozenset[str] = frozenset()
+    """Jobs that Slurm says have ended."""
+    blind: bool = False
+    """Nothing is judged at this moment: that no detector says anything means nothing."""
+    unheard_nodes: frozenset[str] = frozenset()
+    """Nodes that Slurm lists and that do not report."""
+    owners: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Uid of the owner of every job that Slurm has told of."""
+    acting: frozenset[str] = frozenset()
+    """Incidents with an action under way: nothing changes about them until it has ended."""
+
+
+def correlate(
+    open_incidents: Sequence[Incident],
+    findings: Sequence[Finding],
+    settings: CorrelateSettings,
+    moment: Moment,
+    new_id: Callable[[], str],
+    settled: Sequence[Incident] = (),
+) -> list[Incident]:
+    """The open incidents after these findings: changed, newly opened, or resolved just now.
+
+    A pending incident whose condition goes away vanishes without a trace. UNKNOWN, and no finding at all,
+    open, fire and close nothing, unless every job concerned is over or runs anew. An incident that is not BAD at
+    this moment is not to be acted on: what was true a while ago is no evidence. `settled` are incidents that have ended lately.
+    """
+    by_subject = {(f.kind, f.subject): f for f in findings}
+    after = []
+    known = set()
+    for incident in open_incidents:
+        known.add((incident.kind, incident.subject))
+        changed = _update(incident, by_subject.get((incident.kind, incident.subject)), settings, moment)
+        if changed is not None:
+            after.append(changed)
+    for (kind, subject), finding in by_subject.items():
+        if finding.truth is Truth.BAD and (kind, subject) not in known:
+            after.append(_open(finding, moment, new_id()))
+    suspected = [f for f in findings if f.truth is not Truth.OK and f.lasted_s > 0 and f.wanted]
+    bad = {subject for subject, finding in by_subject.items() if finding.truth is Truth.BAD}
+    causes = _by_what_they_explain(after, moment)
+    ended = (*settled, *(incident for incident in after if incident.state is IncidentState.RESOLVED))
+    inhibited = [
+        _in_aftermath(
+            _inhibit(incident, causes.get(incident.kind, ()), suspected, moment), ended, settings, moment
+        )
+        for incident in after
+    ]
+    return [
+        _fire(incident, settings, moment) if (incident.kind, incident.subject) in bad else incident
+        for incident in inhibited
+    ]
+
+
+def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
+    return Incident(
+        id=incident_id,
+        kind=finding.kind,
+        subject=finding.subject,
+        state=IncidentState.PENDING,
+        severity=finding.severity,
+        job_ids=finding.job_ids,
+        opened_at=moment.wall - finding.lasted_s,
+        pending_mono=moment.mono,
+        summary=finding.summary,
+        summary_at=moment.wall,
+        facts=finding.facts,
+        culprits=finding.culprits,
+        actionable=finding.actionable,
+        jobs_now=finding.job_ids,
+        exclude_nodes=finding.exclude_nodes,
+        mounts=finding.mounts,
+        processes=finding.processes,
+        runs=_runs(finding, moment),
+        owners=_owners(finding, (), moment),
+    )
+
+
+def _owners(finding: Finding, before: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
+    """Whose evidence it is: of everybody whose job, or process, it has been about."""
+    uids = {moment.owners.get(job, NOBODY) for job in finding.job_ids}
+    uids |= {process.uid for process in finding.processes}
+    return tuple(sorted({*before, *uids}))
+
+
+def run_named(subject: str) -> tuple[str, int] | None:
+    """(job id, restart count) of a subject that is one run, `run:7.0`, which may be over; None for any other."""
+    job, dot, restarts = subject.removeprefix("run:").rpartition(".")
+    return (job, int(restarts)) if subject.startswith("run:") and dot and restarts.isdecimal() else None
+
+
+def _runs(finding: Finding, moment: Moment) -> tuple[tuple[str, int], ...]:
+    named = run_named(finding.subject)
+    if named is not None:
+        return (named,)
+    return tuple((job, moment.restarts[job]) for job in finding.job_ids if job in moment.restarts)
+
+
+def _update(
+    incident: Incident, finding: Finding | None, settings: CorrelateSettings, moment: Moment
+) -> Incident | None:
+    """The incident after one finding; None if a pending one came to nothing."""
+    if incident.id in moment.acting or incident.kind is Kind.OPERATOR_RESTART:
+        return incident
+    by_hardware = incident.subject.startswith(HARDWARE)
+    about_runs = incident.subject.startswith("job:") or (finding is None and not by_hardware)
+    if about_runs and _runs_are_over(incident, moment):
+        return _resolve(incident, moment, "the run that it was about has ended")
+    if finding is None:
+        heard = incident.pending_mono if incident.heard_mono is None else incident.heard_mono
+        forgettable = (
+            (by_hardware or not incident.runs) and not moment.blind and not _is_unheard(incident, moment)
+        )
+        if forgettable and moment.mono - heard > FORGET_AFTER_S:
+            return _resolve(
+                incident, moment, "no finding about it for 1 h, and its node reports or is no longer in Slurm"
+            )
+        waits = moment.blind or _is_unheard(incident, moment)
+        return replace(incident, actionable=False, heard_mono=moment.mono if waits else heard)
+    incident = replace(incident, heard_mono=moment.mono)
+    if finding.truth is Truth.UNKNOWN:
+        return replace(incident, clear_mono=None, actionable=False)
+    if finding.truth is Truth.BAD:
+        job_ids = tuple(dict.fromkeys((*finding.job_ids, *incident.job_ids)))
+        return replace(
+            incident,
+            clear_mono=None,
+            job_ids=job_ids,
+            runs=tuple({**dict(_runs(finding, moment)), **dict(incident.runs)}.items()),
+            summary=finding.summary,
+            summary_at=moment.wall,
+            facts=finding.facts,
+            culprits=_with_ranks(finding.culprits, incident.culprits) or incident.culprits,
+            actionable=finding.actionable,
+            jobs_now=finding.job_ids,
+            exclude_nodes=finding.exclude_nodes,
+            mounts=finding.mounts,
+            processes=finding.processes,
+            owners=_owners(finding, incident.owners, moment),
+        )
+    if incident.state is IncidentState.PENDING:
+        return None
+    since = moment.mono if incident.clear_mono is None else incident.clear_mono
+    if moment.mono - since >= settings.resolve_after_s:
+        return _resolve(incident, moment, mask_words(finding.summary))
+    return replace(incident, clear_mono=since, actionable=False)
+
+
+def _is_unheard(incident: Incident, moment: Moment) -> bool:
+    """Whether it is about a node that Slurm has and that does not report: that nobody speaks of it says nothing."""
+    named = {each.node for each in incident.culprits if each.node} | {incident.subject.removeprefix("node:")}
+    return not named.isdisjoint(moment.unheard_nodes)
+
+
+def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
+    """Who is named, with the rank and the pid that the same GPU or process had when it was named first: a rank that died of its GPU
+    is not known any more once its job runs again."""
+    ranked: dict[tuple[str | None, str | None], Culprit]
+    ranked = {(each.node, each.gpu_uuid): each for each in before if each.gpu_uuid and each.rank is not None}
+    found = []
+    for each in named:
+        old = ranked.get((each.node, each.gpu_uuid)) if each.rank is None else None
+        same = old is not None and each.pid in (None, old.pid)
+        found.append(replace(each, rank=old.rank, pid=old.pid) if old is not None and same else each)
+    return tuple(found)
+
+
+def _runs_are_over(incident: Incident, moment: Moment) -> bool:
+    if not incident.runs:
+        return bool(incident.job_ids) and all(job in moment.over for job in incident.job_ids)
+    return all(
+        job in moment.over or moment.restarts.get(job, restarts) != restarts
+        for job, restarts in incident.runs
+    )
+
+
+def _resolve(incident: Incident, moment: Moment, why: str) -> Incident | None:
+    if incident.state is IncidentState.PENDING:
+        return None
+    return replace(incident, state=IncidentState.RESOLVED, resolved_at=moment.wall, resolution=why)
+
+
+def _by_what_they_explain(incidents: Sequence[Incident], moment: Moment) -> dict[Kind, list[Incident]]:
+    """Kind -> the incidents that may explain one of that kind. Of thousands that came at once most explain nothing."""
+    present = {incident.kind for incident in incidents}
+    standing = [incident for incident in incidents if _may_explain(incident, moment)]
+    return {kind: [other for other in standing if other.kind in CAUSES.get(kind, ())] for kind in present}
+
+
+def _may_explain(incident: Incident, moment: Moment) -> bool:
+    """Whether it may keep others from being reported: it is reported itself, or it may be within moments. One that is held back in turn,
+    or that has been pending for long, would hide what it is said to explain."""
+    if incident.state is IncidentState.PENDING:
+        return incident.inhibited_by is None and moment.mono - incident.pending_mono <= UNREPORTED_HOLDS_S
+    return incident.state is IncidentState.FIRING
+
+
+def _inhibit(
+    incident: Incident, causes: Sequence[Incident], suspected: Sequence[Finding], moment: Moment
+) -> Incident:
+    """Notes the one of `causes` that explains this incident; what is not reported itself, such as a mere suspicion, keeps a pending one
+    from firing for UNREPORTED_HOLDS_S at most."""
+    kinds = CAUSES.get(incident.kind, ())
+    patient = moment.mono - incident.pending_mono <= UNREPORTED_HOLDS_S
+    for other in causes:
+        if _same_matter(incident, other) and (patient or other.state is IncidentState.FIRING):
+            return replace(incident, inhibited_by=other.id)
+    for finding in suspected:
+        if (
+            patient
+            and incident.state is IncidentState.PENDING
+            and finding.kind in kinds
+            and (incident.kind, finding.kind) not in WAITS_FOR_NOTHING
+            and finding.lasted_s > 0
+            and finding.wanted
+            and set(finding.job_ids) & set(incident.job_ids)
+        ):
+            return replace(incident, inhibited_by=f"suspicion:{finding.kind}")
+    return replace(incident, inhibited_by=None) if incident.inhibited_by else incident
+
+
+def lasts_in_aftermath(ended: Incident, wall: float) -> bool:
+    """Whether an incident that has ended may still explain another one."""
+    return ended.resolved_at is not None and wall - ended.resolved_at <= AFTERMATH_OF_RUNS_S
+
+
+def _in_aftermath(
+    incident: Incident, ended: Sequence[Incident], settings: CorrelateSettings, moment: Moment
+) -> Incident:
+    """A pending incident that nothing explains now, held back by one that has ended and explained it from its first moment on."""
+    if (
+        incident.state is not IncidentState.PENDING
+        or incident.inhibited_by is not None
+        or incident.kind in OWN_FAULTS
+    ):
+        return incident
+    lasts_s = AFTERMATH_OF_RUNS_S if run_named(incident.subject) is not None else AFTERMATH_S
+    for other in ended:
+        if other.kind not in CAUSES.get(incident.kind, ()) or other.resolved_at is None:
+            continue
+        of_nodes = other.kind in _OF_NODES
+        began_before = other.resolved_at + (BEGINS_AFTER_S if of_nodes else -settings.resolve_after_s)
+        young = moment.wall - other.resolved_at <= lasts_s
+        if young and incident.opened_at < began_before and _same_matter(incident, other):
+            return replace(incident, inhibited_by=other.id)
+    return incident
+
+
+def _same_matter(incident: Incident, cause: Incident) -> bool:
+    """Of two kinds of which one may explain the other: whether they are about the same filesystem, node or job."""
+    if cause.subject == "cluster":
+        return True
+    if incident.subject.startswith(("mount:", "node:")):
+        return incident.subject == cause.subject
+    if not _same_run(incident, cause):
+        return False
+    return bool(set(incident.job_ids) & set(cause.job_ids)) or (
+        cause.kind in _PLACES and _same_place(incident, cause)
+    )
+
+
+def _same_run(incident: Incident, cause: Incident) -> bool:
+    """False if one is about one run of a job, and the other about another run of it."""
+    if cause.kind is Kind.CRASH_LOOP:
+        return True
+    for one, other in ((incident, cause), (cause, incident)):
+        named = run_named(one.subject)
+        runs = dict(other.runs)
+        if named is not None and named[0] in runs and runs[named[0]] != named[1]:
+            return False
+    return True
+
+
+_OF_NODES = (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN, Kind.AGENT_SILENT)
+_PLACES = (Kind.GPU_FAULT, Kind.NODE_DOWN)
+"""Kinds that are about a place, and name no job."""
+
+
+def _same_place(incident: Incident, cause: Incident) -> bool:
+    """Whether both name the same node, and not two different GPUs of it."""
+    return any(
+        a.node is not None
+        and a.node == b.node
+        and (not a.gpu_uuid or not b.gpu_uuid or a.gpu_uuid == b.gpu_uuid)
+        for a in incident.culprits
+        for b in cause.culprits
+    )
+
+
+def _fire(incident: Incident, settings: CorrelateSettings, moment: Moment) -> Incident:
+    held_s = moment.mono - incident.pending_mono
+    if (
+        incident.state is not IncidentState.PENDING
+        or incident.inhibited_by is not None
+        or held_s < settings.hold_s.get(incident.kind, 0.0)
+    ):
+        return incident
+    return replace(
+        incident,
+        state=IncidentState.FIRING,
+        fired_at=moment.wall,
+        detected_after_s=max(0.0, moment.wall - incident.opened_at),
+    )

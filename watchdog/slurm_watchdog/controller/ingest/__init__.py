@@ -1,0 +1,1 @@
+"""Reports come in here: who sent them, how much is accepted, and which commands go back."""

@@ -1,0 +1,65 @@
+"""Commands to agents: they travel in the answer to a report, and their results in the next report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from slurm_watchdog.model.protocol import Command, CommandResult
+
+KEPT_A_NODE = 64
+"""Commands that wait for one node; a new one is refused beyond that, so a dead node costs no memory."""
+OF_ONE_USER = 16
+"""… of them questions about jobs of one user: he may have dozens on a node, and others are asked about there, too."""
+
+
+class CommandDesk:
+    """Who has been asked what, and who has not answered yet. One event loop owns it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Command]] = {}
+        self._futures: dict[str, asyncio.Future[CommandResult]] = {}
+        self._of_user: dict[str, int] = {}
+        """Command that waits -> whose job it is about, of those that count for a user's share."""
+
+    async def ask(
+        self, node: str, command: Command, deadline_s: float, uid: int | None = None
+    ) -> CommandResult:
+        """The node's answer, or a result that says why there is none. Never raises, never waits longer.
+
+        `uid`: the user whose job it is about, for questions; None for a part of an action, which has been allowed already.
+        """
+        queue = self._waiting.setdefault(node, deque())
+        if len(queue) >= KEPT_A_NODE:
+            return CommandResult(
+                command_id=command.id, ok=False, error=f"{node} has not fetched its commands for long"
+            )
+        if uid is not None:
+            if sum(self._of_user.get(each.id) == uid for each in queue) >= OF_ONE_USER:
+                error = f"{OF_ONE_USER} questions about jobs of uid {uid} wait for {node} already"
+                return CommandResult(command_id=command.id, ok=False, error=error)
+            self._of_user[command.id] = uid
+        future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+        self._futures[command.id] = future
+        queue.append(command)
+        try:
+            return await asyncio.wait_for(future, deadline_s)
+        except TimeoutError:
+            return CommandResult(
+                command_id=command.id, ok=False, error=f"{node} did not answer within {deadline_s:.0f} s"
+            )
+        finally:
+            self._futures.pop(command.id, None)
+            self._of_user.pop(command.id, None)
+            if command in queue:
+                queue.remove(command)
+
+    def take(self, node: str) -> tuple[Command, ...]:
+        """The commands for a node, handed out once."""
+        return tuple(self._waiting.pop(node, ()))
+
+    def resolve(self, result: CommandResult) -> None:
+        """An answer has come; one that nobody waits for any more is dropped."""
+        future = self._futures.get(result.command_id)
+        if future is not None and not future.done():
+            future.set_result(result)

@@ -1,0 +1,1 @@
+"""Whether an incident is acted on, and how: modes, rules, guards, owners' directives, placement. Pure."""

@@ -1,0 +1,129 @@
+"""Who may see what: the evidence of an incident belongs to the owner of its jobs, to root and to named operators. Pure, but for `resolve`.
+
+Everybody who may use the socket, or open the page, is given the sentence of `public_sentence`: which kind, which job, where. Lines of
+logs, frames, paths, variables and sentences made of them are for those of whom `may_see` says so.
+"""
+
+from __future__ import annotations
+
+import grp
+import logging
+import os
+import pwd
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from slurm_watchdog.model.incidents import NOBODY, Incident, Kind
+
+log = logging.getLogger(__name__)
+
+GROUP: Final = "group:"
+"""Before the name of a group in `security.operators`."""
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who asks. `uid` None: nobody knows, as with a browser."""
+
+    uid: int | None = None
+    groups: frozenset[int] = frozenset()
+    """Numbers of all groups of the process at the other end."""
+    knows_password: bool = False
+    """It gave the page's password, which is an operator's."""
+
+
+STRANGER: Final = Person()
+
+
+@dataclass(frozen=True)
+class Operators:
+    """Who may see everything."""
+
+    uids: frozenset[int] = field(default_factory=lambda: frozenset({0, os.geteuid()}))
+    """Root, the controller's own user, and those that `security.operators` names."""
+    gids: frozenset[int] = frozenset()
+
+    def include(self, person: Person) -> bool:
+        """Whether this is one of them."""
+        return person.knows_password or person.uid in self.uids or not self.gids.isdisjoint(person.groups)
+
+
+def may_see(owners: Iterable[int], person: Person, operators: Operators) -> bool:
+    """Whether `person` may see evidence that belongs to all of `owners` (uids): operators all, an owner what is his alone.
+
+    Of no owner at all, as with a fault of a node, it belongs to operators: the lines of a kernel name other people's programs.
+    """
+    return operators.include(person) or (person.uid not in (None, NOBODY) and set(owners) == {person.uid})
+
+
+def may_see_incident(incident: Incident, person: Person, operators: Operators) -> bool:
+    """The same of an incident and everything that is kept with it."""
+    return may_see(incident.owners, person, operators)
+
+
+def resolve(names: Iterable[str]) -> Operators:
+    """The users and groups (`group:NAME`) of `security.operators`, with root and this process's user; one unknown here is logged."""
+    uids, gids = {0, os.geteuid()}, set[int]()
+    for name in names:
+        try:
+            if name.startswith(GROUP):
+                gids.add(grp.getgrnam(name.removeprefix(GROUP)).gr_gid)
+            elif name.isdecimal():
+                uids.add(int(name))
+            else:
+                uids.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            log.error(
+                "security.operators: this machine knows no %s, so nobody sees more for it; correct the name",
+                f"group {name.removeprefix(GROUP)!r}" if name.startswith(GROUP) else f"user {name!r}",
+            )
+    return Operators(frozenset(uids), frozenset(gids))
+
+
+SENTENCES: Final = {
+    Kind.FILESYSTEM_OUTAGE: "A filesystem does not answer",
+    Kind.FILESYSTEM_STALL: "Processes wait for a filesystem",
+    Kind.LINGERING_JOB: "Processes of the job did not end with the others",
+    Kind.COLLECTIVE_HANG: "Ranks wait for each other",
+    Kind.STALLED_PROGRESS: "There is no progress",
+    Kind.WEDGED_TEARDOWN: "The job cannot end",
+    Kind.DEAD_RANK: "A rank has ended",
+    Kind.RANK_STOPPED: "A rank is stopped",
+    Kind.GPU_FAULT: "A GPU has a fault",
+    Kind.GPU_IDLE_RANK: "A GPU of the job is idle",
+    Kind.GPU_CLOCK_LOW: "A GPU runs at a low clock",
+    Kind.ORPHAN_GPU_PROCESS: "A process of a job that is over holds a GPU",
+    Kind.SLOW_JOB: "The job is slower than it was",
+    Kind.SLOW_NODE: "A node slows its job",
+    Kind.LOSS_SPIKE: "The loss has jumped",
+    Kind.LOSS_NAN: "The loss is NaN or infinite",
+    Kind.LOG_ERROR: "A log has an error",
+    Kind.CRASH_LOOP: "The job is crash-looping",
+    Kind.CHAIN_BROKEN: "The chain of jobs has ended",
+    Kind.CHECKPOINT_OVERDUE: "A checkpoint is overdue",
+    Kind.DISK_FULL: "A filesystem is full",
+    Kind.AGENT_SILENT: "An agent does not report",
+    Kind.NODE_DOWN: "A node is down",
+    Kind.PARTITION_OR_OUTAGE: "Many nodes do not report",
+    Kind.SLURM_UNREACHABLE: "Slurm does not answer",
+    Kind.OPERATOR_RESTART: "A restart was asked for",
+}
+MAX_NAMED: Final = 8
+"""Jobs and nodes in a sentence."""
+
+
+def public_sentence(incident: Incident) -> str:
+    """What anybody is told of an incident: what kind it is, of which jobs, on which nodes. No word of it comes from a user."""
+    nodes = list(dict.fromkeys(each.node for each in incident.culprits if each.node))
+    jobs = incident.job_ids
+    of = f" (job{'s' if len(jobs) > 1 else ''} {_some(jobs)})" if jobs else ""
+    where = f" on {_some(nodes)}" if nodes else ""
+    return f"{SENTENCES[incident.kind]}{where}{of}."
+
+
+def _some(names: Iterable[str]) -> str:
+    known = list(names)
+    return ", ".join(known[:MAX_NAMED]) + (
+        f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
+    )

@@ -1,0 +1,143 @@
+"""What a job's owner wants of the watchdog: words in `--comment`, or variables of the job. Pure.
+
+    #SBATCH --comment="watchdog: off"
+    #SBATCH --comment="watchdog: kill_switch=/scratch/run7/stop,checkpoint_dir=/scratch/run7/ckpt,ladder=kill_switch+requeue"
+    export SLURM_WATCHDOG="off"        or the same words as after `watchdog:`
+
+A wish that cannot be understood leaves the job alone: somebody meant something by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.slurm import SlurmJob
+
+OFF = frozenset({"off", "no", "none", "never", "false", "0", "observe", "disable", "disabled"})
+ON = frozenset({"on", "yes", "true", "1"})
+VARIABLES: dict[str, str] = {
+    "SLURM_WATCHDOG_KILL_SWITCH": "kill_switch",
+    "SLURM_WATCHDOG_CHECKPOINT_DIR": "checkpoint_dir",
+    "SLURM_WATCHDOG_LADDER": "ladder",
+}
+"""Variables of the job's processes that say one thing each; SLURM_WATCHDOG itself holds words as the comment does."""
+PLACEHOLDERS = frozenset({"job_id", "restarts", "user", "workdir"})
+MAX_PATH = 1024
+_BEGIN = re.compile(r"(?:^|[\s,;|])watchdog\s*[:=]\s*", re.IGNORECASE)
+_END = re.compile(r"[;|\n\r]")
+"""Where the wish ends and something else that the comment holds begins."""
+
+
+class Wish(Value, frozen=True, kw_only=True):
+    """What the owner of one job wants; everything empty: nothing."""
+
+    source: str = ""
+    """Where it stands, for people."""
+    leave_alone: bool = False
+    kill_switch: str | None = None
+    """Template of a path; see `problem_of_path`."""
+    checkpoint_dir: str | None = None
+    ladder: tuple[Step, ...] | None = None
+    problem: str = ""
+    """Why it cannot be understood."""
+
+
+def wish_of(comment: str, variables: Mapping[str, str] = {}) -> Wish:
+    """The wish of a job; where its comment and its environment differ, the comment holds, and `off` of either."""
+    said = parse_comment(comment)
+    meant = parse_variables(variables)
+    if said == Wish() or meant == Wish():
+        return meant if said == Wish() else said
+    problem = said.problem or meant.problem
+    return Wish(
+        source=f"{said.source}; {meant.source}",
+        leave_alone=said.leave_alone or meant.leave_alone,
+        kill_switch=said.kill_switch or meant.kill_switch,
+        checkpoint_dir=said.checkpoint_dir or meant.checkpoint_dir,
+        ladder=said.ladder if said.ladder is not None else meant.ladder,
+        problem=problem,
+    )
+
+
+def parse_comment(comment: str) -> Wish:
+    """The words after `watchdog:` or `watchdog=`, up to a semicolon, a bar or the end of the line."""
+    begin = _BEGIN.search(comment)
+    if begin is None:
+        return Wish()
+    words = _END.split(comment[begin.end() :], maxsplit=1)[0]
+    return parse_words(words, "--comment")
+
+
+def parse_variables(variables: Mapping[str, str]) -> Wish:
+    """The same from variables of the job's processes."""
+    words = variables.get("SLURM_WATCHDOG", "").strip()
+    wish = parse_words(words, "SLURM_WATCHDOG") if words else Wish()
+    for name, key in VARIABLES.items():
+        value = variables.get(name, "").strip()
+        if value:
+            source = f"{wish.source}, {name}" if wish.source else name
+            wish = replace(_take(wish, key, value), source=source)
+    return wish
+
+
+def parse_words(words: str, source: str) -> Wish:
+    """`off`, or `key=value` pairs with commas between them."""
+    wish = Wish(source=source)
+    for word in filter(None, (each.strip().strip("\"'") for each in words.split(","))):
+        key, equals, value = word.partition("=")
+        key = key.strip().lower().replace("-", "_")
+        if not equals:
+            first = key.split()[0]
+            if first in OFF:
+                wish = replace(wish, leave_alone=True)
+            elif first not in ON:
+                wish = replace(wish, problem=f"{word[:80]!r} is neither off nor key=value")
+        else:
+            wish = _take(wish, key, value.strip())
+    return wish
+
+
+def _take(wish: Wish, key: str, value: str) -> Wish:
+    if key in ("kill_switch", "checkpoint_dir"):
+        problem = problem_of_path(value)
+        return replace(wish, problem=f"{key}: {problem}") if problem else replace(wish, **{key: value})
+    if key == "ladder":
+        names = [each for each in re.split(r"[+>\s]+", value.lower()) if each]
+        unknown = [name for name in names if name not in {*Step, "none"}]
+        if unknown:
+            return replace(wish, problem=f"ladder: {unknown[0][:40]!r} is no rung; known: {', '.join(Step)}")
+        return replace(wish, ladder=tuple(Step(name) for name in names if name != "none"))
+    if key == "mode" and value.lower() in OFF | ON | {"act"}:
+        return replace(wish, leave_alone=value.lower() in OFF)
+    return replace(
+        wish, problem=f"{key[:40]!r} is not known; known: off, kill_switch, checkpoint_dir, ladder"
+    )
+
+
+def problem_of_path(template: str) -> str | None:
+    """What is wrong with a path that a user gave, a sentence; None if nothing is."""
+    if not template.startswith(("/", "{workdir}/")):
+        return f"{template[:80]!r} has to be an absolute path, or begin with {{workdir}}/"
+    if len(template) > MAX_PATH or any(ord(each) < 32 for each in template):
+        return "the path is too long, or has control characters in it"
+    if ".." in template.split("/"):
+        return "a path with .. in it is not followed"
+    unknown = [name for name in re.findall(r"\{([^}]*)\}", template) if name not in PLACEHOLDERS]
+    return (
+        f"{{{unknown[0][:40]}}} is not known; known: {', '.join(sorted(PLACEHOLDERS))}" if unknown else None
+    )
+
+
+def fill(template: str, job: SlurmJob) -> str:
+    """A path of one run of a job, from a template with {job_id} {restarts} {user} {workdir}."""
+    return (
+        template.replace("{job_id}", job.process_id)
+        .replace("{restarts}", str(job.restarts))
+        .replace("{user}", job.user)
+        .replace("{workdir}", job.workdir or "")
+    )

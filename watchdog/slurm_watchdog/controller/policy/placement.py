@@ -1,0 +1,57 @@
+"""Whether a job could still be placed if it had to avoid some nodes. Pure.
+
+An exclusion that leaves too few nodes makes a job wait for ever, which is worse than the node it avoids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.model.slurm_states import starts_jobs
+
+
+def objection_to_excluding(job: SlurmJob, nodes: Sequence[str], known: Sequence[SlurmNode]) -> str | None:
+    """Why `nodes` must not be added to the exclusions of `job`, a sentence; None if it can still run without them.
+
+    `known` are all nodes of the cluster. A job that needs certain nodes (--nodelist) is never kept from one of those. Which nodes
+    its constraints, its size and its reservation leave is not known here: nodes that it has run on are sure to fit, others of its
+    partition are counted in their favour. A node that is switched off to save power counts: Slurm switches it on. One under
+    maintenance counts for a job of a reservation, which may be the one that maintains it.
+    """
+    names = ", ".join(nodes)
+    if job.het_job_id:
+        return f"{names} is not excluded: Slurm gives one list to all components of a heterogeneous job, and each has its own"
+    required = [node for node in nodes if node in job.required_nodes]
+    if required:
+        return f"{', '.join(required)} is not excluded: the job was submitted for it (--nodelist)"
+    wanted = job.node_count or len(job.nodes)
+    in_maintenance = bool(job.reservation)
+    partitions = set(job.partition.split(",")) - {""}
+    avoided = {*nodes, *job.excluded_nodes}
+    members, left = _count(known, partitions, avoided, wanted, in_maintenance)
+    if not members:  # a Slurm that does not tell partitions
+        members, left = _count(known, None, avoided, wanted, in_maintenance)
+    if members and left < wanted:
+        return f"{names} is not excluded: the job needs {wanted} nodes, and only {left} would be left that can start it"
+    return None
+
+
+def _count(
+    known: Sequence[SlurmNode],
+    partitions: set[str] | None,
+    avoided: set[str],
+    enough: int,
+    in_maintenance: bool,
+) -> tuple[int, int]:
+    """How many nodes there are in the partitions, and how many of them could start it and are not avoided; not counted any further than
+    `enough` of these: a cluster has ten thousand nodes, and a storm asks thousands of times."""
+    members = left = 0
+    for node in known:
+        if partitions is not None and partitions.isdisjoint(node.partitions):
+            continue
+        members += 1
+        left += node.name not in avoided and starts_jobs(node.state, in_maintenance)
+        if left >= enough:
+            break
+    return members, left

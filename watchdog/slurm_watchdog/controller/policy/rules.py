@@ -1,0 +1,158 @@
+"""Which rule holds for one job and one kind of incident: what is shipped, then the site's, then the job's own wish. Pure.
+
+A later layer replaces single fields of the ones before. The job's owner can only take away: see `permit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.controller.policy.owner_directives import Wish
+from slurm_watchdog.knowledge.default_ladders import ENDINGS, GENTLE, HARMLESS, SHIPPED
+from slurm_watchdog.model.actions import Action, Step
+from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.slurm import SlurmJob
+
+
+class Rule(Value, frozen=True, kw_only=True):
+    """What holds for one kind of incident of one job."""
+
+    mode: str
+    ladder: tuple[Step, ...]
+    source: str
+    """The part of the configuration that gave it, for people."""
+    exclude_nodes: bool = True
+    """Whether the restart avoids the nodes that the evidence blames."""
+    drain: bool = False
+    signal_to: str = "steps"
+    lose_work: bool = False
+    cooldown_s: float | None = None
+    attempts: int | None = None
+    rung_limits: tuple[tuple[str, float], ...] = ()
+    refused: str = ""
+    """Why the job's owner wants nothing done; a guard says it."""
+
+
+class Change(Value, frozen=True, kw_only=True):
+    """Fields of a rule that one layer replaces; None leaves what was there."""
+
+    source: str
+    mode: str | None = None
+    ladder: tuple[Step, ...] | None = None
+    exclude_nodes: bool | None = None
+    drain: bool | None = None
+    signal_to: str | None = None
+    lose_work: bool | None = None
+    cooldown_s: float | None = None
+    attempts: int | None = None
+    rung_limits: tuple[tuple[str, float], ...] = ()
+
+
+class Match(Value, frozen=True, kw_only=True):
+    """Globs (`*`, `?`, `[abc]`); an empty tuple matches every job. All four have to match."""
+
+    partition: tuple[str, ...] = ()
+    account: tuple[str, ...] = ()
+    user: tuple[str, ...] = ()
+    job_name: tuple[str, ...] = ()
+
+
+class Override(Value, frozen=True, kw_only=True):
+    """What is different for some jobs, and for these kinds (none named: all)."""
+
+    match: Match
+    kinds: tuple[str, ...] = ()
+    change: Change
+
+
+class RuleBook(Value, frozen=True, kw_only=True):
+    """The configuration's policy, as it stands there."""
+
+    modes: Mapping[str, str]
+    """Kind -> mode by the general setting and the detector's own."""
+    kinds: Mapping[str, Change] = {}
+    overrides: tuple[Override, ...] = ()
+
+
+def rule_for(book: RuleBook, kind: Kind, job: SlurmJob | None) -> Rule:
+    """The rule of the administrator: shipped, then the kind's block, then the first override that matches."""
+    rule = Rule(
+        mode=book.modes.get(kind, "observe"),
+        ladder=SHIPPED.get(kind, ()),
+        source=f"what is shipped for {kind}",
+    )
+    if kind in book.kinds:
+        rule = _change(rule, book.kinds[kind])
+    override = next((each for each in book.overrides if job is not None and _matches(each, kind, job)), None)
+    return rule if override is None else _change(rule, override.change)
+
+
+def _matches(override: Override, kind: Kind, job: SlurmJob) -> bool:
+    wanted = override.match
+    pairs = (
+        # A job that waits may name several partitions.
+        (wanted.partition, job.partition.split(",")),
+        (wanted.account, [job.account]),
+        (wanted.user, [job.user]),
+        (wanted.job_name, [job.name]),
+    )
+    return (not override.kinds or kind in override.kinds) and all(
+        not globs or any(fnmatchcase(value, glob) for glob in globs for value in values)
+        for globs, values in pairs
+    )
+
+
+def _change(rule: Rule, change: Change) -> Rule:
+    fields = {
+        name: value
+        for name in (
+            "mode", "ladder", "exclude_nodes", "drain", "signal_to", "lose_work", "cooldown_s", "attempts"
+        )
+        if (value := getattr(change, name)) is not None
+    }  # fmt: skip
+    limits = dict(rule.rung_limits) | dict(change.rung_limits)
+    return replace(rule, **fields, source=change.source, rung_limits=tuple(sorted(limits.items())))
+
+
+def permit(rule: Rule, wish: Wish) -> Rule:
+    """The rule with the wish of the job's owner, who can take steps away or have the job asked before, and nothing else."""
+    if wish.problem:
+        return replace(rule, refused=f"the job's wish cannot be read, so it is left alone: {wish.problem}")
+    if wish.leave_alone:
+        return replace(rule, refused=f"its owner wants it left alone ({wish.source})")
+    if wish.ladder is None:
+        return rule
+    wanted = [step for step in wish.ladder if step in rule.ladder or (rule.ladder and step in HARMLESS)]
+    dropped = [step for step in wish.ladder if step not in wanted]
+    if rule.ladder and not wanted:
+        wants = "nothing done" if not wish.ladder else f"{', '.join(dropped)}, which is not permitted"
+        return replace(rule, refused=f"its owner wants {wants} ({wish.source})")
+    kept = [step for step in rule.ladder if step is Step.EVIDENCE]
+    source = f"{rule.source}, and the wish of its owner ({wish.source})"
+    if dropped:
+        source += f"; not permitted: {', '.join(dropped)}"
+    return replace(rule, ladder=tuple(dict.fromkeys((*kept, *wanted))), source=source)
+
+
+def action_of(ladder: tuple[Step, ...], loop_turns: bool | None) -> Action:
+    """The name that a ladder has in messages and counters."""
+    asks = any(step in GENTLE for step in ladder)
+    ending = next((step for step in ladder if step in ENDINGS), None)
+    if Step.HOLD in ladder:
+        return Action.HOLD
+    if Step.END_PROCESS in ladder:
+        return Action.END_PROCESS
+    if ending is None:
+        return Action.ASK_TO_SAVE if asks else Action.NONE
+    if ending is Step.REQUEUE:
+        graceful = Step.KILL_SWITCH in ladder and loop_turns is not False
+        return Action.GRACEFUL_RESTART if graceful else Action.REQUEUE
+    return {
+        Step.RESUBMIT: Action.RESUBMIT,
+        Step.CHAIN: Action.LEAVE_TO_CHAIN,
+        Step.CANCEL: Action.CANCEL,
+    }[ending]

@@ -1,0 +1,91 @@
+"""SIGHUP: the configuration is read again, and taken whole or not at all.
+
+A file that is taken is taken by a fresh start of the same process (its number stays): everything in the controller is built from its
+configuration, and open incidents, actions under way and a pause go on from the journal, as after any other restart. So what could keep
+it from starting is looked at before: the file, its secrets and certificates, its addresses.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Final, NoReturn
+
+from slurm_watchdog.base.loop import HELD
+from slurm_watchdog.config.schema import Config, ConfigError, load_config
+from slurm_watchdog.config.types import split_address
+from slurm_watchdog.controller.ingest.endpoint import read_page_token
+from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
+from slurm_watchdog.identity.tls import make_context
+
+log = logging.getLogger(__name__)
+
+START_ANEW: Final = -1
+"""What `run_controller` returns in the place of an exit code when a new configuration is to be taken."""
+
+
+def read_anew(file: str, running: Config) -> bool:
+    """Whether `file` holds another configuration than `running`, with which the controller could start; the log says what became of it."""
+    try:
+        config = load_config(file)
+        problems = [] if config == running else why_not(config, running)
+    except ConfigError as error:
+        config, problems = running, error.lines()
+    for line in problems:
+        log.error("%s", line)
+    if problems:
+        log.error("the configuration is not taken (%d errors); the one before stays, whole", len(problems))
+        return False
+    if config == running:
+        log.warning("%s says what it said before: nothing changes", file)
+        return False
+    log.warning("%s is taken: the controller restarts with it", file)
+    return True
+
+
+def why_not(config: Config, running: Config) -> list[str]:
+    """Why a controller could not start with a configuration that is right by itself, a line each."""
+    found = []
+    try:
+        read_page_token(config.security.page_token_file)
+    except (ValueError, OSError) as error:
+        found.append(str(error))
+    if config.security.identity() == "tls":
+        try:
+            make_context(TlsFiles(config.security.tls_directory, "controller"), server=True)
+        except IdentityError as error:
+            found.append(f"security.tls_directory: {error}")
+    mine = {running.controller.listen, running.controller.page_listen}
+    for name in ("listen", "page_listen"):
+        address = getattr(config.controller, name)
+        if address and address not in mine and (problem := why_not_address(address)) is not None:
+            found.append(f"controller.{name}: {problem}")
+    directory = config.controller.state_directory
+    if not config.controller.journal_url and os.path.isdir(directory) and not os.access(directory, os.W_OK):
+        found.append(f"controller.state_directory: {directory} can't be written")
+    return found
+
+
+def why_not_address(address: str) -> str | None:
+    """Why nobody can listen at `HOST:PORT`; None: one can."""
+    host, port = split_address(address, [], "")
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+    except OSError as error:
+        return f"{address} can't be listened at: {error.strerror or error}"
+    return None
+
+
+def start_anew() -> NoReturn:
+    """Replaces this process by a fresh one that was called the same way. Raises OSError if that can't be had."""
+    # A signal in between waits for the fresh one's handlers: SIGHUP would end it before.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 -- a list, and no shell is wanted

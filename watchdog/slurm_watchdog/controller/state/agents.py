@@ -1,0 +1,160 @@
+"""Whose agent has reported, and when: what came twice, what builds on an earlier report, who is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.model.observations import Process
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import MAX_BYTES
+from slurm_watchdog.wire.delta import make_whole, without_news
+
+MAX_STRANGERS: Final = 256
+"""Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""
+MAX_BASE_ROWS: Final = 8192
+"""Processes of a report that others may build on: twice what is taken over of one (slurm_watchdog.controller.state.report_bounds)."""
+MAX_BASE_BYTES: Final = 3 * MAX_BYTES
+"""Of a full report and all that build on it: a hostile node could have them grow for good. An agent's take an hour or more to it."""
+
+
+@dataclass(slots=True)
+class _Agent:
+    boot_id: str
+    agent_id: str
+    sequence: int
+    reported_at: float
+    whole: Report | None = None
+    """The newest report in full, for those of changes that build on it; events and other news are not kept."""
+    excused: bool = False
+    """`reported_at` is when it was given its time again; its newest report is older."""
+    bytes: int = 0
+    """What `whole` was made from, on the wire."""
+
+
+class Agents:
+    """One for each node that has ever reported. Not thread-safe: the state owns it."""
+
+    def __init__(self, silent_after_s: float, left_out: LeftOut | None = None):
+        self.silent_after_s = silent_after_s
+        self._left_out = left_out if left_out is not None else LeftOut()
+        self._agents: dict[str, _Agent] = {}
+        self._taken = 0
+        """Reports so far."""
+        self._reporting: tuple[tuple[float, int], tuple[str, ...]] | None = None
+        """Who reports, and at which moment: (now, reports taken until then)."""
+        self._names: tuple[str, ...] = ()
+        """Of all nodes that have reported, sorted; empty: to be sorted anew."""
+
+    def has_room(self, node: str, listed: Collection[str]) -> bool:
+        """Whether this node is known, or may become so: of those that Slurm does not list at most MAX_STRANGERS may, once it lists any."""
+        if node in self._agents or node in listed or not listed:
+            return True
+        if sum(1 for name in self._agents if name not in listed) < MAX_STRANGERS:
+            return True
+        self._left_out.note("nodes", "nodes that Slurm does not list")
+        return False
+
+    def processes(self, node: str) -> tuple[Process, ...]:
+        """The processes of the node's newest report; none where it is not kept."""
+        agent = self._agents.get(node)
+        return () if agent is None or agent.whole is None else agent.whole.processes
+
+    def complete(self, report: Report, size: int = 0) -> Report | None:
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here, or
+        that has grown too much by them. `size` is that of the report on the wire."""
+        agent = self._agents.get(report.node)
+        if report.changes is None:
+            if agent is not None:
+                agent.bytes = size
+            return report
+        if agent is None or agent.agent_id != report.agent_id or agent.whole is None:
+            return None
+        if report.sequence <= agent.sequence:
+            return replace(report, changes=None)  # told before: what is in it will not be looked at
+        agent.bytes += size
+        if agent.bytes > MAX_BASE_BYTES:
+            agent.whole = None
+            return None
+        return make_whole(agent.whole, report)
+
+    def take(self, report: Report, made_at: float) -> bool:
+        """Remembers this report of a node, made at `made_at`. False: it, or a later one, has come before."""
+        before = self._agents.get(report.node)
+        if before is not None and before.agent_id == report.agent_id and report.sequence <= before.sequence:
+            return False
+        self._taken += 1
+        if before is None:
+            self._names = ()
+        same_boot = before is not None and before.boot_id == report.boot_id
+        same_agent = before is not None and before.agent_id == report.agent_id
+        self._agents[report.node] = _Agent(
+            boot_id=before.boot_id if before is not None and same_boot else report.boot_id,
+            agent_id=before.agent_id if before is not None and same_agent else report.agent_id,
+            sequence=report.sequence,
+            reported_at=max(made_at, before.reported_at) if before is not None else made_at,
+            whole=self._base(report),
+            bytes=before.bytes if before is not None else 0,
+        )
+        return True
+
+    def _base(self, report: Report) -> Report | None:
+        """What reports of changes may build on; None where it is too much to be kept: then each has to be whole."""
+        if len(report.processes) <= MAX_BASE_ROWS:
+            return without_news(report)
+        self._left_out.note("report_base", report.node, len(report.processes))
+        return None
+
+    def hear(self, node: str, now: float) -> None:
+        """This node does not count as silent: nothing is known of an agent there that should have reported."""
+        self._agents[node].reported_at = now
+        self._taken += 1
+
+    def forget_silence(self, now: float) -> None:
+        """No agent counts as silent: they all get their time again. That is no report: see `excused`."""
+        self._taken += 1
+        for agent in self._agents.values():
+            agent.reported_at, agent.excused = now, True
+
+    def excused(self) -> tuple[str, ...]:
+        """Nodes that have not reported since they were given their time again, by name."""
+        return tuple(name for name in self.known() if self._agents[name].excused)
+
+    def forget_older_than(self, since: float, kept: Container[str]) -> list[str]:
+        """Forgets the nodes that have not reported since then, but those in `kept`. Returns who they were."""
+        gone = [
+            name for name, agent in self._agents.items() if agent.reported_at < since and name not in kept
+        ]
+        for name in gone:
+            del self._agents[name]
+            self._names, self._reporting = (), None
+        return gone
+
+    def boot_id(self, node: str) -> str | None:
+        """Of the kernel under the agent that reported last; None for a node that never did."""
+        agent = self._agents.get(node)
+        return None if agent is None else agent.boot_id
+
+    def reports(self, node: str, now: float) -> bool:
+        """Whether this node has reported lately."""
+        agent = self._agents.get(node)
+        return agent is not None and now - agent.reported_at <= self.silent_after_s
+
+    def reporting(self, now: float) -> tuple[str, ...]:
+        """Who has reported lately, by name. Asked for hundreds of incidents at one moment, it is worked out once."""
+        moment = (now, self._taken)
+        if self._reporting is None or self._reporting[0] != moment:
+            agents, since = self._agents, now - self.silent_after_s
+            found = tuple(name for name in self.known() if agents[name].reported_at >= since)
+            self._reporting = (moment, found)
+        return self._reporting[1]
+
+    def known(self) -> tuple[str, ...]:
+        """Everybody who has ever reported, by name."""
+        if not self._names:
+            self._names = tuple(sorted(self._agents))
+        return self._names

@@ -1,0 +1,252 @@
+"""One collection of evidence: what stays of each rank while it is made, and how it is told when it is judged.
+
+A thousand ranks share most of their stacks: each frame is kept once. Nothing is asked and nothing written here: `collect` does both, `diagnose` judges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.base.text import duration
+from slurm_watchdog.diagnose.job import Diagnosis, Gathered
+from slurm_watchdog.diagnose.outliers import RankFacts
+from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
+from slurm_watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvidence, ThreadStack
+from slurm_watchdog.model.incidents import Culprit, Kind
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.slurm import SlurmJob
+
+DUMPS: Final = 3
+"""Of each process, so far apart that what moves is seen to move."""
+
+
+@dataclass
+class NodeProgress:
+    """How far one node is: `state` is asked, answered or failed."""
+
+    state: str = "asked"
+    ranks: int = 0
+    undumped: int = 0
+    error: str | None = None
+
+
+@dataclass
+class Collected:
+    """One collection: its progress while it runs, its diagnosis when it is over."""
+
+    id: str
+    job: SlurmJob
+    began: float
+    """On the monotonic clock: when the nodes were asked; until then, when it was wanted."""
+    began_at: float
+    """The same as a date."""
+    nodes: dict[str, NodeProgress]
+    incident_id: str | None = None
+    """With which incident it is stored."""
+    shared_with: set[str] = field(default_factory=set)
+    """Other incidents that it counts for."""
+    begun: bool = False
+    """Nodes were asked. Until then whatever it will find is newer than now."""
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Somebody waits for it: it begins as soon as the one before it is over."""
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    diagnosis: Diagnosis | None = None
+    took_s: float | None = None
+    error: str | None = None
+    """Why it was given up."""
+    kept_bytes: int = 0
+    not_kept: int = 0
+    """Nodes whose answer was judged, and was too much to be kept."""
+    packed: list[str] = field(default_factory=list)
+    """What came before there was an incident to keep it with."""
+    rows: list[Row] = field(default_factory=list)
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    shared: Shared | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.job.job_id, self.job.restarts
+
+    def counts_for(self, opened_at: float) -> bool:
+        """Whether it is evidence of a trouble that began at this date: what was taken before it shows another state."""
+        return self.error is None and (not self.begun or self.began_at >= opened_at)
+
+    def sentence(self) -> str:
+        """What came, in one line for a timeline."""
+        answered = [node for node in self.nodes.values() if node.state == "answered"]
+        ranks = sum(node.ranks for node in answered)
+        undumped = sum(node.undumped for node in answered)
+        text = f"evidence of {ranks} rank{'' if ranks == 1 else 's'} from {len(answered)} of {len(self.nodes)} nodes"
+        if undumped:
+            text += f", {undumped} of them could not be dumped"
+        if self.not_kept:
+            text += f" (of {self.not_kept} of these nodes too much to be kept in the journal)"
+        failed = [f"{name}: {node.error}" for name, node in self.nodes.items() if node.state == "failed"]
+        return text + (f"; {'; '.join(failed[:3])}{' …' if len(failed) > 3 else ''}" if failed else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What stays of one process."""
+
+    node: str
+    evidence: RankEvidence
+    """Without what is only kept, and with frames that all share."""
+    syscall: str | None = None
+    """In which its main thread was."""
+
+
+class Shared:
+    """A thousand ranks stand in a few places: each frame, and each stack of frames, is kept once."""
+
+    def __init__(self) -> None:
+        self._frames: dict[Frame, Frame] = {}
+        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def of(self, rank: RankEvidence) -> RankEvidence:
+        dumps = tuple(
+            replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps[:DUMPS]
+        )
+        environment = tuple(self._pairs.setdefault(pair, pair) for pair in rank.environment)
+        return replace(
+            rank,
+            dumps=dumps,
+            environment=environment,
+            sockets=(),
+            threads=(),
+            status=(),
+            silent_files=(),
+            problems=(),
+        )
+
+    def _thread(self, thread: ThreadStack) -> ThreadStack:
+        frames = tuple(self._frames.setdefault(frame, frame) for frame in thread.frames)
+        return replace(thread, frames=self._stacks.setdefault(frames, frames))
+
+
+def main_call(rank: RankEvidence) -> str | None:
+    """The system call in which the main thread was; None if nobody saw it."""
+    return next((thread.syscall for thread in rank.threads if thread.thread_id == rank.pid), None)
+
+
+def gathered_of(found: Collected, view: JobView, now: float) -> Gathered:
+    """All that the nodes answered, as the vote wants it."""
+    ranks = [row for row in found.rows if row.evidence.role is Role.RANK and row.evidence.rank is not None]
+    gpus = {(each.rank, each.pid): each.view.gpu for each in view.gpus}
+    facts = [
+        RankFacts(
+            rank=row.evidence.rank or 0,
+            node=row.node,
+            gpu=gpus.get((row.evidence.rank or 0, row.evidence.pid)),
+            environment=row.evidence.environment,
+        )
+        for row in ranks
+    ]
+    locks: dict[tuple[str, int], LockWait] = {
+        (row.node, row.evidence.pid): row.evidence.lock for row in found.rows if row.evidence.lock is not None
+    }
+    silent = {name: node.error or "no answer" for name, node in found.nodes.items() if node.state == "failed"}
+    return Gathered(
+        snapshots=tuple(_snapshots(found, now)), facts=tuple(facts), settings=found.settings, locks=locks, silent=silent
+    )  # fmt: skip
+
+
+def _snapshots(found: Collected, now: float) -> list[StackSnapshot]:
+    """The dumps of all ranks, put together again, oldest first."""
+    dumps: list[list[ProcessStack]] = []
+    ages: list[float] = []
+    for row in found.rows:
+        rank, current = row.evidence, dict[int, ThreadStack]()
+        for at, dump in enumerate(rank.dumps):
+            if at == len(dumps):
+                dumps.append([])
+                ages.append(now - found.began - dump.after_s)
+            kept = {number: current[number] for number in dump.unchanged if number in current}
+            current = kept | {thread.thread_id: thread for thread in dump.threads}
+            dumps[at].append(
+                ProcessStack(
+                    node=row.node, pid=rank.pid, start_ticks=rank.start_ticks, job_id=found.job.job_id, role=rank.role,
+                    rank=rank.rank, local_rank=rank.local_rank, threads=tuple(current.values()), error=dump.error,
+                    state=dump.state, cpu_s=dump.cpu_s, main_cpu_s=dump.main_cpu_s, syscall=row.syscall,
+                )
+            )  # fmt: skip
+    silent = tuple(name for name, node in found.nodes.items() if node.state == "failed")
+    return [
+        StackSnapshot(age_s=max(0.0, age_s), stacks=tuple(stacks), silent_nodes=silent)
+        for age_s, stacks in zip(ages, dumps, strict=True)
+    ]
+
+
+def diagnosis_json(found: Collected) -> dict[str, Any]:
+    """What `group-stacks --json` has, and what only a live job has besides. Keys may be added, none is taken away."""
+    diagnosis = found.diagnosis
+    assert diagnosis is not None
+    return {
+        "ranks": diagnosis.ranks,
+        "missing": list(diagnosis.missing),
+        "groups": [
+            {"frames": list(g.frames), "ranks": list(g.ranks), "hosts": list(g.nodes), "place": g.place}
+            for g in diagnosis.groups
+        ],
+        "is_hang": diagnosis.is_hang,
+        "class": diagnosis.stack_class
+        if diagnosis.kind == Kind.COLLECTIVE_HANG and diagnosis.stack_class
+        else diagnosis.kind,
+        "kind": diagnosis.kind,
+        "culprits": [_culprit(each) for each in diagnosis.culprits],
+        "summary": diagnosis.summary,
+        "undumped": [_culprit(each) for each in diagnosis.undumped],
+        "differences": [msgspec.to_builtins(each) | {"line": each.line} for each in diagnosis.differences],
+        "filesystems": [
+            msgspec.to_builtins(each) | {"blocked": [_culprit(c) for c in each.blocked]}
+            for each in diagnosis.filesystems
+        ],
+        "hints": [msgspec.to_builtins(each) for each in diagnosis.hints],
+        "nodes": nodes_json(found),
+        "taken_at": found.began_at,
+    }
+
+
+GOES_ON: Final = frozenset(
+    {Kind.GPU_FAULT, Kind.GPU_IDLE_RANK, Kind.GPU_CLOCK_LOW, Kind.SLOW_JOB, Kind.SLOW_NODE, Kind.LOG_ERROR}
+)
+"""Incidents of a job that may make steps all the while: that it does contradicts none of them."""
+
+
+def came_late(diagnosis: Diagnosis, kind: Kind, since_s: float) -> Diagnosis:
+    """The diagnosis of a collection for an incident that began `since_s` seconds before it was complete. Of a job that stood, and makes
+    steps by now, it says when that was seen: its stacks may be those of a job that is well."""
+    if diagnosis.kind != "progressing" or kind in GOES_ON:
+        return diagnosis
+    when = f"{duration(max(0.0, since_s))} after this incident began"
+    return replace(
+        diagnosis,
+        summary=f"{diagnosis.summary} This was seen {when}: stacks that were taken by then may show nothing of it.",
+    )
+
+
+def _culprit(culprit: Culprit) -> dict[str, Any]:
+    return {
+        "rank": culprit.rank, "host": culprit.node, "pid": culprit.pid, "reason": culprit.reason, "path": culprit.path,
+        "mount": culprit.mount, "gpu_uuid": culprit.gpu_uuid,
+    }  # fmt: skip
+
+
+def nodes_json(found: Collected) -> list[dict[str, Any]]:
+    """How far each node is."""
+    return [
+        {
+            "node": name,
+            "state": node.state,
+            "ranks": node.ranks,
+            "undumped": node.undumped,
+            "error": node.error,
+        }
+        for name, node in found.nodes.items()
+    ]

@@ -1,0 +1,99 @@
+"""A node speaks only for jobs that it has, or has had, and for processes and wishes of their owners. Pure.
+
+Whoever owns a node could else have anybody's job restarted, or hide that it hangs, by what he says of it; and whoever has a process on
+a node could do the same to any other user's job by an environment of his own making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from slurm_watchdog.model.observations import Process
+from slurm_watchdog.model.protocol import JobWish, Report
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import may_hold_nodes
+
+BY_SLURM = "slurm"
+"""See Process.member_by."""
+JobOf = Callable[[str], SlurmJob | None]
+"""What agents call a job -> the job as Slurm listed it."""
+
+
+class JobNodes:
+    """Which nodes each listed job has been seen to have. Of a job that never had any nobody speaks."""
+
+    def __init__(self) -> None:
+        self._had: dict[str, set[str]] = {}
+
+    def note(self, jobs: Iterable[SlurmJob]) -> None:
+        """One listing; jobs that are in it no more are forgotten."""
+        found = {}
+        for job in jobs:
+            had = self._had.get(job.process_id) or set()
+            had.update(job.nodes)
+            found[job.process_id] = had
+        self._had = found
+
+    def remember(self, process_job_id: str, nodes: Iterable[str]) -> None:
+        """What an earlier controller has written down: of a job that has ended since, Slurm may list no node any more."""
+        self._had.setdefault(process_job_id, set()).update(nodes)
+
+    def stranger(self, node: str, process_job_id: str) -> bool:
+        """Whether this node has nothing to do with that job, as far as Slurm has said."""
+        return node not in self._had.get(process_job_id, ())
+
+
+def of_own_jobs(report: Report, stranger: Callable[[str, str], bool]) -> tuple[Report, int]:
+    """The report without what it says of jobs that are none of its node's business, and how much that was."""
+    node, known = report.node, dict[str, bool]()
+
+    def own(job_id: str) -> bool:
+        if job_id not in known:
+            known[job_id] = not stranger(node, job_id)
+        return known[job_id]
+
+    kept = {
+        "processes": tuple(row for row in report.processes if own(row.job_id)),
+        "logs": tuple(row for row in report.logs if own(row.job_id)),
+        "events": tuple(row for row in report.events if own(row.job_id)),
+        "checkpoints": tuple(row for row in report.checkpoints if own(row.job_id)),
+        "wishes": tuple(row for row in report.wishes if own(row.job_id)),
+    }
+    if all(known.values()):
+        return report, 0
+    return replace(report, **kept), sum(len(getattr(report, name)) - len(rows) for name, rows in kept.items())
+
+
+def of_owners(report: Report, job_of: JobOf) -> tuple[Report, int]:
+    """The report without processes and wishes of users whose job it is not, and how much that was.
+
+    A process of another user counts where Slurm itself has put it into the job. A wish counts from a node that this very run has.
+    """
+    jobs: dict[str, SlurmJob | None] = {}
+    for job_id in (*(row.job_id for row in report.processes), *(wish.job_id for wish in report.wishes)):
+        if job_id not in jobs:
+            jobs[job_id] = job_of(job_id)
+    processes = tuple(row for row in report.processes if _is_of_job(row, jobs[row.job_id]))
+    wishes = tuple(
+        wish for wish in report.wishes if _is_wish(wish, jobs[wish.job_id], report.node, processes)
+    )
+    dropped = len(report.processes) - len(processes) + len(report.wishes) - len(wishes)
+    return (replace(report, processes=processes, wishes=wishes), dropped) if dropped else (report, 0)
+
+
+def _is_of_job(row: Process, job: SlurmJob | None) -> bool:
+    """Where either user is not known nothing is proven, and nothing is held against the row."""
+    if job is None or job.uid < 0 or row.uid < 0:
+        return True
+    return row.uid == job.uid or row.member_by == BY_SLURM
+
+
+def _is_wish(wish: JobWish, job: SlurmJob | None, node: str, processes: tuple[Process, ...]) -> bool:
+    """An agent of an earlier release does not say whose wish it is: then the owner has to have a process there."""
+    if job is None or not may_hold_nodes(job.state) or node not in job.nodes or wish.restarts != job.restarts:
+        return False
+    if wish.uid < 0 and job.uid >= 0:
+        return any(row.job_id == wish.job_id and row.uid == job.uid for row in processes)
+    return wish.uid == job.uid or job.uid < 0

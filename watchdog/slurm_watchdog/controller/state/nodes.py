@@ -1,0 +1,300 @@
+"""What each node itself is like: its GPUs with their recent past, what its kernel said, who holds GPUs, how its mounts answer.
+
+A node's view is made when its report comes, and handed out as it is until the next one: ten thousand nodes cost a tick nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.slurm_nodes import is_quiet
+from slurm_watchdog.base.capped import Capped, LeftOut
+from slurm_watchdog.model.cluster_view import GpuView, NodeView, Rise, SeenEvent, SeenMount
+from slurm_watchdog.model.observations import Checkpoint, Gpu, GpuHolder, NodeEvent
+from slurm_watchdog.model.protocol import Report
+
+KEPT_EVENTS = 100
+KEPT_EVENT_S = 3600.0
+KEPT_HOLDER_S = 86_400.0
+MAX_HOLDERS = 256
+MAX_GPUS = 64
+"""Of one node with their past; an agent knows 64 (slurm_watchdog.agent.gpu.nvml). One that is exchanged takes the place of the oldest."""
+MAX_MOUNTS = 64
+"""Of one node; an agent probes 16."""
+KEPT_MOUNT_S = 600.0
+"""A mount that was not probed for so long is used by nobody any more."""
+IDLE_RATIO = 0.05
+"""A GPU below this does nothing: a process that merely holds a context shows 0, a spinning kernel 1."""
+BUSY_RATIO = 0.5
+FAST_S, SLOW_S = 60.0, 7200.0
+"""Time constants of the averages: now, and usually."""
+SETTLED_LOOKS = 6
+"""Busy looks before an average says anything: half a minute at the default interval."""
+USUAL_LOOKS = {"clock": 60, "power": 24}
+"""Busy looks before what is usual is known: a card's clock over its own past, a program's power after two minutes of it."""
+CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
+"""Counters of a GPU that rise when something is put right."""
+RISE_BREAK_S = 900.0
+SAME_XID_S = 60.0
+"""NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault."""
+
+
+@dataclass(slots=True)
+class _Averages:
+    """Of one figure under load: over about a minute, and over about two hours."""
+
+    wanted: int
+    """Busy looks before what is usual is known."""
+    keeps_high: bool = False
+    """What is usual rises at once and falls slowly: while a program hangs, its power is no news about what it draws at work."""
+    fast: float | None = None
+    slow: float | None = None
+    slow_s: float = 0.0
+    """Time in `slow` so far, up to its constant: a young average weighs every look alike, not the first one most."""
+    looks: int = 0
+
+    def add(self, value: float | None, elapsed_s: float) -> None:
+        if value is None:
+            return
+        slow_s = self.slow_s + elapsed_s
+        self.slow_s = slow_s = slow_s if slow_s < SLOW_S else SLOW_S
+        # One look says little: whoever looks once a minute has to average over several of them.
+        fast_s = SETTLED_LOOKS * elapsed_s
+        self.fast = fast = _average(self.fast, value, elapsed_s, fast_s if fast_s > FAST_S else FAST_S)
+        if not self.keeps_high:
+            self.slow = _average(self.slow, value, elapsed_s, slow_s)
+        elif self.looks >= SETTLED_LOOKS:
+            slow = _average(self.slow, fast, elapsed_s, SLOW_S)
+            self.slow = fast if fast > slow else slow
+        self.looks += 1
+
+    def recent(self, busy_looks: int) -> float | None:
+        return self.fast if busy_looks >= SETTLED_LOOKS else None
+
+    @property
+    def usual(self) -> float | None:
+        return self.slow if self.looks >= self.wanted else None
+
+
+def _power() -> _Averages:
+    return _Averages(USUAL_LOOKS["power"], keeps_high=True)
+
+
+@dataclass(slots=True)
+class _Past:
+    """What is remembered of one GPU."""
+
+    seen_at: float
+    idle_since: float | None = None
+    busy_since: float | None = None
+    looks: int = 0
+    clock_hz: _Averages = field(default_factory=lambda: _Averages(USUAL_LOOKS["clock"]))
+    power_w: _Averages = field(default_factory=_power)
+    pids: tuple[int, ...] = ()
+    """Who computed on it last: its power is usual for that program, and for no other."""
+    ecc_uncorrected: int | None = None
+    ecc_rose_at: float | None = None
+    corrections: tuple[int | None, ...] = (None, None, None)
+    """CORRECTIONS as they were said last."""
+    counters: dict[str, int] = field(default_factory=dict)
+    rising: dict[str, Rise] = field(default_factory=dict)
+    view: GpuView | None = None
+    """As it was handed out last."""
+
+
+@dataclass(slots=True)
+class _Node:
+    gpus: Capped[str, _Past]
+    boot_id: str = ""
+    events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    told: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    """(source, sequence) of the kernel's records that have come: an agent may tell them again."""
+    held: dict[tuple[int, int], tuple[float, GpuHolder]] = field(default_factory=dict)
+    """(pid, start ticks) of every process that held a GPU outside of jobs -> when it was last seen to, and as what."""
+    mounts: dict[str, SeenMount] = field(default_factory=dict)
+    checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
+
+
+class Nodes:
+    """Every node that has reported. One loop owns it."""
+
+    def __init__(self, left_out: LeftOut | None = None) -> None:
+        self._left_out = left_out if left_out is not None else LeftOut()
+        self._nodes: dict[str, _Node] = {}
+        self._views: dict[str, NodeView] = {}
+        self._names: list[str] = []
+        """Of all views, sorted."""
+
+    def apply(self, report: Report, made_at: float) -> None:
+        """Takes over one report that was made at `made_at` on the caller's clock."""
+        node = self._nodes.get(report.node)
+        if node is None or node.boot_id != report.boot_id:
+            gpus = Capped[str, _Past]("gpus", self._left_out, MAX_GPUS, oldest_goes=True)
+            held = node.held if node is not None else {}  # no process survives a restart of its node
+            node = self._nodes[report.node] = _Node(gpus, report.boot_id, held=held)
+        for event in report.node_events:
+            _note_event(node, event, made_at - max(0.0, event.age_s))
+        while node.events and made_at - node.events[0].at > KEPT_EVENT_S:
+            node.events.popleft()
+        for probe in report.mounts:
+            node.mounts.pop(probe.mount, None)
+            node.mounts[probe.mount] = SeenMount(at=made_at, probe=probe)
+        while len(node.mounts) > MAX_MOUNTS:
+            del node.mounts[next(iter(node.mounts))]
+            self._left_out.note("mounts", report.node)
+        for mount in [m for m, seen in node.mounts.items() if made_at - seen.at > KEPT_MOUNT_S]:
+            del node.mounts[mount]
+        node.checkpoints = {(each.job_id, each.directory): each for each in report.checkpoints}
+        holding = {(each.pid, each.start_ticks): (made_at, each) for each in report.gpu_holders}
+        if holding or node.held:
+            node.held.update(sorted(holding.items(), key=lambda each: each[0]))
+            recent = [key for key, (at, _) in node.held.items() if made_at - at <= KEPT_HOLDER_S]
+            recent = recent[-MAX_HOLDERS:]
+            node.held = {key: node.held[key] for key in recent}
+        if report.node not in self._views:
+            insort(self._names, report.node)
+        view = NodeView(
+            name=report.node,
+            reported_at=made_at,
+            boot_id=report.boot_id,
+            gpus=tuple(_look(node, report.node, gpu, made_at) for gpu in report.gpus),
+            events=tuple(node.events),
+            holders=report.gpu_holders,
+            released=tuple(holder for key, (_, holder) in node.held.items() if key not in holding),
+            mounts=tuple(node.mounts[mount] for mount in sorted(node.mounts)),
+            hung_probes=report.hung_probes,
+            problems=report.problems,
+        )
+        self._views[report.node] = replace(view, quiet=True) if is_quiet(view) else view
+
+    def forget(self, name: str) -> None:
+        """This node is no part of the cluster any more."""
+        self._nodes.pop(name, None)
+        if self._views.pop(name, None) is not None:
+            self._names.remove(name)
+
+    def views(self) -> tuple[NodeView, ...]:
+        """All nodes, by name."""
+        return tuple(map(self._views.__getitem__, self._names))
+
+    def view(self, name: str) -> NodeView | None:
+        return self._views.get(name)
+
+    def checkpoints_of(self, process_job_id: str, nodes: tuple[str, ...]) -> tuple[Checkpoint, ...]:
+        """What the nodes of a job last saw of its checkpoint directories."""
+        return tuple(
+            checkpoint
+            for name in nodes
+            for (job_id, _), checkpoint in (
+                self._nodes[name].checkpoints.items() if name in self._nodes else ()
+            )
+            if job_id == process_job_id
+        )
+
+
+def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
+    """One event more, unless it was told before, is older than the agent, or is the other voice of the same fault."""
+    if event.backlog:
+        return
+    if event.sequence is not None:
+        key = (event.source, event.sequence)
+        if key in node.told:
+            return
+        node.told.append(key)
+    if event.xid is not None:
+        for seen in node.events:
+            other = seen.event
+            same_gpu = (event.gpu_uuid and event.gpu_uuid == other.gpu_uuid) or (
+                event.pci_bus_id and event.pci_bus_id == other.pci_bus_id
+            )
+            if (
+                other.xid == event.xid
+                and same_gpu
+                and other.source != event.source
+                and abs(seen.at - at) < SAME_XID_S
+            ):
+                return
+    node.events.append(SeenEvent(at=at, event=event))
+
+
+def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
+    """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
+    past = node.gpus.get(gpu.uuid)
+    if past is None:
+        past = _Past(seen_at=now)
+        node.gpus.put(gpu.uuid, past, name)
+    node.gpus.touch(gpu.uuid)
+    if past.view is not None and past.view.gpu is gpu and not past.rising:
+        return past.view  # nobody has looked at it since: said again, for something else was
+    if gpu.pids and gpu.pids != past.pids:
+        if past.pids and frozenset(past.pids).isdisjoint(gpu.pids):
+            past.power_w = _power()
+        past.pids = gpu.pids
+    ratio = gpu.utilization_ratio
+    if ratio is not None:
+        elapsed_s = max(0.0, now - past.seen_at)
+        past.seen_at = now
+        past.idle_since = _since(past.idle_since, ratio <= IDLE_RATIO, now)
+        past.busy_since = _since(past.busy_since, ratio >= BUSY_RATIO, now)
+        past.looks = past.looks + 1 if past.busy_since is not None else 0
+        if past.looks > 1:  # the first busy look may have caught it on its way up
+            past.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
+            past.power_w.add(gpu.power_w, elapsed_s)
+    else:
+        past.idle_since = past.busy_since = None
+        past.looks = 0
+    if gpu.ecc_uncorrected is not None:
+        if past.ecc_uncorrected is not None and gpu.ecc_uncorrected > past.ecc_uncorrected:
+            past.ecc_rose_at = now
+        past.ecc_uncorrected = gpu.ecc_uncorrected
+    corrections = (gpu.ecc_corrected, gpu.pcie_replays, gpu.nvlink_errors)
+    if corrections != past.corrections or past.rising:
+        past.corrections = corrections
+        _note_corrections(past, gpu, now)
+    past.view = GpuView(
+        node=name,
+        gpu=gpu,
+        seen_at=past.seen_at,
+        idle_since=past.idle_since,
+        busy_since=past.busy_since,
+        recent_sm_clock_hz=past.clock_hz.recent(past.looks),
+        usual_sm_clock_hz=past.clock_hz.usual,
+        recent_power_w=past.power_w.recent(past.looks),
+        usual_power_w=past.power_w.usual,
+        ecc_uncorrected_rose_at=past.ecc_rose_at,
+        rising=tuple(past.rising.values()),
+    )
+    return past.view
+
+
+def _note_corrections(past: _Past, gpu: Gpu, now: float) -> None:
+    """Counters of corrected errors: since when they rise without a long break. One that falls was reset with the driver."""
+    for counter in CORRECTIONS:
+        value = getattr(gpu, counter)
+        if value is None:
+            continue
+        before = past.counters.get(counter)
+        past.counters[counter] = value
+        rise = past.rising.get(counter)
+        if before is not None and value > before:
+            if rise is None or now - rise.last_at > RISE_BREAK_S:
+                rise = Rise(counter=counter, first_at=now, last_at=now, times=0)
+            past.rising[counter] = replace(rise, last_at=now, times=rise.times + 1)
+        elif rise is not None and now - rise.last_at > RISE_BREAK_S:
+            del past.rising[counter]
+
+
+def _since(before: float | None, holds: bool, now: float) -> float | None:
+    return (now if before is None else before) if holds else None
+
+
+def _average(old: float | None, value: float, elapsed_s: float, constant_s: float) -> float:
+    """Exponential moving average with a time constant."""
+    if old is None:
+        return value
+    weight = elapsed_s / constant_s if constant_s > 0 else 0.0
+    return old + (weight if weight < 1.0 else 1.0) * (value - old)

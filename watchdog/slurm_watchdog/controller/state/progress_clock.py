@@ -1,0 +1,385 @@
+"""The progress clock: only a count that rises is progress. Pure bookkeeping: `at` and `now` are the caller's monotonic clock.
+
+A run has one clock a counter, which is one pattern in one file. Any that rises proves that the loop turns; one gives the
+step, see main_clock(). A counter that counts no steps (epochs, tokens, what was learnt) never gives it while there is a better one.
+
+A line of a form that anybody may write ("step 3") is believed when a second one counts on. Two programs that count in one file in
+the same words hide each other: whoever goes on shows as progress. That is seen, and said (`Progress.shared`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.state.step_history import DatedLines, StepHistory
+from slurm_watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, PATTERNS
+from slurm_watchdog.model.cluster_view import LossPoint, Progress, StepTime
+from slurm_watchdog.model.observations import Event
+
+KEPT_INTERVALS = 50
+"""Recent steps that the limit is learnt from."""
+
+KEPT_TIMES = 600
+"""Step times and losses that are kept for what changes slowly: at 100 s a step, most of a day."""
+
+_BATCH = re.compile(
+    r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|(?<!micro)(?<!micro[ _])(?<![a-z])(?:batch[ _]?size|gbs))['\"]?\s*[:=]\s*(\d+)",
+    re.IGNORECASE,
+)
+"""Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`."""
+
+_SAMPLES = re.compile(
+    r"(?:consumed|processed|seen|total|trained)[ _]samples['\"]?\s*[:=]\s*(\d[\d,_]*)",
+    re.IGNORECASE,
+)
+"""What rises by a batch a step. Tokens do not: where lines are packed, each batch has another number of them."""
+
+Counter = tuple[str, str]
+"""(file, pattern)."""
+
+
+BARS = ("tqdm", "ignite_bar")
+"""Patterns by which several things are counted in turn: each total is a counter of its own."""
+BY_EPOCHS = frozenset(row.name for row in PATTERNS if row.in_epoch)
+KEPT_STRIDES = 16
+"""Distances between lines that are kept: those of a few epochs, of which each may end with a short one."""
+
+WEAK = frozenset(row.name for row in PATTERNS if row.counted)
+"""Patterns that prose matches as well: one line alone may be an accident."""
+TRUSTED_AFTER = 5
+"""Counts of a weak pattern, or of a bar, after which what it says is the total is believed: "step 3/3" may be of a set-up."""
+
+MAX_CLOCKS = 64
+"""Of one run; of more, the one that rose longest ago goes."""
+
+SHARED_AFTER, ALONE_AFTER = 5, 20
+"""Two programs write one log once the two counts have taken turns so often; one has it alone again after so many of its counts."""
+
+LEFT_AFTER, LEFT_AFTER_S = 10, 600.0
+"""A counter that stood for so many of its slowest intervals, and so long, while another rose is one that was left."""
+
+
+@dataclass
+class Clock:
+    """One counter."""
+
+    count: float
+    """What rises: the step, or another number."""
+    rose_at: float
+    first_step: int | None
+    """None while only the position was seen that a bar begins at."""
+    step: int
+    """0 where the counter counts no steps."""
+    is_step: bool = True
+    seen: int = 1
+    rose: int = 0
+    """How often it was seen to rise."""
+    stride: int = 0
+    strides: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_STRIDES))
+    """The recent ones: some logs have a line at the begin, in the middle and at the end of each epoch."""
+    total_steps: int | None = None
+    begun_anew: int = 0
+    lower: float | None = None
+    """A lower count that was read after the highest one: a new epoch if it goes on rising."""
+    other: float | None = None
+    """The newest count of what may be another program that writes the same log."""
+    turns: int = 0
+    """How often that one has counted on, between two counts of this one."""
+    alone: int = 0
+    """Counts of this one since."""
+    intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
+    rises: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
+    """(when, step): the last of those that were read at once."""
+    times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
+    losses: deque[LossPoint] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
+    history: StepHistory = field(default_factory=StepHistory)
+    lines: DatedLines = field(default_factory=DatedLines)
+    consumed: float | None = None
+    """Samples that the newest line says were consumed so far."""
+    _handed_out: tuple[tuple[StepTime, ...], tuple[LossPoint, ...]] | None = None
+
+    def series(self) -> tuple[tuple[StepTime, ...], tuple[LossPoint, ...]]:
+        """`times` and `losses`: the same tuples until one of them grows, so that nobody judges them twice."""
+        if self._handed_out is None:
+            self._handed_out = tuple(self.times), tuple(self.losses)
+        return self._handed_out
+
+    def grew(self) -> None:
+        """After anything was added to them."""
+        self._handed_out = None
+
+    @property
+    def step_s(self) -> float | None:
+        """Median time of one step, however many of them a report brings at once."""
+        pairs = pairwise(self.rises)
+        times_s = [(b_at - a_at) / (b - a) for (a_at, a), (b_at, b) in pairs if b_at > a_at and b > a]
+        return median(times_s) if times_s else None
+
+
+def apply_step(
+    clocks: dict[Counter, Clock], event: Event, at: float, troubled_at: float, phase: str | None = None
+) -> bool:
+    """Takes a step, or another count, that was logged at `at`, in `phase`, into its clock. Returns whether it is progress.
+
+    A lower count is a new epoch once it rises by itself, or at once where the last one was counted to its end. An interval in
+    which there was trouble (`troubled_at`, the last moment with an open incident) teaches nothing about how long steps take.
+    """
+    number = event.count if event.step is None else event.step
+    assert number is not None
+    key = _counter(event)
+    clock = clocks.get(key)
+    if clock is None:
+        if len(clocks) >= MAX_CLOCKS:
+            del clocks[min(clocks, key=lambda each: (clocks[each].is_step, clocks[each].rose_at))]
+        if _is_side_line(clocks, event):
+            return False
+        clocks[key] = _new_clock(event, number, at)
+        return not event.initial
+    if event.backlog:
+        clock.count = max(clock.count, number)
+        clock.step = max(clock.step, event.step or 0)
+        return True
+    if number > clock.count:
+        if clock.other is not None and clock.count < clock.other < number:
+            clock.turns, clock.other, clock.alone = clock.turns + 1, clock.count, 0
+            if clock.turns >= SHARED_AFTER:
+                # It is the other program's turn: how far apart the two are says nothing about steps.
+                clock.count, clock.rose_at, clock.lower, clock.step = number, at, None, event.step or 0
+                return True
+        _rise(clock, event, number, at, troubled_at, phase)
+        clock.alone += 1
+        if clock.alone > ALONE_AFTER:
+            clock.turns, clock.other = 0, None
+        return True
+    if number == clock.count:
+        if event.step is not None and (not clock.losses or clock.losses[-1].step != event.step):
+            _note_loss(clock, event, at)
+        return False
+    if _epoch_ended(clock, event, number):
+        clock.first_step, clock.begun_anew = event.step or 0, clock.begun_anew + 1
+        _rise(clock, event, number, at, troubled_at, phase)
+        return True
+    if clock.lower is not None and number > clock.lower:
+        new = clocks[key] = _begun_anew(clock, event, number, at)
+        new.other, new.turns = clock.count, clock.turns
+        return True
+    if clock.lower is None:
+        # A second program goes on where it was; an evaluation inside the training begins anew.
+        goes_on = clock.other is not None and number > clock.other
+        clock.turns, clock.other, clock.alone = clock.turns + 1 if goes_on else 0, number, 0
+    clock.lower = number
+    return False
+
+
+def _counter(event: Event) -> Counter:
+    pattern = event.pattern or ""
+    return event.source, f"{pattern}/{event.total_steps}" if pattern in BARS else pattern
+
+
+def _is_side_line(clocks: dict[Counter, Clock], event: Event) -> bool:
+    """Whether a line in words that anybody may write names a step which was made long ago ("evaluated step 400"): it counts nothing."""
+    main = main_clock(clocks)
+    if (event.pattern or "") not in WEAK or event.step is None or main is None or not main.is_step:
+        return False
+    of_main = next(pattern for (_, pattern), clock in clocks.items() if clock is main)
+    return of_main not in WEAK and main.rose > 0 and event.step <= main.step
+
+
+def _new_clock(event: Event, number: float, at: float) -> Clock:
+    step = event.step or 0
+    return Clock(
+        count=number, rose_at=at, first_step=None if event.initial else step, step=step, is_step=event.step is not None,
+        total_steps=event.total_steps,
+    )  # fmt: skip
+
+
+def _rise(
+    clock: Clock, event: Event, number: float, at: float, troubled_at: float, phase: str | None
+) -> None:
+    if at > clock.rose_at > troubled_at and clock.seen > 1:
+        clock.intervals_s.append(at - clock.rose_at)
+    if event.step is not None:
+        if (
+            clock.first_step is not None
+        ):  # from where a bar begins a run that was resumed jumps to its first step
+            clock.stride = max(0, event.step - clock.step)
+            clock.strides.append(clock.stride)
+        _note_time(clock, event, at, phase)
+        clock.step = event.step
+        clock.first_step = event.step if clock.first_step is None else clock.first_step
+        if clock.rises and clock.rises[-1][0] == at:
+            clock.rises.pop()
+        clock.rises.append((at, event.step))
+    clock.count, clock.rose_at, clock.lower = number, at, None
+    clock.seen += 1
+    clock.rose += 1
+    clock.total_steps = event.total_steps or clock.total_steps
+
+
+def _epoch_ended(clock: Clock, event: Event, number: float) -> bool:
+    """Whether the count was at its end and is at its beginning now: the next epoch of the same length."""
+    total = event.total_steps
+    return (
+        total is not None
+        and total == clock.total_steps
+        and clock.count >= 0.9 * total
+        and number <= 0.1 * total
+    )
+
+
+def _begun_anew(clock: Clock, event: Event, number: float, at: float) -> Clock:
+    """A count that fell and rises again. Where it began at its beginning before, and does so again, it is an epoch like the
+    last one, and what was learnt of its pace holds; else the program was started again."""
+    lower = clock.lower or 0.0
+    new = _new_clock(event, number, at)
+    new.first_step = int(lower) if new.is_step else 0
+    new.seen, new.rose, new.begun_anew = 2, clock.rose + 1, clock.begun_anew + 1
+    if new.is_step and max(clock.first_step or 0, lower) <= max(1, clock.stride):
+        new.seen, new.intervals_s = clock.seen + 1, clock.intervals_s
+    return new
+
+
+def note_loss(clocks: dict[Counter, Clock], event: Event, at: float) -> None:
+    """A loss that stands beside another count than the step, as in the dictionaries of the Hugging Face Trainer: it is of
+    the step that the main clock shows."""
+    main = main_clock(clocks)
+    if event.step is None and main is not None and main.is_step:
+        _note_loss(main, replace(event, step=main.step), at)
+
+
+def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None:
+    """The duration of the steps since the last line, and the loss, before the clock is set."""
+    assert event.step is not None
+    _note_loss(clock, event, at)
+    batch = _batch(clock, event)
+    seconds, logged = event.step_s, True
+    if seconds is None and event.written_s is not None:
+        seconds = clock.lines.take(event.step, event.written_s, phase is not None)
+    elif seconds is None and clock.rises:
+        _note_look(clock, event, at, phase, batch)
+        return
+    if seconds is not None:
+        time = StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase, batch=batch)
+        clock.times.append(time)
+        clock.history.take(time)
+        clock.grew()
+
+
+def _note_look(clock: Clock, event: Event, at: float, phase: str | None, batch: float | None) -> None:
+    """Where neither the line nor its date says how long a step takes: all steps of one look of the agent share the time since the
+    look before. A line that came in the same look corrects it."""
+    assert event.step is not None
+    same = clock.rises[-1][0] == at
+    if same and len(clock.rises) < 2:
+        return
+    from_at, from_step = clock.rises[-2] if same else clock.rises[-1]
+    if event.step <= from_step or at <= from_at:
+        return
+    last = clock.times[-1] if clock.times and not clock.times[-1].logged else None
+    if same and last is not None and last.at == at:
+        phase = last.phase
+        clock.times.pop()
+    elif last is not None:
+        clock.history.take(last)
+    seconds = (at - from_at) / (event.step - from_step)
+    clock.times.append(
+        StepTime(step=event.step, seconds=seconds, at=at, logged=False, phase=phase, batch=batch)
+    )
+    clock.grew()
+
+
+def _batch(clock: Clock, event: Event) -> float | None:
+    """Samples a step, as the line says itself or as what was consumed has risen since the line before; before the clock is
+    set. To compare by: rounded to the three digits that a ramp changes."""
+    size = _BATCH.search(event.line)
+    if size is not None:
+        return float(size[1])
+    consumed = _SAMPLES.search(event.line)
+    before, clock.consumed = clock.consumed, None
+    if consumed is None or event.step is None or event.step <= clock.step:
+        return None
+    clock.consumed = float(consumed[1].replace(",", "").replace("_", ""))
+    if before is None or clock.consumed <= before:
+        return None
+    return float(f"{(clock.consumed - before) / (event.step - clock.step):.3g}")
+
+
+def _note_loss(clock: Clock, event: Event, at: float) -> None:
+    loss = math.nan if event.loss_is_no_number else event.loss
+    if loss is not None and event.step is not None:
+        clock.losses.append(LossPoint(step=event.step, loss=loss, at=at))
+        clock.grew()
+
+
+def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:
+    """The clock that gives the step, None where nothing was ever counted.
+
+    Of those that count steps, are not at their end (a bar of the data, or of an evaluation) and were not left, the one that was
+    seen to rise most often.
+    """
+    if not clocks:
+        return None
+    clocks = _trusted(clocks)
+    newest = max(clock.rose_at for clock in clocks.values())
+    return max(clocks.values(), key=lambda clock: _rank(clock, newest))
+
+
+def _trusted(clocks: dict[Counter, Clock]) -> dict[Counter, Clock]:
+    """The trainer's own heartbeat where it has been seen to rise and was not left; else all."""
+    newest = max(clock.rose_at for clock in clocks.values())
+    own = {
+        key: clock
+        for key, clock in clocks.items()
+        if key[1] == HEARTBEAT_PATTERN and clock.rose and newest - clock.rose_at <= LEFT_AFTER_S
+    }
+    return own or clocks
+
+
+def _rank(clock: Clock, newest: float) -> tuple[bool, bool, bool, int, float]:
+    at_end = clock.total_steps is not None and clock.step >= clock.total_steps
+    stood_s = newest - clock.rose_at
+    left = stood_s > max(LEFT_AFTER_S, LEFT_AFTER * max(clock.intervals_s, default=0.0))
+    return clock.is_step, not at_end, not left, clock.seen, clock.rose_at
+
+
+def read_progress(
+    clocks: dict[Counter, Clock], phase: tuple[str, float] | None, grace_from: float, now: float
+) -> Progress | None:
+    """What the clocks say at `now`, None if nothing was ever counted, or once only in words that anybody may write. No age reaches back behind `grace_from`; `phase` is its
+    name and when it began."""
+    main = main_clock(clocks)
+    if main is None:
+        return None
+    source, pattern = next(key for key, clock in clocks.items() if clock is main)
+    if pattern in WEAK and all(p in WEAK and clock.seen < 2 for (_, p), clock in clocks.items()):
+        return None
+    guessed = pattern in WEAK or pattern.partition("/")[0] in BARS
+    newest = max(clock.rose_at for clock in clocks.values() if clock.seen > 1 or clock is main)
+    rises = [clock.rose_at for clock in clocks.values() if clock.seen > 1]
+    return Progress(
+        step=main.step,
+        step_known=main.is_step,
+        age_s=max(0.0, now - max(newest, grace_from)),
+        rose_age_s=max(0.0, now - max(rises)) if rises else None,
+        steps_seen=main.seen,
+        rises=main.rose,
+        intervals_s=tuple(main.intervals_s),
+        step_s=main.step_s,
+        stride=max(1, main.stride),
+        widest_stride=max([1, *main.strides]),
+        by_epochs=pattern in BY_EPOCHS,
+        total_steps=main.total_steps if main.seen >= TRUSTED_AFTER or not guessed else None,
+        shared=any(clock.turns >= SHARED_AFTER for clock in clocks.values()),
+        first_step=main.first_step if main.is_step else None,
+        begun_anew=main.begun_anew,
+        phase=phase[0] if phase else None,
+        phase_age_s=now - phase[1] if phase else 0.0,
+        source=source,
+    )

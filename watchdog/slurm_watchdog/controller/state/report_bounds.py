@@ -1,0 +1,144 @@
+"""What is taken of one report: so many rows of each kind, shared among the users and the jobs of its node. Pure.
+
+A report has at most 8 MiB (slurm_watchdog.wire.codec), which may be 100,000 rows, every few seconds. Agents send far fewer than these bounds,
+which are for a node that is not ours any more; and an agent of an older release sends every process of its node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.fair_share import fair_share
+from slurm_watchdog.model.observations import Process, Role
+from slurm_watchdog.model.protocol import Report
+
+PROCESSES: Final = 4096
+"""Of one node. A shared node with 256 cores and a rank on each has about 1,000 processes of jobs."""
+PROCESSES_OF_JOB: Final = 1024
+"""Of one job on one node: 8 ranks with 64 loaders each, and what they started."""
+PROCESSES_OF_LARGE: Final = 262_144
+"""… and of one job on all its nodes: one that has more than 256 nodes has less on each, but never less than PROCESSES_AT_LEAST."""
+PROCESSES_AT_LEAST: Final = 128
+ROWS: Final[dict[str, int]] = {
+    "logs": 1024, "events": 8192, "mounts": 64, "hung_probes": 64, "gpus": 128, "node_events": 1024, "checkpoints": 512,
+    "gpu_holders": 512, "wishes": 1024, "results": 256, "problems": 64, "left_out": 64, "unanswered": 64,
+}  # fmt: skip
+"""Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung children, 64 GPUs, 320 events of
+the node; a node has some dozen jobs at most (slurm_watchdog.agent.delivery.replies takes 512)."""
+INNER: Final = 4096
+"""Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent."""
+ORDER: Final = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
+
+
+def _lists_of(row: type) -> tuple[str, ...]:
+    """The fields of a struct that hold lists."""
+    return tuple(
+        name
+        for name, hint in get_type_hints(row).items()
+        if any(get_origin(each) is tuple for each in (hint, *get_args(hint)))
+    )
+
+
+def _inner_lists() -> dict[str, tuple[str, ...]]:
+    """Field of a report -> the fields of its rows that hold lists themselves."""
+    hints = get_type_hints(Report)
+    found = {name: get_args(hints[name])[0] for name in ROWS if name != "results"}
+    lists = {name: _lists_of(row) for name, row in found.items() if isinstance(row, type) and row is not str}
+    return {name: fields for name, fields in lists.items() if fields}
+
+
+INNER_LISTS: Final = _inner_lists()
+
+
+def within_bounds(
+    report: Report, left_out: LeftOut, known: Callable[[], Collection[tuple[int, int]]], nodes_of: Callable[[str], int]
+) -> tuple[Report, Counter[str]]:  # fmt: skip
+    """The report as far as it is taken over, and of each job how many of its processes were left out.
+
+    `known` gives (pid, start ticks) of the processes of this node that are remembered: they come first, so that one that is left out
+    was never there, and nobody looks dead for want of room. `nodes_of` says how many nodes a job has.
+    """
+    node, kept = report.node, {}
+    for name, limit in ROWS.items():
+        rows = getattr(report, name)
+        if len(rows) > limit:
+            rows, lost = fair_share(rows, limit, _owner)
+            left_out.note("rows", node, lost.total())
+            kept[name] = rows
+        inner = INNER_LISTS.get(name, ()) if rows else ()
+        if inner and any(_is_swollen(row, inner) for row in rows):
+            kept[name] = tuple(row for row in rows if not _is_swollen(row, inner))
+            left_out.note("rows", node, len(rows) - len(kept[name]))
+    missing: Counter[str] = Counter()
+    if len(report.processes) > PROCESSES_AT_LEAST:
+        processes = _processes(report, left_out, known, nodes_of, missing)
+        if len(processes) < len(report.processes):
+            kept["processes"] = processes
+    return (replace(report, **kept) if kept else report), missing
+
+
+def _processes(
+    report: Report, left_out: LeftOut, known: Callable[[], Collection[tuple[int, int]]],
+    nodes_of: Callable[[str], int], missing: Counter[str],
+) -> tuple[Process, ...]:  # fmt: skip
+    rows, there = report.processes, frozenset[tuple[int, int]]()
+    sizes = Counter(row.job_id for row in rows)
+    shares = {job: share_of(nodes_of(job)) for job, size in sizes.items() if size > PROCESSES_AT_LEAST}
+    over = {job: share for job, share in shares.items() if sizes[job] > share}
+    if over or len(rows) > PROCESSES:
+        there = frozenset(known())
+
+    def order(row: Process) -> tuple[bool, int]:
+        return ((row.pid, row.start_ticks) not in there, ORDER[row.role])
+
+    if over:
+        by_job: dict[str, list[Process]] = {}
+        for row in rows:
+            by_job.setdefault(row.job_id, []).append(row)
+        rows = tuple(_cut(by_job, over, report.node, left_out, missing, order))
+    if len(rows) > PROCESSES:
+        before = Counter(row.job_id for row in rows)
+        rows, lost = fair_share(rows, PROCESSES, _uid, order)
+        missing.update(before - Counter(row.job_id for row in rows))
+        for uid, count in lost.items():
+            left_out.note("processes", report.node, count, uid if isinstance(uid, int) else None)
+    return rows
+
+
+def _cut(
+    by_job: dict[str, list[Process]], over: dict[str, int], node: str, left_out: LeftOut, missing: Counter[str],
+    order: Callable[[Process], Any],
+) -> Iterable[Process]:  # fmt: skip
+    for job, mine in by_job.items():
+        if job not in over:
+            yield from mine
+            continue
+        some, lost = fair_share(mine, over[job], _uid, order)
+        missing[job] += lost.total()
+        for uid, count in lost.items():
+            left_out.note("processes", node, count, uid if isinstance(uid, int) else None)
+        yield from some
+
+
+def share_of(nodes: int) -> int:
+    """Processes of a job with so many nodes that are taken on each of them."""
+    return max(PROCESSES_AT_LEAST, min(PROCESSES_OF_JOB, PROCESSES_OF_LARGE // max(1, nodes)))
+
+
+def _uid(row: Process) -> Hashable:
+    return row.uid
+
+
+def _owner(row: object) -> Hashable:
+    """Whose share a row is of: its job's, its user's, else the node's."""
+    job = getattr(row, "job_id", None)
+    return job if job is not None else getattr(row, "uid", None)
+
+
+def _is_swollen(row: object, fields: tuple[str, ...]) -> bool:
+    return any(len(getattr(row, name) or ()) > INNER for name in fields)

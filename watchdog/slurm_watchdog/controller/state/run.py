@@ -1,0 +1,392 @@
+"""One run of one job, (job id, restart count), and which of its Slurm steps is the training."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis import rank_motion as motion
+from slurm_watchdog.base.capped import Capped, LeftOut
+from slurm_watchdog.base.fair_share import fair_share
+from slurm_watchdog.controller.state.progress_clock import Clock, Counter, read_progress
+from slurm_watchdog.controller.state.run_errors import RunErrors
+from slurm_watchdog.diagnose.logs.root_cause import locate
+from slurm_watchdog.model.cluster_view import JobView, LoggedError, Motion, PastRun, Steady
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.observations import Event, LogFile, Process, Role
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import RUNNING
+
+KEPT_PAST = 10
+KEPT_CHECKPOINTS = 20
+SAME_SAVE_S = 30.0
+"""The log and the disk tell of the same checkpoint within this time."""
+KEPT_SNAPSHOTS = 3
+KEPT_LOGS, LOGS_OF_NODE = 256, 64
+"""Files of one run, and those that one node may name: standard output and error, and one each of some ranks. An agent follows 24."""
+OFFSETS_OF_RUN, OFFSETS_OF_NODE = 65_536, 128
+"""Files of one run, and of one node, of which is known how far they were read; a run that was started anew knows those before, too."""
+LOG_STARTS = 64
+"""Files in which the run before wrote: an agent takes no more (slurm_watchdog.agent.delivery.replies)."""
+DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE = 256, 64
+"""With checkpoints. An agent looks at 8 of a job."""
+GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE = 131_072, 512, 256
+"""Ranks and workers that have ended, of a run; on one of its nodes, and of these so many of each role. The oldest are forgotten first."""
+START_SLACK_S = 3.0
+"""Slurm gives start times in whole seconds, by the clock of its own machine."""
+ProcessKey = tuple[str, int, int]
+"""(node, pid, start ticks)."""
+
+
+RATE_S = 20.0
+"""Counters are compared over at least this time: a report every 5 s is too short for a process that works in bursts."""
+
+
+POLLS_CPU, QUIET_CPU = 0.5, 0.2
+"""Cores: a rank that computes or polls uses more than the one, a rank that waits for something less than the other."""
+
+ASLEEP_LOOKS, ASLEEP_S = 6, 30.0
+"""Where nobody tells its time, a process that was found running as often before, and now asleep in each of so many looks, uses none."""
+
+MOMENT_S = 15.0
+"""A call on a file that is over so soon: the process moves data. A longer one may be stuck."""
+
+
+@dataclass(slots=True)
+class Rates:
+    """How busy one process is, from counters that only rise."""
+
+    at: float
+    cpu_s: float
+    io_bytes: int | None
+    cpu_ratio: float | None = None
+    io_bytes_s: float | None = None
+    storage_at: float | None = None
+    """When it was last seen waiting for a disk or a file, for a moment only."""
+    busy_at: float | None = None
+    """When it was last seen to use most of a core, or more than next to nothing since; None: never."""
+    ran: int = 0
+    """Looks that found it running, of a process whose time is not told."""
+    asleep: int = 0
+    """Looks since, that found it asleep."""
+    asleep_at: float = 0.0
+    """When the first of these was."""
+
+    def update(self, process: Process, now: float) -> None:
+        if (process.blocked is not None or process.state == "D") and _waits_for_a_moment(process):
+            self.storage_at = now
+        if process.cpu_s <= 0.0:
+            self._note_state(process.state, now)
+        elapsed_s = now - self.at
+        if elapsed_s < RATE_S:
+            return
+        # Nobody has trained without using any time: nought is what a trace says that does not tell. A loader's worker may have.
+        told = process.role is Role.WORKER or min(process.cpu_s, self.cpu_s) > 0
+        used_s = max(0.0, process.cpu_s - self.cpu_s) if told else None
+        self.cpu_ratio = self._by_state(now) if used_s is None else used_s / elapsed_s
+        if self.cpu_ratio is None:
+            self.busy_at = None
+        elif self.cpu_ratio >= (POLLS_CPU if self.busy_at is None else QUIET_CPU):
+            self.busy_at = now
+        known = process.io_bytes is not None and self.io_bytes is not None
+        self.io_bytes_s = (
+            max(0, (process.io_bytes or 0) - (self.io_bytes or 0)) / elapsed_s if known else None
+        )
+        self.at, self.cpu_s, self.io_bytes = now, process.cpu_s, process.io_bytes
+
+    def _note_state(self, state: str, now: float) -> None:
+        if state not in ("S", "I"):
+            self.ran, self.asleep = self.ran + (state == "R"), 0
+            return
+        self.asleep, self.asleep_at = self.asleep + 1, self.asleep_at if self.asleep else now
+
+    def _by_state(self, now: float) -> float | None:
+        """None: nobody knows. A process that sleeps at every look anyway says nothing by sleeping."""
+        slept = self.asleep >= ASLEEP_LOOKS and now - self.asleep_at >= ASLEEP_S
+        return 0.0 if slept and self.ran >= ASLEEP_LOOKS else None
+
+
+def _waits_for_a_moment(process: Process) -> bool:
+    if process.blocked is not None:
+        return process.blocked.mount is not None and process.blocked.seconds < MOMENT_S
+    return process.state == "D" and (process.state_age_s or 0.0) < MOMENT_S
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one job."""
+
+    job: SlurmJob
+    began_at: float
+    """Since when this run is known, or the last grace."""
+    valid_from: float
+    """Events before this belong to the run before."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Where is counted what of this run had no room."""
+    processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
+    """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see slurm_watchdog.controller.state.report_bounds."""
+    gone: Capped[ProcessKey, None] = field(init=False)
+    """The keys of `processes` that have ended and are remembered: ranks and workers. What else there is of a job is forgotten at once."""
+    unlisted: dict[str, int] = field(default_factory=dict)
+    """Node -> processes of this run there that its newest report left out, or that had no room here."""
+    rates: dict[ProcessKey, Rates] = field(default_factory=dict)
+    on_node: dict[str, set[ProcessKey]] = field(default_factory=dict)
+    """Node -> the keys of `processes` that are there."""
+    order: tuple[ProcessKey, ...] = ()
+    """The keys of `processes`, sorted; empty: to be sorted anew."""
+    blocked: set[ProcessKey] = field(default_factory=set)
+    """Those of whom a thread waits in one call."""
+    looked: tuple[float, JobView] | None = None
+    """When a tick last looked at it, and what it saw."""
+    restless: bool = True
+    """Something that may be told has happened since."""
+    left_over: frozenset[ProcessKey] = frozenset()
+    """Processes of the run before that are still ending."""
+    step_id: str | None = None
+    """The Slurm step that the clocks are about, as far as is known."""
+    steps_from: float = float("-inf")
+    """Counts that were read before this belong to the Slurm step before."""
+    clocks: dict[Counter, Clock] = field(default_factory=dict)
+    clocks_before: dict[Counter, Clock] = field(default_factory=dict)
+    """Those of the run before, until this one counts: a run that is being ended may make steps for as long as it is left."""
+    grace_from: float = float("-inf")
+    troubled_at: float = float("-inf")
+    """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
+    troubled_from: float = float("-inf")
+    """Since when it has been so. Steps that were made before are told again to a controller that starts, and teach as ever."""
+    started: bool = False
+    """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
+    unseen: bool = False
+    """It was never seen running, and has run."""
+    inactive_since: float | None = None
+    touched_at: float | None = None
+    """When an action of ours first touched it: what it says after that is our doing."""
+    log_starts: dict[str, int] = field(default_factory=dict)
+    """Where this run's lines begin in the files of the run before."""
+    log_offsets: Capped[tuple[str, str], int] = field(init=False)
+    """How far each node has read each file, by (node, path): less than before where a file was cut off."""
+    logs: Capped[tuple[str, str], tuple[LogFile, float]] = field(init=False)
+    """(node, path) -> the file as it was seen last, and when."""
+    logs_missed: bool = False
+    """There are more files than were taken."""
+    phase: tuple[str, float] | None = None
+    checkpoint: tuple[int, float] | None = None
+    stepped_at: float | None = None
+    """When its step, or another count, was first seen to rise."""
+    saved_at: float = float("-inf")
+    """When a new checkpoint was complete: the step after it could not begin before."""
+    save_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
+    """Times between these moments."""
+    checkpoint_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
+    past: tuple[PastRun, ...] = ()
+    """The runs before this one, oldest first."""
+    seats_before: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Rank -> (node, pid) in the run before: its last words may come late."""
+    early: list[tuple[str, float, Event]] = field(default_factory=list)
+    """Error lines that came before this run was seen to begin."""
+    disk_steps: Capped[str, int] = field(init=False)
+    """Directory -> step of the newest complete checkpoint that an agent saw there."""
+    growing_at: float | None = None
+    """When files of a checkpoint were last seen to grow."""
+    saving_at: float | None = None
+    """When its stacks last showed a rank that saves and moves."""
+    errors: RunErrors = field(default_factory=RunErrors)
+    snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
+        default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
+    )
+    steady: dict[ProcessKey, Steady] = field(default_factory=dict)
+    """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
+    motion: Motion | None = None
+    """What the dumps of the whole run say of a loop whose steps cannot be read."""
+
+    def __post_init__(self) -> None:
+        lost = self.left_out
+        self.gone = Capped(
+            "gone_ranks", lost, GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE, oldest_goes=True, lost=self.forget
+        )
+        self.log_offsets = Capped("log_offsets", lost, OFFSETS_OF_RUN, OFFSETS_OF_NODE, oldest_goes=True)
+        self.logs = Capped("logs", lost, KEPT_LOGS, LOGS_OF_NODE)
+        self.disk_steps = Capped(
+            "checkpoint_directories", lost, DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE, oldest_goes=True
+        )
+
+    @property
+    def name(self) -> str:
+        """As an owner of entries."""
+        return f"job {self.job.job_id}"
+
+    def note_save(self, at: float) -> None:
+        """A new checkpoint is complete, as its log or the disk says; what both say counts once."""
+        if at - self.saved_at >= SAME_SAVE_S and self.saved_at > float("-inf"):
+            self.save_intervals_s.append(at - self.saved_at)
+        self.saved_at = max(self.saved_at, at)
+        self.forget_dumps()
+
+    def forget_dumps(self) -> None:
+        """A new step, a new checkpoint, a grace: what earlier dumps showed does not count against it any more."""
+        self.snapshots.clear()
+        self.motion = None if self.motion is None else motion.interrupted(self.motion)
+
+    def forget(self, key: ProcessKey) -> None:
+        """A process that is not remembered any more."""
+        self.processes.pop(key, None)
+        self.rates.pop(key, None)
+        self.blocked.discard(key)
+        self.gone.pop(key)
+        mine = self.on_node.get(key[0])
+        if mine is not None:
+            mine.discard(key)
+        self.order = ()
+
+
+def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
+    """The moment of the run's start on our monotonic clock; without dates, the beginning of time."""
+    if wall is None or job.start_at is None:
+        return float("-inf")
+    return now - max(0.0, wall - job.start_at) - START_SLACK_S
+
+
+def past_run(run: Run, now: float) -> PastRun:
+    """What is remembered of a run that is over."""
+    progress = read_progress(run.clocks, None, run.grace_from, now)
+    last_step = progress.step if progress is not None and progress.step_known else None
+    rose_age_s = None if progress is None else progress.rose_age_s
+    return PastRun(
+        restarts=run.job.restarts,
+        began_at=run.began_at,
+        ended_at=now if run.inactive_since is None else run.inactive_since,
+        steps_seen=0 if progress is None else progress.steps_seen - 1,
+        first_step=None if progress is None else progress.first_step,
+        last_step=last_step,
+        start_s=None if run.stepped_at is None else max(0.0, run.stepped_at - run.began_at),
+        stride=1 if progress is None else progress.widest_stride,
+        total_steps=None if progress is None else progress.total_steps,
+        rose_at=None if rose_age_s is None else now - rose_age_s,
+        step_s=None if progress is None else progress.step_s,
+        checkpoint_step=_checkpoint_step(run, last_step),
+        state=run.job.state,
+        log_read=bool(run.log_offsets or run.clocks or run.errors.lines),
+        unseen=run.unseen,
+        nodes=run.job.nodes,
+        touched_at=run.touched_at,
+        errors=logged_errors(run),
+        error_ranks=run.errors.said_by(),
+        ranks=len({p.rank for p, _, _ in run.processes.values() if p.role is Role.RANK}),
+    )
+
+
+def logged_errors(run: Run) -> tuple[LoggedError, ...]:
+    """The kept error lines, each with the rank that said it and where that ran."""
+    seats = _seats(run)
+    return tuple(locate(event, node, at, run.job, seats) for node, at, event in run.errors.lines)
+
+
+def _seats(run: Run) -> dict[int, tuple[str, int]]:
+    """Rank -> (node, pid)."""
+    return {
+        process.rank: (key[0], process.pid)
+        for key, (process, _, _) in sorted(run.processes.items())
+        if process.role is Role.RANK and process.rank is not None
+    }
+
+
+def reveal(run: Run) -> None:
+    """This run began and ended between two listings: what was said a while after it was queued are its own words."""
+    since = run.began_at + START_SLACK_S
+    own = [each for each in run.early if each[1] > since]
+    for node, at, event in own:
+        run.errors.note(node, at, event, None)
+    if own and run.past:
+        last = run.past[-1]
+        run.past = (
+            *run.past[:-1],
+            replace(last, errors=tuple(error for error in last.errors if error.at <= since)),
+        )
+    run.started = run.unseen = True
+
+
+def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
+    """The newest complete checkpoint of what the log and the disk say; one above the last step is another training's."""
+    steps = [*run.disk_steps.values(), *((run.checkpoint[0],) if run.checkpoint else ())]
+    return max((step for step in steps if last_step is None or step <= last_step), default=None)
+
+
+def new_run(
+    job: SlurmJob, now: float, before: Run | None, wall: float | None, left_out: LeftOut | None = None
+) -> Run:
+    """The run that begins, with what is remembered of the one before; `left_out` counts what it will have no room for."""
+    started = job.state in RUNNING
+    if before is not None and not before.started and job.restarts > before.job.restarts:
+        reveal(before)
+    valid_from = now
+    if started and (before is None or (wall is not None and job.start_at is not None)):
+        valid_from = started_at(job, now, wall)
+    run = Run(
+        job=job,
+        left_out=left_out if left_out is not None else LeftOut(),
+        began_at=now,
+        started=started,
+        valid_from=valid_from,
+        past=(*before.past, past_run(before, now))[-KEPT_PAST:]
+        if before is not None and before.started
+        else (),
+        seats_before=_seats(before) if before is not None else {},
+        left_over=frozenset(before.processes) if before is not None else frozenset(),
+        clocks_before=before.clocks if before is not None and before.started else {},
+    )
+    if before is not None:
+        for key, offset in before.log_offsets.items():
+            run.log_offsets.put(key, offset, *before.log_offsets.owner(key))
+        run.log_starts = _log_starts(before)
+    return run
+
+
+def _log_starts(before: Run) -> dict[str, int]:
+    """How far each file has been read by whichever node has read most of it: the files that Slurm names first, then each node's in turn."""
+    offsets, named = tuple(before.log_offsets.items()), {before.job.stdout, before.job.stderr}
+    rows, left_out = fair_share(offsets, LOG_STARTS, lambda row: row[0][0])
+    if left_out:
+        before.left_out.note("log_starts", before.name, left_out.total())
+        rows = (*(row for row in offsets if row[0][1] in named), *rows)
+    found: dict[str, int] = {}
+    for (_, path), offset in rows:
+        if path in found or len(found) < LOG_STARTS:
+            found[path] = max(offset, found.get(path, 0))
+    return found
+
+
+def follow_training(run: Run, now: float, interval_s: float) -> None:
+    """Where the batch script goes on from one step to the next (its data, then the training), all begins anew.
+
+    What was learnt of the steps before says nothing about how long the next program takes to start. The last lines
+    of the one before may come with the next report only, and from another node.
+    """
+    living = _living_steps(run.processes)
+    if not living or run.step_id in living:
+        return
+    before, run.step_id = run.step_id, training_step(run.processes)
+    if before is not None:
+        run.clocks.clear()
+        run.forget_dumps()
+        run.motion = None
+        run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
+        run.logs.clear()
+        run.logs_missed = False
+
+
+def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> set[str | None]:
+    return {p.step_id for p, _, gone_at in processes.values() if p.role is Role.RANK and gone_at is None}
+
+
+def training_step(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> str | None:
+    """The Slurm step with the most ranks, of those that live: side steps of the same job (a shell, a profiler)
+    have few, and one that is over may have had more."""
+    living = _living_steps(processes)
+    counts: dict[str | None, int] = {}
+    for process, _, gone_at in processes.values():
+        if process.role is Role.RANK and (not living or process.step_id in living):
+            counts[process.step_id] = counts.get(process.step_id, 0) + (2 if gone_at is None else 1)
+    return max(counts, key=lambda step: (counts[step], str(step)), default=None)

@@ -1,0 +1,213 @@
+"""What reports say of one run, taken into it: its processes, its logs, its checkpoints, its stacks."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis import rank_motion
+from slurm_watchdog.analysis.progress_limit import STARTS
+from slurm_watchdog.controller.state.progress_clock import apply_step, main_clock, note_loss
+from slurm_watchdog.controller.state.run import ProcessKey, Rates, Run
+from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
+from slurm_watchdog.controller.state.run_view import snapshot_views
+from slurm_watchdog.diagnose.logs.root_cause import locate
+from slurm_watchdog.diagnose.stacks.spinning import follow
+from slurm_watchdog.diagnose.stacks.vote import vote
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, Process, Role
+from slurm_watchdog.model.slurm import SlurmJob
+
+KEPT_GONE_S = 3600.0
+"""A rank or worker that is gone is remembered this long, so that its death can be told; see Run.gone for how many."""
+MAX_PATH = 4096
+"""Characters of a file's name that is remembered; linux/limits.h."""
+MAX_LAST_WORDS = 30
+
+
+def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) -> None:
+    """One process as its node sees it now."""
+    before = run.processes.get(key)
+    if before is None:
+        run.on_node.setdefault(key[0], set()).add(key)
+        run.order = ()
+        run.restless = True
+    elif before[2] is not None:
+        run.gone.pop(key)
+    dead_at = None
+    if process.state in ("Z", "X"):
+        dead_at = made_at if before is None or before[2] is None else before[2]
+    run.processes[key] = (process, made_at, dead_at)
+    if process.state in ("Z", "X", "T", "t") and (before is None or before[0].state != process.state):
+        run.restless = True
+    if process.blocked is not None:
+        run.restless = run.restless or key not in run.blocked
+        run.blocked.add(key)
+    elif run.blocked:
+        run.blocked.discard(key)
+    rates = run.rates.get(key)
+    if rates is None:
+        rates = run.rates[key] = Rates(made_at, process.cpu_s, process.io_bytes)
+    rates.update(process, made_at)
+
+
+def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> None:
+    """The processes of this run on a node that its report does not hold any more. Ranks and workers are gone since then, and
+    remembered for an hour; anything else (a shell, a compiler) is forgotten: jobs of thousands of short processes are no rarity."""
+    mine = run.on_node.setdefault(node, set())
+    for key in () if len(mine) == len(seen) else sorted(mine - seen):
+        run.restless = True
+        process, seen_at, gone_at = run.processes[key]
+        gone_since = made_at if gone_at is None else gone_at
+        if process.role is Role.HELPER or made_at - gone_since > KEPT_GONE_S:
+            run.forget(key)
+        elif key not in run.gone:
+            run.processes[key] = (process, seen_at, gone_since)
+            run.gone.put(key, None, run.name, node, process.role)
+
+
+def trains(run: Run, key: ProcessKey) -> bool:
+    """Whether this process is a living rank of the step that is known to be the training: then nothing has changed."""
+    process, _, gone_at = run.processes[key]
+    return process.role is Role.RANK and gone_at is None and process.step_id == run.step_id
+
+
+def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
+    """One line of a log of this run, as an agent read it."""
+    at = made_at - max(0.0, event.age_s)
+    if event.kind is EventKind.ERROR or event.loss_is_no_number:
+        run.restless = True
+    if at < run.valid_from or not run.started:
+        if not event.backlog:
+            _note_of_run_before(run, node, at, event)
+        return
+    its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
+    if event.backlog and not its_own and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
+        return
+    if event.kind is EventKind.PROGRESS and (event.step is not None or event.count is not None):
+        if at >= run.steps_from:
+            _note_progress(run, event, at)
+    elif event.kind is EventKind.CHECKPOINT:
+        _note_saved(run, event, at)
+    elif event.kind is EventKind.PHASE and event.phase:
+        run.phase = (event.phase, at)
+        if (
+            event.phase == STARTS and run.motion is not None
+        ):  # what was proven before it is no proof that this start is over
+            run.motion = rank_motion.started(run.motion)
+    elif event.kind is EventKind.ERROR:
+        clock = main_clock(run.clocks)
+        rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None
+        if not run.errors.note(node, at, event, rose_at):
+            run.left_out.note("error_ranks", run.name)
+
+
+def _note_of_run_before(run: Run, node: str, at: float, event: Event) -> None:
+    if event.kind is EventKind.ERROR:
+        note_last_words(run, node, at, event)
+    elif event.kind is EventKind.PROGRESS and event.step is not None:
+        note_last_steps(run, event, at)
+
+
+def _note_saved(run: Run, event: Event, at: float) -> None:
+    """A checkpoint is complete. Not every trainer says of which step; that it no longer saves is known all the same."""
+    if event.step is None:
+        if run.phase is not None and run.phase[0] == "checkpointing":
+            run.note_save(at)
+            run.phase = None
+        return
+    if run.checkpoint is None or at >= run.checkpoint[1]:
+        if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
+            run.checkpoint_intervals_s.append(at - run.checkpoint[1])
+        if run.checkpoint is None or event.step > run.checkpoint[0]:
+            run.note_save(at)
+        run.checkpoint = (event.step, at)
+    run.phase = None
+
+
+def _note_progress(run: Run, event: Event, at: float) -> None:
+    troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
+    run.clocks_before = {}
+    if apply_step(run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None):
+        run.phase = None if run.phase and run.phase[1] <= at else run.phase
+        run.forget_dumps()
+        run.motion = None if run.motion is None else rank_motion.stepped(run.motion)
+        if run.stepped_at is None and any(clock.rose for clock in run.clocks.values()):
+            run.stepped_at = at
+        if event.phase:  # a bar inside of the training's: the next step ends it
+            run.phase = (event.phase, at)
+    note_loss(run.clocks, event, at)
+
+
+def _is_named_after(path: str, job: SlurmJob) -> bool:
+    """Whether the file has the job's number in its name, as Slurm's default has: then nobody else wrote its lines."""
+    numbers = {job.process_id, job.job_id.partition("_")[0]}
+    return bool(numbers & set(re.findall(r"\d+", path.rpartition("/")[2])))
+
+
+def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
+    """An error line that comes after the listing that showed the next run: it is of the run before, as far as is known."""
+    if not run.past:
+        return
+    if len(run.early) < MAX_LAST_WORDS:
+        run.early.append((node, at, event))
+    last = run.past[-1]
+    if last.began_at <= at and len(last.errors) < KEPT_ERRORS + MAX_LAST_WORDS:
+        error = locate(event, node, at, run.job, run.seats_before)
+        run.past = (*run.past[:-1], replace(last, errors=(*last.errors, error)))
+
+
+def note_last_steps(run: Run, event: Event, at: float) -> None:
+    """A step that comes after the listing that showed the next run: the run before made it while it was being ended."""
+    if not run.past or not run.clocks_before:
+        return
+    apply_step(run.clocks_before, event, at, float("inf"))
+    last, main = run.past[-1], main_clock(run.clocks_before)
+    if main is not None and main.is_step and last.last_step is not None and main.step > last.last_step:
+        run.past = (*run.past[:-1], replace(last, last_step=main.step))
+
+
+def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
+    """A file of the run as an agent sees it now."""
+    key = (node, log.path)
+    if len(log.path) > MAX_PATH:
+        return
+    if log.offset is not None and run.log_offsets.put(key, log.offset, run.name, node):
+        run.log_offsets.touch(key)
+    if not run.logs.put(key, (log, at), run.name, node):
+        run.logs_missed = True
+
+
+def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
+    """The checkpoints in one directory as an agent sees them now.
+
+    One more that is complete sets the clock, as a line in the log does that says so: the step after it could not begin before. One
+    that the log has told did that already, and one beyond the run's step is another training's.
+    """
+    if not run.started:
+        return
+    if found.writing:
+        run.growing_at = at
+    if found.step is None or len(found.directory) > MAX_PATH:
+        return
+    before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
+    told = run.checkpoint is not None and run.checkpoint[0] >= found.step
+    others = clock is not None and clock.is_step and found.step > clock.step + clock.stride
+    if before is not None and found.step > before and not told and not others:
+        run.note_save(at)
+    run.disk_steps.put(found.directory, found.step, run.name, node)
+
+
+def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:
+    """One dump of all ranks."""
+    before = run.steady if run.snapshots else {}
+    run.snapshots.append((at, stacks, silent))
+    run.restless = True
+    dumps = snapshot_views(run, at)
+    voted = vote(dumps)
+    run.motion = rank_motion.follow(run.motion, dumps[-2] if len(dumps) > 1 else None, dumps[-1], at)
+    outside = {(each.node, each.pid) for each in voted.outside}
+    run.steady = follow(before, [each for each in stacks if (each.node, each.pid) in outside], at)
+    if voted.checkpointing and voted.moving is not False:
+        run.saving_at = at

@@ -1,0 +1,128 @@
+"""One run as detectors see it: frozen, with ages in place of moments. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from slurm_watchdog.controller.state.gpu_owners import GpuPids
+from slurm_watchdog.controller.state.nodes import Nodes
+from slurm_watchdog.controller.state.progress_clock import main_clock, read_progress
+from slurm_watchdog.controller.state.run import Run, training_step
+from slurm_watchdog.knowledge.frameworks import title_of
+from slurm_watchdog.model.cluster_view import (
+    Checkpoint,
+    ErrorLine,
+    JobView,
+    LogView,
+    ProcessView,
+    RankGpu,
+    StackSnapshot,
+)
+from slurm_watchdog.model.observations import Role
+
+
+def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tuple[str, ...]) -> JobView:
+    """One run as it is at this moment; `silent_nodes` are those of its nodes that have not reported lately."""
+    clock = main_clock(run.clocks)
+    step_times, losses = ((), ()) if clock is None else clock.series()
+    return JobView(
+        job=run.job,
+        run_age_s=now - max(run.began_at, run.grace_from),
+        processes=process_views(run, now),
+        progress=read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now),
+        phase=run.phase[0] if run.phase else None,
+        log=log_view(run, now),
+        checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1])
+        if run.checkpoint
+        else None,
+        snapshots=snapshot_views(run, now),
+        errors=tuple(
+            ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines
+        ),
+        error_ranks=run.errors.said_by(),
+        silent_nodes=silent_nodes,
+        gpus=_rank_gpus(run, nodes, gpus),
+        step_times=step_times,
+        step_history=() if clock is None else clock.history.blocks(),
+        losses=losses,
+        checkpoints_on_disk=nodes.checkpoints_of(run.job.process_id, run.job.nodes),
+        growing_age_s=None if run.growing_at is None else now - run.growing_at,
+        saving_age_s=None if run.saving_at is None else now - run.saving_at,
+        checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
+        steady=tuple(run.steady.values()) if run.snapshots else (),
+        motion=run.motion,
+        saved_age_s=None if run.saved_at == float("-inf") else now - run.saved_at,
+        save_intervals_s=tuple(run.save_intervals_s),
+        past=run.past,
+        touched_age_s=None if run.touched_at is None else now - run.touched_at,
+        unlisted=sum(run.unlisted.values()),
+    )
+
+
+def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
+    """All processes but ranks of side steps, in the order of their keys."""
+    step_id, processes, rates = training_step(run.processes), run.processes, run.rates
+    if not run.order:
+        run.order = tuple(sorted(processes))
+    found = []
+    for key in run.order:
+        process, seen_at, gone_at = processes[key]
+        if process.role is Role.RANK and process.step_id != step_id:
+            continue
+        rate = rates.get(key)
+        found.append(
+            ProcessView(
+                node=key[0],
+                process=process,
+                seen_age_s=now - seen_at,
+                gone_s=None if gone_at is None else now - gone_at,
+                cpu_ratio=None if rate is None else rate.cpu_ratio,
+                io_bytes_s=None if rate is None else rate.io_bytes_s,
+                storage_age_s=None if rate is None or rate.storage_at is None else now - rate.storage_at,
+                quiet_s=None if rate is None or rate.busy_at is None else now - rate.busy_at,
+            )
+        )
+    return tuple(found)
+
+
+def log_view(run: Run, now: float) -> LogView | None:
+    """What is known of its logs."""
+    grew = [now - at + log.growth_age_s for log, at in run.logs.values() if log.growth_age_s is not None]
+    if not grew:
+        return None
+    whole = all(
+        log.error is None and log.growth_age_s is not None and not log.lag_bytes and not log.skipped_bytes
+        for log, _ in run.logs.values()
+    )
+    named = Counter(log.framework for log, _ in run.logs.values() if title_of(log.framework))
+    framework = named.most_common(1)[0][0] if named else None
+    return LogView(grew_age_s=min(grew), whole=whole and not run.logs_missed, framework=framework)
+
+
+def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:
+    """The dumps since the last step, oldest first."""
+    return tuple(
+        StackSnapshot(age_s=now - at, stacks=stacks, silent_nodes=silent)
+        for at, stacks, silent in run.snapshots
+    )
+
+
+def _rank_gpus(run: Run, nodes: Nodes, gpus: GpuPids) -> tuple[RankGpu, ...]:
+    """The GPUs of the ranks that live, as the lists of processes have them."""
+    found, processes = [], run.processes
+    for name in run.job.nodes:
+        node, seats = nodes.view(name), gpus.on(name)
+        if node is None or not node.gpus or not seats:
+            continue
+        by_uuid = {view.gpu.uuid: view for view in node.gpus}
+        for key in run.on_node.get(name, ()):
+            seat = seats.get(key[1])
+            if seat is None:
+                continue
+            process, _, gone_at = processes[key]
+            if gone_at is not None or process.role is not Role.RANK or process.rank is None:
+                continue
+            for uuid in seat.uuids:
+                if uuid in by_uuid:
+                    found.append(RankGpu(rank=process.rank, pid=process.pid, view=by_uuid[uuid]))
+    return tuple(sorted(found, key=lambda each: (each.rank, each.view.gpu.index)))

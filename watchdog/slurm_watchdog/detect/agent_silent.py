@@ -1,0 +1,118 @@
+"""`agent_silent`: a node's agent does not report any more, and Slurm has nothing against the node. What runs there is unknown, no more."""
+
+from __future__ import annotations
+
+from slurm_watchdog.analysis.slurm_nodes import (
+    asked_nodes,
+    expected_away,
+    jobs_by_node,
+    may_be_starting,
+    share_silent,
+)
+from slurm_watchdog.model.cluster_view import ClusterView, NodeView, SlurmNodeView
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.slurm_states import is_away, is_lost
+
+
+def detect(view: ClusterView) -> list[Finding]:
+    """One finding for each node that has ever reported, or is asked about or silent. It is silent after the controller's `agent_silent_after`."""
+    silent = set(view.silent_nodes)
+    meant = silent | asked_nodes(view)
+    nodes = [node for node in view.nodes if node.name in meant] if meant else []
+    if not nodes:
+        return []
+    states = {node.name: node for node in view.slurm_nodes}
+    jobs, share = jobs_by_node(view), share_silent(view)
+    together = _just_fell_silent(view, nodes, silent)
+    excused = set(view.excused_nodes) - silent
+    return [
+        _unheard(node)
+        if node.name in excused
+        else _judge(
+            view,
+            node,
+            node.name in silent,
+            states.get(node.name),
+            jobs.get(node.name, ()),
+            share,
+            node.name in together,
+        )
+        for node in nodes
+    ]
+
+
+def _unheard(node: NodeView) -> Finding:
+    """UNKNOWN, of a node whose time to report began again with a stall of the controller."""
+    return Finding(
+        kind=Kind.AGENT_SILENT,
+        subject=f"node:{node.name}",
+        truth=Truth.UNKNOWN,
+        severity=Severity.WARNING,
+        summary=f"no report of {node.name} since this controller stalled",
+    )
+
+
+MANY, TOGETHER_S = 10, 10.0
+"""So many that fell silent within this time of each other are a switch, a room, or the network: whether it is still more, and thus one
+matter (partition_or_outage), shows as soon as all of them had a report due. Twice the agent's default interval."""
+
+
+def _just_fell_silent(view: ClusterView, nodes: list[NodeView], silent: set[str]) -> frozenset[str]:
+    """Nodes that have counted as silent for a moment only, where they are many."""
+    if view.silent_after_s is None:
+        return frozenset()
+    since = view.now - view.silent_after_s - TOGETHER_S
+    found = frozenset(node.name for node in nodes if node.name in silent and node.reported_at > since)
+    return found if len(found) >= MANY else frozenset()
+
+
+def _judge(
+    view: ClusterView,
+    node: NodeView,
+    silent: bool,
+    slurm: SlurmNodeView | None,
+    job_ids: tuple[str, ...],
+    share: tuple[int, int],
+    together: bool,
+) -> Finding:
+    age_s = view.now - node.reported_at
+    state = None if slurm is None else slurm.state
+    truth, summary = Truth.OK, f"the agent of {node.name} reports"
+    if silent and not view.slurm_nodes:
+        truth, summary = Truth.UNKNOWN, f"Slurm's nodes are not known, and the agent of {node.name} is silent"
+    elif silent and (slurm is None or not state or is_away(state, slurm.runs_job) or is_lost(state)):
+        # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster has no agent.
+        summary = f"Slurm says that {node.name} is {state or 'no node of this cluster'}"
+    elif (
+        silent and slurm is not None and slurm.back_at is not None and may_be_starting(node, slurm, view.now)
+    ):
+        truth, summary = (
+            Truth.UNKNOWN,
+            f"{node.name} was given back {view.now - slurm.back_at:.0f} s ago and may be starting",
+        )
+    elif silent and together:
+        truth, summary = (
+            Truth.UNKNOWN,
+            f"{node.name} has just fallen silent, one of {MANY} or more: how many they are shows in a moment",
+        )
+    elif silent:
+        truth = Truth.BAD
+        jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else " No watched job runs there."
+        summary = (
+            f"The agent of {node.name} has not reported for {age_s:.0f} s, while Slurm has the node as {state}: what happens "
+            f"there is unknown.{jobs}"
+        )
+    return Finding(
+        kind=Kind.AGENT_SILENT,
+        subject=f"node:{node.name}",
+        truth=truth,
+        summary=summary,
+        severity=Severity.WARNING,
+        culprits=(Culprit(node=node.name, reason=f"no report for {age_s:.0f} s"),)
+        if truth is Truth.BAD
+        else (),
+        facts=(f"on {node.name}: systemctl status slurm-watchdog-agent", expected_away(share))
+        if truth is Truth.BAD
+        else (),
+        lasted_s=age_s if silent else 0.0,
+    )

@@ -1,0 +1,91 @@
+"""`chain_broken`: a training that goes on from job to job, or from run to run, has ended early and nothing is queued behind it.
+
+Only what was seen to be a chain is one: an earlier job that this one waited for and went on from, or an earlier run of this job. A
+job that ran once ends for reasons of its own, and what a person cancels ends on purpose. A successor that is submitted by the end
+of the job before gets `grace` to appear.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.diagnose.logs.root_cause import work_lost
+from slurm_watchdog.model.cluster_view import ClusterView, EndedJob
+from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+
+BROKE = {
+    "FAILED": "it failed",
+    "TIMEOUT": "its time was over",
+    "NODE_FAIL": "Slurm lost a node",
+    "OUT_OF_MEMORY": "it ran out of memory",
+    "BOOT_FAIL": "a node did not boot",
+    "PREEMPTED": "it was preempted",
+    "DEADLINE": "its deadline had passed",
+}
+"""Final states in which a training is not done, in words (squeue(1), job state codes). CANCELLED: a person wanted it so."""
+
+
+class Settings(Protocol):
+    """Durations in seconds."""
+
+    @property
+    def grace(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each job that ended within the last hour and was a link of a chain."""
+    return [
+        _judge(ended, view.now, settings.grace)
+        for ended in view.ended
+        if ended.preceded_by or _went_on(ended)
+    ]
+
+
+def _went_on(ended: EndedJob) -> bool:
+    """Whether this job's last run went on from an earlier one of its own."""
+    before = [run.first_step for run in ended.past if run.first_step is not None]
+    first = None if ended.run is None else ended.run.first_step
+    return first is not None and bool(before) and first > min(before)
+
+
+def _judge(ended: EndedJob, now: float, grace_s: float) -> Finding:
+    job, age_s = ended.job, max(0.0, now - ended.ended_at)
+    finding = Finding(
+        kind=Kind.CHAIN_BROKEN,
+        subject=f"chain:{job.job_id}",
+        truth=Truth.OK,
+        summary=f"job {job.job_id} is {job.state}",
+        job_ids=(job.job_id,),
+        severity=Severity.WARNING,
+        lasted_s=age_s,
+    )
+    if ended.succeeded_by:
+        return replace(finding, summary=f"job {ended.succeeded_by[0]} goes on after job {job.job_id}")
+    if job.state not in BROKE:
+        return finding
+    step, total = ended.last_step, ended.total_steps
+    if step is not None and total is not None and step >= total:
+        return replace(finding, summary=f"job {job.job_id} has made its last step")
+    if age_s < grace_s:
+        unknown = f"job {job.job_id} ended {age_s:.0f} s ago; what comes after it may be on its way"
+        return replace(finding, truth=Truth.UNKNOWN, summary=unknown)
+    at = f" at step {step}" + (f" of {total}" if total is not None else "") if step is not None else ""
+    evidence = (
+        f"it went on from job {', '.join(ended.preceded_by[-3:])}"
+        if ended.preceded_by
+        else f"it had gone on from {len(ended.past)} earlier runs of its own"
+    )
+    name = f" ({job.name} of {job.user})" if job.name else ""
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"The chain of job {job.job_id}{name} is broken: it ended {job.state}{at} ({BROKE[job.state]}) "
+        f"{age_s:.0f} s ago, and nothing is queued behind it.",
+        facts=(
+            evidence,
+            *(work_lost(ended.run) if ended.run is not None else ()),
+            "submit the next job of the chain",
+        ),
+    )

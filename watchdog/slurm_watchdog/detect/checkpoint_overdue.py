@@ -1,0 +1,69 @@
+"""`checkpoint_overdue`: the job goes on, and has not saved for much longer than it used to. What it has done since would be lost."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+
+LONGEST = 2.0
+"""Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
+
+
+class Settings(Protocol):
+    """`floor` in seconds."""
+
+    @property
+    def factor(self) -> float: ...
+    @property
+    def floor(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job that has saved twice in this run, or more often: the others have no rhythm."""
+    return [
+        _judge(job, settings)
+        for job in view.jobs
+        if job.checkpoint is not None and job.checkpoint_intervals_s
+    ]
+
+
+def _judge(job: JobView, settings: Settings) -> Finding:
+    job_id, checkpoint, progress = job.job.job_id, job.checkpoint, job.progress
+    assert checkpoint is not None
+    finding = Finding(
+        kind=Kind.CHECKPOINT_OVERDUE, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
+        severity=Severity.WARNING,
+    )  # fmt: skip
+    if job.job.state != "RUNNING" or job.silent_nodes or progress is None or progress.rose_age_s is None:
+        return replace(finding, summary=f"job {job_id} is {job.job.state}, or not everything of it is known")
+    if any(each.error for each in job.checkpoints_on_disk):
+        return replace(finding, summary=f"the checkpoints of job {job_id} cannot be looked at")
+    usual_s = median(job.checkpoint_intervals_s)
+    limit_s = max(settings.factor * usual_s, LONGEST * max(job.checkpoint_intervals_s), settings.floor)
+    newer = any(each.step is not None and each.step > checkpoint.step for each in job.checkpoints_on_disk)
+    age_s = min(checkpoint.age_s, job.run_age_s)
+    if checkpoint.age_s < limit_s:
+        return replace(finding, truth=Truth.OK, summary=f"job {job_id} saves as it used to")
+    if age_s < limit_s or any(each.writing for each in job.checkpoints_on_disk):
+        return replace(finding, summary=f"job {job_id} is saving, or has just been found again")
+    if newer:
+        return replace(
+            finding, summary=f"there is a checkpoint of job {job_id} that its log did not announce"
+        )
+    if not progress.step_known or progress.step <= checkpoint.step or progress.rose_age_s > usual_s:
+        return replace(finding, summary=f"job {job_id} makes no steps that could be saved")
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job_id} has not completed a checkpoint for {age_s:.0f} s, since step {checkpoint.step}; it used to save every "
+        f"{usual_s:.0f} s and is at step {progress.step} now. A crash would lose all of that.",
+        facts=(
+            f"{len(job.checkpoint_intervals_s) + 1} checkpoints before, at most {max(job.checkpoint_intervals_s):.0f} s apart",
+        ),
+        lasted_s=max(0.0, age_s - limit_s),
+    )

@@ -1,0 +1,345 @@
+"""`collective_hang`: every rank is alive and the loop does not turn. Stacks tell who keeps the others waiting.
+
+Where there are none (a trace, an agent without py-spy), GPUs that spin, or that are busy while few others idle, tell that they wait.
+A rank that does not wait and computes may be right; of one that goes round in a small loop for minutes see spinning_rank.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.learned_limit import Limit
+from slurm_watchdog.analysis.progress_limit import (
+    LoopClock,
+    LoopSettings,
+    has_just_grown,
+    look_apart_s,
+    loop_clock,
+    makes_steps,
+    wants_stacks,
+    with_a_step,
+)
+from slurm_watchdog.analysis.rank_activity import (
+    Standing,
+    at_work,
+    held_by,
+    on_storage,
+    somebody_on_storage,
+    standing,
+    with_what_holds,
+)
+from slurm_watchdog.analysis.rendezvous import not_joined
+from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
+from slurm_watchdog.analysis.stepless_runs import doubt, stacks_wanted
+from slurm_watchdog.base.shortened import SAID, shortened
+from slurm_watchdog.detect.wedged_teardown import has_ended, last_error
+from slurm_watchdog.diagnose.filesystem import describe
+from slurm_watchdog.diagnose.stacks.vote import Vote, vote
+from slurm_watchdog.diagnose.stacks.wording import few, group_words
+from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from slurm_watchdog.parse.training_log.line import split_prefix
+
+
+class Settings(LoopSettings, Protocol):
+    @property
+    def busy_limit(self) -> float: ...
+
+
+FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
+"""Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep) are waits like any other.
+One that is shutting down does so, too, if it said before that it raised an exception: a thread keeps it from its end."""
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job."""
+    return [judge(job, view.now, settings) for job in view.jobs]
+
+
+def judge(job: JobView, now: float, settings: Settings) -> Finding:
+    """What is to be said about one job."""
+    clock = loop_clock(job, now, settings)
+    limit, age_s = clock.limit, clock.age_s
+    finding = Finding(
+        kind=Kind.COLLECTIVE_HANG,
+        subject=f"job:{job.job.job_id}",
+        truth=Truth.UNKNOWN,
+        summary="",
+        job_ids=(job.job.job_id,),
+    )
+    unjudged = _why_unjudged(job)
+    if unjudged:
+        return replace(finding, summary=unjudged)
+    ranks = job.ranks
+    wanted = stacks_wanted(job, clock, settings)
+    finding = replace(finding, wanted=wanted, lasted_s=age_s)
+    absent = not_joined(job, finding, settings.stepless_limit)
+    if absent is not None:
+        return replace(absent, facts=_facts(job, vote(job.snapshots, ranks)))
+    if age_s < limit.seconds and makes_steps(job, settings) and not wants_stacks(job, limit, age_s):
+        return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} makes progress")
+    if age_s < limit.seconds and not wanted:
+        return replace(finding, summary=f"no new step of job {job.job.job_id} has been seen yet")
+    if age_s < limit.seconds:
+        return replace(finding, summary=f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason})")
+    voted = vote(job.snapshots, ranks)
+    busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
+    if not voted.groups:
+        return _accuse_by_gpus(job, finding, clock, standing(job, now, limit.seconds), busy_limit_s)
+    learnt_s, checkpoint_s = limit.seconds, with_a_step(job, settings.checkpoint_floor)
+    if voted.checkpointing and limit.seconds < checkpoint_s:
+        limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
+    if voted.checkpointing and has_just_grown(job, learnt_s):
+        return replace(finding, summary=f"{clock.words}; the files of a checkpoint grow")
+    evaluation_s = with_a_step(job, settings.evaluation_floor)
+    if voted.patient and limit.seconds < evaluation_s:
+        limit = Limit(seconds=evaluation_s, reason="the stacks show an evaluation or a compilation")
+    if voted.waiting and voted.outside and voted.moving and not (voted.checkpointing or voted.patient):
+        later_s = GOES_ROUND_EVERY * settings.busy_limit
+        finding = replace(finding, wanted=tuple(replace(each, later_s=later_s) for each in wanted))
+    round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
+    if round_and_round:
+        return _accuse_spinning(job, finding, limit, voted, round_and_round, busy_limit_s)
+    alone = _alone(job, voted, standing(job, now, limit.seconds), said_within_s(job, clock, settings))
+    clock = replace(clock, limit=limit)
+    but = doubt(
+        job,
+        clock,
+        alone or (*voted.outside, *voted.undumped),
+        now,
+        ended=any(each.reason.startswith(Place.TEARDOWN) for each in alone),
+    )
+    if but and age_s >= limit.seconds:
+        return replace(finding, summary=f"{clock.words}, and {but}")
+    said_s = said_within_s(job, clock, settings)
+    return _accuse(job, finding, clock, voted, max(busy_limit_s, limit.seconds), said_s, alone)
+
+
+def _why_unjudged(job: JobView) -> str:
+    """Why nothing can be said of this job, whatever its clock shows; empty: it can."""
+    job_id, ranks = job.job.job_id, job.ranks
+    if job.job.state != "RUNNING":
+        return f"job {job_id} is {job.job.state}"
+    if not ranks:
+        return f"no ranks of job {job_id} are known"
+    if job.silent_nodes:
+        return f"no report from {', '.join(job.silent_nodes)}"
+    if not all(rank.alive for rank in ranks):
+        return f"a rank of job {job_id} is gone"
+    return f"job {job_id} has made its last step" if has_ended(job) else ""
+
+
+def _accuse_spinning(
+    job: JobView,
+    finding: Finding,
+    limit: Limit,
+    voted: Vote,
+    culprits: tuple[Culprit, ...],
+    busy_limit_s: float,
+) -> Finding:
+    """BAD, of ranks that go round in a small loop of Python while the others wait for them. Acted on as late as before: it may be
+    work that shows nothing of itself."""
+    age_s, first = finding.lasted_s, culprits[0]
+    more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    place = job.progress.place if job.progress else "its start"
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} hangs after {place}: no step for {age_s:.0f} s (limit {limit.seconds:.0f} s, {limit.reason}); "
+        f"{describe(first)}{more} {first.reason}, {_ranks(voted.waiting, 'waits', 'wait')} for {'them' if more else 'it'}.",
+        culprits=culprits,
+        facts=_facts(job, voted),
+        actionable=age_s >= busy_limit_s,
+    )
+
+
+def _alone(job: JobView, voted: Vote, seen: Standing, said_s: float) -> tuple[Culprit, ...]:
+    """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long, and neither it nor its
+    workers nor its GPU do anything. Nobody else can tell that it is waited for. `said_s`: see `_said`."""
+    still = voted.moving is False and not voted.checkpointing and seen.stands
+    if (
+        len(job.ranks) != 1
+        or (job.ranks[0].process.world_size or 1) > 1
+        or not still
+        or len(voted.groups) != 1
+    ):
+        return ()
+    group, rank = voted.groups[0], job.ranks[0]
+    reason = f"{group.place}, in {group.frames[0]}"
+    culprit = Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason)
+    raised = group.place is Place.TEARDOWN and bool(_said(job, (culprit,), said_s))
+    return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
+
+
+def _accuse_by_gpus(
+    job: JobView, finding: Finding, clock: LoopClock, seen: Standing, busy_limit_s: float
+) -> Finding:
+    """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only with a culprit: an
+    upload that uses no time and no file looks like a rank that idles."""
+    age_s, limit, progress = finding.lasted_s, clock.limit, job.progress
+    # An error of which is not known what it says may be the end of a training.
+    unknown = any(each.event.pattern is None and each.age_s <= age_s for each in job.errors)
+    stuck, failed = on_storage(job), unknown or last_error(job) is not None
+    if not seen.stands or not seen.in_collective or progress is None or stuck or failed:
+        why = seen.why
+        if stuck or failed:
+            why = "an error was logged since" if failed else "a rank is blocked on a filesystem"
+        return replace(
+            finding,
+            summary=f"{clock.words}, the stacks are not in, and {why}",
+        )
+    named = "nobody is named"
+    if seen.culprits:
+        more = f" and {len(seen.culprits) - 1} more" if len(seen.culprits) > 1 else ""
+        named = f"{describe(seen.culprits[0])}{more} {seen.culprits[0].reason}"
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} hangs after {progress.place}: no step for {age_s:.0f} s "
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {seen.why}; {named}.",
+        culprits=seen.culprits,
+        facts=("there are no stacks of its ranks: their GPUs and processes tell that they wait",),
+        actionable=bool(seen.culprits) and bool(job.gpus) and age_s >= busy_limit_s,
+    )
+
+
+def _accuse(
+    job: JobView,
+    finding: Finding,
+    clock: LoopClock,
+    voted: Vote,
+    busy_limit_s: float,
+    said_s: float,
+    alone: tuple[Culprit, ...] = (),
+) -> Finding:
+    """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective. Else it is no hang that is known:
+    `stalled_progress` tells of it much later.
+
+    To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
+    that is down, or a log that is not written while the job goes on: time has to tell these two apart.
+    """
+    age_s, limit = finding.lasted_s, clock.limit
+    stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing
+    culprits = alone or ((*voted.outside, *voted.undumped) if stuck else ())
+    if age_s < limit.seconds or not stuck:
+        return replace(
+            finding,
+            summary=f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}",
+        )
+    working = at_work(job, culprits)
+    if working is not None:
+        process, what = working
+        return replace(
+            finding,
+            summary=f"{clock.words}; {process.process.comm} of rank {process.process.rank} on {process.node} {what}: "
+            "who waits for it waits for work",
+        )
+    progress, culprits = job.progress, with_what_holds(job, culprits)
+    if progress is None and not culprits and not clock.unread:
+        return replace(finding, summary=f"job {job.job.job_id} has never logged a step that could be read")
+    finished = (
+        progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
+    )
+    last = (
+        f"after {'its last step, ' + str(progress.step) if finished else progress.place}"
+        if progress
+        else "before its first step"
+    )
+    if clock.unread and progress is None:
+        last = "after it had trained"
+    if alone:
+        who = f"{describe(culprits[0])} {culprits[0].reason}, and does nothing"
+    elif culprits:
+        first = culprits[0]
+        more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+        it = "them" if more else "it"
+        who = f"{describe(first)}{more} {first.reason}, {_ranks(voted.waiting, 'waits', 'wait')} for {it}"
+    elif voted.elsewhere:
+        who = f"{_ranks(voted.waiting, 'waits', 'wait')} in a collective and {voted.elsewhere} not, so nobody is named"
+    else:
+        who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
+    said = _said(job, culprits, said_s)
+    held = somebody_on_storage(job)
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} hangs {last}: {clock.words} "
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}{f'. It said before: {said}' if said else ''}.",
+        culprits=culprits,
+        facts=(*_facts(job, voted), *([_left_to_storage(held)] if held else [])),
+        actionable=(progress is not None or has_trained(job) or clock.unread)
+        and not finished
+        and held is None
+        and (bool(culprits) or (age_s >= busy_limit_s and not clock.unread)),
+    )
+
+
+def has_trained(job: JobView) -> bool:
+    """Whether an earlier run of the job was seen to make steps: that this one makes none is then no way of logging."""
+    return any(run.start_s is not None for run in job.past)
+
+
+def said_within_s(job: JobView, clock: LoopClock, settings: Settings) -> float:
+    """How old an error may be that tells why the loop has stopped: since the last step, or, where steps cannot be read, since the last
+    look that found it moving."""
+    progress = job.progress
+    if clock.unread:
+        return clock.age_s + look_apart_s(job, settings, moving=True)
+    if progress is None:
+        return job.run_age_s
+    return min(progress.age_s, progress.rose_age_s or progress.age_s)
+
+
+def _said(job: JobView, culprits: tuple[Culprit, ...], within_s: float) -> str:
+    """The error that the one culprit's own rank has logged within so many seconds: why it is where it is. Empty: none is known."""
+    if len(culprits) != 1 or culprits[0].rank is None:
+        return ""
+    sole = len(job.ranks) == 1  # a line that names no rank is its own
+    own = [
+        each
+        for each in job.errors
+        if (each.event.rank == culprits[0].rank or (sole and each.event.rank is None))
+        and each.age_s <= within_s
+    ]
+    last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
+    return "" if last is None else shortened(split_prefix(last.event.line)[0], SAID).rstrip(".:")
+
+
+def _left_to_storage(held: ProcessView) -> str:
+    """Whether it is one node's filesystem, or everybody's, other nodes are still asked: no restart comes before the answer."""
+    blocked = held.process.blocked
+    if blocked is not None and blocked.mount is None:
+        return f"{held.process.comm} (pid {held.process.pid}) on {held.node} {held_by(held)}: which filesystem it is cannot be told"
+    where = "" if blocked is None else f" on {blocked.mount} for {blocked.seconds:.0f} s"
+    return f"{held.process.comm} on {held.node} has been blocked{where}: what is done about it filesystem_stall says"
+
+
+def _why_not(voted: Vote) -> str:
+    if voted.missing:
+        return f"the stacks of rank {few(voted.missing)} are missing"
+    if voted.moving is None:
+        return "the stacks are not in yet"
+    if voted.moving:
+        return "the ranks still move"
+    return "nothing moves" if voted.waiting else "no rank waits in a collective"
+
+
+def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
+    facts = [
+        f"{group_words(group, nodes=True)}, {' < '.join(group.frames[:4])}" for group in voted.groups[:8]
+    ]
+    facts += [f"{describe(c)} {c.reason}" for c in voted.undumped[:8]]
+    facts += [
+        f"{p.node} rank {p.process.rank}: state {p.process.state}"
+        for p in job.ranks
+        if p.process.state in "DTt"
+    ][:8]
+    return tuple(facts)
+
+
+def _ranks(number: int, one: str = "", many: str = "") -> str:
+    """`1 rank waits`, `5 ranks wait`."""
+    return f"1 rank {one}".rstrip() if number == 1 else f"{number} ranks {many}".rstrip()

@@ -1,0 +1,178 @@
+"""`crash_loop`: a job restarts again and again and dies each time before its first new step.
+
+A run counts as died if it was short, nobody ended it from outside (preemption, a requeue, a person), and it
+got no further than the runs before it. What could not be read says nothing, unless the run was over before anybody could look, and
+another one's log tells the cause. All of the last `runs` must have died; a job that makes a new step is out of the loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause
+from slurm_watchdog.knowledge.log_signatures import NODE_CAN_CAUSE
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, PastRun
+from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+QUICK_S = 30.0
+"""A log is found with the listing that shows the job and the report after it: 15 s by default, twice that if one is missed."""
+
+
+class Settings(Protocol):
+    @property
+    def runs(self) -> int: ...
+    @property
+    def within(self) -> float: ...
+
+    """Seconds: a run that lasted longer was no quick death."""
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each job that has restarted and goes on, and one for each that ended in such a loop."""
+    findings = [_judge(job, job.past, view.now, settings) for job in (*view.jobs, *view.waiting) if job.past]
+    for ended in view.ended:
+        if ended.run is not None and ended.past and ended.job.state == "FAILED":
+            over = JobView(job=ended.job, run_age_s=0.0)
+            findings.append(_judge(over, (*ended.past, ended.run), view.now, settings))
+    return findings
+
+
+def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: Settings) -> Finding:
+    job_id = job.job.job_id
+    finding = Finding(
+        kind=Kind.CRASH_LOOP, subject=f"loop:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
+    )
+    if job.progress is not None and job.job.state == "RUNNING":
+        highest = _highest(past)
+        # After a restart the steps since the checkpoint are made again: only one that was never made is new.
+        is_new = highest is None or not job.progress.step_known or job.progress.step > highest
+        if job.progress.steps_seen > 1 and is_new:
+            return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes new steps")
+    past = _by_themselves(past)
+    if len(past) < settings.runs:
+        return replace(finding, summary=f"{len(past)} earlier runs of job {job_id} are known")
+    recent = past[-settings.runs :]
+    causes = [find_cause(_whole(run)) for run in recent]
+    for place, (run, cause) in enumerate(zip(recent, causes, strict=True)):
+        before = past[: len(past) - len(recent) + place]
+        objection = _objection(run, cause, before, settings.within)
+        if objection is not None:
+            unread = not _was_read(run)
+            return replace(finding, truth=Truth.UNKNOWN if unread else Truth.OK, summary=objection)
+    if not any(causes) and not all(_was_read(run) for run in recent):
+        unread_all = f"job {job_id} restarts again and again; its logs could not be read, so nobody knows why"
+        return replace(finding, truth=Truth.UNKNOWN, summary=unread_all)
+    return _accuse(finding, job, recent, causes, now)
+
+
+def _by_themselves(past: Sequence[PastRun]) -> Sequence[PastRun]:
+    """The runs since the last one that made steps until we ended it, without others that we ended: that we held a job is no way out of
+    its loop."""
+    lived = [place for place, run in enumerate(past) if run.touched_at is not None and run.steps_seen > 0]
+    return [run for run in past[lived[-1] + 1 if lived else 0 :] if run.touched_at is None]
+
+
+def _whole(run: PastRun) -> PastRun:
+    """The run with all of its errors, those before its last step, too: it made no new one."""
+    return replace(run, rose_at=None)
+
+
+def _was_read(run: PastRun) -> bool:
+    """Whether an agent could read its logs. Last words that came after the listing with the next run are proof of that, too."""
+    return run.log_read or bool(run.errors)
+
+
+def _highest(runs: Sequence[PastRun]) -> int | None:
+    return max((run.last_step for run in runs if run.last_step is not None), default=None)
+
+
+def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun], within_s: float) -> str | None:
+    """Why this run did not die in a loop, a sentence; None if it did."""
+    name = f"run {run.restarts}"
+    quick = run.unseen or run.ended_at - run.began_at < QUICK_S
+    if not _was_read(run) and not quick:
+        return f"the logs of {name} could not be read: nobody knows how it ended"
+    if cause is not None and cause.from_outside:
+        return f"{name} was ended from outside: {cause.error.line}"
+    if run.ended_at - run.began_at > within_s and not run.unseen:
+        return f"{name} lasted {run.ended_at - run.began_at:.0f} s"
+    highest = _highest(before)
+    if highest is None or run.last_step is None:
+        return f"{name} made steps" if run.steps_seen > 0 else None
+    if run.last_step > highest:
+        return f"{name} got to step {run.last_step}, further than those before"
+    return None
+
+
+def _accuse(
+    finding: Finding, job: JobView, runs: Sequence[PastRun], causes: Sequence[Cause | None], now: float
+) -> Finding:
+    known = [cause for cause in causes if cause is not None]
+    common, times = Counter(cause.pattern for cause in known).most_common(1)[0] if known else ("", 0)
+    same = [cause for cause in known if cause.pattern == common]
+    culprits = tuple(culprit for cause in same if (culprit := culprit_of(cause)) is not None)
+    node, contrast = _by_contrast(runs, causes, job.past)
+    if node is None:
+        culprits = tuple(
+            replace(culprit, node=None, pid=None) for culprit in culprits if culprit.rank is not None
+        )
+    if not known:
+        why = "no line of its log says why"
+    else:
+        alike = {_essence(cause.error.line) for cause in same}
+        every = "each time" if times == len(runs) and len(alike) == 1 else f"in {times} of {len(runs)} runs"
+        also = f" ({len(alike)} different lines)" if len(alike) > 1 else ""
+        why = f"{every} {same[-1].how or same[-1].words}{also}: {shortened(same[-1].error.line, 200)}"
+    where = f" Each run failed on {node}, and {contrast}: leave that node out." if node else ""
+    at = _highest(runs)
+    step = "before its first step" if at is None else f"at step {at} at the latest"
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        severity=Severity.CRITICAL,
+        summary=f"Job {job.job.job_id} restarts and dies again and again: {len(runs)} runs in {now - runs[0].began_at:.0f} s ended "
+        f"{step}; {why}.{where} Hold it until somebody has looked.",
+        culprits=culprits[-1:],
+        facts=(
+            *(_line(run, cause) for run, cause in zip(runs, causes, strict=True)),
+            f"scontrol hold {job.job.job_id}",
+        ),
+        lasted_s=max(0.0, now - runs[0].began_at),
+        actionable=True,
+    )
+
+
+def _essence(line: str) -> str:
+    """The line without its numbers: pids, times and addresses differ each time."""
+    return _NUMBERS.sub("#", line)
+
+
+def _by_contrast(
+    runs: Sequence[PastRun], causes: Sequence[Cause | None], past: Sequence[PastRun]
+) -> tuple[str | None, str]:
+    """(the node that is to blame, what shows it): each run of the loop failed there, of something that a node can cause, and the job made steps in a
+    run without that node, or failed there on different ranks. The same allocation each time proves nothing about one node of it."""
+    known = [cause for cause in causes if cause is not None and cause.pattern in NODE_CAN_CAUSE]
+    nodes = {cause.error.node for cause in known}
+    if len(known) != len(runs) or len(nodes) != 1 or None in nodes:
+        return None, ""
+    node = nodes.pop()
+    if any(run.nodes and node not in run.nodes and run.steps_seen > 0 for run in past):
+        return node, f"one without {node} made steps"
+    ranks = {cause.error.rank for cause in known if cause.error.rank is not None}
+    several = any(len(run.nodes) > 1 for run in runs)
+    return (node, "on different ranks") if several and len(ranks) > 1 else (None, "")
+
+
+def _line(run: PastRun, cause: Cause | None) -> str:
+    said = "nothing" if cause is None else shortened(cause.error.line, 160)
+    step = "no step" if run.last_step is None else f"step {run.last_step}"
+    lasted = "over before it was seen" if run.unseen else f"{run.ended_at - run.began_at:.0f} s"
+    return f"run {run.restarts}: {lasted}, {step}, said {said}"

@@ -1,0 +1,131 @@
+"""`dead_rank`: a rank has just gone while most of its peers are there. Told within seconds; whether the job lingers shows later.
+
+The end of a job looks alike for a moment: its ranks leave one after the other. So it is told only while the gone are few, before the
+last step, and if no step was made since. Nodes report one after the other: a rank that was not seen `gone_for` after the death was
+seen may have gone with it (Slurm ends a job on all nodes at once; ranks need a moment each to leave), and does not count as one that
+is left.
+
+Where nothing tells that there were steps left to make (the log knows no total, no error was logged, and no GPU is seen to spin), a
+training that is over looks the same for as long as its ranks take to leave, and on a machine that is busy they take long.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.detect.lingering_job import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
+from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+
+FEW = 0.25
+"""At most this share of the ranks, and never half of them: more at once is an ending, or a node."""
+RESTING = 0.8
+"""Share of the survivors' GPUs."""
+UNSURE_S = 60.0
+"""So long the others may take to leave where the training may be over: Slurm itself gives them as much (`srun --wait=60`, as we advise)."""
+
+
+class Settings(Protocol):
+    @property
+    def gone_for(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job."""
+    return [_judge(job, settings.gone_for, view.now) for job in view.jobs]
+
+
+def _judge(job: JobView, gone_for_s: float, now: float) -> Finding:
+    job_id, ranks, progress = job.job.job_id, job.ranks, job.progress
+    finding = Finding(
+        kind=Kind.DEAD_RANK, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
+        severity=Severity.WARNING,
+    )  # fmt: skip
+    if job.job.state != "RUNNING" or not ranks or job.silent_nodes:
+        return replace(
+            finding, summary=f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent"
+        )
+    if job.touched_age_s is not None:
+        return replace(
+            finding, summary=f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s"
+        )
+    dead = [rank for rank in ranks if not rank.alive]
+    if not dead and not job.every_rank_known:
+        return replace(finding, summary=f"not every rank of job {job_id} has been seen")
+    if not dead:
+        return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
+    if _are_many(len(dead), len(ranks)):
+        return replace(
+            finding, summary=f"{len(dead)} of {len(ranks)} ranks of job {job_id} are gone: it is ending"
+        )
+    if progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps):
+        return replace(finding, summary=f"job {job_id} has not begun, or has made its last step")
+    first = max(dead, key=dead_for_s)
+    age_s = dead_for_s(first)
+    if progress.rose_age_s is not None and progress.rose_age_s + PROGRESS_SLACK_S < age_s:
+        return replace(
+            finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
+        )
+    unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - gone_for_s)
+    if _are_many(len(dead) + unseen, len(ranks)):
+        waits = f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen for {gone_for_s:.0f} s since rank {first.process.rank} ended"
+        return replace(finding, summary=waits)
+    if _survivors_rest(job):
+        return replace(
+            finding,
+            summary=f"rank {first.process.rank} of job {job_id} is gone, and nobody waits for it: it is ending",
+        )
+    if age_s < gone_for_s or (age_s < UNSURE_S and not _was_not_over(job, first)):
+        return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
+    culprits = tuple(
+        Culprit(
+            node=r.node, rank=r.process.rank, pid=r.process.pid, reason=f"ended {dead_for_s(r):.0f} s ago"
+        )
+        for r in dead
+    )
+    words = last_words(job, first)
+    how = how_they_ended(job, [r.process.rank for r in dead], now)
+    said = said_before_it_ended(job, first.process.rank, now)
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
+        f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, after {progress.place}; "
+        f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {said}.' if said else ''}",
+        culprits=culprits,
+        facts=tuple(f"last words: {line}" for line in words),
+        lasted_s=age_s,
+    )
+
+
+def _are_many(gone: int, ranks: int) -> bool:
+    return gone > max(1, FEW * ranks) or 2 * gone >= ranks
+
+
+def _was_not_over(job: JobView, first: ProcessView) -> bool:
+    """Whether anything tells that the training had not come to its end when this rank left."""
+    if had_steps_to_make(job):
+        return True
+    if any(error.age_s <= dead_for_s(first) + PROGRESS_SLACK_S for error in job.errors):
+        return True
+    living, seats = _seats_of_survivors(job)
+    busy = {each.rank for each in seats if each.view.busy_since is not None}
+    return bool(busy) and len(busy) >= living / 2
+
+
+def _survivors_rest(job: JobView) -> bool:
+    """Whether the GPUs of the ranks that are left are known to do (nearly) nothing: whoever waits in a collective spins at 100 %."""
+    living, seats = _seats_of_survivors(job)
+    idle = [each for each in seats if each.view.idle_since is not None]
+    return (
+        bool(seats) and len({each.rank for each in seats}) >= living / 2 and len(idle) >= RESTING * len(seats)
+    )
+
+
+def _seats_of_survivors(job: JobView) -> tuple[int, list[RankGpu]]:
+    """How many ranks are left, and their GPUs as far as they are known."""
+    living = {rank.process.rank for rank in job.ranks if rank.alive}
+    return len(living), [each for each in job.gpus if each.rank in living]

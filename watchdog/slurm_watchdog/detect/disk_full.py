@@ -1,0 +1,262 @@
+"""`disk_full`: a filesystem has no room left, or a user's quota is used up. Says where, and who noticed.
+
+Three witnesses: a probe of the mount, the kernel of a node, and a job's log. A log line names a file at best; its mount is looked
+up among those that agents probe. The word of a log alone is believed for `recent`; that a probe can write again clears it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.diagnose.logs.root_cause import running
+from slurm_watchdog.knowledge.log_signatures import STORAGE_FULL
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, LoggedError, NodeView
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.observations import FaultSeverity, MountProbe
+
+FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|[Dd]isk quota exceeded|[Qq]uota exceeded")
+"""How the probe's answer says it: errno's name or its text (errno(3))."""
+LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
+NETWORK_TYPES = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "weka",
+    "fuse",
+    "cifs",
+    "smb",
+    "glusterfs",
+    "afs",
+    "panfs",
+    "9p",
+    "gfs2",
+    "ocfs2",
+)
+"""Beginnings of the types of filesystems that are the same one on every node (filesystems(5) and the vendors' names)."""
+_FILE = re.compile(r"""['"](?P<path>/[^'"]{1,400})['"]|(?:^|[\s(\[=:])(?P<bare>/[\w.+@%,~/-]{1,400})""")
+
+
+class Settings(Protocol):
+    @property
+    def recent(self) -> float: ...
+
+
+@dataclass
+class _Place:
+    """One filesystem, or what is known of it, and who said what about it."""
+
+    name: str
+    where: str
+    said: list[str] = field(default_factory=list)
+    culprits: list[Culprit] = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)
+    stands: bool = False
+    """A job that noticed has made no step since."""
+    since: float = 0.0
+    writable: bool = False
+    """A newer probe could write there."""
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each filesystem, or job where its mount is not known, about which somebody said so lately, and an OK
+    for each that a probe can write to."""
+    places: dict[str, _Place] = {}
+    silent = set(view.silent_nodes)
+    nodes = [node for node in view.nodes if node.events or node.mounts] if _is_mentioned(view) else ()
+    for node in nodes:
+        if node.name not in silent:
+            _from_probes(view, node, places)
+    for node in nodes:
+        if node.name not in silent:
+            _from_kernel(view, node, places, settings.recent)
+    for job in view.jobs:
+        if not job.silent_nodes and any(e.event.pattern in STORAGE_FULL for e in job.errors):
+            _from_log(view, job, running(job, view.now).errors, places, settings.recent)
+    for ended in view.ended:
+        if ended.run is not None:
+            last = JobView(job=ended.job, run_age_s=0.0)
+            _from_log(view, last, ended.run.errors, places, settings.recent)
+    return [_finding(view, key, place) for key, place in places.items()]
+
+
+def _is_mentioned(view: ClusterView) -> bool:
+    """Whether anybody may have said that something is full, or is asked whether it still is: then all nodes are listened to."""
+    if view.asked is None or any(subject.startswith("full:") for subject in view.asked):
+        return True
+    return (
+        any(node.events or node.mounts for node in view.nodes if not node.quiet)
+        or any(e.event.pattern in STORAGE_FULL for job in view.jobs for e in job.errors)
+        or any(e.pattern in STORAGE_FULL for ended in view.ended if ended.run for e in ended.run.errors)
+    )
+
+
+# ---------------------------------------------------------------------------------------- the witnesses
+
+
+def _from_probes(view: ClusterView, node: NodeView, places: dict[str, _Place]) -> None:
+    for seen in node.mounts:
+        probe = seen.probe
+        full = probe.error is not None and FULL.search(probe.error) is not None
+        if not full and not probe.wrote:
+            continue
+        place = _place(places, node.name, probe)
+        if not full:
+            place.writable = True
+            continue
+        place.said.append(f"a probe of {probe.mount} on {node.name}: {probe.error}")
+        place.culprits.append(Culprit(node=node.name, mount=probe.mount, reason=f"a probe: {probe.error}"))
+        place.since = max(place.since, view.now - seen.at)
+
+
+def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _Place], recent_s: float) -> None:
+    """Only what the kernel says of a device as an error; a warning is often of a container's layer or a full /boot."""
+    for seen in node.events:
+        event = seen.event
+        age_s = view.now - seen.at
+        if event.name != "no_space" or event.severity not in LOUD:
+            continue
+        probe = next((m.probe for m in node.mounts if _is_device(m.probe, event.device)), None)
+        name = event.device or "a filesystem"
+        place = (
+            _place(places, node.name, probe)
+            if probe is not None
+            else places.setdefault(f"full:{node.name}/{name}", _Place(name=name, where=f" of {node.name}"))
+        )
+        if age_s > recent_s or place.writable:
+            continue
+        place.said.append(f"the kernel of {node.name}, {age_s:.0f} s ago: {event.line}")
+        mount = probe.mount if probe is not None else event.mount
+        place.culprits.append(
+            Culprit(node=node.name, mount=mount, path=event.device, reason=shortened(event.line, 200))
+        )
+        place.since = max(place.since, age_s)
+
+
+def _is_device(probe: MountProbe, device: str | None) -> bool:
+    return bool(device) and probe.device is not None and probe.device.rsplit("/", 1)[-1] == device
+
+
+def _from_log(
+    view: ClusterView, job: JobView, errors: Iterable[LoggedError], places: dict[str, _Place], recent_s: float
+) -> None:
+    """What a job's log says. That a checkpoint was completed since, or that a probe could write, takes it back."""
+    job_id = job.job.job_id
+    rose_age_s = None if job.progress is None else job.progress.rose_age_s
+    saved_age_s = float("inf") if job.checkpoint is None else job.checkpoint.age_s
+    for error in errors:
+        if error.pattern not in STORAGE_FULL:
+            continue
+        age_s = view.now - error.at
+        path = _path(error.line)
+        found = _mount_of(view, job, error, path)
+        if found is None:
+            place = places.setdefault(
+                f"full:job/{job_id}", _Place(name=f"what job {job_id} writes to", where="")
+            )
+        else:
+            place = _place(places, *found)
+        if (
+            age_s > recent_s
+            or saved_age_s < age_s
+            or (found is not None and _newer_write(view, found, error.at))
+        ):
+            continue
+        if job_id not in place.jobs:
+            place.jobs.append(job_id)
+        place.said.append(f"job {job_id}, {age_s:.0f} s ago: {error.line}")
+        place.culprits.append(
+            Culprit(
+                node=error.node, rank=error.rank, pid=error.pid, path=path,
+                mount=found[1].mount if found is not None else None, reason=shortened(error.line, 200),
+            )
+        )  # fmt: skip
+        place.since = max(place.since, age_s)
+        place.stands = place.stands or rose_age_s is None or rose_age_s > age_s
+
+
+def _newer_write(view: ClusterView, found: tuple[str, MountProbe], at: float) -> bool:
+    return any(
+        seen.probe.mount == found[1].mount and seen.probe.wrote and seen.at > at
+        for node in view.nodes
+        if node.name == found[0]
+        for seen in node.mounts
+    )
+
+
+def _path(line: str) -> str | None:
+    match = _FILE.search(line)
+    return None if match is None else match["path"] or match["bare"]
+
+
+def _mount_of(
+    view: ClusterView, job: JobView, error: LoggedError, path: str | None
+) -> tuple[str, MountProbe] | None:
+    """(node, the newest probe of the mount that `path` lies on), of the rank's node if it is known, else of a shared mount."""
+    if path is None:
+        return None
+    best: tuple[str, MountProbe] | None = None
+    for node in view.nodes:
+        if node.name not in job.job.nodes or (error.node is not None and node.name != error.node):
+            continue
+        for seen in node.mounts:
+            probe = seen.probe
+            point = probe.mount.rstrip("/")
+            inside = path == point or path.startswith(point + "/")
+            if not inside or (error.node is None and not _is_shared(probe)):
+                continue
+            if best is None or len(probe.mount) > len(best[1].mount):
+                best = (node.name, probe)
+    return best
+
+
+def _is_shared(probe: MountProbe) -> bool:
+    return (probe.fs_type or "").startswith(NETWORK_TYPES)
+
+
+def _place(places: dict[str, _Place], node: str, probe: MountProbe) -> _Place:
+    shared = _is_shared(probe)
+    key = f"full:{probe.mount}" if shared else f"full:{node}:{probe.mount}"
+    return places.setdefault(key, _Place(name=probe.mount, where="" if shared else f" of {node}"))
+
+
+# ---------------------------------------------------------------------------------------- the sentence
+
+
+def _finding(view: ClusterView, key: str, place: _Place) -> Finding:
+    finding = Finding(
+        kind=Kind.DISK_FULL,
+        subject=key,
+        truth=Truth.OK,
+        summary=f"{place.name}{place.where} can be written to",
+    )
+    if not place.said:
+        return finding
+    quota = all("uota" in line for line in place.said)
+    nodes = sorted({c.node for c in place.culprits if c.node})
+    jobs = f" It concerns job {', '.join(place.jobs[:8])}." if place.jobs else ""
+    what = "The quota is used up on" if quota else "No space is left on"
+    seen = f", seen on {', '.join(nodes[:8])}" if nodes and not place.where else ""
+    return Finding(
+        kind=finding.kind,
+        subject=key,
+        truth=Truth.BAD,
+        summary=f"{what} {place.name}{place.where}{seen}: {place.said[0]}.{jobs} Nothing that is written there is kept.",
+        job_ids=tuple(place.jobs),
+        severity=Severity.CRITICAL if place.stands or not place.jobs else Severity.WARNING,
+        culprits=tuple(_unique(place.culprits))[:16],
+        facts=tuple(place.said[:8]),
+        lasted_s=max(0.0, place.since),
+    )
+
+
+def _unique(culprits: list[Culprit]) -> list[Culprit]:
+    known: dict[tuple[str | None, int | None, str | None], Culprit] = {}
+    for culprit in culprits:
+        known.setdefault((culprit.node, culprit.rank, culprit.mount), culprit)
+    return list(known.values())

@@ -1,0 +1,12 @@
+"""`filesystem_outage`: a filesystem does not answer on two nodes or more. Nothing is restarted for it."""
+
+from __future__ import annotations
+
+from slurm_watchdog.detect.filesystem_stall import judge
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.incidents import Finding, Kind
+
+
+def detect(view: ClusterView, *, blocked_for_s: float) -> list[Finding]:
+    """One finding for each filesystem in trouble: BAD if two nodes or more get no answer from it."""
+    return [judge(view, filesystem, Kind.FILESYSTEM_OUTAGE, blocked_for_s) for filesystem in view.filesystems]

@@ -1,0 +1,178 @@
+"""`filesystem_stall`: a process waits in one call on one file, while other nodes reach the filesystem."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from slurm_watchdog.diagnose.filesystem import (
+    Assessment,
+    Scope,
+    assess,
+    blocked_call,
+    call_words,
+    culprits,
+    describe,
+    long_blocked,
+    probes_wanted,
+)
+from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.observations import Role
+
+SCOPES = {
+    Kind.FILESYSTEM_OUTAGE: (Scope.OUTAGE,),
+    Kind.FILESYSTEM_STALL: (Scope.ONE_NODE, Scope.ONE_FILE, Scope.UNKNOWN),
+}
+"""Which of the two kinds a scope belongs to: each case is exactly one of them."""
+
+SUSPICION = 0.5
+"""From this share of the limit on, other nodes are asked: the answer is there when the limit is reached."""
+
+PROBE_PATIENCE_S = 15.0
+"""How long past the limit the answers of other nodes are waited for: a probe's default deadline of 10 s and a
+report interval of 5 s."""
+
+
+MAX_CONSEQUENCES = 8
+
+
+FLUSH_CALLS = frozenset({"fsync", "fdatasync", "syncfs", "sync", "sync_file_range", "msync", "close"})
+FLUSH_PATIENCE_S = 1800.0
+"""One such call writes all that is dirty, and a checkpoint may take half an hour (case book): where the filesystem
+answers on the node, it is let run so long."""
+
+
+def detect(view: ClusterView, *, blocked_for_s: float) -> list[Finding]:
+    """One finding for each filesystem in trouble: BAD if it is the trouble of one node or one file."""
+    return [judge(view, filesystem, Kind.FILESYSTEM_STALL, blocked_for_s) for filesystem in view.filesystems]
+
+
+def judge(view: ClusterView, filesystem: FilesystemView, kind: Kind, blocked_for_s: float) -> Finding:
+    """What is to be said about one filesystem under the name of `kind`."""
+    state = assess(filesystem, blocked_for_s)
+    finding = Finding(
+        kind=kind,
+        subject=f"mount:{filesystem.key}",
+        truth=Truth.OK,
+        summary=f"{filesystem.mount} answers",
+        job_ids=_jobs_concerned(view, filesystem),
+        lasted_s=state.blocked_s,
+        mounts=(filesystem.mount,),
+    )
+    reporting = set(view.reporting_nodes)
+    unheard = sorted({p.node for p in filesystem.blocked} - reporting)
+    if unheard:
+        return _say(
+            finding,
+            Truth.UNKNOWN,
+            f"no report from {', '.join(unheard)}, where {filesystem.mount} was in trouble",
+        )
+    silent = [node for node in filesystem.known_nodes if node not in reporting]
+    if state.blocked_s < blocked_for_s:
+        if state.unanswering or silent:
+            missing = ", ".join([*state.unanswering, *silent])
+            return _say(finding, Truth.UNKNOWN, f"no answer yet from {missing} about {filesystem.mount}")
+        if state.blocked_s < SUSPICION * blocked_for_s:
+            return finding
+        suspicion = f"a process has been blocked on {filesystem.mount} for {state.blocked_s:.0f} s"
+        return replace(_say(finding, Truth.UNKNOWN, suspicion), wanted=probes_wanted(view, filesystem))
+    wanted = probes_wanted(view, filesystem)
+    if state.scope is Scope.UNKNOWN and state.blocked_s < blocked_for_s + PROBE_PATIENCE_S:
+        waiting = f"waiting to hear from other nodes whether they reach {filesystem.mount}"
+        return replace(_say(finding, Truth.UNKNOWN, waiting), wanted=wanted)
+    if (
+        state.scope is Scope.ONE_FILE
+        and state.blocked_s < FLUSH_PATIENCE_S
+        and _only_flushes(filesystem, blocked_for_s)
+    ):
+        flushing = f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s; {filesystem.mount} answers"
+        return replace(_say(finding, Truth.UNKNOWN, flushing), wanted=wanted)
+    if state.scope not in SCOPES[kind]:
+        return replace(_say(finding, Truth.OK, f"{filesystem.mount}: {state.scope}"), wanted=wanted)
+    named = culprits(filesystem, blocked_for_s)
+    one_node = state.scope is Scope.ONE_NODE
+    return replace(
+        _say(finding, Truth.BAD, _sentence(filesystem, state, named)),
+        severity=Severity.CRITICAL,
+        culprits=named,
+        facts=(*_facts(filesystem, state, named), *_consequences(view, filesystem, finding.job_ids)),
+        wanted=wanted,
+        actionable=one_node and not _goes_on(view, filesystem, finding.job_ids[0]),
+        exclude_nodes=tuple(sorted({c.node for c in named if c.node})) if one_node else (),
+    )
+
+
+def _only_flushes(filesystem: FilesystemView, blocked_for_s: float) -> bool:
+    return all(blocked_call(p).syscall in FLUSH_CALLS for p in long_blocked(filesystem, blocked_for_s))
+
+
+def _jobs_concerned(view: ClusterView, filesystem: FilesystemView) -> tuple[str, ...]:
+    """The jobs with a blocked process that stand still, the longest blocked first; if none does, all of them."""
+    blocked_s: dict[str, float] = {}
+    for process in filesystem.blocked:
+        job_id = process.process.job_id
+        blocked_s[job_id] = max(blocked_s.get(job_id, 0.0), blocked_call(process).seconds)
+    still = [job_id for job_id in blocked_s if not _goes_on(view, filesystem, job_id)]
+    return tuple(sorted(still or blocked_s, key=lambda job_id: (-blocked_s[job_id], job_id)))
+
+
+STEP_SLACK_S = 10.0
+"""A step may be read this much later than it was made, and a call be seen this much later than it began."""
+
+
+def _goes_on(view: ClusterView, filesystem: FilesystemView, job_id: str) -> bool:
+    """Whether the job has made a step since its process is blocked: then the loop does not depend on that process.
+
+    Of a job whose steps cannot be read, only a blocked rank says that it stands still.
+    """
+    mine = [p for p in filesystem.blocked if p.process.job_id == job_id]
+    job = next((job for job in view.jobs if job.job.job_id == job_id), None)
+    if job is None or job.progress is None or job.progress.rose_age_s is None:
+        return not any(p.process.role is Role.RANK for p in mine)
+    longest_s = max(blocked_call(p).seconds for p in mine)
+    return job.progress.rose_age_s + STEP_SLACK_S < longest_s
+
+
+def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, ...]) -> str:
+    first = named[0]
+    process = next(p for p in filesystem.blocked if (p.node, p.process.pid) == (first.node, first.pid))
+    call = blocked_call(process)
+    who = f"{describe(first)} of job {process.process.job_id}"
+    what = f"has been in {call_words(call)} on {first.path or filesystem.mount} for {call.seconds:.0f} s"
+    more = f" ({len(named)} processes in all)" if len(named) > 1 else ""
+    consequence = {
+        Scope.OUTAGE: f"filesystem {filesystem.mount} does not answer on "
+        f"{', '.join(sorted({c.node or '?' for c in named} | set(state.unanswering)))}: an outage, no fault of a node. "
+        "Nothing is restarted and no node is excluded while it lasts.",
+        Scope.ONE_NODE: f"other nodes ({', '.join(state.answering)}) get an answer from {filesystem.mount}: "
+        f"it is {first.node} that lost it."
+        if state.answering
+        else f"no other node shares this {filesystem.mount}: it is {first.node}'s own.",
+        Scope.ONE_FILE: f"{filesystem.mount} answers on that node: it is this file (a lock, or its part of the storage).",
+        Scope.UNKNOWN: f"no other node has answered yet whether it reaches {filesystem.mount}.",
+    }[state.scope]
+    return f"{who} {what}{more}; {consequence}"
+
+
+def _facts(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, ...]) -> tuple[str, ...]:
+    facts = [f"{describe(c)}: {c.reason}, file {c.path or 'unknown'}" for c in named[:8]]
+    if state.answering:
+        facts.append(f"a probe of {filesystem.mount} answered on {', '.join(state.answering)}")
+    if state.unanswering:
+        facts.append(f"a probe of {filesystem.mount} got no answer on {', '.join(state.unanswering)}")
+    return tuple(facts)
+
+
+def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[str, ...]) -> list[str]:
+    """The jobs that it stalls, for the reader of a hang's message."""
+    return [
+        f"job {job.job.job_id}: no step since {job.progress.place}, {job.progress.age_s:.0f} s ago; if it hangs, this is why"
+        for job in view.jobs
+        if job.job.job_id in job_ids
+        and job.progress is not None
+        and not _goes_on(view, filesystem, job.job.job_id)
+    ][:MAX_CONSEQUENCES]
+
+
+def _say(finding: Finding, truth: Truth, summary: str) -> Finding:
+    return replace(finding, truth=truth, summary=summary)

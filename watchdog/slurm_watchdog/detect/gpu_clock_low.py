@@ -1,0 +1,129 @@
+"""`gpu_clock_low`: a GPU under load runs slower than its peers in the job, and than it used to. An idle card is never accused:
+its clock falls *because* it idles.
+
+Compared are averages over about a minute, taken only in looks that found the GPU busy. Both must hold: slower than the median of
+the job's busy GPUs of the same model, and slower than its own past where that is known (a card that was always so, by a power cap
+that somebody set, is no news). Where it is not known yet, only an odd one is accused: cards of which a whole node has the like, or
+more than a few of the job, may well be another model, or capped.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+
+FEW = 0.25
+"""More of a group than this share are no odd ones."""
+CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"})
+"""Throttle reasons that somebody chose, or that are none."""
+
+
+class Settings(Protocol):
+    @property
+    def percent(self) -> float: ...
+    @property
+    def own_percent(self) -> float: ...
+    @property
+    def peers(self) -> int: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each job with GPUs."""
+    return [_judge(job, settings) for job in view.jobs if job.gpus]
+
+
+def _judge(job: JobView, settings: Settings) -> Finding:
+    job_id = job.job.job_id
+    finding = Finding(
+        kind=Kind.GPU_CLOCK_LOW,
+        subject=f"job:{job_id}",
+        truth=Truth.UNKNOWN,
+        summary=f"too few busy GPUs of job {job_id} to compare",
+        severity=Severity.WARNING,
+        job_ids=(job_id,),
+    )
+    groups: dict[str, list[tuple[RankGpu, float]]] = {}
+    for each in job.gpus:
+        clock_hz = each.view.recent_sm_clock_hz
+        if each.view.busy_since is not None and clock_hz is not None:
+            groups.setdefault(each.view.gpu.name, []).append((each, clock_hz))
+    if job.silent_nodes or not any(len(group) > settings.peers for group in groups.values()):
+        return finding
+    slow: list[tuple[RankGpu, float, float]] = []
+    for group in groups.values():
+        if len(group) <= settings.peers:
+            continue
+        usual_hz = median(clock_hz for _, clock_hz in group)
+        low = [
+            (each, clock_hz, usual_hz)
+            for each, clock_hz in group
+            if _is_low(each, clock_hz, usual_hz, settings)
+        ]
+        slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], low, group)]
+    if not slow or 2 * len(slow) > sum(len(group) for group in groups.values()):
+        return replace(finding, truth=Truth.OK, summary=f"the busy GPUs of job {job_id} run alike")
+    slow.sort(key=lambda each: each[1] / each[2])
+    culprits = tuple(
+        Culprit(
+            node=each.view.node, rank=each.rank, pid=each.pid, gpu_uuid=each.view.gpu.uuid,
+            reason=f"{clock_hz / 1e6:.0f} MHz under load, its peers {usual_hz / 1e6:.0f} MHz{_why(each)}",
+        )
+        for each, clock_hz, usual_hz in slow
+    )  # fmt: skip
+    first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"The GPU of rank {first.rank} on {first.node} ({first.gpu_uuid}){more} of job {job_id} is slower than its peers: "
+        f"{first.reason}.",
+        culprits=culprits,
+        facts=tuple(_facts(each) for each, _, _ in slow[:8]),
+    )
+
+
+def _is_low(each: RankGpu, clock_hz: float, peers_hz: float, settings: Settings) -> bool:
+    own_hz = each.view.usual_sm_clock_hz
+    if clock_hz >= peers_hz * (1 - settings.percent / 100):
+        return False
+    return own_hz is None or clock_hz < own_hz * (1 - settings.own_percent / 100) or _is_held_back(each)
+
+
+def _has_a_past(each: RankGpu) -> bool:
+    """Whether more than its peers speaks against it."""
+    return each.view.usual_sm_clock_hz is not None or _is_held_back(each)
+
+
+def _is_odd(
+    each: RankGpu, low: list[tuple[RankGpu, float, float]], group: list[tuple[RankGpu, float]]
+) -> bool:
+    """Whether few of the group are low, and others on its node, if there are any, are not."""
+    beside = sum(1 for other, _ in group if other.view.node == each.view.node)
+    low_beside = sum(1 for other, _, _ in low if other.view.node == each.view.node)
+    return len(low) <= max(1, FEW * len(group)) and (beside == 1 or low_beside < beside)
+
+
+def _is_held_back(each: RankGpu) -> bool:
+    """Whether the card itself says that something nobody chose holds its clock down."""
+    return bool(set(each.view.gpu.throttle or ()) - CHOSEN - {"sw_power_cap"})
+
+
+def _why(each: RankGpu) -> str:
+    reasons = [reason for reason in each.view.gpu.throttle or () if reason not in CHOSEN]
+    return f", held back by {', '.join(reasons)}" if reasons else ""
+
+
+def _facts(each: RankGpu) -> str:
+    gpu = each.view.gpu
+    parts = [f"GPU {gpu.index} of {each.view.node}"]
+    if gpu.temperature_c is not None:
+        parts.append(f"{gpu.temperature_c:.0f} C")
+    if gpu.power_w is not None:
+        parts.append(f"{gpu.power_w:.0f} W")
+    if each.view.usual_sm_clock_hz is not None:
+        parts.append(f"usually {each.view.usual_sm_clock_hz / 1e6:.0f} MHz under load")
+    return ", ".join(parts)

@@ -1,0 +1,351 @@
+"""`gpu_fault`: the driver, the kernel or the GPU itself says that something is broken. Says whether program or hardware is to blame.
+
+A GPU that is off the bus or counts uncorrectable errors is a state and stays BAD while it lasts. A line (an Xid) is a moment: it
+stays BAD for `recent`, so that one fault that is told ten times is one incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.knowledge.xids import describe_xid
+from slurm_watchdog.model.cluster_view import ClusterView, GpuView, JobView, NodeView, ProcessView, SeenEvent
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.observations import FaultSeverity
+from slurm_watchdog.model.slurm_states import is_away
+
+GONE = ("GPU_IS_LOST", "does not list this GPU any more", "RESET_REQUIRED", "GPU_NOT_FOUND")
+"""Words of a GPU's row that mean the GPU itself is not there: NVML's names, and the agent's own for one that vanished."""
+GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")
+"""Beginnings of the names of kernel lines that are about a GPU."""
+LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
+
+
+class Settings(Protocol):
+    """Durations in seconds."""
+
+    @property
+    def driver_silent_for(self) -> float: ...
+    @property
+    def recent(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each GPU that has a name, and one for the driver of each node that has GPUs."""
+    silent = set(view.silent_nodes)
+    away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
+    findings = []
+    nodes = nodes_to_judge(view)
+    jobs = JobsOfNodes(view, (node.name for node in nodes))
+    for node in nodes:
+        if node.name in silent or node.name in away or not (node.gpus or node.events):
+            continue  # somebody who resets a GPU on a drained node wants to hear nothing of it
+        findings.append(_judge_driver(node, settings.driver_silent_for))
+        events = _by_gpu(node)
+        named = {gpu.gpu.uuid for gpu in node.gpus}
+        findings += [
+            _judge_gpu(view, jobs, node, gpu, events.get(gpu.gpu.uuid, ()), settings.recent)
+            for gpu in node.gpus
+            if gpu.gpu.uuid
+        ]
+        findings += [
+            _judge_stranger(view, jobs, node, place, seen, settings.recent)
+            for place, seen in events.items()
+            if place not in named
+        ]
+    return findings
+
+
+def _by_gpu(node: NodeView) -> dict[str, tuple[SeenEvent, ...]]:
+    """The kept lines about GPUs, by UUID where the PCI address is one of the node's GPUs, else by that address."""
+    by_address = {gpu.gpu.pci_bus_id: gpu.gpu.uuid for gpu in node.gpus if gpu.gpu.pci_bus_id}
+    found: dict[str, tuple[SeenEvent, ...]] = {}
+    for seen in node.events:
+        event = seen.event
+        place = event.gpu_uuid or by_address.get(event.pci_bus_id or "") or _of_process(node, event.pid)
+        place = place or event.pci_bus_id
+        about_gpu = event.xid is not None or event.name.startswith(GPU_EVENTS)
+        if about_gpu and place:
+            found[place] = (*found.get(place, ()), seen)
+    return found
+
+
+def _of_process(node: NodeView, pid: int | None) -> str | None:
+    """The one GPU on which the process that a line names computes; None if there are several, or none is known.
+
+    Only for lines whose address belongs to no known GPU: where the addresses are not known, or the GPU is gone.
+    """
+    found = {
+        gpu.gpu.uuid for gpu in node.gpus if pid is not None and pid in (gpu.gpu.pids or ()) and gpu.gpu.uuid
+    }
+    addressed = any(gpu.gpu.pci_bus_id for gpu in node.gpus)
+    return found.pop() if len(found) == 1 and not addressed else None
+
+
+def is_hardware(seen: SeenEvent) -> bool:
+    """Whether the line blames the hardware or the driver, not the program that ran."""
+    event = seen.event
+    if event.xid is not None:
+        row = describe_xid(event.xid)
+        return (row.blame in ("hardware", "driver") or event.may_exclude_node) and event.severity in LOUD
+    return event.severity in LOUD
+
+
+def _loud(view: ClusterView, events: tuple[SeenEvent, ...], recent_s: float) -> list[SeenEvent]:
+    return [seen for seen in events if view.now - seen.at <= recent_s and is_hardware(seen)]
+
+
+def _judge_driver(node: NodeView, silent_for_s: float) -> Finding:
+    hung = next((probe for probe in node.hung_probes if probe.probe == "nvml"), None)
+    bad = hung is not None and hung.seconds >= silent_for_s
+    seconds = 0.0 if hung is None else hung.seconds
+    return Finding(
+        kind=Kind.GPU_FAULT,
+        subject=f"node:{node.name}",
+        truth=Truth.BAD if bad else Truth.OK if hung is None else Truth.UNKNOWN,
+        summary=f"The GPU driver on {node.name} has not answered for {seconds:.0f} s: a GPU there is in trouble, and which one "
+        "cannot be asked any more."
+        if bad
+        else f"the GPU driver on {node.name} answers",
+        culprits=(Culprit(node=node.name, reason=f"NVML has not answered for {seconds:.0f} s"),)
+        if bad
+        else (),
+        facts=(f"on {node.name}: dmesg | grep -i -e xid -e nvrm",) if bad else (),
+        lasted_s=seconds,
+    )
+
+
+def _judge_gpu(
+    view: ClusterView,
+    jobs: JobsOfNodes,
+    node: NodeView,
+    gpu: GpuView,
+    events: tuple[SeenEvent, ...],
+    recent_s: float,
+) -> Finding:
+    """What a GPU says of itself, then what was said about it."""
+    row = gpu.gpu
+    where = (
+        f"GPU {row.index} of {node.name} ({row.uuid}{f', PCI {row.pci_bus_id}' if row.pci_bus_id else ''})"
+    )
+    complaints = [
+        *_states(view, gpu, recent_s),
+        *(_line(view, seen) for seen in _loud(view, events, recent_s)),
+    ]
+    if not complaints:
+        answered = row.utilization_ratio is not None or row.error is None
+        return _finding(
+            node, row.uuid, Truth.OK if answered else Truth.UNKNOWN, row.error or "nothing is wrong with it"
+        )
+    severity = max((each[0] for each in complaints), key=list(Severity).index)
+    reason = complaints[0][1]
+    loud = _loud(view, events, recent_s)
+    ranks = jobs.ranks_on(node.name, row.uuid, {*(row.pids or ()), *_pids(loud)})
+    facts = tuple(text for _, text in complaints[1:9]) + _computing(ranks)
+    lasted_s = view.now - loud[0].at if loud else 0.0
+    finding = _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, lasted_s)
+    finding = _with_rank(finding, ranks, loud)
+    if _stops_programs(view, gpu, events, recent_s):
+        finding = replace(finding, job_ids=_jobs_of(ranks))
+    gone = any(word in (row.error or "") for word in GONE)
+    return _to_avoid(finding, node, loud, broken=gone or row.remap_failed is True)
+
+
+def _stops_programs(view: ClusterView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float) -> bool:
+    """Whether what the GPU has just done stops a program: then dead and waiting ranks are its consequence. A card that only should
+    be exchanged one day explains nothing."""
+    row = gpu.gpu
+    rose_at = gpu.ecc_uncorrected_rose_at
+    return (
+        any(word in (row.error or "") for word in GONE)
+        or (rose_at is not None and view.now - rose_at <= recent_s)
+        or any(seen.event.severity is FaultSeverity.CRITICAL for seen in _loud(view, events, recent_s))
+    )
+
+
+def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Severity, str]]:
+    """(severity, half a sentence) for everything the GPU's own values complain of."""
+    row = gpu.gpu
+    found: list[tuple[Severity, str]] = []
+    if row.error and any(word in row.error for word in GONE):
+        found.append((Severity.CRITICAL, f"it is gone, the driver says: {row.error}"))
+    rose_at = gpu.ecc_uncorrected_rose_at
+    if rose_at is not None and view.now - rose_at <= recent_s:
+        count = (
+            f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"
+        )
+        found.append(
+            (
+                Severity.CRITICAL,
+                f"its memory had an error that could not be corrected ({count}): the hardware",
+            )
+        )
+    if row.remap_failed:
+        found.append((Severity.CRITICAL, "a bad row of its memory has no spare left: exchange the GPU"))
+    elif row.remap_pending:
+        found.append(
+            (Severity.WARNING, "a bad row of its memory waits for a reset of the GPU to be replaced")
+        )
+    if row.retired_pages_pending:
+        found.append(
+            (Severity.WARNING, "a bad page of its memory waits for a reset of the GPU to be retired")
+        )
+    width, full = row.pcie_link_width, row.pcie_link_width_max
+    if width is not None and full is not None and 0 < width < full and gpu.busy_since is not None:
+        found.append((Severity.WARNING, f"its PCIe link runs with {width} of {full} lanes under load"))
+    return found
+
+
+def _line(view: ClusterView, seen: SeenEvent) -> tuple[Severity, str]:
+    event = seen.event
+    severity = Severity.CRITICAL if event.severity is FaultSeverity.CRITICAL else Severity.WARNING
+    age = f"{max(0.0, view.now - seen.at):.0f} s ago"
+    if event.xid is None:
+        return severity, f"{age}: {event.line}"
+    row = describe_xid(event.xid)
+    return severity, f"Xid {event.xid} {age}: {row.text} (usually the {row.blame})"
+
+
+def _judge_stranger(
+    view: ClusterView,
+    jobs: JobsOfNodes,
+    node: NodeView,
+    place: str,
+    events: tuple[SeenEvent, ...],
+    recent_s: float,
+) -> Finding:
+    """Lines about a GPU that NVML does not list: off the bus before the agent started, or a switch."""
+    loud = _loud(view, events, recent_s)
+    told = [_line(view, seen) for seen in loud]
+    if not told:
+        return _finding(node, place, Truth.OK, "nothing is wrong with it")
+    severity = max((each[0] for each in told), key=list(Severity).index)
+    sentence = f"The GPU or switch at {place} of {node.name}, which NVML does not list: {told[0][1]}."
+    ranks = jobs.ranks_on(node.name, "", _pids(loud))
+    facts = tuple(text for _, text in told[1:9]) + _computing(ranks)
+    finding = _finding(node, place, Truth.BAD, sentence, severity, told[0][1], facts, view.now - loud[0].at)
+    stops = any(seen.event.severity is FaultSeverity.CRITICAL for seen in loud)
+    finding = _with_rank(finding, ranks, loud)
+    return _to_avoid(replace(finding, job_ids=_jobs_of(ranks)), node, loud) if stops else finding
+
+
+def _to_avoid(
+    finding: Finding, node: NodeView, events: Iterable[SeenEvent], *, broken: bool = False
+) -> Finding:
+    """The finding with its node as one that a restart avoids, where what was seen proves that hardware there is broken.
+
+    Good enough to act on only where it is known whose ranks computed on it.
+    """
+    if not (broken or any(seen.event.may_exclude_node for seen in events)):
+        return finding
+    return replace(finding, exclude_nodes=(node.name,), actionable=bool(finding.job_ids))
+
+
+Ranks = list[tuple[JobView, ProcessView]]
+
+
+class JobsOfNodes:
+    """Which jobs have a node, and which of their ranks are there: of thousands of faults each looks at its own node, and of a job that
+    has thousands of them the ranks are gone through once. Found out when it is asked first."""
+
+    def __init__(self, view: ClusterView, nodes: Iterable[str]) -> None:
+        """`nodes` are those that will be asked about."""
+        self._view = view
+        self._nodes = frozenset(nodes)
+        self._jobs: dict[str, list[JobView]] | None = None
+        self._ranks: dict[str, dict[str, list[ProcessView]]] = {}
+        """Job -> node -> its ranks there, in their order."""
+        self._seats: dict[str, set[tuple[str, str, int]]] = {}
+        """Job -> (node, uuid, pid) of the GPUs that its ranks were seen on."""
+
+    def on(self, node: str) -> Sequence[JobView]:
+        """The jobs on a node, in the order of the view."""
+        if self._jobs is None:
+            self._jobs = {}
+            for job in self._view.jobs:
+                for name in dict.fromkeys(each for each in job.job.nodes if each in self._nodes):
+                    self._jobs.setdefault(name, []).append(job)
+        return self._jobs.get(node, ())
+
+    def ranks_on(self, node: str, uuid: str, pids: set[int]) -> Ranks:
+        """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists nobody any more."""
+        found: Ranks = []
+        for job in self.on(node):
+            job_id = job.job.job_id
+            if job_id not in self._ranks:
+                self._go_through(job)
+            seats = self._seats[job_id]
+            found += [
+                (job, rank)
+                for rank in self._ranks[job_id].get(node, ())
+                if rank.process.pid in pids or (node, uuid, rank.process.pid) in seats
+            ]
+        return found
+
+    def _go_through(self, job: JobView) -> None:
+        ranks = self._ranks[job.job.job_id] = {}
+        for rank in job.ranks:
+            if rank.node in self._nodes:
+                ranks.setdefault(rank.node, []).append(rank)
+        self._seats[job.job.job_id] = {
+            (each.view.node, each.view.gpu.uuid, each.pid)
+            for each in job.gpus
+            if each.view.node in self._nodes
+        }
+
+
+def _pids(events: Iterable[SeenEvent]) -> set[int]:
+    """The processes that lines name."""
+    return {seen.event.pid for seen in events if seen.event.pid is not None}
+
+
+def _jobs_of(ranks: Ranks) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(job.job.job_id for job, _ in ranks))
+
+
+def _computing(ranks: Ranks) -> tuple[str, ...]:
+    return tuple(
+        f"rank {rank.process.rank} of job {job.job.job_id} (pid {rank.process.pid}) "
+        f"{'computes' if rank.alive else 'computed'} on it"
+        for job, rank in ranks
+    )
+
+
+def _with_rank(finding: Finding, ranks: Ranks, events: Iterable[SeenEvent]) -> Finding:
+    """The finding, whose culprit gets the one rank that is on the GPU, or the one process that its lines name."""
+    pids = {rank.process.pid for _, rank in ranks} or _pids(events)
+    if len(pids) != 1:
+        return finding
+    rank = ranks[0][1].process.rank if ranks else None
+    return replace(
+        finding, culprits=tuple(replace(each, pid=min(pids), rank=rank) for each in finding.culprits)
+    )
+
+
+def _finding(
+    node: NodeView,
+    place: str,
+    truth: Truth,
+    summary: str,
+    severity: Severity = Severity.WARNING,
+    reason: str = "",
+    facts: tuple[str, ...] = (),
+    lasted_s: float = 0.0,
+) -> Finding:
+    is_uuid = ":" not in place
+    return Finding(
+        kind=Kind.GPU_FAULT,
+        subject=f"gpu:{node.name}/{place}",
+        truth=truth,
+        summary=summary,
+        severity=severity,
+        culprits=(Culprit(node=node.name, gpu_uuid=place if is_uuid else None, reason=reason),)
+        if truth is Truth.BAD
+        else (),
+        facts=facts,
+        lasted_s=max(0.0, lasted_s),
+    )

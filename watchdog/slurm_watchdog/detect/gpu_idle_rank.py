@@ -1,0 +1,159 @@
+"""`gpu_idle_rank`: the GPU of one rank does nothing while those of its peers are busy, for long.
+
+A checkpoint that rank 0 writes while the others wait in a barrier looks the same (a GPU that spins in a collective shows 100 %), so
+nothing is said while the log or the disk shows a checkpoint, an evaluation, or any other phase that is not training, while the
+stacks show that somebody saves, loads or talks to a server, nor while the process itself computes or moves data. Nor of a GPU that
+was never seen under load while the job makes its steps: it is not needed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.learned_limit import LimitSettings
+from slurm_watchdog.analysis.progress_limit import progress_limit, with_a_step
+from slurm_watchdog.analysis.rank_activity import FEW, Doing, activities, is_on_storage
+from slurm_watchdog.diagnose.stacks.vote import vote
+from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+
+LEAST_STEPS = 3
+"""Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may have idled in a checkpoint."""
+TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
+
+
+class Settings(Protocol):
+    @property
+    def idle_for(self) -> float: ...
+    @property
+    def idle_for_while_steps(self) -> float: ...
+
+
+def detect(view: ClusterView, hang: LimitSettings, settings: Settings) -> list[Finding]:
+    """One finding for each job with GPUs. `hang` has what the limits of steps are learnt by."""
+    return [_judge(job, view.now, hang, settings) for job in view.jobs if job.gpus]
+
+
+def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
+    """The few GPUs of a job that have been idle so long while those of most other ranks were busy throughout; empty if unclear."""
+    ranks = {each.rank for each in job.gpus}
+    idle = [g for g in job.gpus if g.view.idle_since is not None and now - g.view.idle_since >= idle_for_s]
+    idle_ones = {each.rank for each in idle}
+    busy = {
+        g.rank for g in job.gpus if g.view.busy_since is not None and now - g.view.busy_since >= idle_for_s
+    }
+    if len(ranks) < 3 or not idle or len(idle_ones) > max(1, FEW * len(ranks)):
+        return []
+    if len(busy - idle_ones) < len(ranks) - max(1, 2 * FEW * len(ranks)) or len(busy) < 2:
+        return []
+    # A rank with several GPUs is idle if all of them are.
+    return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]
+
+
+def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) -> Finding:
+    job_id, progress = job.job.job_id, job.progress
+    finding = Finding(
+        kind=Kind.GPU_IDLE_RANK, subject=f"job:{job_id}", truth=Truth.OK, summary=f"no GPU of job {job_id} is idle among busy ones",
+        job_ids=(job_id,), severity=Severity.WARNING,
+    )  # fmt: skip
+    if job.job.state != "RUNNING" or job.silent_nodes or progress is None:
+        return replace(
+            finding, truth=Truth.UNKNOWN, summary=f"job {job_id} has not begun, or a node of it is silent"
+        )
+    if not all(rank.alive for rank in job.ranks):
+        # Whoever is left may wait for the one that is gone, and its GPU is not among those that are compared.
+        return replace(finding, truth=Truth.UNKNOWN, summary=f"a rank of job {job_id} is gone")
+    if progress.phase is not None or any(each.writing for each in job.checkpoints_on_disk):
+        doing = progress.phase or "writing a checkpoint"
+        return replace(finding, truth=Truth.UNKNOWN, summary=f"job {job_id} is {doing}")
+    stands = progress.age_s >= max(settings.idle_for, progress_limit(job, hang).seconds)
+    idle_for_s = settings.idle_for if stands else settings.idle_for_while_steps
+    idle = idle_ranks(job, now, idle_for_s)
+    if not stands:
+        idle = [each for each in idle if _steps_since(job, each.view.idle_since or now) >= LEAST_STEPS]
+        others_are_used = _shows_use(job)
+        idle = [each for each in idle if not (others_are_used and _was_never_used(each))]
+    if idle and _transfers(job) and progress.age_s < with_a_step(job, hang.checkpoint_floor):
+        return replace(finding, truth=Truth.UNKNOWN, summary=f"the stacks of job {job_id} show a transfer")
+    waiting = _waiting(job, now, idle_for_s) if idle else frozenset()
+    quiet = [each for each in idle if each.rank in waiting]
+    if not quiet:
+        return replace(finding, truth=Truth.OK if _all_are_used(job) else Truth.UNKNOWN)
+    culprits = tuple(_culprit(each, now) for each in quiet)
+    first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} {first.reason}, while those of "
+        f"its peers are busy; the job {f'has made no step for {progress.age_s:.0f} s' if stands else 'makes steps'}.",
+        culprits=culprits,
+        facts=tuple(_fact(each) for each in quiet[:8]),
+        lasted_s=now - min(each.view.idle_since or now for each in quiet),
+    )
+
+
+def _all_are_used(job: JobView) -> bool:
+    """Whether every GPU of the job is known to be at work now, but those that the job never uses. One that idles, and has not idled
+    for long enough to be reported, clears nobody."""
+    known = {each.rank for each in job.gpus}
+    others_are_used = _shows_use(job)
+    there = {rank.process.rank for rank in job.ranks}
+    return there <= known and all(
+        (others_are_used and _was_never_used(each))
+        or (each.view.gpu.utilization_ratio is not None and each.view.idle_since is None)
+        for each in job.gpus
+    )
+
+
+def _steps_since(job: JobView, at: float) -> int:
+    return sum(1 for each in job.step_times if each.at > at)
+
+
+def _shows_use(job: JobView) -> bool:
+    """Whether any GPU of the job was seen under load. Asked once for a job: it has thousands of GPUs."""
+    return any(each.view.usual_sm_clock_hz is not None for each in job.gpus)
+
+
+def _was_never_used(each: RankGpu) -> bool:
+    """Whether this GPU was never seen under load. If others of the job were, it is that of a rank that hands out data, or coordinates,
+    and has none to do: the job makes its steps, so it needs none."""
+    return each.view.usual_sm_clock_hz is None and each.view.recent_sm_clock_hz is None
+
+
+def _transfers(job: JobView) -> bool:
+    """Whether the newest stacks show a rank that saves, loads, or talks to a server, which may take no time of its process."""
+    voted = vote(job.snapshots, job.ranks)
+    return voted.checkpointing or any(group.place in TRANSFERS for group in voted.groups)
+
+
+def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | None]:
+    """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem is the reason, that is
+    told by its own name."""
+    seen = activities(job, [rank for rank in job.ranks if rank.alive], now, idle_for_s)
+    return frozenset(a.rank.process.rank for a in seen if a.doing is Doing.IDLE and not is_on_storage(a.rank))
+
+
+def _culprit(each: RankGpu, now: float) -> Culprit:
+    idle_s = now - (each.view.idle_since or now)
+    return Culprit(
+        node=each.view.node,
+        rank=each.rank,
+        pid=each.pid,
+        gpu_uuid=each.view.gpu.uuid,
+        reason=f"has been idle for {idle_s:.0f} s",
+    )
+
+
+def _fact(each: RankGpu) -> str:
+    gpu = each.view.gpu
+    values = (
+        ("{:.0%} busy", gpu.utilization_ratio),
+        ("{:.0f} MHz", gpu.sm_clock_hz and gpu.sm_clock_hz / 1e6),
+        ("{:.0f} W", gpu.power_w),
+        ("{:.0f} C", gpu.temperature_c),
+    )
+    told = ", ".join(form.format(value) for form, value in values if value is not None)
+    return f"GPU {gpu.index} of {each.view.node}, rank {each.rank}: {told}"

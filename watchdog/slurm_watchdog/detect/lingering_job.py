@@ -1,0 +1,277 @@
+"""`lingering_job`: a rank is dead, the others wait for it for ever, Slurm says RUNNING. Or no rank is left, and the job does not end.
+
+Where there are stacks they tell whether the others wait. Without any, GPUs that spin do. If no rank is left there is nobody to ask:
+a script may go on with something else for as long as it likes, and a launcher starts its ranks anew. So it is told late, of a
+training that was not over, and only if nothing of the job does anything any more.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.learned_limit import LimitSettings
+from slurm_watchdog.analysis.progress_limit import progress_limit
+from slurm_watchdog.analysis.rank_activity import Standing, is_quiet, standing
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.detect.wedged_teardown import has_ended
+from slurm_watchdog.diagnose.filesystem import describe
+from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
+from slurm_watchdog.diagnose.stacks.vote import Vote, vote
+from slurm_watchdog.diagnose.stacks.wording import group_words
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, StacksWanted, Truth
+
+SUSPICION = 0.3
+"""From this share of the grace on, the survivors' stacks are collected."""
+
+PROGRESS_SLACK_S = 5.0
+"""A step may be read this much later than it was made: the agent's default interval."""
+
+NOBODY_LEFT_S = 600.0
+"""After the last rank of a training that had steps left to make: for so long a launcher waits for others before it gives up (torchrun's
+`join_timeout` as it ships)."""
+NOBODY_LEFT_UNSURE_S = 1800.0
+"""The same where nobody knows how many steps there were to make: it may have been over."""
+NAMED = 16
+TOGETHER_S = 10.0
+"""Ranks that ended within it of the first one ended with it, or were seen late (two intervals of reports); who ended later lost them."""
+
+
+class Settings(Protocol):
+    """Durations in seconds."""
+
+    @property
+    def grace(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list[Finding]:
+    """One finding for each running job; `limits` are those of `collective_hang`."""
+    return [_judge(job, view.now, settings, limits) for job in view.jobs]
+
+
+def dead_for_s(rank: ProcessView) -> float:
+    """Seconds since the rank was last known alive, 0 while it is."""
+    if rank.alive:
+        return 0.0
+    return rank.seen_age_s if rank.gone_s is None else rank.gone_s
+
+
+def _judge(job: JobView, now: float, settings: Settings, limits: LimitSettings) -> Finding:
+    job_id = job.job.job_id
+    finding = Finding(
+        kind=Kind.LINGERING_JOB, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
+    )
+    ranks = job.ranks
+    if job.job.state != "RUNNING":
+        return replace(finding, summary=f"job {job_id} is {job.job.state}")
+    if not ranks:
+        return replace(finding, summary=f"no ranks of job {job_id} are known")
+    if job.silent_nodes:
+        return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
+    if job.touched_age_s is not None:
+        return replace(
+            finding, summary=f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s"
+        )
+    dead = sorted((rank for rank in ranks if not rank.alive), key=dead_for_s, reverse=True)
+    survivors = [rank for rank in ranks if rank.alive]
+    if not dead and not job.every_rank_known:
+        return replace(finding, summary=f"not every rank of job {job_id} has been seen")
+    if not dead:
+        return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
+    if not survivors:
+        return _nobody_left(job, finding, dead, now)
+    first = dead[0]
+    progress = job.progress
+    if progress and progress.total_steps is not None and progress.step >= progress.total_steps:
+        return replace(finding, summary=f"job {job_id} has made its last step and is ending")
+    if (
+        progress
+        and progress.rose_age_s is not None
+        and progress.rose_age_s + PROGRESS_SLACK_S < dead_for_s(first)
+    ):
+        return replace(
+            finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
+        )
+    age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
+    finding = replace(finding, lasted_s=age_s)
+    if age_s >= SUSPICION * settings.grace:
+        apart_s = max(2.5, SPACING * settings.grace)
+        finding = replace(finding, wanted=(StacksWanted(job_id=job_id, apart_s=apart_s),))
+    if age_s < settings.grace:
+        return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
+    return _accuse(job, finding, dead, survivors, _waiting(job, now, limits), settings.grace, now)
+
+
+SPACING = 0.25
+"""Time between two dumps of the survivors as a share of the grace: two dumps before it ends."""
+
+
+PATIENCE = 10.0
+"""So many times the grace is waited before an alert where the survivors are not seen to wait for the dead."""
+
+
+class _Waiting(Value, frozen=True, kw_only=True):
+    """Whether the survivors are seen to wait: by their stacks or, if there are none, by their GPUs beyond the limit of a step."""
+
+    voted: Vote
+    seen: Standing | None
+    living: int
+    """Ranks that are left: of a few that spin among many that rest it is not known what they wait for, and a few that are left
+    may be ending, too."""
+    ranks: int
+
+    @property
+    def by_stacks(self) -> bool:
+        return self.voted.moving is False and self.voted.waiting > 0 and not self.voted.missing
+
+    @property
+    def by_gpus(self) -> bool:
+        spinning = self.seen.spinning if self.seen is not None and self.nobody_works else 0
+        return self.living <= 2 * spinning and 2 * self.living >= self.ranks
+
+    @property
+    def nobody_works(self) -> bool:
+        return self.seen is not None and bool(self.seen.stands)
+
+
+def _waiting(job: JobView, now: float, limits: LimitSettings) -> _Waiting:
+    living = [rank for rank in job.ranks if rank.alive]
+    voted = vote(job.snapshots, living)
+    limit_s = progress_limit(job, limits).seconds
+    blind = not voted.groups and job.progress is not None and job.progress.age_s >= limit_s
+    return _Waiting(
+        voted=voted,
+        seen=standing(job, now, limit_s) if blind else None,
+        living=len(living),
+        ranks=len(job.ranks),
+    )
+
+
+def _accuse(
+    job: JobView,
+    finding: Finding,
+    dead: list[ProcessView],
+    survivors: list[ProcessView],
+    waiting: _Waiting,
+    grace_s: float,
+    now: float,
+) -> Finding:
+    """The grace is over: BAD if the survivors are seen to wait and to stand still, to be acted on only if their stacks say so.
+
+    At the end of a job the ranks leave one after the other, and the last one may still write for a long time: few
+    survivors that wait for nobody are an ending. If most are left, or the last step was known and is not made while nobody does
+    anything, there is an alert, after ten times the grace.
+    """
+    first, age_s, voted = dead[0], finding.lasted_s, waiting.voted
+    ended = f"rank {first.process.rank} of job {job.job.job_id} ended {age_s:.0f} s ago"
+    if voted.moving:
+        return replace(finding, summary=f"{ended}, the others still work")
+    waits = waiting.by_stacks or waiting.by_gpus
+    left_over = len(survivors) > len(dead) or (waiting.nobody_works and had_steps_to_make(job))
+    if not waits and (not left_over or age_s < PATIENCE * grace_s):
+        return replace(finding, summary=f"{ended}, and the others are not seen to wait")
+    with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
+    culprits, followed = _named(with_it), len(dead) - len(with_it)
+    more = f" and {len(with_it) - 1} more" if len(with_it) > 1 else ""
+    words = last_words(job, first)
+    how = how_they_ended(job, [rank.process.rank for rank in with_it], now)
+    said = said_before_it_ended(job, first.process.rank, now)
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} {how} "
+        f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
+        f"{_what_they_do(waiting)}.{f' It said before: {said}.' if said else ''}",
+        culprits=culprits,
+        facts=(
+            *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
+            *(f"last words: {line}" for line in words),
+            *(f"{group_words(g)}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
+            "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job by itself",
+        ),
+        actionable=waiting.by_stacks,
+    )
+
+
+def _what_they_do(waiting: _Waiting) -> str:
+    if waiting.voted.waiting:
+        return f", {waiting.voted.waiting} of them wait in a collective"
+    return f", {waiting.seen.why}" if waiting.nobody_works and waiting.seen is not None else ""
+
+
+def _named(dead: list[ProcessView]) -> tuple[Culprit, ...]:
+    return tuple(
+        Culprit(
+            node=rank.node,
+            rank=rank.process.rank,
+            pid=rank.process.pid,
+            reason=f"has been a zombie for {dead_for_s(rank):.0f} s"
+            if rank.process.state in ("Z", "X")
+            else f"ended {dead_for_s(rank):.0f} s ago",
+        )
+        for rank in dead
+    )
+
+
+def had_steps_to_make(job: JobView) -> bool:
+    """Whether it is known that the training is not over. A count that began anew counts to the end of an epoch."""
+    progress = job.progress
+    if progress is None or progress.total_steps is None or progress.begun_anew:
+        return False
+    return progress.step + progress.stride <= progress.total_steps
+
+
+def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: float) -> Finding:
+    """Every rank is gone and Slurm says RUNNING. An interactive allocation may rest; so may who never counted a step."""
+    job_id, progress = job.job.job_id, job.progress
+    age_s = min(job.run_age_s, *(dead_for_s(rank) for rank in dead))
+    nobody = f"no rank of job {job_id} is left since {age_s:.0f} s"
+    finding = replace(finding, lasted_s=age_s, summary=nobody)
+    if progress is None or not job.job.is_batch or has_ended(job):
+        return replace(finding, summary=f"{nobody}; that its training was not over is not known")
+    if progress.rose_age_s is not None and progress.rose_age_s + PROGRESS_SLACK_S < age_s:
+        return replace(
+            finding, truth=Truth.OK, summary=f"job {job_id} makes steps without the ranks that are known"
+        )
+    others = [each for each in job.processes if each.alive]
+    counted = any(each.io_bytes_s is not None for each in others)
+    if job.unlisted or not all(is_quiet(each, counted=counted) for each in others):
+        return replace(finding, summary=f"{nobody}; what else there is of it works, or may")
+    if age_s < (NOBODY_LEFT_S if had_steps_to_make(job) else NOBODY_LEFT_UNSURE_S):
+        return finding
+    first = dead[0]
+    of = f" of {progress.total_steps}" if progress.total_steps is not None and progress.step_known else ""
+    rest = (
+        f"what is left of it ({', '.join(sorted({each.process.comm for each in others})[:4])}) does nothing"
+        if others
+        else "no process of it is left"
+    )
+    culprits = _named(dead)
+    more = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
+    how = how_they_ended(job, [rank.process.rank for rank in dead], now)
+    said = said_before_it_ended(job, first.process.rank, now)
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: {describe(culprits[0])}{more} {how} after "
+        f"{progress.place}{of}, and {rest}.{f' It said before: {said}.' if said else ''}",
+        culprits=culprits[:NAMED],
+        facts=(
+            *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
+            *(f"last words: {line}" for line in last_words(job, first)),
+            f"nothing runs in it any more: scancel {job_id} frees its nodes",
+        ),
+    )
+
+
+def _are_left(number: int) -> str:
+    return "1 rank is left" if number == 1 else f"{number} ranks are left"
+
+
+def last_words(job: JobView, first: ProcessView) -> list[str]:
+    """Error lines that name the dead rank, otherwise the last ones of its node."""
+    named = [e for e in job.errors if e.event.rank is not None and e.event.rank == first.process.rank]
+    nearby = [e for e in job.errors if e.event.rank is None]
+    return [error.event.line for error in (named or nearby)[-3:]]

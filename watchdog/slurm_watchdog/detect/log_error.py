@@ -1,0 +1,255 @@
+"""`log_error`: a rank logged an error that ended its run, or from which it makes no step any more. Names the first cause.
+
+An error after which a step is made was no matter. While all ranks live, an error counts only when the next step is overdue: a
+retry, an exception that is handled, a failed import at the start look alike before. Time limit, preemption, and what a person
+ends are normal ends.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.learned_limit import LimitSettings
+from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
+from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.detect.lingering_job import dead_for_s
+from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
+from slurm_watchdog.knowledge.log_signatures import HEADERS
+from slurm_watchdog.model.cluster_view import ClusterView, EndedJob, JobView, PastRun
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.slurm_states import FAILED, is_lost
+
+SLURMS_WORD = FAILED - {"FAILED"}
+"""Of the states of a run that failed, the ones that say by themselves what happened: an exit code can mean anything."""
+ALL_GONE_S = 60.0
+"""Where no rank is left Slurm ends the job, or its script tries again: it gets so long."""
+
+
+LAST_WORDS_S = 6.0
+"""The last lines of a run come with the next report, and among them Slurm's word of who ended first: who is not named yet gets so long."""
+
+
+class Settings(Protocol):
+    """Durations in seconds."""
+
+    @property
+    def gone_for(self) -> float: ...
+    @property
+    def recent(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list[Finding]:
+    """One finding for each run that goes on, and for each that is over and of which there is anything to say."""
+    findings = []
+    for job in view.jobs:
+        findings.append(_judge_running(job, view, settings, limits))
+    for job in view.waiting:
+        if not job.past or job.job.state == "COMPLETING":
+            findings.append(_finding(job.job.job_id, job.job.restarts, "it is not over yet"))
+    for job in (*view.jobs, *view.waiting):
+        findings += [_judge_past(job.job.job_id, run, view, settings) for run in job.past if run.errors]
+    for ended in view.ended:
+        findings += [_judge_past(ended.job.job_id, run, view, settings) for run in ended.past if run.errors]
+        if ended.run is not None and (ended.run.errors or ended.job.state in SLURMS_WORD):
+            findings.append(_judge_ended(ended, ended.run, view, settings))
+    return findings
+
+
+def _finding(job_id: str, restarts: int, summary: str, truth: Truth = Truth.UNKNOWN) -> Finding:
+    return Finding(
+        kind=Kind.LOG_ERROR,
+        subject=f"run:{job_id}.{restarts}",
+        truth=truth,
+        summary=summary,
+        job_ids=(job_id,),
+    )
+
+
+# ---------------------------------------------------------------------------------------- a run that goes on
+
+
+def _judge_running(job: JobView, view: ClusterView, settings: Settings, limits: LimitSettings) -> Finding:
+    job_id, now = job.job.job_id, view.now
+    finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
+    if job.job.state != "RUNNING":
+        return finding
+    fine = replace(
+        finding, summary=f"job {job_id} has logged no error, and no new step of it has been seen yet"
+    )
+    if makes_steps(job, limits):
+        fine = replace(
+            finding, truth=Truth.OK, summary=f"job {job_id} has logged no error since its last step"
+        )
+    if not job.errors:
+        return fine
+    run = running(job, now)
+    cause = find_cause(run)
+    if cause is None:
+        return fine
+    if job.silent_nodes:
+        return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
+    if run.total_steps is not None and run.last_step is not None and run.last_step >= run.total_steps:
+        return replace(finding, summary=f"job {job_id} has made its last step")
+    if cause.only_consequence and cause.pattern != "nccl_watchdog":
+        return replace(
+            finding, summary=f"job {job_id} logged only what follows from an error: {cause.error.line}"
+        )
+    age_s = now - cause.error.at
+    waited = _waited(job, cause, age_s, settings, limits)
+    if waited is None:
+        return replace(
+            finding,
+            summary=f"{_who(cause)} of job {job_id} logged an error {age_s:.0f} s ago: {cause.error.line}",
+        )
+    after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
+    facts = (waited, *_kernel_words(view, job.job.nodes, cause.error.at))
+    what = f"Job {job_id} has made no step since an error {after}"
+    return _accuse(finding, cause, run, what, age_s, facts)
+
+
+def _waited(
+    job: JobView, cause: Cause, age_s: float, settings: Settings, limits: LimitSettings
+) -> str | None:
+    """Why the error counts, a sentence; None while it may still come to nothing."""
+    if cause.pattern in HEADERS and age_s < LAST_WORDS_S:
+        return None
+    ranks = job.ranks
+    dead = [rank for rank in ranks if not rank.alive]
+    if dead and len(dead) == len(ranks):
+        gone_s = min(dead_for_s(rank) for rank in dead)
+        return f"no rank is left since {gone_s:.0f} s" if min(gone_s, age_s) >= ALL_GONE_S else None
+    its = [rank for rank in dead if cause.error.rank is None or rank.process.rank == cause.error.rank]
+    if its:
+        first = max(its, key=dead_for_s)
+        gone_s = min(dead_for_s(first), age_s)
+        if gone_s >= settings.gone_for:
+            return f"rank {first.process.rank} ended {dead_for_s(first):.0f} s ago, {len(ranks) - len(dead)} ranks are left"
+    limit = progress_limit(job, limits)
+    still_s = job.run_age_s if job.progress is None else min(job.run_age_s, job.progress.age_s)
+    if min(age_s, still_s) >= limit.seconds:
+        return f"no step for {still_s:.0f} s; {limit.seconds:.0f} s would be normal ({limit.reason})"
+    return None
+
+
+# ---------------------------------------------------------------------------------------- a run that is over
+
+
+def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: Settings) -> Finding:
+    """A run that was followed by another one of the same job. Who requeued it is not known: only a clear cause counts."""
+    finding = _finding(job_id, run.restarts, f"run {run.restarts} of job {job_id} has ended", Truth.OK)
+    age_s = view.now - run.ended_at
+    if run.touched_at is not None:
+        return replace(finding, summary=f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
+    if age_s > settings.recent:
+        return replace(finding, summary=f"run {run.restarts} of job {job_id} ended {age_s:.0f} s ago")
+    cause = find_cause(run)
+    if age_s < LAST_WORDS_S and not _is_named(cause):
+        return replace(finding, truth=Truth.UNKNOWN, summary="its last words may be on their way")
+    if cause is None or cause.from_outside or (cause.only_consequence and cause.pattern != "nccl_watchdog"):
+        return finding
+    after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
+    what = f"Run {run.restarts} of job {job_id} ended {after}"
+    told = _accuse(finding, cause, run, what, age_s, ("it was requeued",))
+    return replace(told, severity=Severity.WARNING)  # it goes on; what it cost is in the facts
+
+
+def _is_named(cause: Cause | None) -> bool:
+    """Whether more lines would hardly name another rank. A traceback whose last line has not come is an unfinished sentence."""
+    if cause is None or cause.only_consequence or cause.pattern in HEADERS:
+        return False
+    return cause.error.rank is not None
+
+
+def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: Settings) -> Finding:
+    job = ended.job
+    finding = _finding(job.job_id, job.restarts, f"job {job.job_id} is {job.state}", Truth.OK)
+    age_s = view.now - ended.ended_at
+    if job.state not in FAILED:
+        return finding
+    if run.touched_at is not None:
+        return replace(finding, summary=f"job {job.job_id} was ended by slurm-watchdog")
+    if age_s > settings.recent:
+        return replace(finding, summary=f"job {job.job_id} ended {age_s:.0f} s ago")
+    cause = find_cause(run)
+    if age_s < LAST_WORDS_S and not _is_named(cause):
+        return replace(finding, truth=Truth.UNKNOWN, summary="its last words may be on their way")
+    after = "before its first step was seen" if run.last_step is None else f"after step {run.last_step}"
+    ended_so = f"Job {job.job_id} ended {job.state} {after}"
+    down = tuple(n.name for n in view.slurm_nodes if n.name in job.nodes and is_lost(n.state))
+    if cause is None and job.state not in SLURMS_WORD:
+        return finding
+    if cause is None or (cause.only_consequence and job.state in SLURMS_WORD):
+        facts = (*_kernel_words(view, job.nodes, ended.ended_at), *work_lost(run))
+        facts += tuple([f"last words: {cause.error.line}"] if cause is not None else [])
+        return replace(
+            finding,
+            truth=Truth.BAD,
+            summary=f"{ended_so}: that is Slurm's word, its log does not say why.",
+            culprits=tuple(Culprit(node=n, reason="Slurm has lost it") for n in down),
+            facts=facts,
+            lasted_s=age_s,
+        )
+    facts = (f"Slurm says {job.state}", *_kernel_words(view, job.nodes, ended.ended_at))
+    return _accuse(finding, cause, run, ended_so, age_s, facts)
+
+
+# ---------------------------------------------------------------------------------------- the sentence
+
+KERNEL_WORDS = frozenset(
+    {"oom_kill", "segfault", "xid", "gpu_off_the_bus", "memory_failure", "filesystem_read_only", "no_space"}
+)
+"""What a kernel says of the death of a process, or of what it died of."""
+KERNEL_BEFORE_S, KERNEL_AFTER_S = 120.0, 30.0
+
+
+def _kernel_words(view: ClusterView, nodes: tuple[str, ...], at: float) -> tuple[str, ...]:
+    """What the kernels of the job's nodes said about that time. It may be about another job there, so it names nobody."""
+    here = frozenset(nodes)
+    return tuple(
+        f"the kernel of {node.name}: {shortened(seen.event.line, 200)}"
+        for node in view.nodes
+        if node.events and node.name in here
+        for seen in node.events
+        if seen.event.name in KERNEL_WORDS and at - KERNEL_BEFORE_S <= seen.at <= at + KERNEL_AFTER_S
+    )[:4]
+
+
+def _who(cause: Cause) -> str:
+    error = cause.error
+    rank = f"rank {error.rank}" if error.rank is not None else "a rank"
+    return f"{rank} on {error.node}" if error.node is not None else rank
+
+
+def _accuse(
+    finding: Finding, cause: Cause, run: PastRun, what: str, lasted_s: float, facts: tuple[str, ...]
+) -> Finding:
+    culprit = culprit_of(cause)
+    named: tuple[Culprit, ...] = (culprit,) if culprit is not None else ()
+    if cause.how and (not cause.only_consequence or not cause.silent_ranks):
+        said = f"{_who(cause)} {cause.how}, and its own words are not in the log"
+    elif cause.only_consequence:
+        said = f"no line says why; the first of what follows is {cause.words}"
+        if cause.error.rank is not None:
+            said = f"no line says why; {_who(cause)} ended first: {cause.words}"
+        if cause.silent_ranks:
+            silent = ", ".join(str(rank) for rank in cause.silent_ranks[:8])
+            said = f"a collective timed out, and only rank {silent} did not say so"
+            named = tuple(
+                Culprit(rank=rank, reason="said nothing while the collective of all others timed out")
+                for rank in cause.silent_ranks
+            )
+    else:
+        alike = f" (and {cause.alike - 1} more ranks alike)" if cause.alike > 1 else ""
+        said = f"{_who(cause)} said first{alike}: {cause.words}"
+    more = f"{cause.followed} more lines of errors followed" if cause.followed else ""
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        severity=Severity.CRITICAL,
+        summary=f"{what}; {said}: {shortened(cause.error.line, 200)}",
+        culprits=named,
+        facts=tuple(fact for fact in (*facts, *work_lost(run), cause.error.line, more) if fact),
+        lasted_s=max(0.0, lasted_s),
+    )

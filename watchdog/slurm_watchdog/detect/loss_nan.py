@@ -1,0 +1,50 @@
+"""`loss_nan`: the loss is no number any more, several times in a row. One such step is skipped by mixed precision and means nothing."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.incidents import Finding, Kind, Truth
+
+
+class Settings(Protocol):
+    @property
+    def steps(self) -> int: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job."""
+    return [_judge(job, view.now, settings.steps) for job in view.jobs]
+
+
+def _judge(job: JobView, now: float, steps: int) -> Finding:
+    job_id = job.job.job_id
+    finding = Finding(
+        kind=Kind.LOSS_NAN,
+        subject=f"job:{job_id}",
+        truth=Truth.UNKNOWN,
+        summary=f"no loss of job {job_id} was seen",
+        job_ids=(job_id,),
+    )
+    if not job.losses:
+        return finding
+    bad = []
+    for point in reversed(job.losses):
+        if isfinite(point.loss):
+            break
+        bad.append(point)
+    if len(bad) < steps:
+        return replace(finding, truth=Truth.OK, summary=f"the loss of job {job_id} is a number")
+    first, last = bad[-1], job.losses[-len(bad) - 1] if len(job.losses) > len(bad) else None
+    good = f"; the last good one was {last.loss:.4g} at step {last.step}" if last is not None else ""
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"The loss of job {job_id} has been no number since step {first.step}, {len(bad)} times in a row{good}.",
+        facts=("what is trained from here on is lost: go back to a checkpoint before that step",),
+        lasted_s=max(0.0, now - first.at),
+    )

@@ -1,0 +1,96 @@
+"""`loss_spike`: the loss jumps far above where it was. Told, never acted on: most recover by themselves within some 30 steps."""
+
+from __future__ import annotations
+
+from math import isfinite
+from statistics import median
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.memo import by_identity
+from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
+from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+
+WINDOW = 100
+"""Losses before the newest ones that say what is usual."""
+LEAST = 20
+NEWEST = 3
+"""So many in a row have to be high: one outlier is a bad batch. As many have to be low again for the end."""
+LEARN_EVERY = 20
+
+
+class Settings(Protocol):
+    @property
+    def deviations(self) -> float: ...
+    @property
+    def percent(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job."""
+    return [_judge(job, view.now, settings) for job in view.jobs]
+
+
+def _judge(job: JobView, now: float, settings: Settings) -> Finding:
+    job_id = job.job.job_id
+    finding = Finding(
+        kind=Kind.LOSS_SPIKE, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=Severity.WARNING, job_ids=(job_id,),
+        summary=f"too few losses of job {job_id} were seen",
+    )  # fmt: skip
+    points, spike = _spike(job.losses, settings.deviations, settings.percent)
+    if len(points) < LEAST + NEWEST:
+        return finding
+    if spike is None:
+        return replace(finding, truth=Truth.OK, summary=f"the loss of job {job_id} is {points[-1].loss:.4g}")
+    first, usual = points[spike[0]], spike[1]
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"The loss of job {job_id} jumped at step {first.step}: {points[-1].loss:.4g} now, {usual:.4g} before.",
+        facts=(
+            "most spikes recover by themselves within some 30 steps; if not, go back to a checkpoint and skip the data",
+        ),
+        lasted_s=max(0.0, now - first.at),
+    )
+
+
+@by_identity
+def _spike(
+    losses: tuple[LossPoint, ...], deviations: float, percent: float
+) -> tuple[tuple[LossPoint, ...], tuple[int, float] | None]:
+    """The losses that are numbers, and what find_spike() says of them."""
+    points = tuple(point for point in losses if isfinite(point.loss))
+    if len(points) < LEAST + NEWEST:
+        return points, None
+    return points, find_spike(tuple(point.loss for point in points), deviations, percent)
+
+
+def find_spike(losses: tuple[float, ...], deviations: float, percent: float) -> tuple[int, float] | None:
+    """(place of the first high loss, usual loss) if the newest losses are in a spike; None otherwise.
+
+    Losses within a spike do not teach what is usual, however long it lasts.
+    """
+    usual_ones: list[float] = list(losses[:LEAST])
+    limit, usual = _limit(usual_ones, deviations, percent)
+    began: int | None = None
+    run = 0
+    """Losses in a row on the other side of the limit than the state says."""
+    for place, loss in enumerate(losses[LEAST:], LEAST):
+        is_high = loss > limit
+        run = run + 1 if is_high is (began is None) else 0
+        if run >= NEWEST:
+            began, run = (place - NEWEST + 1 if began is None else None), 0
+        if began is None and not is_high:
+            usual_ones.append(loss)
+            if len(usual_ones) % LEARN_EVERY == 0:
+                limit, usual = _limit(usual_ones[-WINDOW:], deviations, percent)
+    return None if began is None else (began, usual)
+
+
+def _limit(losses: list[float], deviations: float, percent: float) -> tuple[float, float]:
+    """(what counts as high, median) of usual losses."""
+    usual = median(losses)
+    sigma = MAD_TO_SIGMA * median([abs(loss - usual) for loss in losses])
+    return usual + max(deviations * sigma, abs(usual) * percent / 100), usual

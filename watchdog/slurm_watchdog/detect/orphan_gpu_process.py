@@ -1,0 +1,209 @@
+"""`orphan_gpu_process`: processes hold GPUs and belong to no job that runs. The agent counts their grace; here they are reported.
+
+What one job of one user left is one finding, on however many nodes: whoever is on call asks that user, or ends that job's processes, once.
+Nothing is lost by it, for decisions and the ladder's fences are about one process each. Of processes without a job nothing is known to be
+common but the user and the node: these are one finding for each user on each node.
+
+A process may be ended, if a site wants that, only where nothing about it is a guess: it came from a job of an ordinary user, which its
+control group says or the agent saw when that job ran here, and it has the device itself open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.diagnose.logs.case import duration
+from slurm_watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
+from slurm_watchdog.model.cluster_view import ClusterView, NodeView
+from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, Kind, Severity, Truth
+from slurm_watchdog.model.observations import GpuHolder
+
+BEFORE: Final = "process:"
+"""Beginning of the subjects of earlier releases, which had an incident for each process."""
+MAX_LISTED: Final = 64
+"""Processes with a line of their own, and nodes with a command: a job's data loaders alone may be a thousand."""
+MAX_PROCESSES: Final = 256
+"""Processes of one finding that may be ended; the others follow once these are gone. An agent reports as many."""
+GPUS_IN_SENTENCE: Final = 4
+"""Their UUIDs have 40 characters each: of more a sentence says how many."""
+NODES_IN_SENTENCE: Final = 12
+"""Further ones are counted; the facts have a command for each."""
+
+Held = tuple[NodeView, GpuHolder]
+
+
+@dataclass
+class _Leftovers:
+    """What is known of one subject."""
+
+    held: list[Held] = field(default_factory=list)
+    unknown: list[Held] = field(default_factory=list)
+    """Whether their job runs is not known, or their node is silent."""
+    released: list[Held] = field(default_factory=list)
+
+
+def detect(view: ClusterView) -> list[Finding]:
+    """One finding for what each job left, and for each user's processes without a job on a node. A holder of which nobody knows whether
+    its job runs, or whose node is silent, is unknown: it clears nothing."""
+    silent = set(view.silent_nodes)
+    found: dict[str, _Leftovers] = {}
+    taken_over = []
+    for node in nodes_to_judge(view):
+        for holder in node.holders:
+            group = found.setdefault(_subject(node, holder), _Leftovers())
+            sure = holder.orphan_for_s is not None and node.name not in silent
+            (group.held if sure else group.unknown).append((node, holder))
+        if node.name in silent:
+            continue
+        taken_over += _taken_over(view, node)
+        for holder in node.released:
+            found.setdefault(_subject(node, holder), _Leftovers()).released.append((node, holder))
+    back = {each.job.process_id for each in (*view.jobs, *view.waiting) if each.job.restarts}
+    return [_judge(subject, group, back) for subject, group in found.items()] + taken_over
+
+
+def _subject(node: NodeView, holder: GpuHolder) -> str:
+    """By user as well: the number of a job may come from an environment, which anybody can set."""
+    if holder.job_id is None:
+        return f"holders:{node.name}/{holder.uid}"
+    return f"leftovers:{holder.job_id}/{holder.uid}"
+
+
+def _taken_over(view: ClusterView, node: NodeView) -> list[Finding]:
+    """The incidents of an earlier release about this node that reports, one for each process: those end, for what is left of a job is
+    reported together, unless nobody knows what is left."""
+    unsure = {(each.pid, each.start_ticks) for each in node.holders if each.orphan_for_s is None}
+    keep = {f"{BEFORE}{node.name}/{pid}.{start_ticks}" for pid, start_ticks in unsure}
+    return [
+        Finding(
+            kind=Kind.ORPHAN_GPU_PROCESS,
+            subject=subject,
+            truth=Truth.OK,
+            summary="since an upgrade what one job left is one incident: this process is reported there, if it is still there",
+        )
+        for subject in sorted(view.asked or ())
+        if subject.startswith(f"{BEFORE}{node.name}/") and subject not in keep
+    ]
+
+
+def _judge(subject: str, group: _Leftovers, back: set[str]) -> Finding:
+    if group.held:
+        return _reported(subject, group, back)
+    known = group.unknown or group.released
+    whose, nodes = _whose(known[0][1], back), _node_names(known)
+    return Finding(
+        kind=Kind.ORPHAN_GPU_PROCESS,
+        subject=subject,
+        truth=Truth.UNKNOWN if group.unknown else Truth.OK,
+        summary=f"whether processes {whose} still hold GPUs on {nodes} is not known"
+        if group.unknown
+        else f"no process {whose} holds a GPU on {nodes} any more",
+    )
+
+
+def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
+    held = sorted(group.held, key=lambda each: (each[0].name, _gpus(each[1]), each[1].pid))
+    first, lasted_s = held[0][1], max(holder.orphan_for_s or 0.0 for _, holder in held)
+    one = len(held) == 1
+    gpus = [f"{node.name} {gpu}" for node, holder in held for gpu in _gpus(holder)]
+    names = _gpu_names([gpu.partition(" ")[2] for gpu in dict.fromkeys(gpus)])
+    who = f"pid {first.pid} ({first.comm}), " if one else ""
+    processes = tuple(process for each in held if (process := _may_be_ended(*each)))[:MAX_PROCESSES]
+    return Finding(
+        kind=Kind.ORPHAN_GPU_PROCESS,
+        subject=subject,
+        truth=Truth.BAD,
+        summary=f"{len(held)} process{'' if one else 'es'} {_whose(first, back)} still hold{'s' if one else ''} {names} on "
+        f"{_node_names(held)}: {who}{_memory([holder for _, holder in held])}, for {duration(lasted_s)}.",
+        severity=Severity.WARNING,
+        culprits=tuple(
+            Culprit(
+                node=node.name,
+                rank=holder.rank,
+                pid=holder.pid,
+                gpu_uuid=uuid,
+                reason=f"{holder.user}'s {holder.comm}, state {holder.state}",
+            )
+            for node, holder in held[:MAX_LISTED]
+            for uuid in (holder.gpu_uuids or (None,))
+        ),
+        facts=tuple(_facts(held, group.unknown)),
+        lasted_s=lasted_s,
+        processes=processes,
+        actionable=bool(processes),
+    )
+
+
+def _whose(holder: GpuHolder, back: set[str]) -> str:
+    if holder.job_id is None:
+        return f"of {holder.user}, of no job,"
+    if holder.job_id in back:
+        return f"of an earlier run of {holder.user}'s job {holder.job_id}"
+    return f"of {holder.user}'s job {holder.job_id}, which is over,"
+
+
+def _nodes(held: Iterable[Held]) -> list[str]:
+    return list(dict.fromkeys(node.name for node, _ in held))
+
+
+def _node_names(held: Iterable[Held]) -> str:
+    names = _nodes(held)
+    more = len(names) - NODES_IN_SENTENCE
+    return ", ".join(names[:NODES_IN_SENTENCE]) + (f" and {more} more" if more > 0 else "")
+
+
+def _gpu_names(names: Sequence[str]) -> str:
+    return ", ".join(names) or "a GPU" if len(names) <= GPUS_IN_SENTENCE else f"{len(names)} GPUs"
+
+
+def _gpus(holder: GpuHolder) -> tuple[str, ...]:
+    return holder.gpu_uuids or tuple(f"/dev/nvidia{minor}" for minor in holder.minors)
+
+
+def _memory(holders: Sequence[GpuHolder]) -> str:
+    known = [holder.memory_bytes for holder in holders if holder.memory_bytes is not None]
+    if not known:
+        return "how much memory is not known"
+    least = "at least " if len(known) < len(holders) else ""
+    return f"{least}{_size(sum(known))}{' in all' if len(holders) > 1 else ''}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def _facts(held: Sequence[Held], unknown: Sequence[Held]) -> Iterable[str]:
+    """A line for each process, what is not known, and how to look at them."""
+    for node, holder in held[:MAX_LISTED]:
+        index = f"GPU {', '.join(map(str, holder.minors))}" if holder.minors else "GPU"
+        uuids = f" ({', '.join(holder.gpu_uuids)})" if holder.gpu_uuids else ""
+        memory = "not listed by NVML" if holder.memory_bytes is None else _size(holder.memory_bytes)
+        rank = "" if holder.rank is None else f", rank {holder.rank}"
+        yield f"{node.name}: pid {holder.pid} ({holder.comm}){rank}, {index}{uuids}, {memory}, state {holder.state}"
+    if len(held) > MAX_LISTED:
+        yield f"and {len(held) - MAX_LISTED} more processes"
+    if unknown:
+        yield f"{len(unknown)} more on {_node_names(unknown)}: what became of them is not known"
+    for name in _nodes(held)[:MAX_LISTED]:
+        pids = [str(holder.pid) for node, holder in held if node.name == name][:MAX_LISTED]
+        yield f"on {name}: ps -o pid,user,lstart,stat,cmd -p {','.join(pids)}"
+
+
+def _may_be_ended(node: NodeView, holder: GpuHolder) -> GpuProcess | None:
+    """The process as everybody who acts on it has to find it again; None if something about it is a guess."""
+    if (
+        not node.boot_id
+        or not holder.job_id
+        or not holder.was_in_job
+        or not holder.minors
+        or holder.uid <= MAX_SYSTEM_UID
+    ):
+        return None
+    return GpuProcess(
+        node=node.name, boot_id=node.boot_id, pid=holder.pid, start_ticks=holder.start_ticks, uid=holder.uid, user=holder.user,
+        comm=holder.comm, job_id=holder.job_id, minors=holder.minors, gpu_uuids=holder.gpu_uuids,
+        in_job_group=holder.in_job_group,
+    )  # fmt: skip

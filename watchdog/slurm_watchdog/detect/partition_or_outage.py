@@ -1,0 +1,58 @@
+"""`partition_or_outage`: many agents fell silent at once. That is the network, the power or the controller's own link: nobody is accused."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from slurm_watchdog.analysis.slurm_nodes import share_silent
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from slurm_watchdog.model.slurm_states import is_away
+
+NAMED = 16
+"""Nodes that are named one by one; the number says the rest."""
+
+
+class Settings(Protocol):
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def percent(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding about the cluster, none before any agent has reported."""
+    silent, known = share_silent(view)
+    if known == 0:
+        return []
+    everybody = silent == known and silent > 1
+    many = silent >= settings.nodes and 100.0 * silent > settings.percent * known
+    if not (everybody or many):
+        unheard = len(set(view.excused_nodes) - set(view.silent_nodes))
+        return [
+            Finding(
+                kind=Kind.PARTITION_OR_OUTAGE,
+                subject="cluster",
+                truth=Truth.UNKNOWN if unheard else Truth.OK,
+                summary=f"{known - silent - unheard} of {known} agents report",
+            )
+        ]
+    away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
+    mute = set(view.silent_nodes) - away
+    missing = [node for node in view.nodes if node.name in mute]
+    shortest_s = min(view.now - node.reported_at for node in missing)
+    return [
+        Finding(
+            kind=Kind.PARTITION_OR_OUTAGE,
+            subject="cluster",
+            truth=Truth.BAD,
+            summary=f"{silent} of {known} agents are silent: the network, the power, or this machine's own link. "
+            "What happens there is unknown, and nothing is done about any job while it lasts.",
+            culprits=tuple(
+                Culprit(node=node.name, reason=f"no report for {view.now - node.reported_at:.0f} s")
+                for node in missing[:NAMED]
+            ),
+            facts=(f"the last of them fell silent {shortest_s:.0f} s ago", "compare with: sinfo -R"),
+            lasted_s=shortest_s,
+        )
+    ]

@@ -1,0 +1,79 @@
+"""`rank_stopped`: a rank was stopped by a signal, or by a debugger, and its job waits for it.
+
+Told within seconds. To be acted on only if it was a signal, nobody has let it go on, and the job is beyond its own limit: under a
+debugger nothing is ever restarted.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.progress_limit import LoopSettings, loop_clock
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+
+WORDS = {"T": "stopped by a signal", "t": "held by a debugger or tracer"}
+
+
+class Settings(Protocol):
+    @property
+    def stopped_for(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings, limits: LoopSettings) -> list[Finding]:
+    """One finding for each running job; `limits` are those of `collective_hang`."""
+    return [_judge(job, view.now, settings.stopped_for, limits) for job in view.jobs]
+
+
+def _judge(job: JobView, now: float, stopped_for_s: float, limits: LoopSettings) -> Finding:
+    job_id = job.job.job_id
+    finding = Finding(
+        kind=Kind.RANK_STOPPED, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
+    )
+    if job.job.state != "RUNNING" or not job.ranks:
+        return replace(finding, summary=f"job {job_id} is {job.job.state}, {len(job.ranks)} ranks are known")
+    stopped = [
+        (rank, _stopped_s(job, rank)) for rank in job.ranks if rank.alive and rank.process.state in WORDS
+    ]
+    long = sorted(((r, s) for r, s in stopped if s >= stopped_for_s), key=lambda each: -each[1])
+    if not long:
+        # A node that does not report may hold one: nothing is said, so that an incident about it stays open.
+        unknown = stopped or job.silent_nodes or not job.every_rank_known
+        truth = Truth.UNKNOWN if unknown else Truth.OK
+        return replace(finding, truth=truth, summary=f"{len(stopped)} ranks of job {job_id} are stopped")
+    culprits = tuple(
+        Culprit(
+            node=rank.node,
+            rank=rank.process.rank,
+            pid=rank.process.pid,
+            reason=f"{WORDS[rank.process.state]} for {seconds:.0f} s",
+        )
+        for rank, seconds in long
+    )
+    first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Rank {first.rank} of job {job_id} on {first.node} (pid {first.pid}){more} is {first.reason}: the job waits for it.",
+        culprits=culprits,
+        facts=tuple(f"to let it go on, on {c.node}: kill -CONT {c.pid}" for c in culprits[:8]),
+        lasted_s=long[0][1],
+        actionable=_stands(job, now, limits) and all(rank.process.state == "T" for rank, _ in stopped),
+    )
+
+
+def _stands(job: JobView, now: float, limits: LoopSettings) -> bool:
+    """Whether the loop has not turned for longer than is normal for it, and has some left to make."""
+    progress, clock = job.progress, loop_clock(job, now, limits)
+    if progress is None and not clock.unread:
+        return False
+    if progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps:
+        return False
+    return clock.age_s >= clock.limit.seconds
+
+
+def _stopped_s(job: JobView, rank: ProcessView) -> float:
+    """How long it has been stopped, as the agent saw it; a job that was granted a grace starts anew."""
+    return min(rank.process.state_age_s or 0.0, job.run_age_s)

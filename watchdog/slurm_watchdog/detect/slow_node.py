@@ -1,0 +1,265 @@
+"""`slow_node`: a job has become slower, and exactly one node (or a few of many) is unlike the others: it is named, with the reason.
+
+All ranks wait for the slowest, so step times name nobody, and neither does utilisation. What may name a node is what its hardware
+says: clocks under load, what holds them back, power against the card's own past, the width of a link, heat, corrections that
+began with the slowness and do not end. What more than a few nodes have in common is the job's or the site's and accuses nobody;
+a single correction is chance in any large job and counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.detect import slow_job
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, NodeView, RankGpu
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+
+FEW = 0.25
+"""Odd nodes are named if they are at most this share of the job's, and at least one may be."""
+LOW_CLOCK = 0.95
+"""Of the median of the other nodes' GPUs: the slowdown that is looked for is 5 %, and a step is no slower than its slowest GPU."""
+OWN_CLOCK = 0.97
+"""Of the card's own past: one that was always so is not what changed."""
+LOW_POWER = 0.88
+"""Of its own past, against the others' change: what all do together (another phase, another batch) is no sign."""
+HOT_C, HOTTER_C = 85.0, 12.0
+"""A GPU that hot, and so much hotter than the median of the others: data-centre cards slow down at 85 to 90 C."""
+HELD_BACK = frozenset(
+    {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+"""Throttle reasons that nobody chose. sw_power_cap is not among them: a card at its full power shows it all the time."""
+SLOW_VALUES_S = 150.0
+"""Links are read about once a minute; two looks, and a report."""
+HEAT_EVENTS = frozenset({"cpu_throttled", "overheated", "nic_hot", "nic_power"})
+"""Kernel lines of which one is enough."""
+CORRECTIONS = frozenset(
+    {
+        "memory_corrected",
+        "hardware_corrected",
+        "machine_check",
+        "pcie_corrected",
+        "rdma_error",
+        "link_down",
+        "nic_firmware",
+    }
+)
+"""Kernel lines of which only a stream means something."""
+STREAM = 10
+"""Lines since the change."""
+RISES = 5
+"""Looks, a minute or so apart, in which a counter of corrections rose without a break."""
+CARDS_NAMED = 2
+"""What more cards of one node have in common is the node's."""
+AROUND_S = 900.0
+"""What began this long before the change, or later, may have to do with it."""
+
+
+class Sign(Value, frozen=True, kw_only=True):
+    """One thing in which a node, or a GPU of it, is unlike the others."""
+
+    node: str
+    about: str
+    """What kind of thing: signs of one kind on many nodes accuse nobody."""
+    text: str
+    gpu: RankGpu | None = None
+
+
+class Settings(Protocol):
+    @property
+    def percent(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding for each running job of more than one node; `settings` are those of slow_job."""
+    nodes = {node.name: node for node in view.nodes}
+    return [
+        _judge(view, job, [nodes[name] for name in job.job.nodes if name in nodes], settings)
+        for job in view.jobs
+        if len(job.job.nodes) > 1
+    ]
+
+
+def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: Settings) -> Finding:
+    job_id = job.job.job_id
+    slow = slow_job.judge(job, view.now, settings.percent / 100)
+    finding = replace(slow, kind=Kind.SLOW_NODE, severity=Severity.WARNING, facts=(), culprits=())
+    if slow.truth is not Truth.BAD:
+        return finding
+    missing = sorted({*job.silent_nodes, *(set(job.job.nodes) - {node.name for node in nodes})})
+    finding = replace(finding, truth=Truth.UNKNOWN)
+    if missing:
+        return replace(finding, summary=f"no report from {', '.join(missing[:8])}: nobody can be compared")
+    since = view.now - slow.lasted_s - AROUND_S
+    signs = [*_clocks(job), *_held_back(job), *_power(job), *_heat(job), *_links(job, view.now)]
+    signs += [*_corrections(job, view.now, since), *_kernel(nodes, since)]
+    few = max(1, int(FEW * len(job.job.nodes)))
+    odd = [sign for sign in signs if len({s.node for s in signs if s.about == sign.about}) <= few]
+    named = sorted({sign.node for sign in odd})
+    if not named:
+        return replace(
+            finding, summary=f"job {job_id} is slower, and no signal tells one of its nodes from the others"
+        )
+    if len(named) > few:
+        return replace(
+            finding, summary=f"job {job_id} is slower, and {len(named)} of its nodes are odd, each in its way"
+        )
+    more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+    first = next(sign for sign in odd if sign.node == named[0])
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"{slow.summary} Unlike the others is {named[0]}{more}: {first.text}.",
+        culprits=tuple(culprit for name in named for culprit in _culprits(odd, name)),
+        facts=tuple(f"{sign.node}: {sign.text}" for sign in odd[:12]),
+        exclude_nodes=tuple(named),
+        actionable=True,
+    )
+
+
+def _culprits(odd: list[Sign], node: str) -> list[Culprit]:
+    """The cards of an odd node that have a sign, equal suspects all of them; the node alone where they are many, or none."""
+    signs = [sign for sign in odd if sign.node == node]
+    cards = {sign.gpu.view.gpu.uuid: sign for sign in reversed(signs) if sign.gpu is not None}
+    if not 0 < len(cards) <= CARDS_NAMED:
+        return [_culprit(replace(signs[0], gpu=None))]
+    return [_culprit(sign) for sign in reversed(cards.values())]
+
+
+def _culprit(sign: Sign) -> Culprit:
+    gpu = sign.gpu
+    return Culprit(
+        node=sign.node,
+        rank=None if gpu is None else gpu.rank,
+        pid=None if gpu is None else gpu.pid,
+        gpu_uuid=None if gpu is None else gpu.view.gpu.uuid,
+        reason=sign.text,
+    )
+
+
+# ---------------------------------------------------------------------------------------- signs of GPUs
+
+
+def _busy(job: JobView) -> list[RankGpu]:
+    """An idle card is slow because it idles: it is no sign."""
+    return [each for each in job.gpus if each.view.busy_since is not None]
+
+
+def _others(each: RankGpu, values: Iterable[tuple[RankGpu, float]]) -> float | None:
+    """The median of the GPUs of the same model on other nodes; None where there is none."""
+    found = [
+        value
+        for other, value in values
+        if other.view.node != each.view.node and other.view.gpu.name == each.view.gpu.name
+    ]
+    return median(found) if found else None
+
+
+def _clocks(job: JobView) -> list[Sign]:
+    values = [(g, g.view.recent_sm_clock_hz) for g in _busy(job)]
+    known = [(g, hz) for g, hz in values if hz is not None]
+    found = []
+    for each, hz in known:
+        others_hz, own_hz = _others(each, known), each.view.usual_sm_clock_hz
+        if (
+            others_hz is None
+            or hz >= LOW_CLOCK * others_hz
+            or (own_hz is not None and hz >= OWN_CLOCK * own_hz)
+        ):
+            continue
+        text = f"{_gpu(each)} runs at {hz / 1e6:.0f} MHz under load, those of other nodes at {others_hz / 1e6:.0f} MHz"
+        found.append(Sign(node=each.view.node, about="clock", text=text, gpu=each))
+    return found
+
+
+def _held_back(job: JobView) -> list[Sign]:
+    return [
+        Sign(node=each.view.node, about="throttle", text=f"{_gpu(each)} is held back by {', '.join(sorted(reasons))}", gpu=each)
+        for each in _busy(job)
+        if (reasons := HELD_BACK & set(each.view.gpu.throttle or ()))
+    ]  # fmt: skip
+
+
+def _power(job: JobView) -> list[Sign]:
+    values = [(g, g.view.recent_power_w, g.view.usual_power_w) for g in _busy(job)]
+    known = [(g, recent / usual) for g, recent, usual in values if recent is not None and usual]
+    found = []
+    for each, change in known:
+        others = _others(each, known)
+        if others is None or change >= LOW_POWER * others:
+            continue
+        text = f"{_gpu(each)} draws {100 * change:.0f} % of its usual power, those of other nodes {100 * others:.0f} %"
+        found.append(Sign(node=each.view.node, about="power", text=text, gpu=each))
+    return found
+
+
+def _heat(job: JobView) -> list[Sign]:
+    values = [(g, g.view.gpu.temperature_c) for g in _busy(job)]
+    known = [(g, celsius) for g, celsius in values if celsius is not None]
+    found = []
+    for each, celsius in known:
+        others_c = _others(each, known)
+        if others_c is not None and celsius >= HOT_C and celsius >= others_c + HOTTER_C:
+            text = f"{_gpu(each)} is at {celsius:.0f} C, those of other nodes at {others_c:.0f} C"
+            found.append(Sign(node=each.view.node, about="heat", text=text, gpu=each))
+    return found
+
+
+def _links(job: JobView, now: float) -> list[Sign]:
+    found = []
+    for each in _busy(job):
+        gpu = each.view.gpu
+        if now - (each.view.busy_since or now) < SLOW_VALUES_S:
+            continue  # what is said of its link may be from when it idled
+        for used, full, what in (
+            (gpu.pcie_link_width, gpu.pcie_link_width_max, "lanes"),
+            (gpu.pcie_link_generation, gpu.pcie_link_generation_max, "as its PCIe generation"),
+        ):
+            if used is not None and full is not None and 0 < used < full:
+                text = f"the PCIe link of {_gpu(each)} runs with {used} of {full} {what} under load"
+                found.append(Sign(node=each.view.node, about=f"pcie {what}", text=text, gpu=each))
+        if gpu.nvlinks_down:
+            text = f"{gpu.nvlinks_down} NVLinks of {_gpu(each)} are down"
+            found.append(Sign(node=each.view.node, about="nvlink", text=text, gpu=each))
+    return found
+
+
+def _corrections(job: JobView, now: float, since: float) -> list[Sign]:
+    return [
+        Sign(
+            node=each.view.node, about=rise.counter, gpu=each,
+            text=f"{rise.counter} of {_gpu(each)} began to rise {now - rise.first_at:.0f} s ago and goes on ({rise.times} times)",
+        )
+        for each in job.gpus
+        for rise in each.view.rising
+        if rise.times >= RISES and rise.first_at >= since and now - rise.last_at <= AROUND_S
+    ]  # fmt: skip
+
+
+def _gpu(each: RankGpu) -> str:
+    return f"GPU {each.view.gpu.index} (rank {each.rank})"
+
+
+# ---------------------------------------------------------------------------------------- signs of nodes
+
+
+def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
+    found = []
+    for node in nodes:
+        counts: dict[str, int] = {}
+        lines: dict[str, str] = {}
+        for seen in node.events:
+            name = seen.event.name
+            if seen.at >= since and name in HEAT_EVENTS | CORRECTIONS:
+                counts[name] = counts.get(name, 0) + 1 + seen.event.repeats
+                lines[name] = seen.event.line
+        for name, count in counts.items():
+            if name in HEAT_EVENTS or count >= STREAM:
+                text = f"its kernel said {count} times: {shortened(lines[name], 160)}"
+                found.append(Sign(node=node.name, about=name, text=text))
+    return found

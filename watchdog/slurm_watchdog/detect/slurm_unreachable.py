@@ -1,0 +1,48 @@
+"""`slurm_unreachable`: Slurm does not answer, or nothing that can be used. The controller then knows of no job for certain, and does nothing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.incidents import Finding, Kind, Truth
+
+
+class Settings(Protocol):
+    @property
+    def silent_for(self) -> float: ...
+
+
+def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+    """One finding. Before the first answer the time since the controller's start counts."""
+    age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
+    silent = age_s >= settings.silent_for
+    answered = view.slurm_age_s is not None and not view.slurm_excused
+    truth = Truth.BAD if silent else Truth.OK if answered else Truth.UNKNOWN
+    return [
+        Finding(
+            kind=Kind.SLURM_UNREACHABLE,
+            subject="slurm",
+            truth=truth,
+            summary=_summary(view, age_s)
+            if silent
+            else "Slurm answers"
+            if truth is Truth.OK
+            else "Slurm has not answered since this controller started, or stalled",
+            facts=(
+                "on this machine: scontrol ping; squeue",
+                "journalctl -u slurm-watchdog-controller says what it answered",
+            )
+            if silent
+            else (),
+            lasted_s=age_s if silent else 0.0,
+        )
+    ]
+
+
+def _summary(view: ClusterView, age_s: float) -> str:
+    """It does not answer, or its answer is of no use: that is mended in another place."""
+    what = "no job is judged and nothing is done until"
+    if view.slurm_problem:
+        return f"Slurm answers, but for {age_s:.0f} s nothing that can be used ({view.slurm_problem}): {what} it does."
+    return f"Slurm has not answered for {age_s:.0f} s: {what} it does."

@@ -1,0 +1,256 @@
+"""`stalled_progress`: no step beyond the limit, and no better name for it.
+
+At the limit itself only if it is known of every rank that it does nothing, and nothing more; after `still_limit` if their stacks are
+known, too, and stand still where nobody waits in a collective (a sleep, a socket, a file that is to appear: it may be right);
+otherwise, and where somebody works, after `busy_limit`.
+
+Before the first step there is no limit that was learnt: to load, to index and to compile may take an hour. A program that never
+writes a step which can be read, and one that trains nothing (a server, a notebook), look alike for ever. So `start_limit` is long, the
+log has to be readable and to speak of a training (or an earlier run of the job has made steps), and the ranks have to be known to
+stand.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis import stepless_runs
+from slurm_watchdog.analysis.learned_limit import Limit
+from slurm_watchdog.analysis.progress_limit import (
+    LoopClock,
+    has_just_grown,
+    loop_clock,
+    makes_steps,
+    progress_limit,
+    with_a_step,
+)
+from slurm_watchdog.analysis.rank_activity import Standing, few_idle_among_busy, on_storage, standing
+from slurm_watchdog.detect import collective_hang
+from slurm_watchdog.detect.wedged_teardown import has_ended
+from slurm_watchdog.diagnose.filesystem import describe
+from slurm_watchdog.diagnose.stacks.vote import Vote, vote
+from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+
+STACKS_PATIENCE_S = 10.0
+"""Stacks that were asked for at half the limit get so much more time: what they say counts more."""
+
+PLACES_TOLD = 3
+"""Groups of ranks whose place is in the sentence."""
+
+SAVING = 1.5
+"""A checkpoint that the log or the stacks tell of may take as many times its floor: with the steps around it, and a log that has a line
+every few of them, half an hour of writing is more than half an hour without a step (six false alarms in 426 simulated hours of such
+jobs). One whose files grow may take as long as they do."""
+
+
+class Settings(Protocol):
+    @property
+    def busy_limit(self) -> float: ...
+    @property
+    def still_limit(self) -> float: ...
+    @property
+    def start_limit(self) -> float: ...
+
+
+def detect(view: ClusterView, hang: collective_hang.Settings, settings: Settings) -> list[Finding]:
+    """One finding for each running job. `hang` has what its limits are learnt by."""
+    return [_judge(job, view.now, hang, settings) for job in view.jobs]
+
+
+def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: Settings) -> Finding:
+    job_id, progress = job.job.job_id, job.progress
+    finding = Finding(
+        kind=Kind.STALLED_PROGRESS,
+        subject=f"job:{job_id}",
+        truth=Truth.UNKNOWN,
+        summary="",
+        job_ids=(job_id,),
+    )
+    if job.job.state != "RUNNING" or job.silent_nodes:
+        return replace(
+            finding, summary=f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent"
+        )
+    if not any(rank.alive for rank in job.ranks):
+        return replace(finding, summary=f"no living rank of job {job_id} has been seen")
+    clock = loop_clock(job, now, hang)
+    if clock.unread and clock.age_s >= clock.limit.seconds:
+        return _without_steps(job, finding, clock, now, hang)
+    if progress is None:
+        return _before_the_first_step(job, finding, now, hang, settings)
+    if has_ended(job):
+        return replace(finding, summary=f"job {job_id} has made its last step")
+    limit = progress_limit(job, hang)
+    age_s = progress.age_s
+    finding = replace(finding, lasted_s=age_s)
+    if age_s < limit.seconds and progress.shared:
+        return replace(
+            finding, summary=f"two programs count in {progress.source}: whether each goes on does not show"
+        )
+    if age_s < limit.seconds and not makes_steps(job, hang):
+        return replace(finding, summary=f"no new step of job {job_id} has been seen yet")
+    if age_s < limit.seconds:
+        return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes progress")
+    if collective_hang.judge(job, now, hang).truth is Truth.BAD:
+        return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
+    evidence = _evidence(job, now, limit.seconds)
+    waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
+    patient = age_s < _patient_s(job, now, limit, hang, settings) or has_just_grown(job, limit.seconds)
+    if patient and (not evidence.stands or waits_for_stacks):
+        return replace(finding, summary=f"no step for {age_s:.0f} s; {evidence.why}")
+    still = _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
+    return replace(_accuse(job, finding, limit, evidence), actionable=still)
+
+
+def _patient_s(
+    job: JobView, now: float, limit: Limit, hang: collective_hang.Settings, settings: Settings
+) -> float:
+    """How long nobody is accused of what nothing but the time speaks for. The stacks of the step after a checkpoint do not show any
+    more what took so long: that they did is remembered until that step is due."""
+    voted = vote(job.snapshots, job.ranks)
+    still = _stands_still(job, voted, now, limit.seconds)
+    patient_s = max(with_a_step(job, settings.still_limit if still else settings.busy_limit), limit.seconds)
+    saved = job.saving_age_s is not None and job.saving_age_s < limit.seconds
+    told = job.progress is not None and job.progress.phase == "checkpointing"
+    if saved or told or voted.checkpointing:
+        patient_s = max(patient_s, SAVING * with_a_step(job, hang.checkpoint_floor))
+    return patient_s
+
+
+def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool:
+    """Whether every rank was dumped, none of them moves, computes or does what takes its time, and none is seen to work since.
+
+    Several ranks that all make their samples themselves wait for nobody: an evaluation in the training's own function looks like that."""
+    known = voted.moving is False and not voted.missing and not voted.undumped
+    together = voted.in_own_code and len(job.ranks) > 1
+    at_it = voted.checkpointing or voted.patient or together or on_storage(job) is not None
+    return known and not at_it and standing(job, now, limit_s).stands is True
+
+
+def _without_steps(
+    job: JobView, finding: Finding, clock: LoopClock, now: float, hang: collective_hang.Settings
+) -> Finding:
+    """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it is known that no rank does
+    anything. Acted on only where a ladder is configured for it, and where the stacks themselves show that every rank stands still."""
+    finding = replace(finding, lasted_s=clock.age_s)
+    beside = collective_hang.judge(job, now, hang)
+    if beside.truth is Truth.BAD:
+        return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
+    limit_s = clock.limit.seconds
+    evidence = _evidence(job, now, limit_s)
+    saves = job.saving_age_s is not None and job.saving_age_s < SAVING * hang.checkpoint_floor
+    voted = vote(job.snapshots, job.ranks)
+    still = _stands_still(job, voted, now, limit_s) if voted.groups else evidence.stands is True
+    if not still or saves or has_just_grown(job, limit_s):
+        return replace(finding, summary=f"{clock.words}; {evidence.why}")
+    dumped = [Culprit(node=rank.node, pid=rank.process.pid, reason="") for rank in job.ranks if voted.groups]
+    doubt = stepless_runs.doubt(job, clock, tuple(dumped), now)
+    if doubt:
+        return replace(finding, summary=f"{clock.words}, and {doubt}")
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} has stopped after it had trained, and its steps cannot be read: {clock.words} "
+        f"(limit {limit_s:.0f} s, {clock.limit.reason}); {evidence.why}{_who(evidence.culprits)}.",
+        culprits=evidence.culprits,
+        facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
+        actionable=bool(voted.groups),
+    )
+
+
+def _before_the_first_step(
+    job: JobView, finding: Finding, now: float, hang: collective_hang.Settings, settings: Settings
+) -> Finding:
+    job_id, age_s, limit_s = job.job.job_id, job.run_age_s, settings.start_limit
+    none = f"no step of job {job_id} has been seen"
+    if age_s < limit_s:
+        return replace(finding, summary=f"{none} yet")
+    finding = replace(finding, lasted_s=age_s)
+    if job.log is None or not job.log.whole:
+        return replace(finding, summary=f"{none}: its log cannot be read")
+    if job.phase is None and not any(run.steps_seen for run in job.past):
+        return replace(finding, summary=f"{none}, and nothing says that it trains")
+    if job.phase == "finishing":
+        return replace(finding, summary=f"{none}, and its log says that it ends")
+    if collective_hang.judge(job, now, hang).truth is Truth.BAD:
+        return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
+    seen = _evidence(job, now, limit_s)
+    if not seen.stands and not vote(job.snapshots, job.ranks).groups:
+        seen = few_idle_among_busy(job, now, limit_s)
+    if not seen.stands:
+        return replace(finding, summary=f"{none}; {seen.why}")
+    if seen.in_collective and job.log.grew_age_s < limit_s / 2:
+        return replace(finding, summary=f"{none}; its log grew {job.log.grew_age_s:.0f} s ago")
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job_id} has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase {job.phase or 'starting'}), and its "
+        f"log is silent since {job.log.grew_age_s:.0f} s; {seen.why}{_who(seen.culprits)}.",
+        culprits=seen.culprits,
+        facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
+    )
+
+
+def _evidence(job: JobView, now: float, limit_s: float) -> Standing:
+    """What speaks for a loop that stands. Where there are stacks, they speak first; a job that has lost a rank is another matter."""
+    ranks = job.ranks
+    if not all(rank.alive for rank in ranks):
+        return Standing(why="a rank is gone")
+    if on_storage(job) is not None:
+        return Standing(why="a rank is blocked on a filesystem")
+    voted = vote(job.snapshots, ranks)
+    if voted.groups and _stands_still(job, voted, now, limit_s):
+        if len(ranks) == 1:
+            return Standing(why="its only process does nothing", culprits=_sole(ranks[0], voted))
+        return Standing(
+            why=f"no rank does anything, and none waits in a collective: {_where(voted, len(ranks))}"
+        )
+    if voted.groups:
+        return Standing(why="the stacks do not show that anybody waits for anybody")
+    return standing(job, now, limit_s)
+
+
+def _sole(rank: ProcessView, voted: Vote) -> tuple[Culprit, ...]:
+    """The only process of a job, with where it stands."""
+    group = voted.groups[0]
+    where = f"in {group.frames[0]}" if group.frames else "in no function that is known"
+    reason = (
+        f"stands still {where}"
+        if group.place is Place.OTHER or voted.in_own_code
+        else f"{group.place}, {where}"
+    )
+    return (Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason),)
+
+
+def _where(voted: Vote, ranks: int) -> str:
+    """`3 of 4 in recv (socket.py), 1 in forward (train.py)`: the first groups, for the odd one may be the small one."""
+    places = [(len(group.ranks), group.frames[0]) for group in voted.groups[:PLACES_TOLD] if group.frames]
+    if not places:
+        return "nobody moves"
+    (count, first), *others = places
+    rest = "".join(f", {number} in {frame}" for number, frame in others)
+    more = len(voted.groups) - PLACES_TOLD
+    return f"{count} of {ranks} in {first}{rest}" + (f", and in {more} more places" if more > 0 else "")
+
+
+def _accuse(job: JobView, finding: Finding, limit: Limit, evidence: Standing) -> Finding:
+    progress = job.progress
+    assert progress is not None
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} makes no progress since {progress.place}: no step for {progress.age_s:.0f} s "
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {evidence.why}{_who(evidence.culprits)}.",
+        culprits=evidence.culprits,
+        facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
+    )
+
+
+def _who(culprits: tuple[Culprit, ...]) -> str:
+    if not culprits:
+        return ", so nobody is named"
+    more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    return f"; {describe(culprits[0])}{more} {culprits[0].reason}"

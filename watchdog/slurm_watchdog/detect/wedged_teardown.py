@@ -1,0 +1,203 @@
+"""`wedged_teardown`: the training is over, by its last step or by an error, and the job stays RUNNING with ranks that do nothing.
+
+A job ends in many ways that look alike for a while: a last evaluation, a last checkpoint, an upload. So it has `grace`, and as long as
+somebody works, or nobody knows, half an hour. Where every rank sits motionless in the teardown of its process group there is nothing
+left to wait for: `teardown_limit`, whether or not the log says that the training is over.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.learned_limit import LimitSettings
+from slurm_watchdog.analysis.progress_limit import has_just_grown, makes_steps, progress_limit, with_a_step
+from slurm_watchdog.analysis.rank_activity import standing
+from slurm_watchdog.diagnose.filesystem import describe
+from slurm_watchdog.diagnose.stacks.vote import Vote, vote
+from slurm_watchdog.diagnose.stacks.wording import group_words
+from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, ProcessView
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, StacksWanted, Truth
+
+FATAL = frozenset({"traceback", "python_exception", "cuda_oom", "cuda_error"})
+"""Signatures of a line with which a training ends, if no step follows."""
+NAMED = 16
+STACKS_APART_S = 15.0
+SUSPICION = 0.5
+"""From this share of the limit on, stacks are collected."""
+
+
+class Settings(Protocol):
+    """Durations in seconds."""
+
+    @property
+    def grace(self) -> float: ...
+    @property
+    def busy_limit(self) -> float: ...
+    @property
+    def teardown_limit(self) -> float: ...
+
+
+def detect(view: ClusterView, hang: LimitSettings, settings: Settings) -> list[Finding]:
+    """One finding for each running job. `hang` has what the limits of steps are learnt by."""
+    return [_judge(job, view.now, hang, settings) for job in view.jobs]
+
+
+def has_ended(job: JobView) -> bool:
+    """Whether the training has made its last step, as far as its log says. A count that began anew counts to the end of an epoch,
+    and the last steps of all may be fewer than stand between two lines."""
+    progress = job.progress
+    if progress is None:
+        return False
+    if progress.phase == "finishing":
+        return True
+    if progress.total_steps is None or progress.begun_anew or progress.step <= 0:
+        return False
+    return progress.step + progress.stride > progress.total_steps
+
+
+def last_error(job: JobView) -> ErrorLine | None:
+    """The newest line since the last step with which a training ends."""
+    if job.progress is None or job.progress.rose_age_s is None:
+        return None
+    since = [
+        each
+        for each in job.errors
+        if each.event.pattern in FATAL and each.age_s <= min(job.progress.rose_age_s, job.progress.age_s)
+    ]
+    return min(since, key=lambda each: each.age_s, default=None)
+
+
+def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) -> Finding:
+    job_id, progress, ranks = job.job.job_id, job.progress, job.ranks
+    finding = Finding(
+        kind=Kind.WEDGED_TEARDOWN, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
+        severity=Severity.WARNING,
+    )  # fmt: skip
+    if job.job.state != "RUNNING" or job.silent_nodes or progress is None or not ranks:
+        return replace(
+            finding, summary=f"job {job_id} is {job.job.state}, has not begun, or a node of it is silent"
+        )
+    alive = [rank for rank in ranks if rank.alive]
+    error = None if has_ended(job) else last_error(job)
+    if not alive:
+        return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is left")
+    if not (has_ended(job) or error):
+        return _without_a_word(job, finding, now, hang, settings)
+    age_s = progress.age_s if error is None else error.age_s
+    if progress.phase == "finishing":
+        age_s = min(age_s, progress.phase_age_s)
+    finding = replace(finding, lasted_s=age_s)
+    limit_s = progress_limit(job, hang).seconds
+    if error is not None:
+        if len(alive) < len(ranks):
+            return replace(finding, summary=f"a rank of job {job_id} is gone")
+        return _after_error(job, finding, error, now, limit_s)
+    return _after_last_step(job, finding, alive, now, settings)
+
+
+def _without_a_word(
+    job: JobView, finding: Finding, now: float, hang: LimitSettings, settings: Settings
+) -> Finding:
+    """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown, or most have left and every
+    one that is left is. (Where few have left, `lingering_job` has its say.)"""
+    assert job.progress is not None
+    age_s = job.progress.age_s
+    limit_s = max(progress_limit(job, hang).seconds, settings.teardown_limit)
+    alive = [rank for rank in job.ranks if rank.alive]
+    gone = len(job.ranks) - len(alive)
+    if not makes_steps(job, hang) and (age_s < limit_s or 0 < gone < len(alive)):
+        return replace(finding, summary=f"no new step of job {job.job.job_id} has been seen yet")
+    if age_s < limit_s or 0 < gone < len(alive):
+        return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} trains")
+    voted = vote(job.snapshots, alive)
+    seen = standing(job, now, settings.teardown_limit)
+    if not (_torn_down(voted, len(alive)) and seen.stands):
+        truth = Truth.OK if makes_steps(job, hang) else Truth.UNKNOWN
+        return replace(finding, truth=truth, summary=f"job {job.job.job_id} is not seen to end")
+    named = tuple(_still_there(rank) for rank in alive[:NAMED])
+    what = f"made its last step {age_s:.0f} s ago, as its stacks say,"
+    why = _by_stacks(voted)[1] + _have_left(gone, len(job.ranks))
+    finding = replace(finding, lasted_s=age_s, actionable=True)
+    return _say(job, finding, what, named, why, _places(voted))
+
+
+def _torn_down(voted: Vote, ranks: int) -> bool:
+    """Whether every rank was seen motionless in the teardown of its process group, and in nothing that takes its time."""
+    there = sum(len(group.ranks) for group in voted.groups if group.place is Place.TEARDOWN)
+    return there == ranks and voted.moving is False and not voted.checkpointing and not voted.undumped
+
+
+def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, limit_s: float) -> Finding:
+    """An error ended the loop, and every rank is still there: told if it is known that nobody does anything."""
+    if vote(job.snapshots, job.ranks).groups or finding.lasted_s < limit_s:
+        return replace(finding, summary=f"there was an error {error.age_s:.0f} s ago: {error.event.line}")
+    seen = standing(job, now, limit_s)
+    if not seen.stands:
+        return replace(finding, summary=f"there was an error {error.age_s:.0f} s ago; {seen.why}")
+    rank = next((r for r in job.ranks if r.process.rank == error.event.rank), None)
+    named = seen.culprits if rank is None else (_still_there(rank),)
+    return _say(
+        job, finding, f"ended with an error {error.age_s:.0f} s ago", named, seen.why, (error.event.line,)
+    )
+
+
+def _after_last_step(
+    job: JobView, finding: Finding, alive: list[ProcessView], now: float, settings: Settings
+) -> Finding:
+    """The last step is made: told after the grace if nobody does anything, later if that cannot be said."""
+    wanted = StacksWanted(job_id=job.job.job_id, apart_s=STACKS_APART_S)
+    if finding.lasted_s >= SUSPICION * min(settings.grace, settings.teardown_limit):
+        finding = replace(finding, wanted=(wanted,))
+    voted = vote(job.snapshots, alive)
+    seen = standing(job, now, settings.grace)
+    stands, why = (seen.stands, seen.why) if not voted.groups else _by_stacks(voted)
+    patient_s = max(with_a_step(job, settings.busy_limit), settings.grace)
+    if stands:
+        gone_quiet = standing(job, now, settings.teardown_limit).stands and _torn_down(voted, len(alive))
+        patient_s = min(settings.grace, settings.teardown_limit) if gone_quiet else settings.grace
+    if finding.lasted_s < patient_s or (not stands and has_just_grown(job, settings.grace)):
+        summary = f"job {job.job.job_id} made its last step {finding.lasted_s:.0f} s ago; {why}"
+        return replace(finding, summary=summary)
+    finding = replace(finding, actionable=stands is True)
+    named = voted.outside or seen.culprits or tuple(_still_there(rank) for rank in alive[:NAMED])
+    gone = _have_left(len(job.ranks) - len(alive), len(job.ranks))
+    return _say(
+        job, finding, f"made its last step {finding.lasted_s:.0f} s ago", named, why + gone, _places(voted)
+    )
+
+
+def _have_left(gone: int, ranks: int) -> str:
+    return f", {gone} of {ranks} ranks have left" if gone else ""
+
+
+def _places(voted: Vote) -> tuple[str, ...]:
+    return tuple(f"{group_words(g)}, {' < '.join(g.frames[:4])}" for g in voted.groups[:8])
+
+
+def _by_stacks(voted: Vote) -> tuple[bool | None, str]:
+    if voted.checkpointing or voted.moving:
+        return False, "its ranks still save or move"
+    tears = any(group.place is Place.TEARDOWN for group in voted.groups)
+    why = "its ranks tear their process group down" if tears else "its ranks stand still"
+    return (True if voted.moving is False else None), why
+
+
+def _still_there(rank: ProcessView) -> Culprit:
+    return Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason="is still there")
+
+
+def _say(
+    job: JobView, finding: Finding, what: str, named: tuple[Culprit, ...], why: str, facts: tuple[str, ...]
+) -> Finding:
+    more = f" (and so are {len(named) - 1} more)" if len(named) > 1 else ""
+    who = f"; {describe(named[0])} {named[0].reason}{more}" if named else ""
+    return replace(
+        finding,
+        truth=Truth.BAD,
+        summary=f"Job {job.job.job_id} {what} and does not end: {why}{who}.",
+        culprits=named,
+        facts=(*facts, f"nothing is left to save: scancel {job.job.job_id} frees its nodes"),
+    )

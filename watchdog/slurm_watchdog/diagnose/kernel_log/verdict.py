@@ -1,0 +1,345 @@
+"""The kernel's lines of a whole file: which are causes, which follow from them, what is over again, and what may cost a node its jobs.
+
+Pure. A single line has its weight from the knowledge; the file around it can take weight away (the device recovered) and, for a
+disk, give some: a filesystem's trouble may keep jobs off its node only if the disk below it is the node's own.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES, TRACE_WORDS, Rule
+from slurm_watchdog.knowledge.xids import describe_xid
+from slurm_watchdog.model.observations import FaultSeverity
+from slurm_watchdog.parse.kernel_log.file import Message
+from slurm_watchdog.parse.kernel_log.line import KernelFact
+
+Role = Literal["cause", "consequence", "news"]
+
+MAX_LINES = 100_000
+"""Lines with a fact that are kept of one file: a storm says nothing new after that."""
+STUCK = frozenset({"hung_task", "soft_lockup", "rcu_stall"})
+"""After a line of these the kernel prints what the task waits for."""
+TRACE_LINES = 80
+"""Lines after a stuck task in which its call trace is looked for."""
+WITHIN_LINES = 5000
+"""What is near where lines have no time."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One line with a fact, and how it stands to the others."""
+
+    number: int
+    node: str | None
+    class_name: str
+    fact: KernelFact
+    role: Role
+    may_exclude_node: bool
+    because_of: int | None = None
+    """Line of the cause, for a consequence whose cause is in the file."""
+    over_at: int | None = None
+    """Line that says that it is over."""
+    waits_for: str | None = None
+    """For a stuck task: what its call trace names."""
+    gpu: str | None = None
+    """UUID if the file tells it, else the GPU's address; None if it is about no GPU."""
+
+
+@dataclass
+class _Entry:
+    message: Message
+    fact: KernelFact
+    class_name: str
+    waits_for: str | None = None
+    because_of: int | None = None
+    over_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a file says. `dropped` lines with a fact were too many to be kept."""
+
+    lines: tuple[Judged, ...]
+    messages: int
+    dropped: int = 0
+
+
+def judge_file(messages: Iterable[Message]) -> Verdict:
+    """Cause and consequence among the messages of one file, which may be of many nodes."""
+    remote: set[tuple[str | None, str]] = set()
+    entries, uuids, counted, dropped = _collect(messages, remote)
+    for own in _by_node(entries):
+        ordered = _in_time(own)
+        _mark_ends(ordered)
+        _mark_causes(ordered)
+    remote |= _remote_disks(entries)
+    return Verdict(tuple(_judged(entry, uuids, remote) for entry in entries), counted, dropped)
+
+
+def class_of(fact: KernelFact) -> str:
+    """The name of what a line says: the knowledge's, or the Xid's own."""
+    if fact.xid is None:
+        return fact.name
+    name = describe_xid(fact.xid).name
+    return f"xid_{fact.xid}" if name == "unknown" else name
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def _collect(
+    messages: Iterable[Message], remote: set[tuple[str | None, str]]
+) -> tuple[list[_Entry], dict[tuple[str | None, str], str], int, int]:
+    entries: list[_Entry] = []
+    uuids: dict[tuple[str | None, str], str] = {}
+    tracing: dict[str | None, tuple[_Entry, int]] = {}
+    counted = dropped = 0
+    for message in messages:
+        counted += 1
+        fact = message.fact
+        if fact is None:
+            if match := _ELSEWHERE.match(message.text[:200]):
+                remote.add((message.node, match["disk"] or "sd"))
+            _follow_trace(tracing, message)
+            continue
+        tracing.pop(message.node, None)
+        if fact.gpu and fact.pci_bus_id:
+            uuids[message.node, fact.pci_bus_id] = fact.gpu
+        if len(entries) >= MAX_LINES:
+            dropped += 1
+            continue
+        entry = _Entry(message, fact, f"xid_{fact.xid}" if fact.xid is not None else fact.name)
+        entries.append(entry)
+        if fact.name in STUCK:
+            tracing[message.node] = (entry, TRACE_LINES)
+    return entries, uuids, counted, dropped
+
+
+_TRACE = tuple((name, re.compile(pattern)) for name, pattern in TRACE_WORDS)
+_RANK = {name: index for index, (name, _) in enumerate(TRACE_WORDS)}
+
+
+def _follow_trace(tracing: dict[str | None, tuple[_Entry, int]], message: Message) -> None:
+    """Takes in one line after a stuck task: the most telling word of its call trace is kept."""
+    current = tracing.get(message.node)
+    if current is None:
+        return
+    entry, left = current
+    if left <= 0:
+        del tracing[message.node]
+        return
+    tracing[message.node] = (entry, left - 1)
+    for name, pattern in _TRACE:
+        if pattern.search(message.text[:300]):
+            if entry.waits_for is None or _RANK[name] < _RANK[entry.waits_for]:
+                entry.waits_for = name
+            return
+
+
+def _by_node(entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
+    nodes: dict[str | None, list[_Entry]] = defaultdict(list)
+    for entry in entries:
+        nodes[entry.message.node].append(entry)
+    yield from nodes.values()
+
+
+def _in_time(entries: list[_Entry]) -> list[_Entry]:
+    """Oldest first: `journalctl -r` and `tac` turn a log round."""
+    times = [entry.message.time_s for entry in entries if entry.message.time_s is not None]
+    falls = sum(after < before for before, after in pairwise(times))
+    rises = sum(after > before for before, after in pairwise(times))
+    return entries[::-1] if falls > 4 * rises and falls > 0 else entries
+
+
+# ---------------------------------------------------------------------------------------- what ends, what follows
+
+
+def _mark_ends(entries: Sequence[_Entry]) -> None:
+    open_now: dict[tuple[str, str | None], list[_Entry]] = defaultdict(list)
+    begins = set(ENDS.values())
+    for entry in entries:
+        if entry.class_name in begins:
+            open_now[entry.class_name, _thing(entry.fact)].append(entry)
+        ended = ENDS.get(entry.class_name)
+        if ended is not None:
+            for each in open_now.pop((ended, _thing(entry.fact)), ()):
+                each.over_at = entry.message.number
+
+
+def _thing(fact: KernelFact) -> str | None:
+    return fact.device or fact.server or fact.pci_bus_id or fact.mount
+
+
+def _mark_causes(entries: Sequence[_Entry]) -> None:
+    for rule in RULES:
+        causes = [index for index, entry in enumerate(entries) if _named(entry.class_name, rule.causes)]
+        if not causes:
+            continue
+        for index, entry in enumerate(entries):
+            if entry.because_of is None and _named(entry.class_name, rule.effects):
+                found = _cause_of(index, entries, causes, rule)
+                if found is not None:
+                    entry.because_of = entries[found].message.number
+    _point_to_roots(entries)
+
+
+def _point_to_roots(entries: Sequence[_Entry]) -> None:
+    """What follows from a consequence follows from its cause."""
+    by_number = {entry.message.number: entry for entry in entries}
+    for entry in entries:
+        passed = {entry.message.number}
+        while entry.because_of is not None:
+            further = by_number[entry.because_of].because_of
+            if further is None or further in passed:
+                break
+            passed.add(entry.because_of)
+            entry.because_of = further
+
+
+def _named(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(name.startswith(each[:-1]) if each.endswith("*") else name == each for each in patterns)
+
+
+NEAREST = 50
+"""Candidates that are looked at on each side of a line."""
+
+
+def _cause_of(index: int, entries: Sequence[_Entry], causes: Sequence[int], rule: Rule) -> int | None:
+    """The nearest cause before the line, else, if the rule allows, the nearest after it."""
+    effect = entries[index]
+    if rule.waits_for and effect.waits_for is not None and effect.waits_for not in rule.waits_for:
+        return None
+    at = bisect_left(causes, index)
+    before = causes[max(0, at - NEAREST) : at][::-1]
+    after = causes[at : at + NEAREST] if rule.either else ()
+    for each in (*before, *after):
+        cause = entries[each]
+        if each == index or cause.because_of == effect.message.number:
+            continue
+        if _near(effect.message, cause.message, rule.within_s) and _same_thing(effect, cause, rule):
+            return each
+    return None
+
+
+def _near(one: Message, other: Message, within_s: float) -> bool:
+    if one.time_s is not None and other.time_s is not None:
+        return abs(one.time_s - other.time_s) <= within_s
+    return abs(one.number - other.number) <= WITHIN_LINES
+
+
+def _same_thing(effect: _Entry, cause: _Entry, rule: Rule) -> bool:
+    if rule.same == "node":
+        return True
+    if rule.same == "gpu":
+        mine, theirs = effect.fact.pci_bus_id, cause.fact.pci_bus_id
+        if effect.class_name == cause.class_name:
+            return False
+        return mine is None or theirs is None or mine[:10] == theirs[:10]
+    mine, theirs = disk_of(effect.fact.device), disk_of(cause.fact.device)
+    if effect.class_name == cause.class_name:
+        return False
+    return mine is not None and theirs is not None and (mine == theirs or mine.startswith(theirs + "n"))
+
+
+_DISK = re.compile(
+    r"(?:/dev/)?(nvme\d+(?:n\d+)?|sd[a-z]{1,3}|vd[a-z]|xvd[a-z]|md\d+|dm-\d+|ata\d+|mmcblk\d+|rbd\d+|loop\d+|nbd\d+|drbd\d+)"
+)
+
+
+def disk_of(device: str | None) -> str | None:
+    """`nvme0n1p2` -> `nvme0n1`, `sda1` -> `sda`; None if it is no disk's name."""
+    match = _DISK.match(device or "")
+    return match[1] if match else None
+
+
+# ---------------------------------------------------------------------------------------- whether a node may be excluded
+
+LOCAL_DISK_CLASSES = frozenset(
+    {"disk_error", "nvme_down", "nvme_media_error", "filesystem_error", "filesystem_shut_down", "filesystem_read_only", "journal_aborted", "disk_offline"}
+)  # fmt: skip
+"""Of a disk of the node's own these say that its filesystem no longer works; of any other they say nothing about the node."""
+_PHYSICAL = re.compile(r"nvme\d+n?\d*|sd[a-z]{1,3}|ata\d+")
+_NOT_BROKEN = re.compile(
+    r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)|critical (?:target|nexus|space allocation) error|no (?:available|usable) path",
+    re.IGNORECASE,
+)
+"""A full disk, a request that the target refused, a filesystem that somebody shut down, a controller that still answers and is only reset, paths of a storage network."""
+_NO_PATH = re.compile(r"no (?:available|usable) path", re.IGNORECASE)
+_ELSEWHERE = re.compile(
+    r"(?:sd \S+ \[(?P<disk>sd[a-z]+)\] Attached SCSI removable disk"
+    r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG)"
+    r"|usb \S+: USB disconnect)"
+)
+"""Lines that say that a disk is a stick, which may have been pulled out, a console's virtual medium, or somewhere in a storage network."""
+
+
+ELSEWHERE_NEEDLES = (
+    "removable disk",
+    "scsi host",
+    "registered transport",
+    " alua:",
+    "persistentdisk",
+    "lio-org",
+    "usb disconnect",
+)
+"""One of them is in each lower-cased line that _ELSEWHERE matches."""
+
+
+def _remote_disks(entries: Sequence[_Entry]) -> set[tuple[str | None, str]]:
+    """(node, disk) of disks that are reached over a network, and (node, "sd") where a SAN is seen, whose disks are called sd, too."""
+    remote: set[tuple[str | None, str]] = set()
+    for entry in entries:
+        if entry.class_name == "nvme_fabric" and entry.fact.device:
+            remote.add((entry.message.node, entry.fact.device))
+        elif entry.class_name == "disk_error" and _NO_PATH.search(entry.fact.message):
+            remote.add((entry.message.node, re.sub(r"n\d+$", "", entry.fact.device or "")))
+        elif entry.class_name in ("iscsi_error", "multipath_failed"):
+            remote.add((entry.message.node, "sd"))
+    return remote
+
+
+def _is_local_failure(entry: _Entry, remote: set[tuple[str | None, str]]) -> bool:
+    if entry.fact.severity is FaultSeverity.WARNING:
+        return False
+    if entry.class_name not in LOCAL_DISK_CLASSES or _NOT_BROKEN.search(entry.fact.message):
+        return False
+    disk = disk_of(entry.fact.device)
+    if disk is None or not _PHYSICAL.fullmatch(disk):
+        return False
+    node = entry.message.node
+    if disk.startswith("sd"):
+        return (node, "sd") not in remote and (node, disk) not in remote
+    controller = re.match(r"nvme\d+", disk)
+    return controller is None or (node, controller[0]) not in remote
+
+
+def _judged(
+    entry: _Entry, uuids: dict[tuple[str | None, str], str], remote: set[tuple[str | None, str]]
+) -> Judged:
+    fact = entry.fact
+    exclude = fact.may_exclude_node or _is_local_failure(entry, remote)
+    if entry.class_name == "pcie_fatal" and entry.over_at is not None:
+        exclude = False  # the device was reset and works again
+    role: Role = "cause"
+    if fact.severity is FaultSeverity.INFO:
+        role = "news"
+    elif entry.because_of is not None or fact.consequence:
+        role = "consequence"
+    gpu = fact.gpu
+    if (
+        gpu is None
+        and fact.pci_bus_id
+        and (fact.xid is not None or fact.name.startswith(("gpu_", "amdgpu_")))
+    ):
+        gpu = uuids.get((entry.message.node, fact.pci_bus_id), fact.pci_bus_id)
+    return Judged(
+        number=entry.message.number, node=entry.message.node, class_name=class_of(fact), fact=replace(fact, gpu=gpu), role=role,
+        may_exclude_node=exclude, because_of=entry.because_of, over_at=entry.over_at, waits_for=entry.waits_for, gpu=gpu,
+    )  # fmt: skip

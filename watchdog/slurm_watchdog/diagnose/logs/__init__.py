@@ -1,0 +1,1 @@
+"""What failed first, and on which rank, from the lines of logs. Pure."""

@@ -1,0 +1,211 @@
+"""Who is named for an error: whoever says it, or the one whom the launcher, Slurm or the driver can only mean. Pure.
+
+Nobody is named where two could be meant, where so many failed alike that none of them is the one, or where a number may be a local rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slurm_watchdog.diagnose.logs.case import Case
+from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks
+from slurm_watchdog.diagnose.logs.tracebacks import Error
+
+ALIKE_SHARE = 0.5
+"""Where so many ranks say the same, nobody is named: it is the program, its input or what all share."""
+SIGNAL_NAMES = {
+    -9: "killed",
+    -11: "segmentation_fault",
+    -7: "bus_error",
+    -4: "illegal_instruction",
+    -8: "floating_point_trap",
+}
+"""Exit codes of signals that nobody sends to end a run in order; 6 and 15 are how it is ended after another's failure."""
+GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
+_NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
+_NOT_STARTED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (?P<host>[\w.-]+):")
+_SSH_ENDED = re.compile(r"pdsh@\S+: (?P<host>[\w.-]+): ssh exited with exit code")
+_OF_NODE = re.compile(r"\bat node \(ID: \w+, IP: (?P<host>[\w.:-]+)\)")
+"""Ray's word of the node on which it ended workers for want of memory."""
+_OWN_NODE = re.compile(r"\bnode: (?P<host>[\w.-]+)\b")
+_OWN_RANK = re.compile(r"(?:\bUnexpected result \w+ on rank |^[A-Z]\w+Error: \[Rank:)(?P<rank>\d+)\b")
+_RANK_AND_NODE = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+),")
+"""As Megatron-LM's rerun_state_machine says whose result it is."""
+_DEAD_PID = re.compile(r"\bpid: (?P<pid>\d+)\b")
+_ADDRESS = re.compile(r"\bip: (?P<host>[\w.:-]+?)\b(?=\s|,|$)")
+NEAR_LINES = 60
+_CUDA = frozenset({"cuda_error", "gpu_ecc", "gpu_lost", "cuda_unavailable"})
+_FELT_AS = {
+    "gpu_lost": _CUDA, "gpu_ecc": _CUDA,
+    "shared_memory": frozenset({"dataloader_worker", "bus_error"}), "bus_error": frozenset({"dataloader_worker"}),
+    "oom_kill": frozenset({"dataloader_worker"}), "segmentation_fault": frozenset({"dataloader_worker"}),
+}  # fmt: skip
+"""What the process that it happened to says of it."""
+_SLURM_WHAT = {
+    **dict.fromkeys(("cuda_error", "gpu_lost", "gpu_ecc", "device_assert", "abort", "glibc_abort"), ("Aborted",)),
+    "segmentation_fault": ("Segmentation fault",), "bus_error": ("Bus error",), "oom_kill": ("Out Of Memory",), "illegal_instruction": ("Illegal",),
+}  # fmt: skip
+
+
+def who_felt_it(first: Error, alive: Sequence[Error], case: Case) -> int | None:
+    """The rank whose process NCCL spoke for: the only one to which NCCL's call failed with an error of CUDA."""
+    said = {
+        case.ranks.rank_of(error.who)
+        for error in alive
+        if error.name == "nccl_error" and re.search(r"unhandled cuda error", error.text, re.IGNORECASE)
+    }
+    return said.pop() if len(said) == 1 and "NCCL" in first.raw_text else None
+
+
+def rank_beside(first: Error, roots: Sequence[Error], case: Case) -> int | None:
+    """The rank of an error that names nobody, from the one that says next what its process felt of it: the kernel, a driver or a
+    library wrote the first line, Python the second. Only if that can be a single rank."""
+    felt = _FELT_AS.get(first.name, frozenset()) | {first.name}
+    near = [
+        e
+        for e in roots
+        if e.name in felt and 0 <= e.line - first.line <= NEAR_LINES and e.segment == first.segment
+    ]
+    ranks = {case.ranks.rank_of(error.who) for error in near if error.who.named}
+    return ranks.pop() if len(ranks) == 1 else None
+
+
+def rank_of_dead_process(case: Case) -> tuple[int | None, str | None]:
+    """(rank, host) of the only process that Ray says has died, if other lines say which rank it is."""
+    dead = set(case.ranks.dead)
+    for error in case.errors:
+        text = "\n".join((error.text, *error.detail)) if error.name in ("ray_actor_died", "oom_kill") else ""
+        if (match := _DEAD_PID.search(text)) is not None:
+            where = _ADDRESS.search(text)
+            dead.add((match["pid"], where["host"] if where else None))
+    named = {(case.ranks.rank_of_pid(pid, host), host) for pid, host in dead}
+    return named.pop() if len(named) == 1 else (None, None)
+
+
+def node_of_workers(error: Error) -> str | None:
+    """The node that Ray names where it says that it ended workers."""
+    match = _OF_NODE.search(error.raw_text)
+    return match["host"] if match else None
+
+
+def node_of_all(case: Case) -> str | None:
+    """The only node whose tasks ended by themselves, where Slurm says of tasks elsewhere that it ended them after that."""
+    tasks = case.ranks.tasks
+    own = {task.host for task in tasks if task.what.startswith("Exited with exit code")}
+    ended = {task.host for task in tasks if task.what.startswith(("Terminated", "Killed"))}
+    return own.pop() if len(own) == 1 and ended - own else None
+
+
+def failed_node(case: Case) -> str | None:
+    """The only node that Slurm says has failed."""
+    nodes = {match[1] for error in case.errors if (match := _NODE_FAILURE.search(error.raw_text))}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def who_of(error: Error, case: Case) -> tuple[int | None, str | None]:
+    """(rank, host) of whoever says a line, as far as its prefix or its own words have them."""
+    rank = case.ranks.rank_of(error.who)
+    host = case.ranks.host_of(error.who, rank)
+    if rank is None and (own := _OWN_RANK.search(error.text)) is not None:
+        rank = int(own["rank"])
+    if host is not None or rank is None:
+        return rank, host
+    own = _OWN_NODE.search(error.text)
+    if own is not None:
+        return rank, own["host"]
+    nodes = {
+        match["host"]
+        for other in case.errors
+        for text in (other.text, *other.detail)
+        if (match := _RANK_AND_NODE.search(text)) and int(match["rank"]) == rank
+    }
+    return rank, nodes.pop() if len(nodes) == 1 else None
+
+
+def is_everybody(ranks: Sequence[int], alike: Sequence[Error], case: Case) -> bool:
+    """Whether so many failed alike that none of them is the one."""
+    if len(ranks) < 2:
+        locals_ = {(error.who.local, error.who.host) for error in alike}
+        return len(locals_) >= 3
+    world = case.ranks.world or len(case.ranks.seen) or len(ranks)
+    return len(ranks) >= max(3, ALIKE_SHARE * world) or len(ranks) >= world > 1
+
+
+def place_in_table(error: Error, ranks: Ranks) -> None:
+    """An error that stands in torchrun's table of failures is that row's."""
+    if error.who.rank is not None:
+        return
+    for row in ranks.failures:
+        if row.line < error.line < row.end and row.rank is not None:
+            error.who = type(error.who)(rank=row.rank, local=row.local, host=row.host)
+            return
+
+
+def placed(error: Error, name: str, case: Case, host: str | None) -> tuple[int | None, str | None]:
+    """(rank, host) of a line that does not say whose it is, from what the launcher or Slurm says of who ended first."""
+    ranks = case.ranks
+    segments = case.sources[error.source].digest.segments
+    if segments is not None:
+        # Another excerpt tells of another incident.
+        ranks = replace(
+            ranks,
+            failures=[row for row in ranks.failures if segments.get(row.line) == error.segment],
+            tasks=[task for task in ranks.tasks if segments.get(task.line) == error.segment],
+        )
+    there = [row for row in ranks.failures if host is None or _short(row.host) in ("", _short(host))]
+    row = _first_failure(there, name, error.traceback)
+    if row is not None:
+        return row.rank, host or row.host
+    task = task_of(error, name, ranks)
+    if task is not None and (host is None or host == task[1]):
+        return task
+    return None, host
+
+
+def _short(host: str | None) -> str:
+    return (host or "").partition(".")[0]
+
+
+def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Failure | None:
+    """The row of torchrun's tables that an error without a name belongs to, if it can be only one.
+
+    Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may list such a one first.
+    What Python `raised` ends a process with code 1.
+    """
+    codes = {code for code, signal in SIGNAL_NAMES.items() if signal == name} or {1, 2}
+    if name in ("oom_kill", "killed"):
+        codes = {-9}
+    if name in ("abort", "cuda_error", "glibc_abort", "device_assert", "gpu_ecc"):
+        codes = {1} if raised and any(row.code == 1 for row in failures) else {1, -6}
+    rows = [row for row in failures if row.code in codes]
+    if len(rows) == 1:
+        return rows[0]
+    roots = [row for row in rows if row.root]
+    if len(roots) != 1 or roots[0].stamp is None:
+        return None
+    others = [row.stamp.seconds for row in rows if row is not roots[0] and row.stamp is not None]
+    return roots[0] if others and min(others) - roots[0].stamp.seconds >= 1 else None
+
+
+def task_of(error: Error, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:
+    """Slurm's word of the one task that ended so; of several nobody knows which was first."""
+    not_started = _NOT_STARTED.search(error.raw_text) or _SSH_ENDED.match(error.raw_text)
+    if not_started:
+        return None, not_started["host"]
+    match = re.search(
+        r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): ", error.raw_text
+    )
+    if match:
+        single = match["tasks"].isdecimal()
+        return (int(match["tasks"]) if single and ranks.tasks_are_ranks else None), match["host"]
+    words = _SLURM_WHAT.get(name, ())
+    tasks = [t for t in ranks.tasks if any(word in t.what for word in words)] if words else []
+    tasks = tasks or [t for t in ranks.tasks if "Exited with exit code" in t.what]
+    if len(tasks) != 1:
+        return None
+    # What ends with a code may be a launcher, one a node; what dies of a signal is hardly one.
+    own = "Exited with exit code" not in tasks[0].what or error.raw_text.startswith("slurmstepd: ")
+    sure = ranks.tasks_are_ranks and (ranks.several_a_host or own)
+    return (tasks[0].task if sure else None), tasks[0].host

@@ -1,0 +1,88 @@
+"""The logs of one job while they are judged, the verdict over them, and the words for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from slurm_watchdog.diagnose.logs.digest import Digest
+from slurm_watchdog.diagnose.logs.progress import NoNumber, Progress, Silence
+from slurm_watchdog.diagnose.logs.ranks import Ranks
+from slurm_watchdog.diagnose.logs.tracebacks import Error
+
+
+@dataclass
+class Source:
+    """One file of a job, with what was read in it."""
+
+    path: str
+    digest: Digest
+    progress: Progress
+    errors: list[Error]
+    silence: Silence | None = None
+    no_number: NoNumber | None = None
+    roles: dict[int, str] = field(default_factory=dict)
+    """Of each error's place its role."""
+
+    @cached_property
+    def last_error_line(self) -> int:
+        """0 if there is no error."""
+        return max((error.line for error in self.errors), default=0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    name: str
+    line: int | None
+    source: int
+    summary: str
+    host: str | None = None
+    rank: int | None = None
+    text: str = ""
+    first_ranks: tuple[int, ...] = ()
+    followed: int = 0
+    missing: tuple[int, ...] = ()
+
+
+@dataclass
+class Case:
+    """All errors of a job in their order, and what was made of them."""
+
+    sources: Sequence[Source]
+    ranks: Ranks
+    errors: list[Error]
+    role: dict[int, str] = field(default_factory=dict)
+    """By id of the error."""
+    timed: bool = True
+    """Whether the errors of different files can be put in order."""
+
+
+def after_step(case: Case, error: Error | None = None) -> str:
+    """After which step; of an error the last one that was logged before it in its excerpt."""
+    step = max((s.progress.last_step for s in case.sources if s.progress.last_step is not None), default=None)
+    segments = case.sources[error.source].digest.segments if error is not None else None
+    if error is not None and segments is not None:
+        steps = case.sources[error.source].digest.facts
+        before = [f.fact.step for f in steps if segments.get(f.line) == error.segment and f.line < error.line]
+        step = next((each for each in reversed(before) if each is not None), None)
+    return f", after step {step}" if step is not None else ""
+
+
+def words_of(rank: int | None, host: str | None) -> str:
+    """`rank 3 on n1`, or what of it is known; empty if nothing is."""
+    if rank is None:
+        return f"host {host}" if host is not None else ""
+    return f"rank {rank}" + (f" on {host}" if host is not None else "")
+
+
+def duration(seconds: float) -> str:
+    """`90 s`, `12 min`, `2.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def sentence(text: str) -> str:
+    """`text` with a capital and one full stop."""
+    return text[:1].upper() + text[1:].rstrip(".") + "."

@@ -1,0 +1,191 @@
+"""A cascade of collectives that timed out: who is missing from it, who is behind, who ran something else. Pure.
+
+The ranks that say so waited; the one they waited for is often the one that says nothing. It is named only where nearly all
+others did say so, or where one is behind all the others of the same group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slurm_watchdog.diagnose.logs.root_cause import FEW_SILENT
+from slurm_watchdog.diagnose.logs.tracebacks import Error
+
+LEAST_SAID = 2
+SURELY_MANY = 7
+"""So many ranks that say the same are hardly an excerpt: a gap among their numbers is a rank that said nothing."""
+_WORK = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?")
+_LAST = re.compile(
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
+)
+_GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\d+)(?: PG GUID (?P<guid>[^\s\]]+))? Rank \d+\]")
+_EQUAL_SIZES = frozenset(
+    {"ALLREDUCE", "BROADCAST", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLGATHER", "REDUCE_SCATTER"}
+)
+_RANK_LIST = re.compile(r"\b[Rr]anks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier")
+_DESYNC = re.compile(r"-\s*\[(?P<ranks>\d+(?:, ?\d+)*)\] (?:joined|finished)")
+_MISSING_LIST = re.compile(
+    r"missing ranks?:? ?[\[{(](?P<ranks>\d+(?:, ?\d+)*)[\]})]|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, ?\d+)*)[\]})]? (?:ha(?:s|ve) not joined|did(?: not|n't) join)"
+)
+_STALLED = re.compile(r"^(?:Missing|Stalled) ranks:$")
+_STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")
+"""Horovod's own word, a line for each rank that has not handed in its tensors."""
+_JAX_TASK = re.compile(r"/job:jax_worker/replica:\d+/task:(?P<task>\d+)")
+_STUCK = re.compile(r"detected no heartbeat of its watchdog|watchdog got stuck")
+_STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|[Tt]imed out task names|unhealthy")
+
+
+@dataclass(frozen=True)
+class Suspects:
+    ranks: tuple[int, ...]
+    reason: str
+    """Half a sentence."""
+    line: int | None = None
+    silent: bool = False
+    """They are named because they said nothing."""
+
+
+def suspects_of(
+    errors: Sequence[Error], rank_of: dict[int, int | None], known: Iterable[int], world: int | None
+) -> Suspects | None:
+    """Whom a cascade points at. `rank_of` has for the place of each error the rank that said it, or None; `known`: ranks seen
+    anywhere in the log; `world`: how many there are, if the log says so."""
+    told = _told(errors)
+    if told is not None:
+        return told
+    timeouts = [
+        place for place, error in enumerate(errors) if error.name in ("nccl_watchdog", "collective_timeout")
+    ]
+    said = {rank for place in timeouts if (rank := rank_of.get(place)) is not None}
+    if len(said) < LEAST_SAID:
+        return None
+    return (
+        _mismatched(errors, timeouts, rank_of)
+        or _behind(errors, timeouts, rank_of, len(said))
+        or _missing(said, set(known), world)
+    )
+
+
+def _told(errors: Sequence[Error]) -> Suspects | None:
+    """Somebody says it: a monitored barrier, NCCL's report of a desync, JAX's coordinator."""
+    for error in errors:
+        for text in (error.raw_text, *error.detail):
+            match = _RANK_LIST.search(text) or _DESYNC.search(text) or _MISSING_LIST.search(text)
+            if match:
+                numbers = match.groupdict().get("ranks") or match.groupdict().get("ranks2") or ""
+                ranks = tuple(sorted({int(number) for number in numbers.split(",")}))
+                return Suspects(ranks, "did not join what the others waited in", error.line)
+        stalled = _stalled(error.detail)
+        if stalled:
+            return Suspects(stalled, "had not joined what the others waited in", error.line)
+    stuck = {
+        error.who.rank for error in errors if _STUCK.search(error.raw_text) and error.who.rank is not None
+    }
+    others = {error.who.rank for error in errors} - stuck - {None}
+    if len(stuck) == 1 and others:
+        line = next(error.line for error in errors if _STUCK.search(error.raw_text))
+        return Suspects(tuple(stuck), "says that its own watchdog thread is stuck", line)
+    tasks: dict[int, int] = {}
+    for error in errors:
+        if error.name not in ("heartbeat_lost", "collective_timeout"):
+            continue
+        texts = (error.text, *error.detail)
+        if any(_STOPPED.search(text) for text in texts):
+            for text in texts:
+                for match in _JAX_TASK.finditer(text):
+                    tasks.setdefault(int(match["task"]), error.line)
+    if tasks and len(tasks) <= 2:
+        return Suspects(tuple(sorted(tasks)), "stopped answering the coordinator", min(tasks.values()))
+    return None
+
+
+def _stalled(detail: Sequence[str]) -> tuple[int, ...]:
+    """The ranks that Horovod lists after its warning."""
+    begins = next((place for place, text in enumerate(detail) if _STALLED.match(text)), None)
+    if begins is None:
+        return ()
+    found = (_STALLED_RANK.match(text) for text in detail[begins + 1 :])
+    return tuple(sorted({int(match["rank"]) for match in found if match}))
+
+
+def _group_of(text: str) -> str:
+    match = _GROUP.search(text)
+    return (match["guid"] or match["id"]) if match else ""
+
+
+def _mismatched(
+    errors: Sequence[Error], places: list[int], rank_of: dict[int, int | None]
+) -> Suspects | None:
+    """The few that ran another operation, or one of another size, under the same number in the group of all."""
+    works: dict[tuple[str, int], dict[int, tuple[str, str | None]]] = {}
+    for place in places:
+        rank, match = rank_of.get(place), _WORK.search(errors[place].text)
+        if rank is None or match is None:
+            continue
+        if errors[place].group_rank is not None and errors[place].group_rank != rank:
+            return None  # groups of some of the ranks: what differs may be right
+        size = match["numel"] if match["op"] in _EQUAL_SIZES else None
+        works.setdefault((_group_of(errors[place].raw_text), int(match["seq"])), {})[rank] = (
+            match["op"],
+            size,
+        )
+    for by_rank in works.values():
+        counted = Counter(by_rank.values()).most_common()
+        if len(counted) < 2 or len(by_rank) < 3:
+            continue
+        usual = counted[0][0]
+        odd = tuple(sorted(rank for rank, work in by_rank.items() if work != usual))
+        if len(odd) <= max(1, int(FEW_SILENT * len(by_rank))):
+            return Suspects(
+                odd, f"ran another collective than the others ({by_rank[odd[0]][0]} beside {usual[0]})"
+            )
+    return None
+
+
+def _behind(
+    errors: Sequence[Error], places: list[int], rank_of: dict[int, int | None], said: int
+) -> Suspects | None:
+    """The few whose last collective is before that of all others of their group."""
+    enqueued: dict[str, dict[int, int]] = {}
+    completed: dict[str, dict[int, int]] = {}
+    numbers: dict[str, dict[int, int]] = {}
+    for place in places:
+        rank, text = rank_of.get(place), errors[place].raw_text
+        if rank is None:
+            continue
+        last, work, group = _LAST.search(text), _WORK.search(text), _group_of(text)
+        if last:
+            enqueued.setdefault(group, {})[rank] = int(last["enqueued"])
+            completed.setdefault(group, {})[rank] = int(last["completed"])
+        if work and errors[place].group_rank in (None, rank):
+            numbers.setdefault(group, {}).setdefault(rank, int(work["seq"]))
+    for table in (completed, enqueued, numbers):
+        for by_rank in table.values():
+            odd = _lower_than_all(by_rank)
+            if odd and len(by_rank) == said:
+                return Suspects(odd, "is behind: its last collective is before that of all others")
+    return None
+
+
+def _lower_than_all(by_rank: dict[int, int]) -> tuple[int, ...]:
+    if len(by_rank) < 3:
+        return ()
+    usual, times = Counter(by_rank.values()).most_common(1)[0]
+    odd = tuple(sorted(rank for rank, number in by_rank.items() if number < usual))
+    few = len(odd) <= max(1, int(FEW_SILENT * len(by_rank)))
+    return odd if few and times + len(odd) == len(by_rank) else ()
+
+
+def _missing(said: set[int], known: set[int], world: int | None) -> Suspects | None:
+    everybody = set(range(world)) if world is not None else set(range(max(known | said) + 1))
+    if not said <= everybody:
+        return None
+    missing = tuple(sorted(everybody - said))
+    if world is None and not set(missing) <= known and len(said) < SURELY_MANY:
+        return None  # an excerpt, perhaps
+    if not missing or len(missing) > max(1, int(FEW_SILENT * len(everybody))) or len(said) < LEAST_SAID:
+        return None
+    return Suspects(missing, "said nothing while the collective of all others timed out", silent=True)

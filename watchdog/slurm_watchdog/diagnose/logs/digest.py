@@ -1,0 +1,339 @@
+"""What is kept of a log while it is read: its facts, and the lines around what matters. Pure, and bounded.
+
+A log of gigabytes is looked at in blocks (slurm_watchdog.parse.training_log.block_scan). Of its lines those near an error are kept, the first and the
+last ones, and of its progress an even choice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from slurm_watchdog.diagnose.logs.line import Line, classify, host_word, read_line
+from slurm_watchdog.diagnose.logs.sections import with_sections, without_line_numbers, without_modules
+from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp, stamp_of
+from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES, Pattern
+from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.training_log.block_scan import MAX_LINE_BYTES, Seen, letters, scan
+from slurm_watchdog.parse.training_log.context import Context
+from slurm_watchdog.parse.training_log.line import LogFact
+
+HEAD_LINES = 150
+TAIL_LINES = 250
+TAIL_BYTES = 64 * 1024
+"""So far from a block's end its last lines are looked for first."""
+AROUND = 60
+"""Lines kept before and after each that looks like an error: a traceback of average depth."""
+MAX_KEPT = 60_000
+MAX_LATE = 20_000
+"""Of the kept lines so many are kept for what comes last, when the first ones have taken the others."""
+ERRORS_IN_FULL = 6_000
+STEPS_IN_FULL = 6_000
+MAX_FACTS = 120_000
+MAX_STEP = 1 << 53
+SETUP_BYTES = 64 * 1024**2
+"""So far from the beginning a log is searched for the size of the job."""
+TRIES_OF_BLOCK, MAX_TRIES = 200, 5000
+"""Lines that are searched for a time behind the last line of progress, if that has none."""
+SEEN_BYTES = 400
+"""A line's time stands within its first characters."""
+HOST_SHARE = 0.1
+HOST_LINES = 3
+LABEL_SHARE = 0.5
+_LABEL = re.compile(r"( {0,5}\d{1,6}): ")
+_SETUP = (b"orld", b"WORLD_SIZE", b"nranks", b"rocesses", b"nproc_per_node")
+_SETUP_LETTERS = tuple(letters(needle) for needle in _SETUP)
+_INDENTED = re.compile(r"(?: {4}|\t)")
+_FENCE = re.compile(r"^\s*(?:> ?)*(?:```|~~~)")
+_TOLD_TO_END = re.compile(
+    r"CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION)|death signal|got signal: 15|Job step aborted"
+)
+_BATCH = re.compile(r"global batch size:\s*(\d+)|\bbatch_size[=:]\s*(\d+)")
+
+
+@dataclass
+class Fact:
+    """A fact of one line, with its place and time."""
+
+    line: int
+    stamp: Stamp | None
+    fact: LogFact
+    batch: int | None = None
+    text: str = ""
+    at: float | None = None
+    """On the clock of the log; set when all is read."""
+    until: Stamp | None = None
+    """Of the last line of progress, if it has no time: that of the next line with one, before which it was written."""
+
+
+@dataclass
+class Digest:
+    """What is kept of one log."""
+
+    facts: list[Fact] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    """In the order of the file, with gaps."""
+    total_lines: int = 0
+    left_out: int = 0
+    segments: dict[int, int] | None = None
+    """Of a text with fenced excerpts: which excerpt each kept line stands in; lines of prose are not kept."""
+    headings: list[int] = field(default_factory=list)
+    """Lines that say whose the lines below them are: what stands below another one is no later."""
+    last_stamp: Stamp | None = None
+    clock: str | None = None
+    """The sort of its times."""
+    begins: float | None = None
+    ends: float | None = None
+    lone_losses: tuple[int, int] = (0, 0)
+    """(how many times the loss that stands in a line of its own was no number, up to the end; the line of the first of these)."""
+    new_shapes_after: int = 0
+    """Sorts of lines after the last progress that had not been seen before it."""
+
+
+class Collector:
+    """Takes blocks of whole lines; `digest()` gives what was kept."""
+
+    def __init__(self, markdown: bool = False, own: tuple[Pattern, ...] = ()) -> None:
+        self._seen = Seen(
+            errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL, only_last=True, watched=_SETUP_LETTERS
+        )
+        self._raw: dict[int, str] = {}
+        self._tail: list[tuple[int, str]] = []
+        self._facts: list[Fact] = []
+        self._bytes = 0
+        self._left_out = 0
+        self._lines = 0
+        self._kept_until = 0
+        self._markdown, self._own = markdown, own
+        self._lone_losses = (0, 0)
+        self._owed = 0
+        self._undated: Fact | None = None
+        self._tries = 0
+        self._context = Context()
+
+    def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
+        """`numbers`: of each line of `data` its number in the file, where it is not simply counted on from `first_line`."""
+        found = scan(data, self._seen, self._own)
+        self._left_out += found.left_out
+
+        def number(place: int) -> int:
+            return first_line + place if numbers is None else numbers[place]
+
+        errors = []
+        for place, (text, fact) in zip(found.places, found.facts, strict=True):
+            if fact.kind is EventKind.ERROR:
+                errors.append(place)
+            else:
+                self._note(number(place), text, self._context.take(fact))
+        steps = [
+            p for p, (_, f) in zip(found.places, found.facts, strict=True) if f.kind is EventKind.PROGRESS
+        ]
+        self._date_the_last(data, steps[-1] if steps else -1)
+        if any(needle in data for needle in LONE_LOSS_NEEDLES):
+            self._note_lone_losses(data, number)
+        count = found.lines + (not data.endswith(b"\n"))
+        wanted = self._wanted(count, errors)
+        if self._bytes < SETUP_BYTES and found.watched:
+            wanted |= _setup_lines(data)
+        if wanted:
+            self._keep(data.split(b"\n"), sorted(wanted), number)
+        last = _last_lines(data)
+        texts = [(number(count - len(last) + at), _text(line)) for at, line in enumerate(last)]
+        self._tail = (self._tail + texts)[-TAIL_LINES:]
+        self._bytes += len(data)
+        self._lines = number(count - 1)
+
+    def _note(self, number: int, text: str, fact: LogFact) -> None:
+        if max(fact.step or 0, fact.count or 0) > MAX_STEP:
+            return  # no run makes so many
+        if len(self._facts) >= MAX_FACTS:
+            self._facts = self._facts[::2]
+        batch = _BATCH.search(text) if "batch" in text else None
+        size = int(next(value for value in batch.groups() if value)) if batch else None
+        self._facts.append(Fact(number, stamp_of(text.lstrip()), fact, size, text[:300]))
+
+    def _date_the_last(self, data: bytes, last_place: int) -> None:
+        """Of the last line of progress, if it has no time, looks for the next line that has one; `last_place` is that line's in this
+        block, -1 if it stood in an earlier one."""
+        if last_place >= 0:
+            newest = next((f for f in self._facts[:-64:-1] if f.fact.kind is EventKind.PROGRESS), None)
+            self._undated = newest if newest is not None and newest.stamp is None else None
+            self._tries = 0
+        if self._undated is None or self._tries >= MAX_TRIES:
+            return
+        for line in data.split(b"\n")[last_place + 1 : last_place + 1 + TRIES_OF_BLOCK]:
+            self._tries += 1
+            stamp = stamp_of(line[:SEEN_BYTES].decode("utf-8", "replace").lstrip())
+            if stamp is not None:
+                self._undated.until, self._undated = stamp, None
+                return
+
+    def _note_lone_losses(self, data: bytes, number: Callable[[int], int]) -> None:
+        place, before = 0, 0
+        for match in LONE_LOSS.finditer(data):
+            place, before = place + data.count(b"\n", before, match.start()), match.start()
+            bad = match[1].lower().lstrip(b"+-") in (b"nan", b"inf", b"infinity")
+            times, first = self._lone_losses
+            self._lone_losses = (times + 1, first or number(place)) if bad else (0, 0)
+
+    def _wanted(self, count: int, errors: list[int]) -> set[int]:
+        wanted: set[int] = set(range(min(count, max(0, HEAD_LINES - self._lines))))
+        wanted.update(range(min(self._owed, count)))
+        self._owed = max(0, self._owed - count)
+        for place in errors:
+            wanted.update(range(max(0, place - AROUND), min(count, place + AROUND + 1)))
+            self._owed = max(self._owed, place + AROUND + 1 - count)
+        if self._markdown:
+            wanted.update(range(count))
+        return wanted
+
+    def _keep(self, lines: list[bytes], places: list[int], number: Callable[[int], int]) -> None:
+        for place in places:
+            if len(self._raw) >= MAX_KEPT:
+                late = list(self._raw)[MAX_KEPT - MAX_LATE : MAX_KEPT - MAX_LATE // 2]
+                for each in late:
+                    del self._raw[each]
+            at = number(place)
+            text = _text(lines[place])
+            # Redraws of a bar are lines of one number; the last says most.
+            self._raw[at] = text if at not in self._raw or len(text.strip()) > 0 else self._raw[at]
+
+    def digest(self) -> Digest:
+        raw = dict(self._raw)
+        for number, text in self._tail:
+            raw.setdefault(number, text)
+        ordered = sorted(raw.items())
+        segments = (
+            (_fenced(ordered) or _indented(ordered, {fact.line for fact in self._facts}))
+            if self._markdown
+            else None
+        )
+        if segments is not None:
+            ordered = [(number, text) for number, text in ordered if number in segments]
+            self._facts = [fact for fact in self._facts if fact.line in segments]
+        ordered = _unpadded(ordered)
+        hosts = _hosts([text for _, text in ordered])
+        quoted = sum(text.startswith(">") for _, text in ordered) > 0.3 * max(1, len(ordered))
+        taken = [read_line(number, text, hosts, quoted) for number, text in ordered]
+        lines, headings = with_sections(without_modules(without_line_numbers(taken)))
+        digest = Digest(self._facts, lines, self._lines, self._left_out, segments, headings)
+        digest.lone_losses = self._lone_losses
+        _put_on_clock(digest)
+        return digest
+
+
+def _text(line: bytes) -> str:
+    return line[:MAX_LINE_BYTES].decode("utf-8", "replace")
+
+
+def _last_lines(data: bytes) -> list[bytes]:
+    """The last lines of a block, at most TAIL_LINES, without splitting all that stands before them."""
+    end = len(data) - data.endswith(b"\n")
+    window = TAIL_BYTES
+    while True:
+        tail = data[max(0, end - window) : end]
+        last = tail.rsplit(b"\n", TAIL_LINES)
+        if len(last) > TAIL_LINES or window >= end:
+            return last[-TAIL_LINES:]
+        window *= 4
+
+
+def _setup_lines(data: bytes) -> set[int]:
+    """The lines that may tell how many ranks there are; few, for such words stand in few lines."""
+    places: set[int] = set()
+    for needle in _SETUP:
+        at, tries = data.find(needle), 0
+        while at >= 0 and tries < 20:
+            places.add(data.count(b"\n", 0, at))
+            at, tries = data.find(needle, at + 200), tries + 1
+    return places
+
+
+def _fenced(lines: list[tuple[int, str]]) -> dict[int, int] | None:
+    """Of a text with fences the lines between them, by excerpt; None if there are none, or if one stays open."""
+    segments: dict[int, int] = {}
+    current, number_of = None, 0
+    for number, text in lines:
+        if _FENCE.match(text):
+            current = None if current is not None else number_of
+            number_of += current is None
+            continue
+        if current is not None:
+            segments[number] = current
+    return segments if len(segments) >= 1 and number_of >= 1 else None
+
+
+def _indented(lines: list[tuple[int, str]], facts: set[int]) -> dict[int, int] | None:
+    """Of a letter whose excerpts are indented the lines of these, by excerpt; None if anything else in it could be of a log.
+
+    `facts` are the numbers of lines that tell of progress.
+    """
+    segments: dict[int, int] = {}
+    current, telling, inside = 0, 0, False
+    for number, text in lines:
+        if not text.strip():
+            continue
+        if _INDENTED.match(text):
+            segments[number], inside = current, True
+            continue
+        if (
+            number in facts
+            or classify(text) is not None
+            or stamp_of(text) is not None
+            or read_line(number, text).who.named
+        ):
+            return None
+        telling += 1
+        current += inside
+        inside = False
+    return segments if telling and segments and max(segments.values()) >= 1 else None
+
+
+def _unpadded(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Without the blanks with which `srun --label` makes its numbers equally wide, if most lines have such numbers."""
+    widths = Counter(len(match[1]) for _, text in lines if (match := _LABEL.match(text)))
+    if not widths:
+        return lines
+    width, times = widths.most_common(1)[0]
+    if times < LABEL_SHARE * len(lines):
+        return lines
+    return [
+        (number, text.lstrip(" ") if (match := _LABEL.match(text)) and len(match[1]) == width else text)
+        for number, text in lines
+    ]
+
+
+def _hosts(texts: list[str]) -> frozenset[str]:
+    """Words before a colon at the beginning of so many lines that they must be hosts (`pdsh`, `clush`)."""
+    counted = Counter(word for text in texts if (word := host_word(text)) is not None)
+    total = sum(counted.values())
+    if total < max(HOST_LINES, HOST_SHARE * len(texts)):
+        return frozenset()
+    return frozenset(word for word, times in counted.items() if times >= HOST_LINES)
+
+
+def _put_on_clock(digest: Digest) -> None:
+    """Times of facts and of the last line, on one clock."""
+    clock = Clock()
+    stamps: list[tuple[int, Stamp, Fact | None]] = [
+        (fact.line, fact.stamp, fact) for fact in digest.facts if fact.stamp is not None
+    ]
+    ended = next((line.number for line in digest.lines if _TOLD_TO_END.search(line.raw)), None)
+    stamps += [(line.number, line.stamp, None) for line in digest.lines if line.stamp is not None]
+    stamps += [(fact.line, fact.until, fact) for fact in digest.facts if fact.until is not None]
+    for number, stamp, fact in sorted(stamps, key=lambda each: each[0]):
+        at = clock.place(stamp)
+        if fact is not None:
+            fact.at = at
+        if at is None or (ended is not None and number >= ended):
+            continue  # whoever ended the run may have another clock, and its silence then is no hang
+        digest.begins = at if digest.begins is None else min(digest.begins, at)
+        digest.ends = at if digest.ends is None else max(digest.ends, at)
+    digest.clock = clock.sort
+
+
+def shape(text: str) -> bytes:
+    """Two lines with the same letters are of one sort."""
+    return letters(text)

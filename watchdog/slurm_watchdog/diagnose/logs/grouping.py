@@ -1,0 +1,69 @@
+"""Which files are logs of one job, and what their names say about who wrote them. Pure: names go in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from slurm_watchdog.base.structs import Value
+
+_ATTEMPT = re.compile(r"(?:^|/)(?P<attempt>attempt_\d+)/(?P<local>\d+)/(?P<stream>stdout|stderr)[\w.]*$")
+_RANK = re.compile(r"(?:^|[/._-])(?:global[_-]?)?rank[_.-]?(?P<rank>\d+)(?=[/._-]|$)", re.IGNORECASE)
+_NUMBERED = re.compile(
+    r"(?:^|/)(?P<stem>log|out|err|output|stdout|stderr|task|proc|process|train|worker)[_.-](?P<number>\d{1,4})(?=\.\w+$|$)",
+    re.IGNORECASE,
+)
+_NODE = re.compile(
+    r"(?:^|[/._-])(?P<host>(?:node|host|gpu|compute|worker-node|nid|cn|n|dgx|h100|a100|ip)[-_]?\d[\w-]*?|\d{1,3}(?:\.\d{1,3}){3})(?=[._/]|$)",
+    re.IGNORECASE,
+)
+_STREAM = re.compile(
+    r"\b(?:stdout|stderr|out|err)\b(?=[.\w]*$)|(?<=[._-])(?:stdout|stderr|out|err|o|e)(?=\d*$|\.log$|\.txt$)"
+)
+_NO_RANK_STEMS = frozenset({"worker", "train", "proc", "process"})
+
+
+class NamedBy(Value, frozen=True):
+    """Who wrote a file, as its name has it."""
+
+    key: str
+    """Files with the same key are of one job."""
+    rank: int | None = None
+    local: int | None = None
+    host: str | None = None
+
+
+def named_by(path: str) -> NamedBy:
+    """What a path says."""
+    key, rank, local, host = path, None, None, None
+    match = _ATTEMPT.search(key)
+    if match:
+        key, local = key[: match.start("local")] + "*", int(match["local"])
+        key = re.sub(r"attempt_\d+/\*$", "*", key)
+    match = next(reversed([*_RANK.finditer(key)]), None)  # the file's own name before those of its folders
+    if match:
+        key, rank = key[: match.start("rank")] + "*" + key[match.end("rank") :], int(match["rank"])
+    match = _NUMBERED.search(key) if rank is None and local is None else None
+    if match:
+        key = key[: match.start("number")] + "*" + key[match.end("number") :]
+        if match["stem"].lower() not in _NO_RANK_STEMS:
+            rank = int(match["number"])
+    match = _NODE.search(key.rpartition("/")[2]) or _NODE.search(key)
+    if match:
+        host = match["host"]
+        key = key.replace(host, "*")
+    return NamedBy(_STREAM.sub("*", key), rank, local, host)
+
+
+def group(paths: Sequence[str]) -> list[list[int]]:
+    """The places of the paths, those of one job together, in order. A path that stands alone has nobody's number."""
+    groups: dict[str, list[int]] = {}
+    for place, path in enumerate(paths):
+        groups.setdefault(named_by(path).key if path != "-" else f"-{place}", []).append(place)
+    return list(groups.values())
+
+
+def local_is_rank(paths: Sequence[str], world: int | None) -> bool:
+    """Whether torchrun's folders, which are numbered by local rank, are ranks: one node's, all there, and no more ranks known."""
+    locals_ = {who.local for path in paths if (who := named_by(path)).local is not None}
+    return bool(locals_) and (world is None or world <= max(number or 0 for number in locals_) + 1)

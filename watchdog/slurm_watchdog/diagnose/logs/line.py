@@ -1,0 +1,290 @@
+"""One line of a log taken apart: when, who, how serious, and what it says without all that. Pure.
+
+Launchers, log collectors and loggers each put something in front, in any order: a time, a host, a rank, a level, a file and
+line. They are taken off one by one. A local rank is no rank, a worker's number is no rank, and of a number in front of a host's
+name only the whole log tells which it is (see slurm_watchdog.diagnose.logs.ranks).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
+from slurm_watchdog.knowledge.log_signatures import SIGNATURES
+from slurm_watchdog.parse.training_log.line import Rows, parse_line
+
+MAX_CHARS = 2000
+"""Characters of a line that are looked at."""
+LINE_END = " ⏎ "
+"""Between the lines of a record that holds several."""
+_HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
+_NUMBERED_HOST = (
+    r"(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|pyx|cc|cpp|cxx|cu|cuh|c|h|hpp|rs|go|java|js|ts)\d?:)"
+    + _HOST
+)
+"""In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`, `[trainer:88]`), which is nobody."""
+_LOGGER = re.compile(
+    r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): )(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
+    r"|[a-z][\w.]{0,40}:(?=\[(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)",
+)
+"""A logger's name is taken off only where a rank stands behind it."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
+
+# What names somebody. `number` is a rank, a local rank or a task: the launcher decides.
+_WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("rank", re.compile(r"\[rank[ _:]{0,2}(?P<rank>\d+)\]:?", re.IGNORECASE)),
+    ("host_rank", re.compile(rf"\[(?!(?:[dtpecs]p|stage|group)\d+/)(?=[\w.-]*\d[\w.-]*/)(?P<host>{_HOST})/rank[ _:=]?(?P<rank>\d+)\]:?")),
+    ("local", re.compile(r"\[(?:default|[A-Za-z_]*worker|trainer|local_?rank[ :]?)(?P<local>\d+)\]:?", re.IGNORECASE)),
+    ("mpi", re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<\w+>:")),
+    ("sagemaker", re.compile(rf"\[\d+,mpirank:(?P<rank>\d+)(?:,(?P<host>{_HOST}))?\]\s?<\w+>:")),
+    ("ucx", re.compile(rf"\[(?P<host>{_HOST}):\d+ ?:\d+:\d+\]")),
+    ("ompi", re.compile(rf"\[(?P<host>{_HOST}):0\d+\]")),
+    ("host_number", re.compile(rf"\[(?P<host>{_NUMBERED_HOST}):(?P<number>0|[1-9]\d{{0,4}})\]:?")),
+    ("ray", re.compile(r"\((?P<actor>[A-Za-z_]\w*(?:\([^)]*\))?)(?: \w+=\S+?)*,? pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\)(?= |$)")),
+    ("raylet", re.compile(r"\(raylet(?:, ip=(?P<host>[\w.:-]+))?\)(?= )")),
+    ("task", re.compile(r"(?P<number>\d{1,5}): ")),
+    ("nccl", re.compile(rf"(?P<host>{_HOST}):(?P<pid>\d+):\d+ \[(?P<gpu>\d+)\]")),
+    ("word", re.compile(r"[\[(<]?\b(?:global[_ ]?)?rank\s?[=:]?\s?(?P<rank>\d{1,5})(?:/\d+)?(?:[\])>]:?|:| \||,| -|(?=\s))", re.IGNORECASE)),
+    ("letter", re.compile(r"\[R(?P<rank>\d{1,5})\]:?")),
+)  # fmt: skip
+_GROUP_RANK = re.compile(r"\[(?:PG [^\]]*? ?)?Rank (?P<group_rank>\d+)\]:?\s?")
+"""In the words of ProcessGroupNCCL: a rank within its group, which may not be everybody."""
+_OF_GROUPS = re.compile(
+    r"ProcessGroup|NCCL|[Ww]atchdog|\bWork\b|[Cc]ollective|monitoredBarrier|[Hh]eartbeat|c10d|data inconsistency"
+)
+"""Other loggers put their own rank of all in the same brackets."""
+_HOST_WORD = re.compile(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
+_INDENTED_RANK = re.compile(r"(?: {4}|\t)\s*\[(?:rank|default)\d+\]:")
+"""PyTorch's own prefix in a block of code that somebody pasted."""
+_EXCEPTION_GROUP = re.compile(r" {2,12}(?:\| ?|\+[+-]*(?: \d+ -+$| (?=Exception Group)))")
+_SERVICE = re.compile(rf"(?P<host>{_HOST}-\d+)\s+\| ")
+"""What `docker compose logs` puts in front of a line."""
+_INNER_RANK = re.compile(r"\[rank(?P<rank>\d+)\]:")
+_BAR_OR_POD = re.compile(
+    r"\d(?:s/it|it/s)[^\[\]]*\]|^(?=[\w.]*+-)[\w.-]*+(?<=\d)(?: [a-z][\w-]*+)?\s++$|^\[pod/[^\]]+\] $"
+)
+"""What may stand before PyTorch's own prefix: a bar that has no line end of its own, the name of a pod."""
+_NOT_HOSTS = re.compile(
+    r"gpu[-_.]?\d?|(?:step|epoch|rank|iter\w*|cuda|layer|worker_?\d*$|device|proc|process|task|stage|phase|level|test|train|line|batch|fold|try|attempt|"
+    r"stderr|stdout|error|info|warning|debug|fatal|note|file|torch|nccl|srun|slurmstepd|python\w*|http|https|utf|sm|fp|bf|int|float|tpu|npu|node_rank)[-_.]?\d*",
+    re.IGNORECASE,
+)
+_LEVEL = re.compile(
+    r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|ERR)\b(?:\s*[\])>|:*-]+\s?|\s|$)",  # what follows keeps its indentation
+)
+_GLOG = re.compile(r"\[?(?P<letter>[IWEFD])\d{3,4} [\d:.]+(?: +\d+)? (?:(?P<file>[\w./<>-]+:\d+)\])?\s?")
+_TORCH_OLD = re.compile(r"\[?(?P<letter>[IWEF]) (?P<file>[\w./-]+:\d+)\] ?")
+_STAMP = re.compile(
+    r"[\[(<]?(?:\d{4}[-/.]\d\d[-/.]\d\d[T _,-]{1,2}\d\d:\d\d:\d\d(?:[.,:]\d+)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d\b))?|\d\d/\d\d/\d{4}[ ,T-]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?: [AP]M)?"
+    r"|\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d+)?|\d\d:\d\d:\d\d(?:[.,]\d+)?(?![:\d<])|1[5-9]\d{8}(?:\.\d+)?\b)[\])>]?[:,]?(?:\s*[|-](?=\s))?\s?"
+)
+_PLACE = re.compile(
+    r"(?:\[[\w./<>-]+:\d+(?::[\w<>.]+)?\]|[\w./<>-]+\.(?:py|cc|cpp|cu|h):\d+(?::[\w<>.]+)?\]?|\[(?:pid|PID|tid)?[ =:]?\d{3,8}\]|[\w.<>]+:[\w<>]+:\d+)\s?(?:[-|>:]+\s)?"
+)
+_NEMO = re.compile(r"\[NeMo (?P<letter>[IWEDF]) [\d: -]+(?: nemo_logging:\d+)?[^\]]*\]\s?")
+_HF = re.compile(r"\[(?P<level>INFO|WARNING|ERROR|DEBUG)\|[\w./-]+:\d+\]\s?")
+_QUOTE = re.compile(r"(?:> ?)+(?!>)")
+_STREAM = re.compile(r"(?:\[?(?:stderr|stdout)\]?|err|out)\s?[:|]\s?", re.IGNORECASE)
+_LETTERS = {"I": "info", "D": "info", "W": "warning", "E": "error", "F": "error"}
+_LEVELS = {
+    "TRACE": "info", "DEBUG": "info", "INFO": "info", "NOTICE": "info", "WARN": "warning", "WARNING": "warning",
+}  # fmt: skip
+_JSON_WORDS = re.compile(
+    r'"(?:message|msg|event|text|error|exc_info|exception|log)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
+)
+_JSON_RAISED = re.compile(
+    r'"(?:exc|exc_info|exc_text|exception|error\.stack_trace|stack|stack_?trace|traceback)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
+)
+"""Where loggers put the traceback beside the message."""
+_JSON_RANK = re.compile(r'"(?:global_)?rank"\s*:\s*"?(?P<rank>\d{1,5})\b')
+_JSON_HOST = re.compile(r'"(?:host|hostname|node|node_name)"\s*:\s*"(?P<host>[\w.-]+)"')
+_JSON_LEVEL = re.compile(r'"(?:level|levelname|severity)"\s*:\s*"(?P<level>[A-Za-z]+)"')
+_ERRORS_ONLY = Rows(SIGNATURES, (), (), False)
+
+
+class Who(Value, frozen=True):
+    """Whom a line's beginning names. Two lines of the same `Who` were most often written by the same process."""
+
+    rank: int | None = None
+    local: int | None = None
+    number: int | None = None
+    """A number of the launcher that is a rank, a local rank or a task's number."""
+    host: str | None = None
+    pid: str | None = None
+
+    @property
+    def named(self) -> bool:
+        return self != NOBODY
+
+
+NOBODY = Who()
+
+
+class Line(Value, frozen=True):
+    """A line of a log; `text` still has its own indentation."""
+
+    number: int
+    text: str
+    who: Who = NOBODY
+    stamp: Stamp | None = None
+    level: str | None = None
+    """`info`, `warning`, `error`; None where the line has none."""
+    group_rank: int | None = None
+    raw: str = ""
+
+    @property
+    def indent(self) -> int:
+        return len(self.text) - len(self.text.lstrip())
+
+
+def plain(raw: str) -> str:
+    """Without colours and control characters, at most MAX_CHARS characters; tabs stay."""
+    text = raw[:MAX_CHARS]
+    if not text.isprintable():
+        text = _CONTROL.sub(" ", _ESCAPES.sub("", text))
+    return text.rstrip()
+
+
+def read_line(number: int, raw: str, hosts: frozenset[str] = frozenset(), quoted: bool = False) -> Line:
+    """Takes a line apart. `hosts` are words before a colon that are known to be hosts; `quoted`: `> ` may stand in front."""
+    text = plain(raw)
+    whole = text
+    if quoted:
+        match = _QUOTE.match(text)
+        text = text[match.end() :] if match else text
+    stamp = stamp_of(text)
+    found: dict[str, Any] = {}
+    level: str | None = None
+    if text.startswith("{") and '"' in text:
+        return _from_json(number, text, stamp, whole)
+    for _ in range(9):
+        rest, level = _strip(text, found, level, hosts, whole)
+        if rest is None:
+            break
+        text = rest
+    if (
+        "rank" not in found
+        and (match := _INNER_RANK.search(text))
+        and _BAR_OR_POD.search(text[: match.start()])
+    ):
+        found["rank"] = match["rank"]
+        text = text[match.end() :].removeprefix(" ")
+    who = Who(
+        rank=_int(found.get("rank")),
+        local=_int(found.get("local")),
+        number=_int(found.get("number")),
+        host=found.get("host"),
+        pid=found.get("pid"),
+    )
+    return Line(number, text, who, stamp, level, _int(found.get("group_rank")), whole)
+
+
+def _strip(
+    text: str, found: dict[str, Any], level: str | None, hosts: frozenset[str], whole: str
+) -> tuple[str | None, str | None]:
+    """The text without the first thing in front of it, which goes to `found`; None if there is nothing."""
+    bare = text.lstrip() if found or level or _INDENTED_RANK.match(text) else text
+    for regex in (_STAMP, _GLOG, _TORCH_OLD, _NEMO, _HF, _LOGGER):
+        match = regex.match(bare) if regex is not _LOGGER or _may_have_logger(found, level) else None
+        if match and match.end():
+            letter = match.groupdict().get("letter")
+            word = match.groupdict().get("level")
+            level = (
+                _LETTERS.get(letter, level) if letter else _LEVELS.get(word or "", "error") if word else level
+            )
+            found.setdefault("_", True)
+            return bare[match.end() :], level
+    match = _GROUP_RANK.match(bare)
+    if match and "group_rank" not in found and (match[0].startswith("[PG") or _OF_GROUPS.search(whole)):
+        found["group_rank"] = match["group_rank"]
+        return bare[match.end() :], level
+    for name, regex in _WHO:
+        match = regex.match(bare)
+        if match is None or _means_nobody(name, match, found):
+            continue
+        for key, value in match.groupdict().items():
+            if value is not None and key != "gpu" and (key != "pid" or name == "ray"):
+                found[key] = value
+        # One blank belongs to the prefix; the others are the program's indentation.
+        rest = bare[match.end() :]
+        keeps = name in ("rank", "local", "mpi", "sagemaker", "host_number", "ray")
+        return (
+            rest[1:] if rest.startswith(" ") and name not in ("local", "host_number") else rest
+        ) if keeps else rest, level
+    match = _EXCEPTION_GROUP.match(text) if not found.keys() - {"rank", "_group"} else None
+    if match:
+        found.setdefault("_group", True)
+        return text[match.end() :], level
+    match = _SERVICE.match(bare)
+    if match and "host" not in found:
+        found["host"] = match["host"]
+        return bare[match.end() :], level
+    match = _HOST_WORD.match(bare)
+    if match and "host" not in found and (match["host"] in hosts or _looks_like_host(match["host"])):
+        found["host"] = match["host"]
+        return bare[match.end() :], level
+    for regex in (_LEVEL, _PLACE, _STREAM):
+        match = regex.match(bare)
+        if match and match.end():
+            word = match.groupdict().get("level")
+            if word:
+                if level is not None:
+                    continue
+                level = _LEVELS.get(word, "error")
+            found.setdefault("_", True)
+            return bare[match.end() :], level
+    return None, level
+
+
+def _may_have_logger(found: dict[str, Any], level: str | None) -> bool:
+    return bool(found or level) and "rank" not in found and "number" not in found
+
+
+def _means_nobody(name: str, match: re.Match[str], found: dict[str, Any]) -> bool:
+    """Whether what looks like a prefix is none: a number after a rank, or a word that counts."""
+    if name == "task":
+        return "number" in found or "rank" in found
+    return name == "host_number" and _NOT_HOSTS.fullmatch(match["host"]) is not None
+
+
+def _looks_like_host(word: str) -> bool:
+    """Whether a word before a colon is a host beyond doubt: a name with a dash or a dot, and a number at its end."""
+    return bool(
+        re.fullmatch(r"[a-z][\w.]*-[\w.-]*\d|\d{1,3}(?:\.\d{1,3}){3}", word)
+    ) and not _NOT_HOSTS.fullmatch(word)
+
+
+def host_word(raw: str) -> str | None:
+    """The word before a colon at a line's beginning that may be a host, for whoever counts how often each comes."""
+    match = _HOST_WORD.match(raw)
+    if match is None:
+        return None
+    word = match["host"]
+    return word if any(c.isdigit() for c in word) and not _NOT_HOSTS.fullmatch(word) else None
+
+
+def _from_json(number: int, text: str, stamp: Stamp | None, whole: str) -> Line:
+    words = _JSON_WORDS.search(text)
+    rank, host, level = _JSON_RANK.search(text), _JSON_HOST.search(text), _JSON_LEVEL.search(text)
+    who = Who(rank=int(rank["rank"]) if rank else None, host=host["host"] if host else None)
+    raised = _JSON_RAISED.search(text)
+    both = words["text"] if words else text
+    if words and raised and raised["text"] != words["text"]:
+        both = f"{both}\\n{raised['text']}"
+    said = both.replace('\\"', '"').replace("\\n", LINE_END) if words else text
+    return Line(
+        number, said, who, stamp, _LEVELS.get(level["level"].upper(), "error") if level else None, None, whole
+    )
+
+
+def _int(text: Any) -> int | None:
+    return int(text) if text is not None else None
+
+
+def classify(text: str) -> str | None:
+    """The row of slurm_watchdog.knowledge.log_signatures that a text matches; None if none does, or if it is said to be harmless."""
+    fact = parse_line(text, _ERRORS_ONLY)
+    return fact.pattern if fact is not None else None

@@ -1,0 +1,421 @@
+"""Progress, phases, speed and silence of a run, from what is kept of its log. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isfinite
+from statistics import median, median_low
+
+from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
+from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segments
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact, shape
+from slurm_watchdog.diagnose.logs.timestamps import on_scale_of
+from slurm_watchdog.knowledge.frameworks import recognise
+from slurm_watchdog.knowledge.progress_patterns import FRAMEWORKS
+from slurm_watchdog.model.observations import EventKind
+
+SKIPPED = 3
+"""First steps of a run, which compile, warm caches and fill pipelines."""
+LEAST_SPLIT = 5
+"""Values on either side of a change in a series that is too short for slurm_watchdog.analysis.step_statistics."""
+MAX_TIMES = 2000
+"""Step times that are searched for changes: what is compared with all before it costs the square."""
+RECENT = 20
+"""Intervals that a limit is learnt from."""
+BUSY_SHAPES = 25
+"""Sorts of lines that were not seen before: a log that says so much new is no silent one."""
+AVERAGED = frozenset({
+    "tqdm", "tqdm_open", "tqdm_count", "nemo", "levanter", "lightning", "lightning_open", "lightning_rich", "yolo", "yolo_line", "torchtune", "keras",
+})  # fmt: skip
+"""Their rates are averages over the past: a change shows late and smeared, so the times of the lines are compared instead."""
+_NO_GRADIENT = re.compile(r"grad(?:ient)?[_ ]norm\W{1,4}nan\b", re.IGNORECASE)
+SILENT_LOSSES = 5
+"""So many times the usual number of steps between two losses may stand behind the last one: then it was the last of the run."""
+BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count", "ignite_bar"})
+CLOCK_STEP_S = 1.0
+"""Most logs write whole seconds: shorter steps cannot be compared by them."""
+
+
+class Progress(Value, frozen=True, kw_only=True):
+    framework: str | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    total_steps: int | None = None
+    lines: int = 0
+    last_line: int | None = None
+    advancing: bool = False
+    step_seconds_median: float | None = None
+    rises: tuple[tuple[int, float | None], ...] = ()
+    """(line, time) of each line whose count was higher than the one before."""
+    finished: bool = False
+    """The log says that training is done, or its last step is the last of all."""
+    finished_line: int | None = None
+    trained_line: int | None = None
+    """Where it says so in words that no program writes that dies: who falls over is torn down and summed up, too."""
+
+
+class Change(Value, frozen=True, kw_only=True):
+    step: int | None
+    before_s: float
+    after_s: float
+    percent: float
+
+
+class Silence(Value, frozen=True, kw_only=True):
+    silent_s: float
+    limit_s: float
+    reason: str
+    line: int
+    phase: str | None
+
+
+class NoNumber(Value, frozen=True, kw_only=True):
+    """The loss is no number, up to the end."""
+
+    line: int
+    step: int | None
+    times: int
+
+
+ALSO_WHEN_IT_DIES = frozenset({"wandb_summary", "torn_down"})
+"""Signs of an end that come from a `finally` or an exit handler: they say that nothing hangs, and not that all went well."""
+
+
+def main_facts(digest: Digest) -> list[Fact]:
+    """The lines of the one counter that tells the run's progress: the most frequent one that counts steps."""
+    steps = [fact for fact in digest.facts if fact.fact.kind is EventKind.PROGRESS]
+    if not steps:
+        return []
+    counted = Counter((fact.fact.pattern, fact.fact.step is not None) for fact in steps)
+    rising: dict[tuple[str, bool], set[float]] = {}
+    for fact in steps:
+        key = (fact.fact.pattern, fact.fact.step is not None)
+        rising.setdefault(key, set()).add(_count(fact))
+    best = max(counted, key=lambda key: (len(rising[key]) > 1, key[1], len(rising[key]), counted[key]))
+    return [fact for fact in steps if (fact.fact.pattern, fact.fact.step is not None) == best]
+
+
+def _count(fact: Fact) -> float:
+    return float(fact.fact.step) if fact.fact.step is not None else fact.fact.count or 0.0
+
+
+def read_progress(digest: Digest) -> Progress:
+    """How far the run came."""
+    facts = main_facts(digest)
+    ends = [
+        fact for fact in digest.facts if fact.fact.kind is EventKind.PHASE and fact.fact.phase == "finishing"
+    ]
+    if not facts:
+        line = ends[-1].line if ends else None
+        head = "\n".join(each.text for each in digest.lines[:HEAD_LINES]).encode(errors="replace")
+        return Progress(
+            framework=recognise(head), finished=bool(ends), finished_line=line, trained_line=_trained(ends)
+        )
+    rises, before, seen = [], None, 0
+    for fact in facts:
+        count = _count(fact)
+        # A count that goes back is a new epoch of the run; from there it rises again.
+        if before is not None and count > before:
+            rises.append((fact.line, fact.at))
+            seen += 1
+        elif before is None and not fact.fact.initial:
+            rises.append((fact.line, fact.at))
+        before = count
+    first, last = facts[0].fact, facts[-1].fact
+    total = next((f.fact.total_steps for f in reversed(facts) if f.fact.total_steps is not None), None)
+    # What is said before the last step may be the end of an earlier run in the same log; a bar is drawn once more when it is closed.
+    last_rise = rises[-1][0] if rises else facts[-1].line
+    said_end = bool(ends) and ends[-1].line >= last_rise
+    reached = total is not None and last.step is not None and last.step >= total and _is_whole(last.pattern)
+    median_s = _median_step(facts)
+    return Progress(
+        framework=FRAMEWORKS.get(last.pattern, last.pattern),
+        first_step=first.step,
+        last_step=last.step,
+        total_steps=total,
+        lines=len(facts),
+        last_line=facts[-1].line,
+        advancing=seen > 0,
+        step_seconds_median=None if median_s is None else round(median_s, 4),
+        rises=tuple(rises),
+        finished=said_end or reached,
+        finished_line=ends[-1].line if said_end else facts[-1].line if reached else None,
+        trained_line=facts[-1].line
+        if reached and not said_end
+        else _trained([fact for fact in ends if fact.line >= last_rise]),
+    )
+
+
+def _trained(ends: Sequence[Fact]) -> int | None:
+    return max((fact.line for fact in ends if fact.fact.pattern not in ALSO_WHEN_IT_DIES), default=None)
+
+
+def _is_whole(pattern: str) -> bool:
+    """Whether the total is the whole run's: a bar may be one of many."""
+    return pattern not in BARS
+
+
+def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+    """(line, seconds of one step) from the times of the lines."""
+    taken, before = [], None
+    for fact in facts:
+        if before is not None and fact.at is not None and before.at is not None:
+            steps = _count(fact) - _count(before)
+            seconds = fact.at - before.at
+            if steps >= 1 and seconds > 0:
+                taken.append((fact, seconds / steps))
+        if before is None or _count(fact) != _count(before):
+            before = fact
+    return taken
+
+
+def _logged(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+    pairs, seen = [], None
+    for fact in facts:
+        if fact.fact.step_s and isfinite(fact.fact.step_s) and fact.fact.step_s > 0 and _count(fact) != seen:
+            pairs.append((fact, fact.fact.step_s))
+            seen = _count(fact)
+    return pairs
+
+
+def step_times(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+    """(line, seconds of one step): as the lines say it or, where they don't or only as an average, from their times."""
+    logged, taken = _logged(facts), _steps_taken(facts)
+    averaged = bool(facts) and facts[0].fact.pattern in AVERAGED
+    if logged and not averaged:
+        return logged
+    if len(taken) >= max(LEAST_SPLIT, len(facts) // 2):
+        return taken
+    return logged
+
+
+def _median_step(facts: Sequence[Fact]) -> float | None:
+    times = step_times(facts)
+    return median(seconds for _, seconds in times) if times else None
+
+
+def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
+    """Where the time of a step changed by `shift` or more and stayed so; of one batch size each."""
+    facts = main_facts(digest)
+    if not facts or (facts[0].fact.pattern in AVERAGED and not _steps_taken(facts)):
+        return ()
+    times = _without_first(step_times(facts))
+    logged = any(fact.fact.step_s for fact, _ in times) and facts[0].fact.pattern not in AVERAGED
+    changes: list[Change] = []
+    for whole in _of_one_batch(times):
+        same = _thinned(whole)
+        values = [round(seconds, 6) for _, seconds in same]
+        if not logged and values and median(values) * _steps_between(whole) < 10 * CLOCK_STEP_S:
+            continue  # the clock of the log is too coarse
+        if len(values) >= BASELINE + CONFIRMED:
+            found = segments(tuple(values), shift)
+            for before, after in pairwise(found):
+                changes.append(_change(same[after.begin][0], before.level, after.level))
+        else:
+            split = _short_split(values, shift)
+            if split is not None:
+                changes.append(_change(same[split][0], median(values[:split]), median(values[split:])))
+    return tuple(change for change in changes if abs(change.percent) >= 100 * shift * 0.8)
+
+
+def _thinned(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+    """At most MAX_TIMES of them: of more, the median of so many neighbours each, with the first one's place."""
+    apart = -(-len(times) // MAX_TIMES)
+    if apart < 2:
+        return times
+    groups = [times[at : at + apart] for at in range(0, len(times), apart)]
+    return [(group[0][0], median_low([seconds for _, seconds in group])) for group in groups]
+
+
+def _steps_between(times: Sequence[tuple[Fact, float]]) -> float:
+    counts = [_count(fact) for fact, _ in times]
+    gaps = [b - a for a, b in pairwise(counts) if b > a]
+    return median(gaps) if gaps else 1.0
+
+
+def _without_first(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+    """Without the first steps of each run in the log."""
+    kept, run = [], 0
+    before: float | None = None
+    for fact, seconds in times:
+        count = _count(fact)
+        run = 0 if before is not None and count <= before else run + 1
+        if run >= (SKIPPED if len(times) >= BASELINE else 1):
+            kept.append((fact, seconds))
+        before = count
+    return kept
+
+
+def _of_one_batch(times: list[tuple[Fact, float]]) -> list[list[tuple[Fact, float]]]:
+    parts: list[list[tuple[Fact, float]]] = []
+    for pair in times:
+        if parts and parts[-1][-1][0].batch == pair[0].batch:
+            parts[-1].append(pair)
+        else:
+            parts.append([pair])
+    return parts
+
+
+def _short_split(values: list[float], shift: float) -> int | None:
+    """In a short series: the place from which all values lie beyond all before it, by `shift` and far beyond their scatter."""
+    for place in range(LEAST_SPLIT, len(values) - LEAST_SPLIT + 1):
+        before, after = values[:place], values[place:]
+        low, high = sorted((before, after), key=median)
+        apart = min(high) - max(low)
+        spread = max(max(low) - min(low), max(high) - min(high))
+        if median(high) >= median(low) * (1 + shift) and apart > spread:
+            return place
+    return None
+
+
+def _change(fact: Fact, before: float, after: float) -> Change:
+    return Change(
+        step=fact.fact.step,
+        before_s=round(before, 4),
+        after_s=round(after, 4),
+        percent=round(100 * (after / before - 1), 1) if before else 0.0,
+    )
+
+
+def read_phases(digest: Digest) -> list[dict[str, object]]:
+    """The phases that the log names, in order; repeated lines of one are one phase. Training is what lies between."""
+    phases: list[dict[str, object]] = []
+    counts: dict[str, float] = {}
+    for fact in digest.facts:
+        kind = fact.fact.kind
+        if kind is EventKind.PROGRESS:
+            count = counts.get(fact.fact.pattern)
+            counts[fact.fact.pattern] = _count(fact)
+            if count == _count(fact) and phases:
+                continue  # drawn again
+        name = (
+            fact.fact.phase
+            if kind is EventKind.PHASE
+            else fact.fact.phase or "training"
+            if kind is EventKind.PROGRESS
+            else "checkpoint_complete"
+        )
+        if name is None:
+            continue
+        if phases and phases[-1]["phase"] == name:
+            phases[-1]["last_line"] = fact.line
+            if fact.fact.step is not None:
+                phases[-1]["last_step"] = fact.fact.step
+            continue
+        step = fact.fact.step
+        phases.append(
+            {"phase": name, "line": fact.line, "last_line": fact.line, "step": step, "last_step": step}
+        )
+    return phases[:200]
+
+
+def read_silence(
+    digest: Digest, progress: Progress, seen_at: float | None, written_at: float | None, limits: LimitSettings
+) -> Silence | None:
+    """A run that says nothing of progress any more, for longer than is normal; None if it cannot be told.
+
+    `seen_at`: when the log was looked at, on its own clock; None: its last line's time counts. `written_at`: the file's
+    modification time, which stands for a log whose lines have no times, and only together with `seen_at`.
+    """
+    if progress.finished:
+        return None
+    rises = {line for line, _ in progress.rises}
+    active = [
+        f for f in digest.facts if f.line in rises or f.fact.kind in (EventKind.PHASE, EventKind.CHECKPOINT)
+    ]
+    last = max(active, key=lambda fact: fact.line) if active else None
+    end = seen_at if seen_at is not None else digest.ends
+    since = last.at if last is not None else digest.begins
+    if since is None and seen_at is not None and written_at is not None:
+        since = written_at
+    if since is None or end is None:
+        return None
+    end = max(end if seen_at is None else on_scale_of(end, digest.clock, digest.ends), digest.ends or since)
+    line = last.line if last is not None else 1
+    if _says_much_new(digest, line):
+        return None
+    phase = last.fact.phase if last is not None and last.fact.kind is EventKind.PHASE else None
+    limit = _limit(digest, progress, phase, limits)
+    silent_s = end - since
+    if silent_s <= limit.seconds:
+        return None
+    return Silence(
+        silent_s=silent_s,
+        limit_s=limit.seconds,
+        reason=limit.reason,
+        line=progress.last_line or line,
+        phase=phase,
+    )
+
+
+def _limit(digest: Digest, progress: Progress, phase: str | None, limits: LimitSettings) -> Limit:
+    times = [at for _, at in progress.rises if at is not None]
+    intervals = [b - a for a, b in pairwise(times) if b > a][-RECENT:]
+    if not intervals and progress.step_seconds_median:
+        intervals = [_interval_by_steps(digest, progress)]
+    return learnt_limit(len(progress.rises), intervals, phase, limits)
+
+
+def _interval_by_steps(digest: Digest, progress: Progress) -> float:
+    """Seconds between two lines of progress where they have no times: steps between them x seconds of a step."""
+    facts = main_facts(digest)
+    return (progress.step_seconds_median or 0.0) * _steps_between([(fact, 0.0) for fact in facts])
+
+
+def _says_much_new(digest: Digest, line: int) -> bool:
+    """Whether lines of many new sorts came after `line`: it does something, although we do not know what."""
+    before = {shape(each.text) for each in digest.lines if each.number <= line}
+    new = {shape(each.text) for each in digest.lines if each.number > line} - before
+    return len(new) >= BUSY_SHAPES
+
+
+def _is_no_number(fact: Fact) -> bool:
+    """A loss that is no number, or one of zero whose gradient is none: so half precision shows it where it is summed up."""
+    loss = fact.fact.loss
+    return loss is not None and (
+        not isfinite(loss) or (loss == 0.0 and _NO_GRADIENT.search(fact.text) is not None)
+    )
+
+
+def _with_loss(digest: Digest) -> list[Fact]:
+    """The lines that tell the loss: those of the run's progress or, where a bar counts and says no loss, those that stand beside it."""
+    main = main_facts(digest)
+    told = [fact for fact in main if fact.fact.loss is not None]
+    if told or not main:
+        return told
+    beside: dict[str, list[Fact]] = {}
+    for fact in digest.facts:
+        if fact.fact.kind is EventKind.PROGRESS and fact.fact.loss is not None:
+            beside.setdefault(fact.fact.pattern, []).append(fact)
+    told = max(beside.values(), key=len, default=[])
+    if len(told) < 2:
+        return told
+    reached = [
+        max((_count(f) for f in main if f.line <= each.line), default=0.0) for each in (told[0], told[-1])
+    ]
+    usual = (reached[1] - reached[0]) / (len(told) - 1)
+    return told if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
+
+
+def read_no_number(digest: Digest, times: int) -> NoNumber | None:
+    """The loss that is no number `times` in a row, up to the end of the log."""
+    facts = _with_loss(digest)
+    alone, first_alone = digest.lone_losses
+    if not facts and alone >= times:
+        step = next((f.fact.step for f in reversed(main_facts(digest)) if f.line <= first_alone), None)
+        return NoNumber(line=first_alone, step=step, times=alone)
+    bad = []
+    for fact in reversed(facts):
+        if fact.fact.loss is None or not _is_no_number(fact):
+            break
+        bad.append(fact)
+    if len(bad) < times:
+        return None
+    first = bad[-1]
+    counted = (f.fact.step for f in reversed(main_facts(digest)) if f.line <= first.line)
+    step = first.fact.step if first.fact.step is not None else next(counted, None)
+    return NoNumber(line=first.line, step=step, times=len(bad))

@@ -1,0 +1,337 @@
+"""Who is meant by the numbers in a log: ranks, local ranks, tasks. Pure.
+
+A number counts as a rank only where nothing speaks against it. torchrun prints local ranks in front of lines and the truth in
+its table of failures; `srun --label` prints tasks, which are ranks only if no other launcher starts several in each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from slurm_watchdog.diagnose.logs.line import Line, Who
+from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
+from slurm_watchdog.knowledge.launcher_exits import Ending, ending_of
+from slurm_watchdog.knowledge.ray_train import died_of, seat_of
+
+LOCAL_RANKS = 16
+"""More ranks than on any node."""
+LIKELY_WORLD = 1 << 14
+"""Numbers from here on are no ranks where the log does not say how many there are."""
+MAX_WORLD = 1 << 20
+_LAUNCHER = re.compile(
+    r"torch[./]distributed[./](?:run|launch|elastic)|\btorchrun\b|ChildFailedError|torchelastic|accelerate[ ./](?:launch|commands)|deepspeed[./]launcher|\[launch\.py:|nproc_per_node|local_rank: \d+ \(pid|mp\.spawn"
+)
+_TEED = re.compile(r"(?:\d+: |[\w.-]+: )?\[default\d+\]:")
+"""torchrun's prefix: Slurm's tasks are its launchers."""
+_WORLD = re.compile(
+    r"\bworld[ _]?size\W{1,4}(?P<a>\d{1,7})\b|\bWORLD_SIZE\W{1,3}(?P<b>\d{1,7})\b|\bnranks (?P<c>\d{1,7})\b|\bnum_processes\W{1,4}(?P<d>\d{1,7})\b|"
+    r"GLOBAL_RANK: \d+, MEMBER: \d+/(?P<e>\d+)|distributed_backend=\w+ with (?P<g>\d+) processes|All distributed processes registered\. Starting with (?P<f>\d+) processes",
+    re.IGNORECASE,
+)  # fmt: skip
+DYING = re.compile(
+    r"\s*(?:\*\*\* (?:Process received signal|End of error message)|Signal: |Signal code: |Failing at address|\[ ?\d+\] /)"
+)
+_WORLD_WORDS = ("orld", "WORLD", "nranks", "rocesses", "MEMBER")
+_FIELD = re.compile(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback|message)\s*: ?(?P<value>.*)$")
+_ENTRY = re.compile(r"^\s*\[\d+\]:\s*$")
+_ROOT = re.compile(r"Root Cause(?: \(first observed failure\))?:")
+_RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+_EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+BOX_LINES = 20
+"""Of a box or a wrapped sentence: so many lines after the one that says who, one says how."""
+_ENDS = {
+    "Killed": "killed", "exit code 137": "killed", "Segmentation fault": "segmentation_fault", "exit code 139": "segmentation_fault",
+    "Out Of Memory": "oom_kill", "Bus error": "bus_error", "exit code 135": "bus_error",
+}  # fmt: skip
+"""What srun writes of a task that died of a signal; a shell between adds 128 to the signal's number."""
+_TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
+_RAY_RANK = re.compile(r"Setting up process group .*\[rank=(?P<rank>\d+),")
+_RETURNED = re.compile(r"exits with return code = (?P<code>-?\d+)")
+_OLD_EXIT = re.compile(
+    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"
+)
+
+
+@dataclass
+class Failure:
+    """A row of torchrun's table of failures."""
+
+    line: int
+    root: bool
+    host: str | None = None
+    rank: int | None = None
+    local: int | None = None
+    code: int | None = None
+    pid: str | None = None
+    stamp: Stamp | None = None
+    end: int = 0
+    """Its last line: between, its traceback may stand."""
+
+
+@dataclass
+class Task:
+    """Slurm's word of tasks that ended, `srun: error: n2: task 5: Segmentation fault`; of several together `task` is None."""
+
+    line: int
+    host: str
+    task: int | None
+    what: str
+
+    @property
+    def signal(self) -> str | None:
+        """The row that the way it ended stands for, if it was no ordinary exit."""
+        return next((name for word, name in _ENDS.items() if word in self.what), None)
+
+
+@dataclass
+class Ranks:
+    """What a log says about its ranks."""
+
+    world: int | None = None
+    launcher: bool = False
+    tasks_are_ranks: bool = True
+    several_a_host: bool = False
+    """Slurm speaks of several tasks on one host, or lines are labelled by task: then a task is no launcher of several ranks."""
+    host_numbers_are_ranks: bool = True
+    failures: list[Failure] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    exits: list[tuple[int, int]] = field(default_factory=list)
+    """(line, exit code), from a launcher's own line of an error."""
+    seen: set[int] = field(default_factory=set)
+    """Ranks that said anything."""
+    rank_hosts: dict[int, str] = field(default_factory=dict)
+    pids: set[tuple[str | None, int]] = field(default_factory=set)
+    """(host, number) that mpirun puts in front of what a dying process says: its pid."""
+    files: frozenset[int] = frozenset()
+    """Of logs with a file for each rank: whose are here. What the others said is not known."""
+    by_pid: dict[str, set[tuple[int, str | None]]] = field(default_factory=dict)
+    """Pid -> (rank, host) of lines that name both."""
+    dead: set[tuple[str, str | None]] = field(default_factory=set)
+    """(pid, host) of processes that Ray says have died."""
+
+    def rank_of(self, who: Who) -> int | None:
+        """The global rank of who said a line; None if that is not certain."""
+        if who.rank is not None:
+            return who.rank
+        if who.number is not None and self._is_pid(who):
+            return None  # a process's number
+        if who.number is not None and who.host is None:
+            return who.number if self.tasks_are_ranks else None
+        if who.number is not None:
+            by_table = self._by_table(who.number, who.host)
+            if by_table is not None:
+                return by_table
+            return who.number if self.host_numbers_are_ranks else None
+        if who.local is not None:
+            return self._by_table(who.local, who.host)
+        return self.rank_of_pid(who.pid, who.host) if who.pid is not None else None
+
+    def rank_of_pid(self, pid: str, host: str | None) -> int | None:
+        """The rank that other lines give for a process; None if there is none, or if several are possible."""
+        ranks = {rank for rank, where in self.by_pid.get(pid, ()) if host is None or where in (None, host)}
+        return ranks.pop() if len(ranks) == 1 else None
+
+    def is_one_process(self, who: Who) -> bool:
+        """Whether all lines of a `who` are one process's: a host has several, and so has a local rank but on a single node."""
+        if who.rank is not None or who.number is not None or who.pid is not None:
+            return True
+        if who.local is None:
+            return False
+        if who.host is not None:
+            return True
+        several = any(row.rank != row.local for row in self.failures if row.rank is not None)
+        return not several and max(self.seen, default=0) <= LOCAL_RANKS and (self.world or 0) <= LOCAL_RANKS
+
+    def _is_pid(self, who: Who) -> bool:
+        return (who.number or 0) >= (self.world or LIKELY_WORLD) or (who.host, who.number) in self.pids
+
+    def host_of(self, who: Who, rank: int | None) -> str | None:
+        """Where that was."""
+        if who.host is not None:
+            return who.host
+        if rank is not None:
+            for failure in self.failures:
+                if failure.rank == rank and failure.host:
+                    return failure.host
+            where = self.rank_hosts.get(rank) or self._task_host(rank)
+            if where is not None:
+                return where
+        return self._host_of_label(who)
+
+    def _host_of_label(self, who: Who) -> str | None:
+        """Where the task runs whose number `srun --label` put in front of a line, whatever it started there."""
+        if who.number is None:
+            return None
+        hosts = {task.host for task in self.tasks if task.task == who.number}
+        return hosts.pop() if len(hosts) == 1 else None
+
+    def _task_host(self, rank: int) -> str | None:
+        if not self.tasks_are_ranks:
+            return None
+        return next((task.host for task in self.tasks if task.task == rank), None)
+
+    def _by_table(self, local: int, host: str | None) -> int | None:
+        """The rank of a local rank: only if torchrun's table has exactly one that it can be."""
+        rows = [f for f in self.failures if f.local == local and f.rank is not None]
+        if host is not None and any(_same_host(f.host, host) for f in rows):
+            rows = [f for f in rows if _same_host(f.host, host)]
+        ranks = {f.rank for f in rows}
+        return ranks.pop() if len(ranks) == 1 else None
+
+
+def _same_host(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and one.partition(".")[0] == other.partition(".")[0]
+
+
+def read_ranks(lines: Sequence[Line]) -> Ranks:
+    """What the lines (of one log or of several of the same job) say about ranks."""
+    ranks = Ranks()
+    on_hosts: dict[int, set[str]] = {}
+    worlds: list[int] = []
+    mixed = False
+    for line in lines:
+        who = line.who
+        ranks.launcher = ranks.launcher or _LAUNCHER.search(line.raw) is not None
+        worlds += _worlds(line.raw)
+        _read_ends(line, ranks)
+        _read_ray(line, ranks)
+        if who.number is not None and DYING.match(line.text):
+            ranks.pids.add((who.host, who.number))
+        if who.rank is not None:
+            ranks.seen.add(who.rank)
+            if who.host is not None:
+                ranks.rank_hosts.setdefault(who.rank, who.host)
+            mixed = mixed or (who.number is not None and who.number != who.rank)
+        elif who.number is not None and who.host is not None:
+            on_hosts.setdefault(who.number, set()).add(who.host)
+        mixed = mixed or (
+            who.local is not None and (who.number is not None or _TEED.match(line.raw) is not None)
+        )
+    ranks.failures = [*_read_tables(lines), *_read_words(lines)]
+    ranks.launcher = ranks.launcher or bool(ranks.failures)
+    ranks.tasks_are_ranks = not ranks.launcher and not mixed
+    ranks.host_numbers_are_ranks = all(len(each) == 1 for each in on_hosts.values())
+    if ranks.host_numbers_are_ranks:
+        ranks.seen |= set(on_hosts)
+    if ranks.tasks_are_ranks:
+        ranks.seen |= {
+            line.who.number for line in lines if line.who.number is not None and line.who.host is None
+        }
+    hosts = [task.host for task in ranks.tasks]
+    labelled = any(line.who.number is not None and line.who.host is None for line in lines)
+    ranks.several_a_host = (
+        labelled or len(set(hosts)) < len(hosts) or any(task.task is None for task in ranks.tasks)
+    )
+    plausible = [world for world in worlds if 0 < world < MAX_WORLD]
+    if plausible:
+        ranks.world = max(plausible)
+    return ranks
+
+
+def _read_ray(line: Line, ranks: Ranks) -> None:
+    """Which rank a process of Ray is, and which of them died."""
+    who = line.who
+    seat = seat_of(line.text) if "world_rank=" in line.text else None
+    if seat is not None:
+        ranks.by_pid.setdefault(str(seat.pid), set()).add((seat.rank, seat.address))
+    if who.pid is not None:
+        told = _RAY_RANK.search(line.text) if who.rank is None and "rank=" in line.text else None
+        rank = int(told["rank"]) if told else who.rank
+        if rank is not None:
+            ranks.by_pid.setdefault(who.pid, set()).add((rank, who.host))
+    died = died_of(line.raw) if "Worker PID: " in line.raw else None
+    if died is not None:
+        ranks.dead.add((str(died[0]), died[1]))
+
+
+def _worlds(text: str) -> list[int]:
+    if not any(word in text for word in _WORLD_WORDS):
+        return []
+    match = _WORLD.search(text)
+    return [next(int(value) for value in match.groupdict().values() if value)] if match else []
+
+
+def _read_ends(line: Line, ranks: Ranks) -> None:
+    """What Slurm or a launcher says of a task that ended, in one line."""
+    if "srun: error" in line.text:
+        task = _TASKS.search(line.text)
+        if task:
+            number = int(task["tasks"]) if task["tasks"].isdecimal() else None
+            ranks.tasks.append(Task(line.number, task["host"], number, task["what"]))
+    if "exitcode" in line.text or "return code = " in line.text:
+        ended = _OLD_EXIT.search(line.text) or _RETURNED.search(line.text)
+        if ended:
+            ranks.exits.append((line.number, int(ended["code"])))
+
+
+def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
+    """The rows of torchrun's tables, of each node its own."""
+    open_rows: dict[Who, Failure] = {}
+    roots: dict[Who, bool] = {}
+    for line in lines:
+        text, key = line.text, line.who
+        if _ROOT.search(text):
+            roots[key] = True
+        elif text.strip() == "Failures:" or "FAILED" in text:
+            roots[key] = False
+        if _ENTRY.match(text):
+            if key in open_rows:
+                yield _closed(open_rows.pop(key), line.number)
+            open_rows[key] = Failure(line.number, roots.get(key, False))
+            continue
+        row = open_rows.get(key)
+        match = _FIELD.match(text) if row is not None else None
+        if row is None or match is None:
+            if row is not None and text.strip().startswith(("---", "===")):
+                yield _closed(open_rows.pop(key), line.number)
+            continue
+        _fill(row, match["key"], match["value"].strip(), line)
+    yield from open_rows.values()
+
+
+def _read_words(lines: Iterable[Line]) -> list[Failure]:
+    """What other launchers say of a worker that ended, in one line or in those of a box."""
+    found: list[Failure] = []
+    open_row: Failure | None = None
+    for line in lines:
+        ending = ending_of(line.raw) or ending_of(line.text)
+        if ending is None or ending.local is not None or _of_torchruns_table(ending, line):
+            continue
+        rank = ending.rank if ending.rank is not None or ending.pid is None else line.who.rank
+        if rank is None and ending.pid is None:
+            if open_row is not None and line.number - open_row.line <= BOX_LINES and ending.code is not None:
+                open_row.code = ending.code if open_row.code in (None, -ending.code) else open_row.code
+            continue
+        pid = None if ending.pid is None else str(ending.pid)
+        open_row = Failure(line.number, not found, ending.host, rank, None, ending.code, pid)
+        found.append(open_row)
+    return found
+
+
+def _of_torchruns_table(ending: Ending, line: Line) -> bool:
+    """`traceback : Signal 9 (SIGKILL) received by PID 4711`, in a row that is read as a whole."""
+    return ending.host is None and ending.rank is None and "received by PID" in line.text
+
+
+def _fill(row: Failure, key: str, value: str, line: Line) -> None:
+    if key == "time":
+        row.stamp = stamp_of(value)
+    elif key == "host":
+        row.host = (
+            value if value and value not in ("localhost", "127.0.0.1", "localhost.localdomain") else None
+        )
+    elif key == "rank":
+        match = _RANK_LOCAL.match(value)
+        if match:
+            row.rank, row.local = int(match["rank"]), int(match["local"])
+    elif key == "exitcode":
+        match = _EXIT.match(value)
+        if match:
+            row.code, row.pid, row.line = int(match["code"]), match["pid"], line.number
+
+
+def _closed(row: Failure, line: int) -> Failure:
+    row.end = line
+    return row

@@ -1,0 +1,152 @@
+"""From what is kept of each file of a job to what is said about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from slurm_watchdog.analysis.learned_limit import LimitSettings
+from slurm_watchdog.diagnose.logs.case import Source, Verdict
+from slurm_watchdog.diagnose.logs.digest import Digest
+from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by
+from slurm_watchdog.diagnose.logs.progress import (
+    read_changes,
+    read_no_number,
+    read_phases,
+    read_progress,
+    read_silence,
+)
+from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
+from slurm_watchdog.diagnose.logs.timestamps import parse_time
+from slurm_watchdog.diagnose.logs.tracebacks import find_errors
+from slurm_watchdog.diagnose.logs.verdict import judge, with_rank
+from slurm_watchdog.knowledge.remediation_hints import hints_for
+
+MAX_ERRORS = 400
+"""Of one file in the answer: the first ones, the cause, and the last."""
+
+
+class Settings(Protocol):
+    @property
+    def limits(self) -> LimitSettings: ...
+    @property
+    def nan_steps(self) -> int: ...
+
+
+class Judged:
+    """The files of one job, and the verdict over them."""
+
+    def __init__(self, sources: list[Source], ranks: Ranks, verdict: Verdict | None) -> None:
+        self.sources, self.ranks, self.verdict = sources, ranks, verdict
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each file, in the shape of `scan-log --json`."""
+        return [self._row(number, source) for number, source in enumerate(self.sources)]
+
+    def _row(self, number: int, source: Source) -> dict[str, Any]:
+        progress = source.progress
+        errors = self._errors(source)
+        return {
+            "path": source.path,
+            "framework": progress.framework,
+            "progress": {
+                "first_step": progress.first_step, "last_step": progress.last_step, "total_steps": progress.total_steps,
+                "lines": progress.lines, "last_line": progress.last_line,
+                "advancing": progress.advancing and (self.verdict is None or self.verdict.name == "loss_nan"),
+                "step_seconds_median": progress.step_seconds_median,
+            },
+            "phases": read_phases(source.digest),
+            "throughput_changes": [
+                {"step": c.step, "before_s": c.before_s, "after_s": c.after_s, "percent": c.percent}
+                for c in read_changes(source.digest)
+            ],
+            "errors": errors,
+            "errors_left_out": max(0, len(source.errors) - len(errors)) + source.digest.left_out,
+            "verdict": self._verdict(number),
+            "healthy": self.verdict is None,
+            "finished": progress.finished,
+            "world_size": self.ranks.world,
+        }  # fmt: skip
+
+    def _verdict(self, number: int) -> dict[str, Any] | None:
+        verdict = self.verdict
+        if verdict is None:
+            return None
+        answer: dict[str, Any] = {
+            "class": verdict.name, "host": verdict.host, "rank": verdict.rank, "line": verdict.line, "summary": verdict.summary,
+            "text": verdict.text, "first_failing_ranks": list(verdict.first_ranks), "missing_ranks": list(verdict.missing),
+            "followed": verdict.followed,
+            "hints": [hint.as_json() for hint in hints_for(verdict.name, verdict.text)],
+        }  # fmt: skip
+        if len(self.sources) > 1:
+            answer["path"] = self.sources[verdict.source].path
+        return answer
+
+    def _errors(self, source: Source) -> list[dict[str, Any]]:
+        rows = []
+        places = sorted(range(len(source.errors)), key=lambda at: source.errors[at].line)
+        if len(places) > MAX_ERRORS:
+            cause = [at for at in places if source.roles.get(at) == "cause"]
+            places = sorted({*places[: MAX_ERRORS - 50], *cause, *places[-50:]})
+        for at in places:
+            error = source.errors[at]
+            rank = self.ranks.rank_of(error.who)
+            rows.append(
+                {
+                    "line": error.line,
+                    "class": error.name,
+                    "role": source.roles.get(at, "noise"),
+                    "host": self.ranks.host_of(error.who, rank),
+                    "rank": rank,
+                    "text": error.text[:500],
+                }
+            )
+        return rows
+
+
+def judge_job(
+    paths: Sequence[str],
+    digests: Sequence[Digest],
+    settings: Settings,
+    seen_at: str | None = None,
+    written_at: Sequence[float | None] = (),
+) -> Judged:
+    """What the logs of one job say together. `seen_at`: as a person wrote it; `written_at`: of each file, in local time."""
+    sources = []
+    names = [named_by(path) for path in paths]
+    ranks = read_ranks([line for digest in digests for line in digest.lines])
+    together = len(paths) > 1
+    as_rank = together and local_is_rank(paths, ranks.world)
+    for digest, name in zip(digests, names, strict=True):
+        rank = name.rank if together else None
+        local = name.local
+        if local is not None and as_rank and rank is None:
+            rank = local
+        if rank is not None or local is not None or (name.host and together):
+            digest.lines = with_rank(digest.lines, rank, local, name.host if together else None)
+    if together:
+        ranks = read_ranks([line for digest in digests for line in digest.lines])
+        of_files = [name.rank for name in names]
+        ranks.files = (
+            frozenset(rank for rank in of_files if rank is not None)
+            if all(r is not None for r in of_files)
+            else frozenset()
+        )
+    for number, (path, digest) in enumerate(zip(paths, digests, strict=True)):
+        progress = read_progress(digest)
+        at = parse_time(seen_at, digest.clock) if seen_at is not None else None
+        sources.append(
+            Source(
+                path,
+                digest,
+                progress,
+                find_errors(digest.lines, digest.segments),
+                read_silence(
+                    digest, progress, at, written_at[number] if written_at else None, settings.limits
+                )
+                if digest.segments is None
+                else None,
+                read_no_number(digest, settings.nan_steps),
+            )
+        )
+    return Judged(sources, ranks, judge(sources, ranks))

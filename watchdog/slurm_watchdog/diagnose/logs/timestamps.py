@@ -1,0 +1,212 @@
+"""When a line of a log was written, as far as it says so. Pure.
+
+Programs write time in dozens of ways, and the lines of one job's log come from several clocks: with a year or without, with a
+zone or without, the time of day alone. Only times of one sort may be compared.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta, timezone
+
+from slurm_watchdog.base.structs import Value
+
+SEEN_CHARS = 160
+"""A line's time stands within its first characters, or nowhere."""
+DAY_S = 86400.0
+SOME_YEAR = 2024
+"""For dates without one; a leap year, so that each of them exists."""
+
+_MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), 1
+    )
+}
+_TIME = r"(?P<h>[01]\d|2[0-3]):(?P<mi>[0-5]\d):(?P<s>[0-5]\d|60)(?:[.,:](?P<f>\d{1,9}))?"
+_FULL = re.compile(
+    r"(?<!\d)(?P<y>20\d\d)[-/.](?P<mo>0[1-9]|1[0-2])[-/.](?P<d>0[1-9]|[12]\d|3[01])[T _,-]{1,2}"
+    + _TIME
+    + r"(?: ?(?P<z>Z\b|UTC\b|GMT\b|[+-]\d\d:?\d\d\b))?"
+)
+_MONTH_FIRST = re.compile(
+    r"(?<!\d)(?P<mo>0[1-9]|1[0-2])/(?P<d>0[1-9]|[12]\d|3[01])/(?P<y>20\d\d)[ ,T-]+"
+    + _TIME
+    + r"(?: (?P<ap>[AP]M))?"
+)
+_NAMED = re.compile(
+    r"(?<!\w)(?:(?P<d2>\d{1,2})[/ ](?P<n2>[A-Z][a-z]{2})[/ ](?P<y2>20\d\d)[: ]|(?P<n>[A-Z][a-z]{2}) +(?P<d>\d{1,2}) )"
+    + _TIME
+    + r"(?: (?P<y>20\d\d)\b)?"
+)
+_GLOG = re.compile(r"(?<![A-Za-z\d])[IWEF](?P<mo>0?[1-9]|1[0-2])(?P<d>0[1-9]|[12]\d|3[01]) " + _TIME)
+_SHORT = re.compile(r"(?<![\d/-])(?P<mo>0[1-9]|1[0-2])[/-](?P<d>0[1-9]|[12]\d|3[01])[ T]" + _TIME)
+_CLOCK = re.compile(r"^[\s\[(<]{0,3}" + _TIME + r"(?![:\d<])")
+_EPOCH = re.compile(
+    r"(?:^\[?|\"?(?:ts|time|time_ms|timestamp|unixtime|created|_timestamp|t)\"?\s*[:=]\s*)(?P<epoch>1[5-9]\d{8}(?:\d{3}\b|\.\d+|\b))"
+)
+
+
+class Stamp(Value, frozen=True):
+    sort: str
+    """`zoned`, `local` (a full date without a zone), `dated` (no year), `clock` (time of day)."""
+    seconds: float
+    """Since 1970 as if its zone were UTC; of `clock` since midnight."""
+
+
+def stamp_of(line: str) -> Stamp | None:
+    """The time that stands at the beginning of a line."""
+    text = line[:SEEN_CHARS]
+    if ":" not in text:
+        match = _EPOCH.search(text)
+        return _epoch(match) if match else None
+    match = _FULL.search(text)
+    if match:
+        seconds = _seconds(match, int(match["y"]), int(match["mo"]), int(match["d"]))
+        return None if seconds is None else _zoned(seconds, match["z"])
+    match = _MONTH_FIRST.search(text)
+    if match:
+        seconds = _seconds(match, int(match["y"]), int(match["mo"]), int(match["d"]))
+        if seconds is not None and match["ap"] == "PM" and int(match["h"]) < 12:
+            seconds += DAY_S / 2
+        return None if seconds is None else Stamp("local", seconds)
+    match = _NAMED.search(text)
+    if match:
+        month = _MONTHS.get((match["n"] or match["n2"]).lower())
+        year = match["y"] or match["y2"]
+        if month is not None:
+            seconds = _seconds(match, int(year or SOME_YEAR), month, int(match["d"] or match["d2"]))
+            return None if seconds is None else Stamp("local" if year else "dated", seconds)
+    for regex in (_GLOG, _SHORT):
+        match = regex.search(text)
+        if match:
+            seconds = _seconds(match, SOME_YEAR, int(match["mo"]), int(match["d"]))
+            return None if seconds is None else Stamp("dated", seconds)
+    match = _CLOCK.search(text)
+    if match:
+        seconds = _seconds(match, 1970, 1, 1)
+        return None if seconds is None else Stamp("clock", seconds)
+    match = _EPOCH.search(text)
+    return _epoch(match) if match else None
+
+
+def _epoch(match: re.Match[str]) -> Stamp:
+    number = match["epoch"]
+    return Stamp("zoned", float(number) / (1000 if len(number) == 13 and "." not in number else 1))
+
+
+def _seconds(match: re.Match[str], year: int, month: int, day: int) -> float | None:
+    try:
+        at = datetime(
+            year, month, day, int(match["h"]), int(match["mi"]), min(59, int(match["s"])), tzinfo=UTC
+        )
+    except ValueError:
+        return None
+    fraction = match["f"] or ""
+    return at.timestamp() + (int(fraction) / 10 ** len(fraction) if fraction else 0.0)
+
+
+def _zoned(seconds: float, zone: str | None) -> Stamp:
+    if not zone:
+        return Stamp("local", seconds)
+    if zone in ("Z", "UTC", "GMT"):
+        return Stamp("zoned", seconds)
+    sign = -1 if zone[0] == "-" else 1
+    digits = zone[1:].replace(":", "")
+    offset = sign * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
+    return Stamp("zoned", seconds - offset)
+
+
+class Clock:
+    """Puts the stamps of one log, in its order, on one scale; those that do not fit on it give None.
+
+    The scale is that of the first stamps with a full date or, where there are none, of whatever comes first. Dates without a
+    year take the last known one's; times of day take the last known date, and go on to the next day behind midnight.
+    """
+
+    def __init__(self) -> None:
+        self.sort: str | None = None
+        self._last: float | None = None
+
+    def place(self, stamp: Stamp | None) -> float | None:
+        """Seconds on the log's scale."""
+        if stamp is None:
+            return None
+        if self.sort is None:
+            self.sort = stamp.sort
+        at = self._on_scale(stamp)
+        if at is not None:
+            self._last = at
+        return at
+
+    def _on_scale(self, stamp: Stamp) -> float | None:
+        if stamp.sort == "dated" == self.sort and self._last is not None:
+            return _nearest_year(stamp.seconds, self._last)
+        if stamp.sort == self.sort and stamp.sort != "clock":
+            return stamp.seconds
+        if stamp.sort == "clock" and self.sort in ("clock", "local", "dated"):
+            return self._of_day(stamp.seconds)
+        if stamp.sort == "dated" and self.sort == "local" and self._last is not None:
+            return _nearest_year(stamp.seconds, self._last)
+        return None  # another zone, perhaps: not to be compared
+
+    def _of_day(self, seconds: float) -> float:
+        if self._last is None:
+            return seconds
+        day = self._last - self._last % DAY_S
+        at = day + seconds
+        if at < self._last - DAY_S / 2:
+            return at + DAY_S
+        return at - DAY_S if at > self._last + DAY_S / 2 else at
+
+
+def _nearest_year(seconds: float, last: float) -> float | None:
+    """A date without a year, in the year in which it is nearest to `last`: a log goes on behind New Year's Eve."""
+    moved, year = datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(last, UTC).year
+    near = [at for each in (year - 1, year, year + 1) if (at := _in_year(moved, each)) is not None]
+    return min(near, key=lambda at: abs(at - last), default=None)
+
+
+def _in_year(moment: datetime, year: int) -> float | None:
+    try:
+        return moment.replace(year=year).timestamp()
+    except ValueError:  # the 29th of February
+        return None
+
+
+def on_scale_of(seen: float, sort: str | None, ends: float | None) -> float:
+    """When a log was seen (seconds since 1970), on the scale of its own times, whose last one is `ends`: where these have no year, or
+    no date at all, the first moment that fits, for nobody may claim more years or days of silence than are known."""
+    if ends is None or sort not in ("clock", "dated"):
+        return seen
+    if sort == "clock":
+        return ends + (seen - ends) % DAY_S
+    moment, year = datetime.fromtimestamp(seen, UTC), datetime.fromtimestamp(ends, UTC).year
+    fitting = [
+        at for each in (year, year + 1, year + 2) if (at := _in_year(moment, each)) and at >= ends - DAY_S
+    ]
+    return min(fitting, default=seen)
+
+
+def parse_time(text: str, sort: str | None) -> float | None:
+    """What a person wrote (a date and time, or seconds since 1970), on the scale of a log of `sort`; None if it is no time.
+
+    A time without a zone is taken as the log's own; of one with a zone, a log without zones is compared with the digits.
+    """
+    text = text.strip()
+    try:
+        epoch = float(text)
+    except ValueError:
+        pass
+    else:
+        return epoch
+    try:
+        at = datetime.fromisoformat(text.replace("_", "T"))
+    except ValueError:
+        stamp = stamp_of(text)
+        if stamp is None:
+            return None
+        return stamp.seconds
+    if at.tzinfo is not None and sort != "zoned":
+        at = at.replace(tzinfo=None)
+    return (at if at.tzinfo is not None else at.replace(tzinfo=timezone(timedelta(0)))).timestamp()

@@ -1,0 +1,328 @@
+"""Errors in the lines of a log: interleaved tracebacks put together, chains kept in their order. Pure.
+
+Lines with the same prefix are one stream, and what is said in a stream is said in order. Without a prefix the ranks' lines lie
+over each other: then each last line of a traceback is an error of its own, and nobody knows whose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from slurm_watchdog.diagnose.logs.line import LINE_END, Line, Who, classify
+from slurm_watchdog.diagnose.logs.timestamps import Clock
+from slurm_watchdog.knowledge.log_signatures import CONSEQUENCES, HEADERS
+
+GAP_LINES = 120
+"""Between two lines of a traceback; further apart they are none."""
+DETAIL_LINES = 8
+"""Lines after an exception that may say what it was."""
+SLURMS_CLOCK_BEHIND_S, SLURMS_CLOCK_AHEAD_S = 60.0, 1800.0
+"""Further from the last time in the log, `CANCELLED AT` was written by a clock of another zone, or long after."""
+PROSE_WORDS = 14
+"""A shorter sentence with a person in it may be a program's."""
+AFTER_LINES = 6
+"""Lines after an error in which its stream says that it goes on."""
+
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?:\[.*?\]|\(\w+\))?(?::\s|:?$)")
+_TYPE = re.compile(
+    r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Iteration|Empty|Full|Warning|Died|Crashed|Expired|Refused)$"
+)
+_NO_TYPE = frozenset(
+    {
+        "Traceback",
+        "During",
+        "The",
+        "File",
+        "Killed",
+        "Aborted",
+        "Terminated",
+        "Exception",
+        "Error",
+        "Original",
+    }
+)
+_SOURCE = re.compile(
+    r'^\s*(?:File "|frame #\d+|raise\b|#\d+ +0x|\^+|~+|at \S+\()|^\s*(?:\.\.\.|\[repeated \d+)'
+)
+_WRAPPER = re.compile(
+    r"Caught \w+ in |RayTaskError\(|^The above|ProcessRaisedException|worker raised an exception|ExceptionGroup: .*\(\d+ sub-exceptions?\)"
+)
+_RAY_WHERE = re.compile(r"\(pid=(?P<pid>\d+), ip=(?P<host>[\w.:-]+)")
+_DIRECT = "the above exception was the direct cause"
+_DURING = "during handling of the above exception"
+_IGNORED = re.compile(r"^\s*(?:Exception|Error) ignored in:?|^\s*Error in atexit\b|^\s*--- Logging error ---")
+_HEADER = re.compile(
+    r"^\W*(?:Exception Group |Original )?Traceback \(|Traceback \(most recent call last\)[^\w'\"]*$",
+    re.IGNORECASE,
+)
+"""It stands alone, at the beginning of what a line says, or at its end; in the middle of a sentence it is somebody's example."""
+_THREAD = re.compile(r"^\s*Exception in thread ")
+_GOES_ON = re.compile(
+    r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect",
+    re.IGNORECASE,
+)
+_PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I|they|[Yy]ou|us)\b")
+_GIVES_UP = re.compile(
+    r"giving up|no more retries|out of retries|max(?:imum)? (?:number of )?retries|after \d+ (?:retries|attempts)|failed (?:\d+ times|permanently)",
+    re.IGNORECASE,
+)
+_LAST_TRY = re.compile(r"\battempt (\d+) ?(?:/|of) ?(\d+)", re.IGNORECASE)
+
+
+@dataclass
+class Error:
+    """One thing that went wrong, as the log says it."""
+
+    line: int
+    name: str
+    """The row of the signatures."""
+    text: str
+    who: Who
+    at: float | None
+    own_time: bool
+    """Whether the time stands in the line itself or its traceback."""
+    level: str | None
+    traceback: bool
+    group_rank: int | None = None
+    weak: bool = False
+    """Said in passing: at the level of a warning, by a thread beside, or by a destructor."""
+    ignored: bool = False
+    """Python says itself that it goes on."""
+    goes_on: bool = False
+    """What its stream says next is that it tries again."""
+    chained: bool = False
+    """It was raised because of the one before it in its stream."""
+    segment: int = 0
+    raw_text: str = ""
+    """The whole line."""
+    detail: list[str] = field(default_factory=list)
+    began: int = 0
+    """The line of its traceback's header, where the stream has a name; else its own."""
+    source: int = 0
+    """Which of several files it stands in."""
+
+
+@dataclass
+class _Stream:
+    open: int = 0
+    """Tracebacks that began and have no last line yet."""
+    indent: int = 0
+    began: int = 0
+    at: float | None = None
+    number: int = 0
+    last: Error | None = None
+    since: int = 0
+    chained: bool = False
+    during: bool = False
+    weak: bool = False
+    ignored: bool = False
+    frames: int = 0
+
+
+def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -> list[Error]:
+    """The errors in the lines (in the order of the file, with gaps), in that order.
+
+    `segments` has for each line's number the excerpt that it stands in, where a text has several.
+    """
+    clock = Clock()
+    streams: dict[Who, _Stream] = {}
+    found: list[Error] = []
+    latest: float | None = None
+    for line in _apart(lines):
+        placed = _believed(line, clock.place(line.stamp), latest)
+        latest = placed if placed is not None else latest
+        stream = streams.setdefault(line.who, _Stream())
+        if line.number - stream.number > GAP_LINES:
+            streams[line.who] = stream = _Stream(at=stream.at)
+        stream.number = line.number
+        own = placed is not None
+        if placed is not None:
+            stream.at = placed
+        at = placed if own else stream.at if line.who.named and stream.at is not None else latest
+        error = _take(line, stream, at, own)
+        if (
+            error is None
+            and found
+            and not line.who.named
+            and found[-1].who.named
+            and line.number - found[-1].line <= DETAIL_LINES
+        ):
+            found[-1].detail.append(
+                line.text.strip()[:300]
+            )  # a message of several lines has its prefix only once
+        if error is not None:
+            error.segment = 0 if segments is None else segments.get(line.number, 0)
+            found.append(error)
+    return _without_told_headers(found)
+
+
+def _believed(line: Line, at: float | None, latest: float | None) -> float | None:
+    """A line's time; None for Slurm's own word of the end, if its clock cannot be that of the log (another zone): it is
+    printed at once, and stands in the right place."""
+    if at is None or latest is None or "CANCELLED AT" not in line.raw:
+        return at
+    return at if -SLURMS_CLOCK_BEHIND_S <= at - latest <= SLURMS_CLOCK_AHEAD_S else None
+
+
+def _apart(lines: Iterable[Line]) -> Iterator[Line]:
+    """The lines; of one that holds several, as a record of JSON may, each for itself."""
+    for line in lines:
+        if LINE_END not in line.text:
+            yield line
+            continue
+        for text in line.text.split(LINE_END):
+            yield replace(line, text=text)
+
+
+def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | None:
+    """What one line adds to its stream."""
+    text = line.text
+    lower = text.lower()
+    if _DIRECT in lower or _DURING in lower:
+        stream.chained, stream.during, stream.open = True, _DURING in lower, 0
+        return None
+    if _IGNORED.match(text):
+        stream.ignored = True
+    if _THREAD.match(text):
+        stream.weak = True
+    if "traceback (most recent call last)" in lower and _HEADER.search(text):
+        return _open(line, stream, at, own)
+    if stream.open and (line.indent > stream.indent or not text.strip()):
+        stream.frames += 1
+        return None
+    if _SOURCE.match(text):
+        stream.frames += 1
+        return None
+    name = classify(text)
+    if name == "traceback" or (name is not None and not stream.open and _is_prose(line)):
+        return None
+    if stream.open and (name is None or name == "python_exception") and _is_exception(text.strip()):
+        name = name or "python_exception"
+    if name is None:
+        _detail(line, stream)
+        return None
+    if name == "python_exception" and not _is_exception(text.strip()):
+        match = _EXCEPTION.match(text.strip())
+        if match is None or _TYPE.search(match["name"]) is None:
+            return None
+    return _error(line, name, stream, at, own)
+
+
+def _is_prose(line: Line) -> bool:
+    """Whether somebody tells of errors: a long sentence with a person in it, and nothing that a program puts in front."""
+    if (
+        line.who.named
+        or line.stamp is not None
+        or line.level is not None
+        or _EXCEPTION.match(line.text.strip())
+    ):
+        return False
+    return len(line.text.split()) >= PROSE_WORDS and _PERSON.search(line.text) is not None
+
+
+def _open(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | None:
+    if stream.open == 0:
+        stream.indent, stream.began, stream.frames = line.indent, line.number, 0
+    stream.open += 1
+    if line.level == "warning" or line.level == "info":
+        stream.weak = True
+    # A log that is cut off has nothing but the header.
+    error = Error(
+        line.number, "traceback", line.text.strip(), line.who, at, own, line.level, True, raw_text=line.raw
+    )
+    error.ignored, error.weak = stream.ignored, stream.weak
+    return error
+
+
+def _is_exception(text: str) -> bool:
+    match = _EXCEPTION.match(text)
+    if match is None or match["name"] in _NO_TYPE:
+        return match is not None and match["name"] in ("Exception", "Error") and ": " in text
+    head = text.partition(":")[0]
+    return (
+        bool(_TYPE.search(match["name"]))
+        or "." in head
+        or (match["name"][0].isupper() and ":" in text and " " not in head)
+    )
+
+
+def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) -> Error:
+    text = line.text.strip()
+    before = stream.last
+    error = Error(
+        line.number,
+        name,
+        text,
+        line.who,
+        at,
+        own,
+        line.level,
+        stream.open > 0 or stream.frames > 0,
+        line.group_rank,
+        raw_text=line.raw,
+    )
+    error.began = stream.began if stream.open > 0 and line.who.named else line.number
+    error.ignored = stream.ignored
+    error.weak = stream.weak or line.level in ("warning", "info")
+    if stream.chained and before is not None:
+        error.chained = True
+        # What a client of HTTP could not reach is a server, and no rank, whatever its socket said of it.
+        a_server = before.name == "peer_lost" and name == "network"
+        if (
+            stream.during
+            and (before.name == "python_exception" or a_server)
+            and name not in CONSEQUENCES
+            and name not in HEADERS
+        ):
+            # A lookup that failed and was handled so: what came of it says more.
+            error.chained, before.chained, before.weak = False, True, True
+    if (
+        before is not None
+        and before.name == "python_exception"
+        and _WRAPPER.search(before.text)
+        and line.number - before.line < GAP_LINES
+    ):
+        before.chained, error.chained = True, False  # it only wraps the one that comes now
+        where = _RAY_WHERE.search(before.text)
+        if where is not None and not error.who.named:
+            error.who = Who(host=where["host"], pid=where["pid"])
+    stream.open = max(0, stream.open - 1)
+    if stream.open == 0:
+        stream.chained = stream.during = stream.weak = stream.ignored = False
+        stream.frames = 0
+    stream.last, stream.since = error, 0
+    return error
+
+
+def _detail(line: Line, stream: _Stream) -> None:
+    """A line after an error: it may say what it was, or that it is tried again."""
+    error = stream.last
+    if error is None or not line.text.strip():
+        return
+    stream.since += 1
+    if stream.since <= DETAIL_LINES:
+        error.detail.append(line.text.strip()[:300])
+    if stream.since <= AFTER_LINES and _GOES_ON.search(line.text) and not _GIVES_UP.search(line.text):
+        tries = _LAST_TRY.search(line.text)
+        if tries is None or int(tries[1]) < int(tries[2]):
+            error.goes_on = True
+
+
+def _without_told_headers(errors: list[Error]) -> list[Error]:
+    """Without the headers (`Traceback`, `terminate called`) of which a later line of their stream says what they announce."""
+    next_line: dict[Who, int] = {}
+    kept: list[Error] = []
+    for error in reversed(errors):
+        if error.name not in HEADERS:
+            next_line[error.who] = error.line
+        else:
+            reach = GAP_LINES * (1 if error.who.named else 3)
+            if next_line.get(error.who, error.line + reach + 1) - error.line <= reach:
+                continue
+        kept.append(error)
+    kept.reverse()
+    return kept

@@ -1,0 +1,277 @@
+"""A run of which no line says why it ended: who is missing from the cascade, whom the launcher or Slurm saw die. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.diagnose.logs.attribution import SIGNAL_NAMES, rank_of_dead_process, task_of
+from slurm_watchdog.diagnose.logs.case import Case, Verdict, after_step, sentence, words_of
+from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, suspects_of
+from slurm_watchdog.diagnose.logs.line import Who
+from slurm_watchdog.diagnose.logs.lost_ranks import lost_rank
+from slurm_watchdog.diagnose.logs.ranks import Failure, Task
+from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.knowledge.launcher_exits import Ending
+from slurm_watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
+
+TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
+_REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
+_DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
+_TERMINATED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Terminated\b")
+_FAILED = re.compile(r"Exited with exit code (?!0\b|9\b|15\b|130\b|137\b|143\b)\d+")
+"""Not by a signal that ends a run in order."""
+OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
+"""NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""
+LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
+
+
+def of_consequences(case: Case, told: list[Error], ended_by: Error | None) -> Verdict | None:
+    """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal.
+
+    `ended_by` is the line with which somebody ended the run from outside.
+    """
+    timeouts = [error for error in told if error.name in TIMED_OUT]
+    felt = [
+        error for error in told if error.name in FELT and error.name not in LAST_CHOICE and not error.weak
+    ]
+    if ended_by is not None and not timeouts and not _failed_before(ended_by, told):
+        return None
+    row = _killed_first(case.ranks.failures)
+    if row is not None and not timeouts:
+        return _of_row(case, row, told)
+    if timeouts:
+        return _of_timeouts(case, timeouts, told)
+    if any(task.signal for task in case.ranks.tasks):
+        return _of_tasks(case, told)
+    died = [error for error in told if error.name == "ray_actor_died"]
+    if died and rank_of_dead_process(case)[0] not in (
+        None,
+        *(case.ranks.rank_of(error.who) for error in felt),
+    ):
+        return _of_ends(case, died, told)
+    if felt:
+        return _of_lost(case, felt, told) or _unexplained(case, felt[0], told)
+    last = [error for error in told if error.name not in FROM_OUTSIDE and error.name != "terminated"]
+    if not last:
+        return None
+    failed = [row for row in case.ranks.failures if row.root and row.code not in (None, -15, -6, 0)]
+    if failed and len({row.rank for row in failed}) == 1:
+        return _of_row(case, failed[0], told)
+    return _of_ends(case, last, told)
+
+
+def _failed_before(ended_by: Error, told: Sequence[Error]) -> bool:
+    """Whether tasks had failed by themselves before somebody cancelled the job: a time limit or preemption needs no such reason, and
+    some programs end with a code of their own when they are told to end."""
+    if ended_by.name != "cancelled" or "DUE TO" in ended_by.raw_text:
+        return False
+    return any(_FAILED.search(error.raw_text) for error in told if error.name == "task_exit")
+
+
+def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Verdict:
+    by_place = {place: case.ranks.rank_of(error.who) for place, error in enumerate(timeouts)}
+    for place, error in enumerate(timeouts):
+        if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts):
+            by_place[place] = error.group_rank
+    suspects = suspects_of(timeouts, by_place, case.ranks.seen, case.ranks.world) or lost_rank(
+        told, case.ranks
+    )
+    if (
+        suspects is not None
+        and suspects.silent
+        and case.ranks.files
+        and not set(suspects.ranks) <= case.ranks.files
+    ):
+        suspects = None  # its file is not here
+    said = sorted({rank for rank in by_place.values() if rank is not None})
+    first = timeouts[0]
+    name = (
+        "collective_mismatch"
+        if suspects is not None and "another collective" in suspects.reason
+        else first.name
+    )
+    case.role[id(first)] = "cascade"
+    rank = suspects.ranks[0] if suspects is not None and len(suspects.ranks) == 1 else None
+    host = (
+        case.ranks.rank_hosts.get(rank)
+        if rank is not None
+        else _marked_dead(told)
+        if suspects is None
+        else None
+    )
+    waited = f"{len(said)} ranks said so" if len(said) > 1 else "no line says why"
+    suspected = (
+        _suspected(suspects)
+        if host is None or rank is not None
+        else f"host {host} is suspect: it was marked dead"
+    )
+    summary = f"{WORDS[name]}{after_step(case)} (line {first.line}): {waited}, {suspected}"
+    return Verdict(
+        name, first.line, first.source, sentence(summary), host, rank, first.text,
+        first_ranks=(), followed=len(told) - 1, missing=suspects.ranks if suspects is not None else (),
+    )  # fmt: skip
+
+
+def _marked_dead(told: Sequence[Error]) -> str | None:
+    """The only node that Ray says is dead."""
+    hosts = {match["host"] for error in told if (match := _DEAD_NODE.search(error.raw_text))}
+    return hosts.pop() if len(hosts) == 1 else None
+
+
+def _of_lost(case: Case, felt: Sequence[Error], told: Sequence[Error]) -> Verdict | None:
+    """Ranks say in a program's own words whom they lost, and no line says why."""
+    suspects = lost_rank([error for error in case.errors if case.role.get(id(error)) != "noise"], case.ranks)
+    if suspects is None:
+        return None
+    first = next((error for error in felt if error.line == suspects.line), felt[0])
+    case.role[id(first)] = "cascade"
+    rank = suspects.ranks[0]
+    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
+    return Verdict(
+        first.name, first.line, first.source, sentence(summary), case.ranks.host_of(Who(), rank), rank, first.text,
+        followed=len(told) - 1, missing=suspects.ranks,
+    )  # fmt: skip
+
+
+def _suspected(suspects: Suspects | None) -> str:
+    if suspects is None:
+        return "and nothing shows which rank they waited for; look for an earlier error elsewhere, or for stacks of all ranks"
+    names = ", ".join(str(rank) for rank in suspects.ranks[:8])
+    return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
+
+
+def _group_is_all(timeouts: Sequence[Error]) -> bool:
+    """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself, once a number."""
+    named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
+    if named:
+        return all(e.who.rank == e.group_rank for e in named)
+    return any("default_pg" in e.raw_text for e in timeouts) and all(
+        "default_pg" in e.raw_text or "[PG" not in e.raw_text for e in timeouts
+    )
+
+
+def _killed_first(failures: Sequence[Failure]) -> Failure | None:
+    """The worker that died of a signal which nobody sends in order, as torchrun's table has it."""
+    rows = [row for row in failures if row.code in SIGNAL_NAMES]
+    roots = [row for row in rows if row.root]
+    if any(row.root for row in failures):
+        # The launcher kills who does not end by itself: such rows are none.
+        return roots[0] if len({row.rank for row in roots}) == 1 else None
+    return rows[0] if len(rows) == 1 else None
+
+
+def _of_row(case: Case, row: Failure, told: Sequence[Error]) -> Verdict:
+    name = SIGNAL_NAMES.get(row.code or 0, "launcher")
+    who = words_of(row.rank, row.host) or "a worker"
+    how = Ending(code=row.code).words
+    for error in told:
+        if abs(error.line - row.line) <= 8:
+            case.role[id(error)] = "cause"
+            break
+    summary = f"{who} {how}{after_step(case)} (line {row.line}), and its own words are not in the log"
+    source = next((e.source for e in told if abs(e.line - row.line) <= 400), 0)
+    return Verdict(
+        name, row.line, source, sentence(summary), row.host, row.rank, how, followed=max(0, len(told) - 1)
+    )
+
+
+def _of_tasks(case: Case, told: Sequence[Error]) -> Verdict | None:
+    """Slurm saw tasks die of a signal: those are first, whatever the others felt."""
+    died = [task for task in case.ranks.tasks if task.signal]
+    first = died[0]
+    aborted = next((e.line for e in case.errors if e.name == "cancelled"), None)
+    if aborted is not None and first.line > aborted:
+        return None  # srun's own kill
+    alone = len([task for task in died if aborted is None or task.line < aborted]) == 1
+    rank = first.task if alone and case.ranks.tasks_are_ranks else None
+    host = (
+        first.host
+        if len({task.host for task in died if aborted is None or task.line < aborted}) == 1
+        else None
+    )
+    source = 0
+    for error in told:
+        if error.line == first.line:
+            case.role[id(error)], source = "cause", error.source
+    name = first.signal or "killed"
+    who = words_of(rank, host)
+    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
+    return Verdict(
+        name, first.line, source, sentence(summary), host, rank, first.what, followed=max(0, len(told) - 1)
+    )
+
+
+def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
+    """Only the launcher or Slurm says that something ended."""
+    first = last[0]
+    ranks = case.ranks
+    codes = {code for _, code in ranks.exits}
+    name = SIGNAL_NAMES[codes.pop()] if len(codes) == 1 and codes <= set(SIGNAL_NAMES) else first.name
+    others = [task for task in ranks.tasks if task.line != first.line]
+    told_after = all(task.line > first.line and _is_srun_s_kill(task) for task in others)
+    of_slurm = "srun: error" in first.raw_text or first.raw_text.startswith("pdsh@")
+    ended = _TERMINATED.search(first.raw_text) is not None  # by srun, for another one's failure
+    task = task_of(first, name, ranks) if of_slurm and told_after and not ended else None
+    of_ray = rank_of_dead_process(case) if first.name == "ray_actor_died" else (None, None)
+    rank, host = task if task is not None else of_ray
+    case.role[id(first)] = "cause"
+    who = words_of(rank, host)
+    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
+    return Verdict(
+        name, first.line, first.source, sentence(summary), host, rank, first.text, followed=len(told) - 1
+    )
+
+
+def _is_srun_s_kill(task: Task) -> bool:
+    return task.what.startswith(("Terminated", "Killed"))
+
+
+def _lost_daemon(error: Error) -> str | None:
+    """The node whose daemon mpirun lost."""
+    found = (_REMOTE_DAEMON.match(text) for text in error.detail)
+    return next((match["host"] for match in found if match), None)
+
+
+def _of_own_call(case: Case, first: Error, rank: int | None, told: Sequence[Error]) -> Verdict:
+    """The only rank of which NCCL says that a call of CUDA failed in its own process."""
+    host = case.ranks.host_of(Who(), rank)
+    case.role[id(first)] = "cause"
+    who = words_of(rank, host)
+    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; {who} alone says that its own call of CUDA failed"
+    return Verdict(
+        first.name,
+        first.line,
+        first.source,
+        sentence(summary),
+        host,
+        rank,
+        first.text,
+        followed=len(told) - 1,
+    )
+
+
+def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
+    host = _lost_daemon(first)
+    own = {
+        case.ranks.rank_of(error.who)
+        for error in told
+        if error.name == "nccl_error" and OWN_CUDA.search(error.text)
+    }
+    if len(own) == 1 and None not in own:
+        return _of_own_call(case, first, own.pop(), told)
+    summary = (
+        f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; that follows from something else, "
+        "and no line says from what"
+    )
+    return Verdict(
+        first.name,
+        first.line,
+        first.source,
+        sentence(summary + (f"; {host} is suspect, for it is its daemon that was lost" if host else "")),
+        host,
+        None,
+        first.text,
+        followed=len(told) - 1,
+    )

@@ -1,0 +1,439 @@
+"""What a run died of, from its logs alone: cause, cascade, teardown and noise told apart, and who is named. Pure.
+
+The first error in time that does not follow from another one is the cause, if no progress was made after it. What ranks say of
+each other is never a cause; the launcher and Slurm only sum up. Whoever lost the others is not the one who did it: there nobody
+is named but the ranks that are missing from the cascade.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+
+from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.diagnose.logs.attribution import (
+    GPU_NAMES,
+    failed_node,
+    is_everybody,
+    node_of_all,
+    node_of_workers,
+    place_in_table,
+    placed,
+    rank_beside,
+    rank_of_dead_process,
+    who_felt_it,
+    who_of,
+)
+from slurm_watchdog.diagnose.logs.case import Case, Source, Verdict, after_step, duration, sentence, words_of
+from slurm_watchdog.diagnose.logs.line import Line, Who, classify
+from slurm_watchdog.diagnose.logs.ranks import Ranks
+from slurm_watchdog.diagnose.logs.root_cause import STEP_SLACK_S
+from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE, OWN_CUDA, TIMED_OUT, of_consequences
+from slurm_watchdog.knowledge.log_signatures import (
+    AFTER_SIGTERM,
+    CONSEQUENCES,
+    FELT,
+    FROM_OUTSIDE,
+    HEADERS,
+    WORDS,
+)
+
+ENOUGH_RISES = 2
+"""So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that had not noticed."""
+LATE_RISES = 5
+"""An error that was followed by so few steps and then by a cascade may have been its cause after all: its thread had died."""
+QUIET_LINES = 12
+"""Ordinary lines after an error in its stream, and nothing that ends the run: it goes on."""
+LAST_LINES = 15
+LONG_AFTER = 200
+"""Lines between an error and the word that training is done, if it is to be of an earlier try."""
+SOFT = frozenset(
+    {"python_exception", "permission", "network", "missing_file", "import_error", "config_error", "dataset_error", "shape_mismatch",
+     "dtype_device", "too_many_files", "loss_nan", "checkpoint_mismatch", "checkpoint_corrupt", "assertion", "io_error", "cuda_unavailable",
+     "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom", "shared_memory", "traceback", "abort"}
+)  # fmt: skip
+"""Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
+FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota", "cuda_oom", "node_failure"})
+"""What no lost peer brings about."""
+AFTER_END = AFTER_SIGTERM | {"permission", "network", "loss_nan"}
+"""What is said in passing when training is done."""
+NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
+"""Settings: whoever notices first is no more to blame than the others."""
+_WHY_NOT_WRITTEN = frozenset(
+    {"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"}
+)
+_UNREACHED = re.compile(
+    r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=)1[23]\b"
+)
+"""Retries exceeded: the one who says so waited for the other end."""
+_JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
+_TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
+
+
+def judge(sources: Sequence[Source], ranks: Ranks) -> Verdict | None:
+    """The verdict over the files of one job; None if nothing is wrong. Sets the roles of each source's errors."""
+    case = _ordered(sources, ranks)
+    for error in case.errors:
+        place_in_table(error, ranks)
+    verdict = _of_errors(case) or _of_numbers(case)
+    for source in sources:
+        source.roles = {place: case.role.get(id(error), "noise") for place, error in enumerate(source.errors)}
+    return verdict
+
+
+def _ordered(sources: Sequence[Source], ranks: Ranks) -> Case:
+    errors = []
+    for number, source in enumerate(sources):
+        for error in source.errors:
+            error.source = number
+            errors.append(error)
+    speaking = {error.source for error in errors}
+    clocks = {sources[number].digest.clock for number in speaking}
+    timed = len(speaking) <= 1 or (len(clocks) == 1 and None not in clocks and "clock" not in clocks)
+    if timed:
+        errors.sort(
+            key=lambda e: (
+                e.segment,
+                e.at if e.at is not None else float("-inf"),
+                e.source,
+                e.began or e.line,
+            )
+        )
+    else:
+        errors.sort(key=lambda e: (e.source, e.line))
+    return Case(sources, ranks, errors, timed=timed)
+
+
+# ------------------------------------------------------------------------------------------ which errors count
+
+
+def _of_errors(case: Case) -> Verdict | None:
+    errors = case.errors
+    alive = [error for error in errors if not _is_noise(error, case)]
+    for error in errors:
+        case.role[id(error)] = "noise"
+    for error in alive:
+        case.role[id(error)] = "teardown" if _is_teardown(error) else "cascade"
+    if not alive:
+        return None
+    if alive[0].segment != alive[-1].segment:
+        # Excerpts of several incidents: the first that shows one counts.
+        for segment in sorted({error.segment for error in alive}):
+            verdict = _of_one(case, [error for error in alive if error.segment == segment])
+            if verdict is not None:
+                return verdict
+        return None
+    return _of_one(case, alive)
+
+
+def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
+    ended = next((place for place, error in enumerate(alive) if _ends_from_outside(error)), len(alive))
+    before, after = alive[:ended], alive[ended:]
+    if after and _TOLD_TO_END.search(after[0].text):
+        # Who was told to end may have been told so because of this.
+        before = before + [error for error in after if _is_root(error) and error.name not in AFTER_SIGTERM]
+    roots = [error for error in before if _is_root(error) and not error.chained]
+    firm = [error for error in roots if not error.weak] or roots
+    deaths = _deaths(alive)
+    cascade = _cascade(alive)
+    fatal = [e for e in firm if _is_fatal(e, case, deaths) and not cascade.has_brought(e, case.ranks)]
+    if fatal and not _are_cut_off(fatal, alive):
+        return _of_cause(case, fatal, alive)
+    if after:
+        for error in after:
+            case.role[id(error)] = "teardown"
+    late = _late_cause(case) if any(error.name in TIMED_OUT for error in before) else None
+    if late is not None:
+        return _of_cause(case, [late], alive)
+    kept = {id(error) for error in firm}
+    told = [error for error in before if not _is_root(error) or id(error) in kept]
+    return of_consequences(case, told, after[0] if after else None)
+
+
+def _are_cut_off(fatal: Sequence[Error], alive: Sequence[Error]) -> bool:
+    """Whether a log ends within tracebacks that may be those of victims: ranks had lost others before these began."""
+    if any(error.name not in HEADERS for error in fatal):
+        return False
+    began = min(error.line for error in fatal)
+    return any(e.name in FELT and not e.weak and e.line < began and e.who != fatal[0].who for e in alive)
+
+
+def _is_root(error: Error) -> bool:
+    return error.name not in CONSEQUENCES
+
+
+def _is_teardown(error: Error) -> bool:
+    return error.name in FROM_OUTSIDE or error.name in LAST_CHOICE
+
+
+def _ends_from_outside(error: Error) -> bool:
+    """Whether somebody ended the run here. srun also says that a step is aborted when one of its tasks has failed."""
+    if error.name in ("cancelled", "terminated"):
+        return bool(_JOB_ENDED.search(error.raw_text) or _TOLD_TO_END.search(error.text))
+    return error.name in FROM_OUTSIDE
+
+
+def _is_noise(error: Error, case: Case) -> bool:
+    if error.ignored:
+        return True
+    source = case.sources[error.source]
+    rises = _rises_after(error, case)
+    if rises >= ENOUGH_RISES or (rises and any(s.progress.trained_line is not None for s in case.sources)):
+        return True
+    if error.goes_on and _is_root(error):
+        return True
+    finished, trained = source.progress.finished_line, source.progress.trained_line
+    later = trained is not None and trained > error.line + (0 if not _is_root(error) else LONG_AFTER)
+    if trained is not None and later and _below_the_same(trained, error, source):
+        return True  # an earlier try: the log goes on to the end of training
+    if (
+        finished is not None
+        and error.line > finished
+        and (not _is_root(error) or (error.name in AFTER_END and not error.traceback))
+    ):
+        return True
+    trained_elsewhere = any(s.progress.trained_line is not None for s in case.sources)
+    if len(case.sources) > 1 and trained_elsewhere and not error.traceback:
+        return True
+    return _goes_on_quietly(error, source)
+
+
+def _below_the_same(line: int, error: Error, source: Source) -> bool:
+    """Whether a line stands below the same heading as an error, in a file that has headings: only then it came later."""
+    return error.line < line <= _ends_at(error, source)
+
+
+def _ends_at(error: Error, source: Source) -> float:
+    """The line at which the part of a file ends in which an error stands: its next heading, or the end of the file."""
+    headings = source.digest.headings
+    place = bisect_right(headings, error.line)
+    return headings[place] if place < len(headings) else float("inf")
+
+
+def _rises_after(error: Error, case: Case) -> int:
+    """How many new steps were logged after an error: by time where both have one, else by their lines in the same file."""
+    most = 0
+    for number, source in enumerate(case.sources):
+        rises = source.progress.rises
+        if error.own_time and error.at is not None and rises and all(at is not None for _, at in rises[-3:]):
+            count = sum(1 for _, at in rises if at is not None and at > error.at + STEP_SLACK_S)
+            if number != error.source and not case.timed:
+                count = 0
+        elif number == error.source:
+            places = [line for line, _ in rises]
+            count = bisect_right(places, _ends_at(error, source)) - bisect_right(places, error.line)
+        else:
+            count = 0
+        if source.digest.segments is not None:
+            segments = source.digest.segments
+            count = sum(1 for line, _ in rises if line > error.line and segments.get(line) == error.segment)
+        most = max(most, count)
+    return most
+
+
+def _goes_on_quietly(error: Error, source: Source) -> bool:
+    """Whether its stream says many ordinary things after an error of the soft kind, and no error is told any more."""
+    if error.name not in SOFT or error.line < source.last_error_line:
+        return False
+    ordinary = (
+        line
+        for line in reversed(source.digest.lines)
+        if line.number > error.line and (line.stamp is not None or line.level == "info")
+        and line.who == error.who and line.text.strip()
+    )  # fmt: skip
+    return len(list(islice(ordinary, QUIET_LINES))) == QUIET_LINES
+
+
+def _deaths(alive: Sequence[Error]) -> list[Error]:
+    """The lines that say that something died, or that others felt it."""
+    return [error for error in alive if not _is_root(error)]
+
+
+def _is_fatal(error: Error, case: Case, deaths: Sequence[Error]) -> bool:
+    """Whether an error ended its rank: an uncaught exception, something that no process survives, or one with a death after it."""
+    if error.weak and not deaths:
+        return False
+    if error.traceback or error.name not in SOFT or deaths:
+        return True
+    lines = case.sources[error.source].digest.lines
+    last = lines[-1].number if lines else error.line
+    return last - error.line <= LAST_LINES
+
+
+@dataclass(frozen=True)
+class _Cascade:
+    """Where and when ranks first felt that they had lost the others."""
+
+    timed_out_at: float | None
+    line_of: Mapping[tuple[int, Who], int]
+    """Of each file and stream."""
+
+    def has_brought(self, error: Error, ranks: Ranks) -> bool:
+        """Whether an error came of it: later in time than the first timeout, or what a rank says that had lost the others before."""
+        if error.name in FIRST_HAND:
+            return False
+        if (
+            self.timed_out_at is not None
+            and error.own_time
+            and error.at is not None
+            and error.at > self.timed_out_at + 1
+        ):
+            return True
+        line = self.line_of.get((error.source, error.who))
+        after = line is not None and line < error.line and error.name in AFTER_SIGTERM | {"cuda_error"}
+        return after and ranks.is_one_process(error.who)
+
+
+def _cascade(alive: Sequence[Error]) -> _Cascade:
+    felt = [e for e in alive if not e.weak and e.name in FELT and not OWN_CUDA.search(e.text)]
+    times = [e.at for e in felt if e.name in TIMED_OUT and e.own_time and e.at is not None]
+    line_of: dict[tuple[int, Who], int] = {}
+    for error in felt:
+        key = (error.source, error.who)
+        line_of[key] = min(error.line, line_of.get(key, error.line))
+    return _Cascade(min(times, default=None), line_of)
+
+
+def _late_cause(case: Case) -> Error | None:
+    """An error that was survived by few steps, before a cascade."""
+    found = [
+        error
+        for error in case.errors
+        if _is_root(error) and error.name not in HEADERS and not error.ignored and not error.goes_on and not error.weak
+        and not error.chained and error.traceback and ENOUGH_RISES <= _rises_after(error, case) <= LATE_RISES
+    ]  # fmt: skip
+    return found[0] if found else None
+
+
+# ------------------------------------------------------------------------------------------ the verdict
+
+
+def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict:
+    first = next((error for error in roots if error.name not in HEADERS), roots[0])
+    if first.name == "checkpoint_write":
+        first = next((e for e in roots if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
+    if first.name == "dataloader_worker":
+        first = _told_by_thread(first, case)
+    name = _refined(first)
+    rank, host = who_of(first, case)
+    alike = [error for error in roots if _refined(error) == name]
+    ranks = sorted({r for error in alike if (r := case.ranks.rank_of(error.who)) is not None})
+    unordered = not case.timed and len({error.source for error in alike}) > 1
+    if rank is None and not unordered:
+        rank, host = placed(first, name, case, host)
+    everybody = is_everybody(ranks, alike, case)
+    if name in HEADERS and len(ranks) > 1:
+        rank = host = None  # nobody knows what each of them says next
+    sources = {error.source for error in roots}
+    if rank is None and name in GPU_NAMES:
+        rank = who_felt_it(first, alive, case)
+    if rank is None and not first.who.named:
+        rank = rank_beside(first, roots, case)
+    if rank is None and name in ("oom_kill", "ray_actor_died"):
+        dead, where = rank_of_dead_process(case)
+        rank, host = (dead, host or where) if host is None or where in (None, host) else (rank, host)
+    if name == "node_failure":
+        rank, host = None, failed_node(case)
+    if name in NOBODYS:
+        rank = host = None
+    elif unordered or everybody or (not case.timed and len(sources) > 1):
+        hosts = {case.ranks.host_of(error.who, case.ranks.rank_of(error.who)) for error in alike}
+        rank, host = (
+            None,
+            (hosts.pop() if len(hosts) == 1 else None) or (node_of_all(case) if everybody else None),
+        )
+    elif host is None and rank is None and name == "oom_kill":
+        host = node_of_workers(first)
+    case.role[id(first)] = "cause"
+    followed = len(alive) - 1
+    who = words_of(rank, host)
+    said = f"{who} failed first" if who else "the first error of the run is"
+    more = f", and {len(ranks) - 1} more ranks alike" if len(ranks) > 1 and rank is not None else ""
+    if everybody and len(ranks) > 1:
+        said, more = f"{len(ranks)} ranks{f', all on {host},' if host else ''} failed alike", ""
+    elif who and (peer := _UNREACHED.search(first.text)) is not None:
+        said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
+    after = f"; {followed} more lines of errors followed" if followed else ""
+    summary = f"{WORDS.get(name, name)}: {said}{more}{after_step(case, first)} (line {first.line}): {shortened(first.text, 200)}{after}"
+    return Verdict(
+        name, first.line, first.source, sentence(summary), host, rank, first.text,
+        tuple(ranks), followed,
+    )  # fmt: skip
+
+
+def _told_by_thread(first: Error, case: Case) -> Error:
+    """What the thread that pins memory said before its loader noticed that it is gone: a thread's error alone ends nothing."""
+    said = [
+        error
+        for error in case.errors
+        if error.who == first.who and error.source == first.source and error.weak and error.traceback
+        and 0 < first.line - error.line <= LONG_AFTER and error.name not in CONSEQUENCES | HEADERS | {"python_exception"}
+    ]  # fmt: skip
+    return said[-1] if said and "thread exited unexpectedly" in first.text else first
+
+
+def _refined(error: Error) -> str:
+    """The row that says most: the lines after a bare exception may tell what it was."""
+    if error.name not in ("python_exception", "abort", "traceback", "xla_error"):
+        return error.name
+    for text in error.detail:
+        name = classify(text)
+        if (
+            name is not None
+            and name not in CONSEQUENCES
+            and name not in HEADERS
+            and name != "python_exception"
+        ):
+            return name
+    return error.name
+
+
+def _of_numbers(case: Case) -> Verdict | None:
+    """Nothing failed: does it hang, or does it train on what is no number?"""
+    sources = case.sources
+    if any(source.progress.finished for source in sources):
+        return _of_loss(case)
+    silent = [(number, source.silence) for number, source in enumerate(sources) if source.silence is not None]
+    talking = [source for source in sources if source.progress.rises and source.silence is None]
+    if silent and not talking:
+        # Of several files the one with the progress knows best.
+        number, silence = max(silent, key=lambda each: len(sources[each[0]].progress.rises))
+        assert silence is not None
+        step = sources[number].progress.last_step
+        after = f"after step {step}" if step is not None else "before its first step was logged"
+        phase = f" (the log says {silence.phase})" if silence.phase else ""
+        summary = (
+            f"hang: no progress for {duration(silence.silent_s)} {after}{phase}, line {silence.line}; "
+            f"{duration(silence.limit_s)} would be normal ({silence.reason})"
+        )
+        return Verdict("hang", silence.line, number, sentence(summary))
+    return _of_loss(case)
+
+
+def _of_loss(case: Case) -> Verdict | None:
+    for number, source in enumerate(case.sources):
+        bad = source.no_number
+        if bad is not None:
+            step = f"step {bad.step}" if bad.step is not None else f"line {bad.line}"
+            summary = f"the loss is no number any more since {step} (line {bad.line}), {bad.times} times in a row up to the end"
+            return Verdict("loss_nan", bad.line, number, sentence(summary))
+    return None
+
+
+def with_rank(lines: Sequence[Line], rank: int | None, local: int | None, host: str | None) -> list[Line]:
+    """The lines of a file whose name says whose they are; a line that says so itself knows better."""
+    filled = []
+    for line in lines:
+        who = line.who
+        if who.rank is None and who.local is None and who.number is None:
+            who = msgspec.structs.replace(who, rank=rank, local=local, host=who.host or host)
+        elif who.host is None and host is not None:
+            who = msgspec.structs.replace(who, host=host)
+        filled.append(line if who is line.who else msgspec.structs.replace(line, who=who))
+    return filled

@@ -1,0 +1,270 @@
+"""Which of the dumped processes are ranks, which rank each is, and which dumps are of the same process at another time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.diagnose.stacks.places import is_native, main_thread, normal_file
+from slurm_watchdog.knowledge.stack_frames import NO_RANK_COMMANDS, NO_RANKS
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.parse.stacks.headers import Said, is_named_for_its_host, said_by_command, said_by_file
+from slurm_watchdog.parse.stacks.text import Dump
+
+MAX_TID = 2**23
+"""Numbers of threads are below (PID_MAX_LIMIT is 2**22), addresses above."""
+CONTAINER_PID = 500
+"""In containers the ranks of different nodes often have the same small pids; without a host they are told apart by their file."""
+
+
+class RankProcess(Value, frozen=True, kw_only=True):
+    """One rank, with every dump of it in the order in which they were given."""
+
+    host: str = ""
+    rank: int | None = None
+    pid: int = 0
+    dumps: tuple[ProcessStack, ...] = ()
+    error: str | None = None
+    """Why it could not be dumped; None if it could, at least once."""
+    source: str = ""
+
+
+class Cast(Value, frozen=True, kw_only=True):
+    """Who is who in a set of dumps."""
+
+    ranks: tuple[RankProcess, ...] = ()
+    others: tuple[tuple[str, Dump], ...] = ()
+    """(what it is, its dump): workers, launchers, services."""
+    world: int = 0
+    """How many ranks the job has, as far as anything says so; 0 if nothing does."""
+
+
+Key = tuple[str, int, int, str]
+
+
+def cast(dumps: Sequence[Dump], world: int | None = None) -> Cast:
+    """Sorts dumps into ranks and others. `world` is the number of ranks, if it is known."""
+    told = [_told(dump) for dump in _with_pids_of_files(dumps)]
+    world = world or max((dump.said.world for dump in told), default=0)
+    candidates: list[Dump] = []
+    others: list[tuple[str, Dump]] = []
+    for dump in told:
+        reason = no_rank(dump)
+        if reason:
+            others.append((reason, dump))
+        else:
+            candidates.append(dump)
+    odd = _other_programs(candidates)
+    others += [("another program", dump) for dump in odd]
+    candidates = [dump for dump in candidates if dump not in odd]
+    processes = _by_process(candidates, world)
+    processes, seconds = _numbered(processes, world)
+    others += [("a second process of its rank", dump) for each in seconds for dump in each]
+    ranks = tuple(sorted((_process(index, each) for index, each in enumerate(processes)), key=_order))
+    return Cast(ranks=ranks, others=tuple(others), world=world)
+
+
+def no_rank(dump: Dump) -> str:
+    """What a process is if its frames or its command say that it holds no rank; empty otherwise. The innermost frame decides."""
+    if dump.said.role in ("worker", "helper"):
+        return f"a {dump.said.role}"
+    thread = main_thread(_stack(dump, 0))
+    for frame in thread.frames if thread is not None else ():
+        name = frame.function.rpartition(".")[2]
+        if name == "_wrap" and re.search(r"(^|/)(spawn|api)\.py$", frame.file):
+            return ""
+        for reason, function, file in NO_RANKS:
+            if re.fullmatch(function, name) and re.fullmatch(
+                file if file != r".*" else r"(?s).*", frame.file
+            ):
+                return reason
+    return next((reason for reason, pattern in NO_RANK_COMMANDS if re.search(pattern, dump.command)), "")
+
+
+def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
+    """With what the name of each file says; what stands in the text counts more."""
+    pids: dict[str, set[int]] = {}
+    for dump in dumps:
+        pids.setdefault(dump.source, set()).add(dump.pid)
+    found = []
+    for dump in dumps:
+        by_file = said_by_file(dump.source, tuple(sorted(pids[dump.source])))
+        if len(pids) == 1 and not is_named_for_its_host(dump.source):
+            by_file = replace(by_file, host="")  # somebody's name for the only file there is
+        if len(pids) == 1 and len(pids[dump.source]) > 1:
+            by_file = replace(
+                by_file, rank=None, local_rank=None
+            )  # it names one of those that it holds, or what was seen
+        found.append(
+            replace(dump, said=replace(by_file, pid=0).overlaid(dump.said), pid=dump.pid or by_file.pid)
+        )
+    return found
+
+
+def _told(dump: Dump) -> Dump:
+    command = said_by_command(dump.command) if dump.command else Said()
+    said = replace(command, rank=None).overlaid(dump.said)
+    return replace(dump, said=said)
+
+
+def _other_programs(dumps: Sequence[Dump]) -> list[Dump]:
+    """Processes that run another script than the majority does, and forked children where most are none."""
+    scripts: dict[int, tuple[str, bool]] = {}
+    for index, dump in enumerate(dumps):
+        thread = main_thread(_stack(dump, 0))
+        if thread is None or len(thread.frames) < 3:
+            continue
+        own = [frame for frame in thread.frames if not is_native(frame.file)]
+        forked = any(
+            f.function.endswith("_bootstrap") and f.file.endswith("multiprocessing/process.py") for f in own
+        )
+        script = own[-1].file if own and own[-1].function == "<module>" else ""
+        scripts[index] = (normal_file(script).rpartition("/")[2], forked)
+    odd = []
+    for position in (0, 1):
+        counts = Counter(each[position] for each in scripts.values())
+        if len(counts) < 2:
+            continue
+        common, many = counts.most_common(1)[0]
+        if many <= len(scripts) / 2 or common in ("", True):
+            continue
+        odd += [
+            dumps[i]
+            for i, each in scripts.items()
+            if each[position] != common and each[position] not in ("", False)
+        ]
+    return odd
+
+
+def _by_process(dumps: Sequence[Dump], world: int) -> list[list[Dump]]:
+    """The dumps of each process. If there are as many dumps as ranks, each is a rank of its own."""
+    each_its_own = 0 < world == len(dumps)
+    found: dict[Key | int, list[Dump]] = {}
+    for index, dump in enumerate(dumps):
+        said = dump.said
+        place = said.host or (
+            f"label {said.label}" if said.label is not None and dump.pid < CONTAINER_PID else ""
+        )
+        if not place and said.rank is None and 0 < dump.pid < CONTAINER_PID:
+            place = dump.source
+        rank = said.rank if said.rank is not None else -1
+        key: Key | int = index
+        if each_its_own:
+            pass
+        elif dump.pid or rank >= 0:
+            key = (place, dump.pid, rank, "")
+        elif address := _address_of_main(dump):
+            key = (place or dump.source, 0, rank, address)
+        found.setdefault(key, []).append(dump)
+    return list(found.values())
+
+
+def _address_of_main(dump: Dump) -> str:
+    """The address by which faulthandler names the main thread: `dump_traceback_later(repeat=True)` writes one process again and again, with no
+    pid. Two programs have it at different addresses; a forked child has its parent's, and is left out."""
+    thread = main_thread(_stack(dump, 0))
+    if thread is None or thread.thread_id < MAX_TID:
+        return ""
+    forked = any(
+        f.function.endswith("_bootstrap") and f.file.endswith("multiprocessing/process.py")
+        for f in thread.frames
+    )
+    return "" if forked else hex(thread.thread_id)
+
+
+def _numbered(processes: list[list[Dump]], world: int) -> tuple[list[list[Dump]], list[list[Dump]]]:
+    """(processes with their rank filled in, processes that can only be children of another). No two have the same rank."""
+    seconds: list[list[Dump]] = []
+    by_rank: dict[int, list[list[Dump]]] = {}
+    for each in processes:
+        rank = each[0].said.rank
+        if rank is not None:
+            by_rank.setdefault(rank, []).append(each)
+    for same in by_rank.values():
+        if len(same) > 1:
+            hosts = {each[0].said.host for each in same}
+            if len(hosts) == 1 and len(same) < len(processes) and all(each[0].pid for each in same):
+                same.sort(key=lambda each: each[0].pid)
+                seconds += same[1:]
+            else:
+                for each in same:
+                    _set_rank(each, None)
+    processes = [each for each in processes if not any(each is second for second in seconds)]
+    for source in (_rank_by_command, _rank_by_node_and_place, _rank_by_label):
+        without = [each for each in processes if each[0].said.rank is None]
+        if not without:
+            break
+        taken = {each[0].said.rank for each in processes}
+        ranks = [source(each[0]) for each in without]
+        known = [rank for rank in ranks if rank is not None]
+        sound = (
+            len(set(known)) == len(known)
+            and not taken & set(known)
+            and (not world or all(r < world for r in known))
+        )
+        if source is _rank_by_label:  # dump1, dump2 may be anything; 0 to n-1 are ranks
+            sound = sound and len(known) > 1 and 0 in known and max(known) < 2 * len(known)
+        if sound and (source is _rank_by_command or len(known) == len(without) == len(processes)):
+            for each, rank in zip(without, ranks, strict=True):
+                _set_rank(each, rank)
+    return processes, seconds
+
+
+def _set_rank(process: list[Dump], rank: int | None) -> None:
+    process[:] = [replace(dump, said=replace(dump.said, rank=rank)) for dump in process]
+
+
+def _rank_by_command(dump: Dump) -> int | None:
+    return said_by_command(dump.command).rank if dump.command else None
+
+
+def _rank_by_node_and_place(dump: Dump) -> int | None:
+    said = dump.said
+    if said.node_rank is None or said.local_rank is None or not said.procs_per_node:
+        return None
+    return said.node_rank * said.procs_per_node + said.local_rank
+
+
+def _rank_by_label(dump: Dump) -> int | None:
+    """A number in front of each line, or as the name of each file: the rank if every process has one of its own."""
+    return dump.said.label
+
+
+def _process(index: int, dumps: list[Dump]) -> RankProcess:
+    good = [dump for dump in dumps if dump.error is None]
+    newest = (good or dumps)[-1]
+    host = newest.said.host
+    if not host and newest.said.label is not None and newest.said.rank is None:
+        host = f"task {newest.said.label}"
+    return RankProcess(
+        host=host,
+        rank=newest.said.rank,
+        pid=newest.pid,
+        dumps=tuple(replace(_stack(dump, index), node=host, rank=newest.said.rank) for dump in good),
+        error=None if good else newest.error,
+        source=newest.source,
+    )
+
+
+def _stack(dump: Dump, index: int) -> ProcessStack:
+    return ProcessStack(
+        node=dump.said.host, pid=dump.pid, start_ticks=index, job_id="", role=Role.RANK, rank=dump.said.rank,
+        threads=dump.threads, error=dump.error,
+    )  # fmt: skip
+
+
+def _order(process: RankProcess) -> tuple[object, ...]:
+    frames = process.dumps[-1].threads[0].frames[:1] if process.dumps and process.dumps[-1].threads else ()
+    name = frames[0].function if frames else ""
+    return (
+        process.rank if process.rank is not None else 1 << 40,
+        process.host,
+        process.pid,
+        process.source,
+        name,
+    )

@@ -1,0 +1,148 @@
+"""The sentences of a verdict on stacks: who does what, where all are, what to look at next. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from slurm_watchdog.diagnose.stacks.case import Case
+from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, place_of
+from slurm_watchdog.diagnose.stacks.ranks import Cast
+from slurm_watchdog.diagnose.stacks.waiting import collective_of
+from slurm_watchdog.diagnose.stacks.wording import (
+    children_of,
+    class_word,
+    count_words,
+    fold,
+    place_words,
+    whom,
+)
+from slurm_watchdog.knowledge.stack_frames import CLASSES, Place
+from slurm_watchdog.model.evidence import Frame
+from slurm_watchdog.model.incidents import Culprit
+
+_DEBUGGER_FILES: Final = re.compile(r"\b(pdb|bdb|cmd|ipdb|IPython|debugpy|pydev\w*)\b")
+
+
+def who_does(case: Case, named: Sequence[RankPlace], *, lower: bool = False) -> str:
+    """Whom the sentence is about, what he does, and who waits meanwhile."""
+    ordered = by_rank(named)
+    first = culprit_of(ordered[0], case.cast)
+    more = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
+    who = f"{whom(first, not lower)}{more} {first.reason}"
+    return f"{who}, {waiters(case)}." if case.waiting else f"{who}."
+
+
+def waiters(case: Case) -> str:
+    """How many wait, and in what."""
+    waiting = case.waiting
+    names = sorted({collective_of(p) or place_words(p.place) for p in waiting})
+    where = f" in {', '.join(names[:3])}{' and elsewhere' if len(names) > 3 else ''}"
+    if len(waiting) == 1:
+        return (
+            f"and the one other that was dumped waits{where}"
+            if len(case.places) > 1 or case.undumped or case.missing
+            else f"it waits{where}"
+        )
+    return f"and {len(waiting)} ranks wait{where}"
+
+
+def where_all_are(case: Case, *, lower: bool = False) -> str:
+    """Every rank's place, the largest group first."""
+    counts: dict[Place, list[RankPlace]] = {}
+    for p in case.places:
+        counts.setdefault(p.place, []).append(p)
+    parts = []
+    for place, members in sorted(counts.items(), key=lambda item: (-len(item[1]), item[0])):
+        calls = sorted({call for p in members if (call := _short_call(p))})
+        shown = f" ({', '.join(calls[:3])}{', …' if len(calls) > 3 else ''})" if calls else ""
+        many = len(members) > 1
+        who = (
+            f"all {len(members)} dumped ranks"
+            if len(counts) == 1 and many
+            else count_words(len(members), "rank")
+        )
+        parts.append(f"{who} {place_words(place, many=many)}{shown}")
+    if case.undumped:
+        parts.append(f"{len(case.undumped)} could not be dumped")
+    text = ", ".join(parts) + "."
+    return text if lower else text[:1].upper() + text[1:]
+
+
+def _short_call(p: RankPlace) -> str:
+    if p.place in WAITS_FOR_PEERS and collective_of(p):
+        return collective_of(p)
+    return p.frames[0].function if p.frames else ""
+
+
+def why_no_hang(case: Case, outside: Sequence[RankPlace]) -> str:
+    """What stands out, and why it convicts nobody."""
+    first = culprit_of(by_rank(outside)[0], case.cast)
+    if len(outside) >= len(case.waiting):
+        return "Nobody is odd: more ranks stand outside the collective than wait in it."
+    who = f"{whom(first, False)} {first.reason}" + (
+        f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
+    )
+    if case.given.since_last_step_s is not None:
+        return f"No hang yet: {who}, which may take longer than {case.given.since_last_step_s:g} s."
+    return f"No hang is proven: {who}, which ends by itself as far as one snapshot can tell."
+
+
+def todo(case: Case, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[str, ...]:
+    """What to look at next, a sentence each."""
+    if not case.places and not case.undumped:
+        return ()
+    found = []
+    if culprits and culprits[0].node:
+        pid = f" (pid {culprits[0].pid})" if culprits[0].pid else ""
+        found.append(
+            f"look at {culprits[0].node} first{pid}: /proc/PID/status, wchan and stack, the kernel's log, the mounts"
+        )
+    if case.missing:
+        found.append(f"find out what became of rank {fold(case.missing)}: no dump of it is here")
+    if is_hang and not culprits:
+        found.append(
+            "if nobody is odd, it is the network, a GPU or a rank that is not here: NCCL's log, the fabric's counters, dmesg"
+        )
+    if not is_hang and case.given.since_last_step_s is None:
+        found.append(
+            "say how long ago the last step was: --since-last-step S --typical-step S, or add a second dump taken 20 s later"
+        )
+    return tuple(found)
+
+
+def culprit_of(p: RankPlace | Culprit, found: Cast) -> Culprit:
+    """Who that is, with what he does as the reason."""
+    if isinstance(p, Culprit):
+        return p
+    reason = f"{place_words(p.place)}, in {call_of(_telling(p))}" if p.frames else place_words(p.place)
+    if p.holds_gil and p.place is Place.OTHER:
+        reason += "; it holds the interpreter's lock"
+    if p.gil_held_by and p.place not in WAITS_FOR_PEERS:
+        reason += f"; the interpreter's lock is held by {p.gil_held_by}"
+    reason += children_of(p, found)
+    return Culprit(
+        node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None, reason=reason
+    )
+
+
+def _telling(p: RankPlace) -> Frame:
+    """The frame to show: the innermost of its own; at a debugger's prompt the one that is being debugged."""
+    if p.place is Place.DEBUGGER:
+        ends = [i for i, f in enumerate(p.frames) if place_of(f.function, f.file) is Place.DEBUGGER]
+        beyond = (f for f in p.frames[ends[-1] + 1 :] if not _DEBUGGER_FILES.search(f.file)) if ends else ()
+        return next(iter(beyond), p.frames[0])
+    return p.frames[0]
+
+
+def class_of(named: Sequence[RankPlace]) -> str:
+    """The class that several share; the interpreter's lock, if all stand for it."""
+    if all(p.place in (Place.OTHER, Place.LOCK) and (p.gil_held_by or p.holds_gil) for p in named):
+        return CLASSES[Place.GIL]
+    return class_word(p.place for p in named)
+
+
+def by_rank(places: Sequence[RankPlace]) -> list[RankPlace]:
+    """In the order of ranks; who has none comes last."""
+    return sorted(places, key=lambda p: (p.rank if p.rank >= 0 else 1 << 40, p.node, p.pid, p.place))

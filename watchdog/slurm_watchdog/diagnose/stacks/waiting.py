@@ -1,0 +1,127 @@
+"""Who waits and who stands outside: the core of every vote on stacks, live or on dumps that somebody sends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from slurm_watchdog.diagnose.stacks.places import (
+    WAITS_FOR_PEERS,
+    RankPlace,
+    frame_key,
+    is_native,
+    native_place_of,
+    place_of,
+)
+from slurm_watchdog.knowledge.stack_frames import Place
+
+_INNER_FRAMES = 12
+"""A collective is looked for this deep under library wrappers."""
+
+_NATIVE_FRAMES = 40
+
+TOGETHER_RANKS = 3
+TOGETHER_SHARE = 0.7
+"""Ranks in unknown code wait together if at least so many, and this share of all, stand motionless and idle in the
+very same frames: three of four."""
+
+UNHURRIED = frozenset({Place.CHECKPOINT, Place.NETWORK})
+"""One rank may write or upload for half an hour while its stack stands still and the others wait in a barrier."""
+ENDLESS = frozenset(
+    {Place.DATALOADER, Place.LOCK, Place.QUEUE, Place.FILESYSTEM, Place.DEBUGGER, Place.TEARDOWN}
+)
+"""Who stands still in there for minutes does so for ever."""
+LONG = frozenset({Place.COMPILATION, Place.PREPARATION, Place.IMPORT, Place.RENDEZVOUS})
+"""What may take half an hour by its nature."""
+OF_THEIR_OWN = frozenset(Place) - WAITS_FOR_PEERS - {Place.OTHER, Place.BACKWARD, Place.DEVICE}
+"""Places that have nothing to do with peers: many ranks in the same one don't wait for the few that are not."""
+MAYBE_WAITING = frozenset({Place.BACKWARD, Place.DEVICE})
+"""Places where a rank may wait for its peers, or work. Rank by rank that cannot be told from the frames."""
+
+_REDUCING = frozenset({Place.COLLECTIVE, Place.BACKWARD})
+
+ProcessKey = tuple[str, int, int]
+"""(node, pid, start ticks)."""
+
+
+def sides(
+    dumped: Sequence[RankPlace], still: frozenset[ProcessKey]
+) -> tuple[list[RankPlace], list[RankPlace], bool]:
+    """(who waits, who stands outside, whether too many stand outside for anybody to be named).
+
+    `still` are the ranks that are known to stand where they stood, and not to compute.
+    """
+    waiting = [p for p in dumped if p.place in WAITS_FOR_PEERS]
+    maybe = [p for p in dumped if p.place in MAYBE_WAITING and p.key in still]
+    if waiting:
+        # One rank that alone is in the backward pass is behind; several may well wait there for each other.
+        if len(dumped) > len(waiting) + len(maybe) or len(maybe) > 1 or 3 * len(maybe) > len(waiting):
+            waiting = waiting + maybe
+    elif 2 * len(maybe) > len(dumped) or _wait_for_the_others(maybe, dumped, still):
+        waiting = maybe
+    else:
+        waiting = _together(dumped, still)
+    those = {p.key for p in waiting}
+    outside = [p for p in dumped if p.key not in those] if waiting else []
+    return waiting, outside, len(outside) > len(waiting)
+
+
+def _wait_for_the_others(
+    maybe: Sequence[RankPlace], dumped: Sequence[RankPlace], still: frozenset[ProcessKey]
+) -> bool:
+    """Whether one of two ranks stands idle in the backward pass, or before its GPU, and the other stands just as still in something of
+    its own, such as a data loader. Were the one at fault, the other would soon be beside it: it fetches its data and comes there, too.
+    (Of more ranks a majority is asked for.)"""
+    if len(dumped) != 2 or len(maybe) != 1:
+        return False
+    (other,) = (place for place in dumped if place.key != maybe[0].key)
+    return other.place in OF_THEIR_OWN and other.key in still
+
+
+def _together(dumped: Sequence[RankPlace], still: frozenset[ProcessKey]) -> list[RankPlace]:
+    """The large majority that stands motionless and idle in the very same frames, if a few others do not."""
+    by_frames: dict[tuple[str, ...], list[RankPlace]] = {}
+    for place in dumped:
+        by_frames.setdefault(frames_key(place), []).append(place)
+    most = max(by_frames.values(), key=len, default=[])
+    enough = len(most) >= TOGETHER_RANKS and TOGETHER_SHARE * len(dumped) <= len(most) < len(dumped)
+    if not enough or most[0].place in OF_THEIR_OWN:
+        return []
+    return most if all(place.key in still for place in most) else []
+
+
+def frames_key(place: RankPlace) -> tuple[str, ...]:
+    """The functions a rank stands in, without lines and what differs between machines."""
+    return tuple(frame_key(frame) for frame in place.frames)
+
+
+def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
+    """The only rank in another collective than all the others (at least three, unanimous): a mismatch.
+
+    The collective's own name counts: the same barrier is often called from two places. The backward pass, in which gradients are
+    reduced, is such a collective for those who stand still in it; one rank alone in there is behind, and no mismatch.
+    """
+    if len(waiting) < 4 or len(waiting) != ranks or any(p.place not in _REDUCING for p in waiting):
+        return None
+    if sum(1 for p in waiting if p.place is Place.BACKWARD) not in (0, len(waiting) - 1):
+        return None
+    counts = Counter("" if p.place is Place.BACKWARD else collective_of(p) for p in waiting)
+    (common, many), *rest = counts.most_common()
+    if len(rest) != 1 or rest[0][1] != 1 or many < 3:
+        return None
+    return next(p for p in waiting if ("" if p.place is Place.BACKWARD else collective_of(p)) != common)
+
+
+def collective_of(place: RankPlace) -> str:
+    """The name of the collective: innermost, but not a library's `wrapper` around it."""
+    names = [
+        frame.function.rpartition(".")[2]
+        for frame in place.frames[:_INNER_FRAMES]
+        if place_of(frame.function, frame.file) in WAITS_FOR_PEERS
+    ]
+    names = [name for name in names if name not in ("wrapper", "log_wrapper")] or [
+        frame.function
+        for frame in place.raw[:_NATIVE_FRAMES]
+        if is_native(frame.file) and native_place_of(frame.function) in WAITS_FOR_PEERS
+    ][-1:]
+    return names[0] if names else ""

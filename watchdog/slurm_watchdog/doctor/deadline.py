@@ -1,0 +1,61 @@
+"""A look at this node that ends in time, whatever hangs: a child looks, and is left behind if it does not come back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+
+from slurm_watchdog.doctor.finding import Advice, Level
+
+PROGRAM = "from slurm_watchdog.cli.main import main; main()"
+
+
+def examine_in_time(deadline_s: float, node: str, config_file: str | None) -> tuple[Advice, ...]:
+    """What `doctor --node` finds on this node, or after `deadline_s` that it found nothing in time, with what it waits for."""
+    argv = [sys.executable, "-P", "-c", PROGRAM, "doctor", "--node", "--json"]
+    argv += [] if config_file is None else ["--config", config_file]
+    try:
+        child = Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, start_new_session=True)
+    except OSError as error:
+        return (_unknown(node, f"{sys.executable}: {error.strerror}"),)
+    try:
+        said, _ = child.communicate(timeout=deadline_s)
+    except TimeoutExpired:
+        waits = read_wait(child.pid)
+        child.kill()  # not waited for: one that sits in the kernel does not end
+        return (_unknown(node, f"no answer within {deadline_s:g} s; it waits in {waits}"),)
+    return parse_findings(said, node)
+
+
+def parse_findings(text: bytes, node: str) -> tuple[Advice, ...]:
+    """The findings of `doctor --json`."""
+    try:
+        return tuple(Advice(**{**row, "level": Level(row["level"])}) for row in json.loads(text)["findings"])
+    except (ValueError, KeyError, TypeError):
+        return (_unknown(node, f"the child that looks said no findings: {text[-100:]!r}"),)
+
+
+def read_wait(pid: int) -> str:
+    """The kernel function in which a process waits, with the command of the child that it waits for, if it has one."""
+    places = []
+    for each in (pid, *_children(pid)):
+        try:
+            place, name = Path(f"/proc/{each}/wchan").read_text(), Path(f"/proc/{each}/comm").read_text()
+        except OSError:
+            continue
+        places.append(f"{name.strip()}: {place if place not in ('', '0') else 'user code'}")
+    return ", ".join(places) or "nobody knows what"
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _unknown(node: str, evidence: str) -> Advice:
+    return Advice(rule="deadline", level=Level.UNKNOWN, sentence="The look at this node was not finished in time: something hangs.",
+                  evidence=evidence, add="slurm-watchdog doctor --node  # without a deadline; which command does not come back?", where=node)  # fmt: skip

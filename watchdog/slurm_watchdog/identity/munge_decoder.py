@@ -1,0 +1,186 @@
+"""Has credentials decoded by a process that may hang in its place, and is ended and started again when it does."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from slurm_watchdog.base import clock
+
+log = logging.getLogger(__name__)
+
+START_S: Final = 15.0
+"""For an interpreter to start on a busy machine."""
+DEADLINE_S: Final = 5.0
+"""munged answers within a millisecond."""
+PAUSE_S: Final = 5.0
+"""After a failure nobody is asked for so long: whoever waits meanwhile is told to come again."""
+END_S: Final = 2.0
+"""For a killed process to go."""
+MAX_ANSWER: Final = 64 * 1024
+
+
+class MungeAway(Exception):
+    """MUNGE does not answer. The text says why."""
+
+
+class BadCredential(Exception):
+    """munged does not vouch for it. `replayed`: it has been shown before."""
+
+    def __init__(self, why: str, *, replayed: bool = False):
+        super().__init__(why)
+        self.replayed = replayed
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What munged vouches for."""
+
+    uid: int
+    """Of the process that made it."""
+    made_at: int
+    """Seconds since the epoch, by the clock of where it was made."""
+    restricted_to: int
+    """The user who can decode it; 0xffffffff for anybody."""
+    encrypted: bool
+    payload: bytes
+
+    def __repr__(self) -> str:
+        return f"Credential(uid={self.uid}, made_at={self.made_at})"
+
+
+class Decoder(Protocol):
+    async def decode(self, credential: str) -> Credential:
+        """Raises BadCredential, MungeAway."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    code: int = 0
+    error: str = ""
+    uid: int = -1
+    time: int = 0
+    restricted_to: int = -1
+    encrypted: bool = False
+    payload: str = ""
+    failed: str = ""
+    ready: int = 0
+
+
+REPLAYED: Final = 17
+"""EMUNGE_CRED_REPLAYED of munge.h."""
+AWAY: Final = frozenset({1, 5, 6, 7})
+"""EMUNGE_SNAFU, NO_MEMORY, SOCKET, TIMEOUT: nothing is said about the credential."""
+
+
+class MungeProcess:
+    """The process. One credential at a time: munged itself takes them so."""
+
+    def __init__(self, socket: str = "", argv: Sequence[str] = ()):
+        """`socket` of munged, empty for its usual one."""
+        self._argv = list(argv) or [
+            sys.executable,
+            "-P",
+            "-m",
+            "slurm_watchdog.identity.munge_child",
+            *([socket] if socket else []),
+        ]
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+        self._away_until = float("-inf")
+        self._why = ""
+
+    async def decode(self, credential: str) -> Credential:
+        """Raises BadCredential, MungeAway."""
+        async with self._lock:
+            if clock.monotonic() < self._away_until:
+                raise MungeAway(self._why)
+            try:
+                answer = await self._ask(credential)
+            except (
+                OSError,
+                EOFError,
+                TimeoutError,
+                msgspec.MsgspecError,
+                asyncio.LimitOverrunError,
+            ) as error:
+                await self._end()
+                raise self._away(
+                    "it gave no answer in time"
+                    if isinstance(error, TimeoutError)
+                    else str(error) or "its process ended"
+                ) from error
+            except asyncio.CancelledError:
+                await self._end()  # half an answer would be taken for the next one's
+                raise
+        return self._credential(answer)
+
+    def _credential(self, answer: _Answer) -> Credential:
+        if answer.code in AWAY:
+            raise self._away(answer.error)
+        if answer.code:
+            raise BadCredential(answer.error, replayed=answer.code == REPLAYED)
+        try:
+            payload = base64.b64decode(answer.payload, validate=True)
+        except binascii.Error as error:
+            raise BadCredential("its payload is damaged") from error
+        return Credential(answer.uid, answer.time, answer.restricted_to, answer.encrypted, payload)
+
+    def _away(self, why: str) -> MungeAway:
+        if self._why != why:
+            log.error("MUNGE can't be asked who an agent is: %s", why)
+        self._why, self._away_until = why, clock.monotonic() + PAUSE_S
+        return MungeAway(why)
+
+    async def _ask(self, credential: str) -> _Answer:
+        if self._process is None or self._process.returncode is not None:
+            await self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(credential.encode("ascii") + b"\n")
+        return await self._read(DEADLINE_S)
+
+    async def _start(self) -> None:
+        await self._end()
+        self._process = await asyncio.create_subprocess_exec(
+            *self._argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            cwd="/", start_new_session=True, limit=MAX_ANSWER,
+        )  # fmt: skip
+        hello = await self._read(START_S)
+        if not hello.ready:
+            raise EOFError(hello.failed or "it does not start")
+        if self._why:
+            log.warning("MUNGE is asked again, by process %d", self._process.pid)
+        self._why = ""
+
+    async def _read(self, seconds: float) -> _Answer:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), seconds)
+        if not line:
+            raise EOFError
+        return msgspec.json.decode(line, type=_Answer)
+
+    async def close(self) -> None:
+        """Ends the process."""
+        async with self._lock:
+            await self._end()
+
+    async def _end(self) -> None:
+        """It is waited for only so long: one that hangs in the kernel can't be ended by anybody."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), END_S)

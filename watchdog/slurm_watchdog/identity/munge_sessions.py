@@ -1,0 +1,110 @@
+"""The sessions of agents that prove themselves by MUNGE: one a node, in memory only. After a restart all begin anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from slurm_watchdog.identity.munge_decoder import Credential
+from slurm_watchdog.identity.munge_protocol import (
+    GRACE_S,
+    SESSION_S,
+    Beginning,
+    Claim,
+    Session,
+    decode_beginning,
+    new_epoch,
+    parse_authorization,
+    request_mac,
+    same,
+)
+
+MAX_SESSIONS: Final = 65_536
+
+
+@dataclass
+class Known:
+    """One session, and where it came from."""
+
+    session: Session
+    address: str
+    made_at: int
+
+
+class Doubt(Exception):
+    """Why a request is not believed: (outcome, sentence)."""
+
+
+class Sessions:
+    """Who has begun a session, and what of it has been seen."""
+
+    def __init__(self, own_uid: int, agent_uids: frozenset[int], now: Callable[[], float]):
+        """`own_uid` runs the controller; agents of `agent_uids` are believed."""
+        self.epoch = new_epoch()
+        self._own_uid, self._agent_uids, self._now = own_uid, agent_uids, now
+        self._of_node: dict[str, Known] = {}
+        self._by_id: dict[str, Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    # -- beginning ---------------------------------------------------------------------------------------------
+
+    def examine(self, credential: Credential) -> Beginning:
+        """The session that a credential begins, if it may. Raises Doubt."""
+        if credential.uid not in self._agent_uids:
+            raise Doubt(
+                "unauthorized", f"the credential was made by user {credential.uid}; see security.agent_user"
+            )
+        if credential.restricted_to != self._own_uid or not credential.encrypted:
+            raise Doubt(
+                "unauthorized",
+                f"the credential is not for user {self._own_uid} alone; see security.controller_user",
+            )
+        try:
+            beginning = decode_beginning(credential.payload)
+        except ValueError as error:
+            raise Doubt("unauthorized", str(error)) from error
+        if beginning.epoch != self.epoch:
+            raise Doubt("no_session", "the credential is for a controller that is gone")
+        before = self._of_node.get(beginning.node)
+        if beginning.session in self._by_id or (before is not None and credential.made_at < before.made_at):
+            raise Doubt("replayed", "this credential is older than one that was shown before")
+        return beginning
+
+    def begin(self, beginning: Beginning, address: str, made_at: int) -> Session:
+        """Takes the place of the node's session before. Call it once the address is known to be the node's."""
+        before = self._of_node.pop(beginning.node, None)
+        if before is not None:
+            del self._by_id[before.session.id]
+        while len(self._of_node) >= MAX_SESSIONS:
+            oldest = next(iter(self._of_node))
+            del self._by_id[self._of_node.pop(oldest).session.id]
+        session = Session(beginning.session, bytes.fromhex(beginning.key), beginning.node, self._now())
+        self._of_node[beginning.node] = self._by_id[session.id] = Known(session, address, made_at)
+        return session
+
+    # -- afterwards --------------------------------------------------------------------------------------------
+
+    def claim(self, authorization: str, address: str) -> tuple[Session, Claim]:
+        """The session that a request claims to be of, before its body has come. Raises Doubt."""
+        claim = parse_authorization(authorization)
+        if claim is None:
+            raise Doubt("unauthorized", "nodes prove themselves by MUNGE here; see security.mode")
+        known = self._by_id.get(claim.session)
+        if known is None or self._now() - known.session.began_at > SESSION_S + GRACE_S:
+            raise Doubt("no_session", "there is no such session: begin one")
+        if known.address != address:
+            raise Doubt("wrong_node", f"this session is not of {address}")
+        if claim.counter <= known.session.counter:
+            raise Doubt("replayed", f"request {claim.counter} of this session has been here before")
+        return known.session, claim
+
+    def believe(self, authorization: str, address: str, path: str, body: bytes) -> tuple[Session, int]:
+        """The session of a whole request, which can't be shown again from now on, and its counter. Raises Doubt."""
+        session, claim = self.claim(authorization, address)
+        if not same(claim.mac, request_mac(session.key, path, claim.counter, body)):
+            raise Doubt("unauthorized", "the request was changed on its way, or is another client's")
+        session.counter = claim.counter
+        return session, claim.counter

@@ -1,0 +1,140 @@
+"""TLS on both ends: contexts from files, which are read again when they change, and what a failed handshake means in words."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_watchdog.identity.certificates import read_certificate
+from slurm_watchdog.identity.secret_files import IdentityError, Stamp, TlsFiles, check_secret, read_stamp
+from slurm_watchdog.identity.tls_errors import ALERTS, OPENSSL_REASONS, VERIFY_REASONS
+
+log = logging.getLogger(__name__)
+
+
+def reason_of(error: ssl.SSLError) -> str:
+    """Why a client's handshake failed: a key of HANDSHAKE_REASONS."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return VERIFY_REASONS.get(error.verify_code, "bad_certificate")
+    return OPENSSL_REASONS.get(error.reason or "", "handshake")
+
+
+def explain(error: ssl.SSLError) -> str:
+    """Why the controller could not be spoken to, for the log of an agent."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the controller's certificate is not good: {error.verify_message}"
+    reason = error.reason or ""
+    meaning = next((text for end, text in ALERTS.items() if reason.endswith(end)), "")
+    return meaning or f"TLS failed: {reason or error}"
+
+
+def make_context(files: TlsFiles, *, server: bool) -> ssl.SSLContext:
+    """A context for one end: TLS 1.3, the other end has to show a certificate of our authority. Raises IdentityError."""
+    check_secret(files.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    if server:
+        # Connections are kept for days; a resumed session would not look at the certificate again.
+        context.num_tickets = 0
+    try:
+        context.load_verify_locations(files.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise IdentityError(f"{files.ca} cannot be read, or holds no certificate: {_text(error)}") from error
+    if os.path.exists(files.revoked):
+        try:
+            context.load_verify_locations(files.revoked)
+        except (OSError, ssl.SSLError) as error:
+            raise IdentityError(
+                f"{files.revoked} cannot be read, or holds no list: {_text(error)}"
+            ) from error
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+    except (OSError, ssl.SSLError) as error:
+        raise IdentityError(
+            f"{files.certificate} and {files.key} cannot be used, or don't belong together: {_text(error)}"
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    """Otherwise OpenSSL asks for it on the terminal, and waits."""
+    raise IdentityError(
+        "the key is protected by a password, which a service can't be asked for: openssl pkey -in KEY -out NEW"
+    )
+
+
+def _text(error: OSError) -> str:
+    return error.strerror or str(error) if not isinstance(error, ssl.SSLError) else error.reason or "not PEM"
+
+
+class Context:
+    """The context of files that may be replaced while we run. What can't be loaded changes nothing, and is said once."""
+
+    def __init__(self, files: TlsFiles, *, server: bool, domain: str = ""):
+        """`domain` is cut off the names of the other end. Raises IdentityError if they can't be used now."""
+        self.files = files
+        self.domain = domain
+        self._server = server
+        self._stamp = read_stamp(files.watched())
+        self.current = make_context(files, server=server)
+        self.expires = read_expiry(files)
+        """`own` and `authority` -> when that certificate ends, in seconds since the epoch."""
+        self.problem = ""
+        self.new_authority = False
+        """Whether the last change was one of whom to trust."""
+
+    def refresh(self) -> bool:
+        """Looks whether the files have changed; True if there is a new context."""
+        stamp: Stamp = read_stamp(self.files.watched())
+        if not self.problem:
+            self.new_authority = False
+        if stamp == self._stamp:
+            return False
+        self.new_authority = self.new_authority or stamp[:2] != self._stamp[:2]
+        self._stamp = stamp
+        try:
+            self.current = make_context(self.files, server=self._server)
+            self.expires = read_expiry(self.files)
+        except IdentityError as error:
+            self.problem = str(error)
+            log.error(
+                "the certificates in %s were changed and can't be used, the old ones stay: %s",
+                self.files.directory,
+                error,
+            )
+            return False
+        self.problem = ""
+        log.warning("new certificates from %s are in use", self.files.directory)
+        return True
+
+
+def read_expiry(files: TlsFiles) -> dict[str, float]:
+    """When our certificate and that of the authority end. Raises IdentityError."""
+    return {
+        "own": read_certificate(files.certificate).not_after,
+        "authority": read_certificate(files.ca).not_after,
+    }
+
+
+def names_of(certificate: Mapping[str, Any], domain: str = "") -> frozenset[str]:
+    """The nodes that a certificate (ssl's getpeercert) may speak for: its DNS names, the common name only where there are no others.
+
+    `domain` is cut off their ends. A wildcard is nobody's name.
+    """
+    alternatives = certificate.get("subjectAltName", ())
+    names = [value for kind, value in alternatives if kind == "DNS"]
+    if not alternatives:
+        names = [
+            value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"
+        ]
+    ending = "." + domain.strip(".") if domain else ""
+    return frozenset(
+        name.removesuffix(ending) if ending else name
+        for name in names
+        if "*" not in name and (not ending or name != ending)
+    )

@@ -1,0 +1,1 @@
+"""The controller's memory on disk: incidents, decisions, actions, messages to send."""

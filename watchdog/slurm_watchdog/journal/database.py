@@ -1,0 +1,219 @@
+"""The database below the journal: transactions that are on the disk when they are over, and what its failures mean."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from slurm_watchdog.journal.error import JournalError
+
+__all__ = ["Database", "JournalError", "encode", "open_engine", "plain"]
+
+BUSY_MS = 5000
+PRIVATE_MODE = 0o600
+BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a database; it makes them with the database's own mode."""
+
+log = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+Write = tuple[sa.Executable, Sequence[Row]]
+"""A statement that takes one row, and rows. The statement is a constant: rows of the same one go out together."""
+
+
+class Database:
+    """The database at `url`, a SQLAlchemy address, for one thread. Every method raises JournalError."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._url = sa.make_url(url)
+        except sa.exc.ArgumentError as error:
+            raise JournalError(
+                "The journal's address is no SQLAlchemy URL; correct controller.journal_url."
+            ) from error
+        self.where = self._url.render_as_string(hide_password=True)
+        self._open: sa.Connection | None = None
+        """Inside of `together`: its transaction."""
+        self._waiting: dict[sa.Executable, list[Row]] = {}
+        """What `put` was given since, by statement, in the order of the first row of each."""
+        self._keys: set[str] = set()
+        self._failed: JournalError | None = None
+        try:
+            keep_private(self._url)
+            self.engine = open_engine(self._url)
+        except (sa.exc.SQLAlchemyError, ImportError) as error:
+            raise explain(error, self.where) from error
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """One transaction: committed at the end, rolled back by any exception. Inside of `together` it is a part of that one."""
+        try:
+            if self._open is not None:
+                self._write_waiting(self._open)
+                with self._open.begin_nested():
+                    yield self._open
+                return
+            with self.engine.begin() as connection:
+                yield connection
+        except sa.exc.SQLAlchemyError as error:
+            raise explain(error, self.where) from error
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All that is written in the block is committed at its end, or nothing of it if any of it fails: see `put`."""
+        with self.transaction() as connection:
+            self._open = connection
+            try:
+                yield
+                self._write_waiting(connection)
+            finally:
+                self._open = self._failed = None
+                self._waiting, self._keys = {}, set()
+
+    def put(self, *writes: Write, key: str | None = None) -> None:
+        """Write rows, each with a statement that takes one; all of it in one transaction.
+
+        Inside of `together` they wait for its end, or until something is read, and go out with all others of the same statement at
+        once: thousands of statements of their own would take seconds. What was written before with the same `key` goes out first.
+        """
+        if self._open is None:
+            with self.transaction() as sql:
+                for statement, rows in writes:
+                    if rows:
+                        sql.execute(statement, list(rows))
+            return
+        if key in self._keys:
+            self._write_waiting(self._open)
+        if key is not None:
+            self._keys.add(key)
+        for statement, rows in writes:
+            self._waiting.setdefault(statement, []).extend(rows)
+
+    def _write_waiting(self, sql: sa.Connection) -> None:
+        """A failure fails the whole block, even if somebody inside of it goes on."""
+        if self._failed is not None:
+            raise self._failed
+        waiting, self._waiting, self._keys = self._waiting, {}, set()
+        try:
+            for statement, rows in waiting.items():
+                if rows:
+                    sql.execute(statement, rows)
+        except sa.exc.SQLAlchemyError as error:
+            self._failed = explain(error, self.where)
+            raise self._failed from error
+
+    def decode(self, text: str, kind: type[Any]) -> Any:
+        """The value of a document."""
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.DecodeError as error:
+            raise self.unreadable(error) from error
+
+    def unreadable(self, error: Exception) -> JournalError:
+        """What to say of a record that makes no sense."""
+        return JournalError(
+            f"A record in the journal {self.where} can't be read ({error}); restore it from a backup, or move it away."
+        )
+
+
+ADVICE = (
+    ("UNIQUE constraint failed: decisions", "has this decision already; decisions don't change"),
+    ("decisions_pkey", "has this decision already; decisions don't change"),
+    (
+        "not a database",
+        "is no SQLite database or damaged; move it away or restore a backup, then start again",
+    ),
+    ("malformed", "is damaged; keep a copy, restore a backup or move it away, then start again"),
+    ("disk is full", "has no room: its disk is full; free some, nothing is done until then"),
+    ("readonly", "is read-only; check the mount and the owner of the file and its directory"),
+    ("unable to open", "can't be opened; its directory must exist and be writable for the controller"),
+    ("disk I/O error", "can't be read or written: its disk reports errors; check it before anything else"),
+    ("locked", "is in use by another process; only one controller may run"),
+)
+"""What SQLite says, and what it means for whoever reads it."""
+
+
+def explain(error: Exception, where: str) -> JournalError:
+    """What a failure of the database at `where` means."""
+    text = str(getattr(error, "orig", None) or error).splitlines()[0][:300]
+    for sign, advice in ADVICE:
+        if sign in text:
+            return JournalError(f"The journal {where} {advice} ({text}).")
+    return JournalError(f"The journal {where} failed: {text}. Nothing is done until it works again.")
+
+
+def encode(value: Any) -> str:
+    """The JSON document of a value. Raises what msgspec raises for a value that is none."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # a lone surrogate: no database keeps it
+        return msgspec.json.encode(_plain_values(msgspec.to_builtins(value))).decode()
+
+
+def plain(text: str) -> str:
+    """`text` as every database keeps it: SQLite takes no lone surrogates, PostgreSQL no NUL."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "?").encode(errors="replace").decode()
+
+
+def _plain_values(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {plain(key): _plain_values(each) for key, each in value.items()}
+    return [_plain_values(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def keep_private(url: sa.URL) -> None:
+    """The file of a SQLite journal, and those beside it, are its owner's alone: it holds lines of everybody's logs.
+
+    One that an older release left readable for a group is tightened; one that does not exist is made so. What cannot be done is logged:
+    the journal may still be good.
+    """
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:") or "uri" in url.query:
+        return
+    path = str(url.database)
+    with suppress(OSError):  # opening it afterwards says what is wrong
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE))
+    for name in (path, *(path + ending for ending in BESIDE)):
+        try:
+            if os.stat(name).st_mode & 0o077:
+                os.chmod(name, PRIVATE_MODE)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.error(
+                "%s may be read by others, and its mode cannot be changed: %s; set it to 0600", name, error
+            )
+
+
+def open_engine(url: sa.URL) -> sa.Engine:
+    """An engine for one thread. For SQLite: durable, waiting for locks, transactions that begin where we say."""
+    if url.get_backend_name() != "sqlite":
+        return sa.create_engine(url, pool_pre_ping=True)
+    engine = sa.create_engine(url, poolclass=sa.pool.StaticPool)
+
+    @sa.event.listens_for(engine, "connect")
+    def on_connect(connection: Any, record: Any) -> None:
+        # The driver would begin transactions by itself, and not before reads; we do it below.
+        connection.isolation_level = None
+        for pragma in (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=FULL"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @sa.event.listens_for(engine, "begin")
+    def on_begin(connection: sa.Connection) -> None:
+        # IMMEDIATE: a transaction that only later turned to writing could fail halfway with "locked".
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine

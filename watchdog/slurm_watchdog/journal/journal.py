@@ -1,0 +1,459 @@
+"""What was seen, decided and done, in SQL: the truth after a crash.
+
+A decision is written before it is carried out, each rung of it as an intent before and an outcome after; neither is
+ever changed. Values lie as JSON documents beside the columns that are searched. Every method is one transaction, on disk
+when it returns (SQLite: WAL with synchronous=FULL). One `Journal` belongs to one thread; every failure is a JournalError
+that says what is wrong, where, and what to do. No file is ever deleted or overwritten by opening it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.journal.compress import pack, unpack
+from slurm_watchdog.journal.database import Database, JournalError, encode, plain
+from slurm_watchdog.journal.outbox import SqlOutbox
+from slurm_watchdog.journal.tables import (
+    ACTION_ENDS,
+    DECISIONS,
+    EVIDENCE,
+    EVIDENCE_SHARED,
+    INCIDENT_JOBS,
+    INCIDENTS,
+    NODE_LEDGER,
+    PAUSES,
+    RUNGS,
+    TIMELINE,
+    TO_BE_DONE,
+    prepare,
+)
+from slurm_watchdog.model.actions import (
+    ActionEnd,
+    ActionRun,
+    Decision,
+    Rung,
+    RungOutcome,
+    RungRecord,
+    Verdict,
+)
+from slurm_watchdog.model.incidents import Incident, IncidentState
+
+__all__ = ["Journal", "JournalError", "NodeEntry", "Piece"]
+
+V = TypeVar("V", bound=Value)
+
+IDS_AT_ONCE = 500
+"""In one query: databases limit how many values a statement takes."""
+SAVED: sa.BindParameter[str] = sa.bindparam("saved")
+DROP_INCIDENT = sa.delete(INCIDENTS).where(INCIDENTS.c.id == SAVED)
+DROP_INCIDENT_JOBS = sa.delete(INCIDENT_JOBS).where(INCIDENT_JOBS.c.incident_id == SAVED)
+ADD_INCIDENT = sa.insert(INCIDENTS)
+ADD_INCIDENT_JOB = sa.insert(INCIDENT_JOBS)
+ADD_EVIDENCE = sa.insert(EVIDENCE)
+ADD_NOTE = sa.insert(TIMELINE)
+ADD_DECISION = sa.insert(DECISIONS)
+
+
+class Piece(Value, frozen=True, kw_only=True):
+    """One piece of evidence, without its document."""
+
+    number: int
+    at: float
+    """Date at which it was written."""
+    kind: str
+    """`job`, `node` or `diagnosis`."""
+    stored_with: str
+    """Id of the incident from which its document is read, and whose access rules hold for it."""
+
+
+class NodeEntry(Value, frozen=True, kw_only=True):
+    """One thing that we did to a node."""
+
+    id: int
+    node: str
+    what: str
+    """`excluded` (from `job_id`) or `drained`."""
+    job_id: str
+    decision_id: str
+    at: float
+    reason: str
+    """Of a drain: as Slurm has it since."""
+    reason_at: float | None
+    """The time that Slurm gave to our drain: if it differs somebody else has drained the node since."""
+
+
+class Journal:
+    """The journal at `url`, a SQLAlchemy address (`sqlite:////var/lib/slurm-watchdog/journal.db`).
+
+    Creates the tables in an empty database, migrates older schemas. Raises JournalError.
+    """
+
+    def __init__(self, url: str, database: Callable[[str], Database] = Database) -> None:
+        self._database = database(url)
+        self.outbox = SqlOutbox(self._database)
+        try:
+            with self._database.transaction() as sql:
+                prepare(sql, self._database.where)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._database.close()
+
+    def together(self) -> AbstractContextManager[None]:
+        """All that is written in the block, messages too, is committed at its end, or nothing of it: one wait for the disk for thousands of
+        incidents of one moment.
+
+        Not for decisions, which have to be on the disk before anything is done for them. Raises JournalError.
+        """
+        return self._database.together()
+
+    # -- incidents
+
+    def save_incident(self, incident: Incident) -> None:
+        """Write an incident as it is now; the row of the same id is replaced."""
+        key = {"saved": incident.id}
+        row = {
+            "id": incident.id,
+            "state": incident.state.value,
+            "kind": incident.kind.value,
+            "opened_at": incident.opened_at,
+            "document": encode(incident),
+        }
+        jobs = [
+            {"incident_id": incident.id, "job_id": job_id}
+            for job_id in dict.fromkeys(map(plain, incident.job_ids))
+        ]
+        self._database.put(
+            (DROP_INCIDENT, [key]),
+            (DROP_INCIDENT_JOBS, [key]),
+            (ADD_INCIDENT, [row]),
+            (ADD_INCIDENT_JOB, jobs),
+            key=incident.id,
+        )
+
+    def load_open_incidents(self) -> list[Incident]:
+        """All that are not resolved, oldest first."""
+        query = sa.select(INCIDENTS.c.document).where(INCIDENTS.c.state != IncidentState.RESOLVED.value)
+        return self._documents(query.order_by(INCIDENTS.c.opened_at, INCIDENTS.c.id), Incident)
+
+    def incidents(self, job_id: str | None = None, limit: int = 200) -> list[Incident]:
+        """Incidents (of one job), newest first, at most `limit`."""
+        query = sa.select(INCIDENTS.c.document)
+        if job_id is not None:
+            of_job = sa.select(INCIDENT_JOBS.c.incident_id).where(INCIDENT_JOBS.c.job_id == job_id)
+            query = query.where(INCIDENTS.c.id.in_(of_job))
+        query = query.order_by(INCIDENTS.c.opened_at.desc(), INCIDENTS.c.id.desc())
+        return self._documents(query.limit(limit), Incident)
+
+    def incident(self, incident_id: str) -> Incident | None:
+        """One incident, None if there is none of that id."""
+        found = self._documents(
+            sa.select(INCIDENTS.c.document).where(INCIDENTS.c.id == incident_id), Incident
+        )
+        return found[0] if found else None
+
+    def add_evidence(self, incident_id: str, at: float, kind: str, document: dict[str, Any]) -> None:
+        """Keep a piece of evidence: `kind` says which, `document` is plain JSON."""
+        self.add_packed_evidence(incident_id, at, kind, pack(encode(document).encode()))
+
+    def add_packed_evidence(
+        self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
+    ) -> None:
+        """The same for a document that `packed.pack` has made ready, in another thread perhaps. `collection`: the id of the one it
+        came from."""
+        row = {
+            "incident_id": incident_id, "at": at, "kind": kind, "document": packed, "collection": collection,
+        }  # fmt: skip
+        self._database.put((ADD_EVIDENCE, [row]))
+
+    def evidence(self, incident_id: str) -> list[tuple[float, str, dict[str, Any]]]:
+        """(time, kind, document) of all evidence of an incident, in the order it was added."""
+        query = sa.select(EVIDENCE).where(EVIDENCE.c.incident_id == incident_id).order_by(EVIDENCE.c.id)
+        with self._database.transaction() as sql:
+            return [(row.at, row.kind, self._unpacked(row.document)) for row in sql.execute(query)]
+
+    def share_evidence(self, incident_id: str, collection: str, stored_with: str) -> None:
+        """A collection that is stored with another incident is evidence of this one, too: what it has, and what it will have."""
+        row = {"incident_id": incident_id, "collection": collection, "stored_with": stored_with}
+        same = [EVIDENCE_SHARED.c[name] == row[name] for name in ("incident_id", "collection")]
+        with self._database.transaction() as sql:
+            if sql.execute(sa.select(EVIDENCE_SHARED.c.stored_with).where(*same)).first() is None:
+                sql.execute(sa.insert(EVIDENCE_SHARED).values(row))
+
+    def pieces(self, incident_id: str) -> list[Piece]:
+        """The evidence of an incident in the order it was added, that of collections which it shares with others included; without the
+        documents: those of a thousand ranks are tens of megabytes."""
+        shared = sa.and_(
+            EVIDENCE.c.incident_id == EVIDENCE_SHARED.c.stored_with,
+            EVIDENCE.c.collection == EVIDENCE_SHARED.c.collection,
+        )
+        columns = (EVIDENCE.c.id, EVIDENCE.c.at, EVIDENCE.c.kind, EVIDENCE.c.incident_id)
+        own = sa.select(*columns).where(EVIDENCE.c.incident_id == incident_id)
+        others = (
+            sa.select(*columns)
+            .join(EVIDENCE_SHARED, shared)
+            .where(EVIDENCE_SHARED.c.incident_id == incident_id, EVIDENCE.c.incident_id != incident_id)
+        )
+        with self._database.transaction() as sql:
+            rows = [*sql.execute(own), *sql.execute(others)]
+        return [
+            Piece(number=row.id, at=row.at, kind=row.kind, stored_with=row.incident_id)
+            for row in sorted(rows, key=lambda row: row.id)
+        ]
+
+    def evidence_document(self, incident_id: str, number: int) -> bytes | None:
+        """One document as JSON text; None if that incident has none of that number."""
+        query = sa.select(EVIDENCE.c.document).where(
+            EVIDENCE.c.incident_id == incident_id, EVIDENCE.c.id == number
+        )
+        with self._database.transaction() as sql:
+            text = sql.execute(query).scalar_one_or_none()
+        return None if text is None else self._raw(text)
+
+    def forget_evidence(self, before: float) -> int:
+        """Remove evidence that is older than this date; incidents, decisions and timelines stay. Returns how many pieces."""
+        with self._database.transaction() as sql:
+            return int(sql.execute(sa.delete(EVIDENCE).where(EVIDENCE.c.at < before)).rowcount)
+
+    def note(self, incident_id: str, at: float, text: str) -> None:
+        """Add a sentence to the timeline of an incident."""
+        self._database.put((ADD_NOTE, [{"incident_id": incident_id, "at": at, "text": plain(text)}]))
+
+    def timeline(self, incident_id: str) -> list[tuple[float, str]]:
+        """(time, sentence) of an incident, in the order they were noted."""
+        query = sa.select(TIMELINE.c.at, TIMELINE.c.text).where(TIMELINE.c.incident_id == incident_id)
+        with self._database.transaction() as sql:
+            return [(row.at, row.text) for row in sql.execute(query.order_by(TIMELINE.c.id))]
+
+    # -- decisions and actions
+
+    def add_decision(self, decision: Decision) -> None:
+        """Write a decision, before anything is done for it. The same id twice is an error: decisions don't change."""
+        row = {
+            "id": decision.id,
+            "incident_id": decision.incident_id,
+            "verdict": decision.verdict.value,
+            "action": decision.action.value,
+            "decided_at": decision.decided_at,
+            "document": encode(decision),
+        }
+        self._database.put((ADD_DECISION, [row]))
+
+    def decisions(self, incident_id: str | None = None) -> list[Decision]:
+        """Decisions (of one incident), oldest first."""
+        query = sa.select(DECISIONS.c.document)
+        if incident_id is not None:
+            query = query.where(DECISIONS.c.incident_id == incident_id)
+        return self._documents(query.order_by(DECISIONS.c.decided_at, DECISIONS.c.id), Decision)
+
+    def decisions_about(self, incident_ids: Iterable[str]) -> dict[str, list[Decision]]:
+        """Incident -> its decisions, oldest first, of many incidents at once."""
+        found: dict[str, list[Decision]] = {incident_id: [] for incident_id in incident_ids}
+        ids = list(found)
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            some = DECISIONS.c.incident_id.in_(ids[start : start + IDS_AT_ONCE])
+            query = sa.select(DECISIONS.c.document).where(some)
+            for decision in self._documents(query.order_by(DECISIONS.c.decided_at, DECISIONS.c.id), Decision):
+                found[decision.incident_id].append(decision)
+        return found
+
+    def decisions_since(self, at: float) -> list[Decision]:
+        """Actions allowed at `at` or later, oldest first: what budgets and cool-downs count."""
+        query = sa.select(DECISIONS.c.document).where(DECISIONS.c.decided_at >= at, *TO_BE_DONE)
+        return self._documents(query.order_by(DECISIONS.c.decided_at, DECISIONS.c.id), Decision)
+
+    def rung_intent(self, decision_id: str, rung: Rung, attempt: int, at: float, detail: str = "") -> None:
+        """Write that a rung is about to be tried. The same attempt twice is an error."""
+        row = {
+            "decision_id": decision_id,
+            "rung": rung.value,
+            "attempt": attempt,
+            "intent_at": at,
+            "detail": plain(detail),
+        }
+        with self._database.transaction() as sql:
+            self._require_open(sql, decision_id)
+            if sql.execute(sa.select(RUNGS.c.id).where(*one_rung(decision_id, rung, attempt))).first():
+                raise JournalError(
+                    f"Attempt {attempt} of {rung} for decision {decision_id} is already in the journal."
+                )
+            sql.execute(sa.insert(RUNGS).values(row))
+
+    def rung_outcome(
+        self, decision_id: str, rung: Rung, attempt: int, outcome: RungOutcome, at: float, detail: str
+    ) -> None:
+        """Write what became of an intent, once. Raises JournalError if there is none or it has its outcome already.
+
+        An empty `detail` leaves that of the intent.
+        """
+        row: dict[str, Any] = {"outcome": outcome.value, "outcome_at": at}
+        if detail:
+            row["detail"] = plain(detail)
+        which = one_rung(decision_id, rung, attempt)
+        with self._database.transaction() as sql:
+            # The condition is part of the update, so that two writers can't both find it empty.
+            if sql.execute(sa.update(RUNGS).where(*which, RUNGS.c.outcome.is_(None)).values(row)).rowcount:
+                return
+            found = sql.execute(sa.select(RUNGS.c.outcome).where(*which)).first()
+        what = f"attempt {attempt} of {rung} for decision {decision_id}"
+        if found is None:
+            raise JournalError(f"There is no intent of {what}; an outcome without an intent is not written.")
+        raise JournalError(
+            f"The outcome of {what} is {found.outcome} already and stays so ({outcome} was refused)."
+        )
+
+    def end_action(self, decision_id: str, end: ActionEnd) -> None:
+        """Write how the action of an allowed decision ended, once."""
+        with self._database.transaction() as sql:
+            self._require_open(sql, decision_id)
+            sql.execute(sa.insert(ACTION_ENDS).values(decision_id=decision_id, document=encode(end)))
+
+    def open_actions(self) -> list[ActionRun]:
+        """Actions that were allowed and have not ended, oldest first, with what was done so far."""
+        ended = sa.select(ACTION_ENDS.c.decision_id)
+        return self._action_runs(*TO_BE_DONE, DECISIONS.c.id.not_in(ended))
+
+    def actions(self, incident_id: str) -> list[ActionRun]:
+        """Every action that was allowed for an incident, oldest first, with what was done and how it ended."""
+        return self._action_runs(*TO_BE_DONE, DECISIONS.c.incident_id == incident_id)
+
+    def _action_runs(self, *conditions: sa.ColumnElement[bool]) -> list[ActionRun]:
+        query = (
+            sa.select(DECISIONS.c.document)
+            .where(*conditions)
+            .order_by(DECISIONS.c.decided_at, DECISIONS.c.id)
+        )
+        with self._database.transaction() as sql:
+            decisions = [self._database.decode(text, Decision) for text in sql.execute(query).scalars()]
+            return [self._action_run(sql, decision) for decision in decisions]
+
+    def _action_run(self, sql: sa.Connection, decision: Decision) -> ActionRun:
+        rows = sql.execute(sa.select(RUNGS).where(RUNGS.c.decision_id == decision.id).order_by(RUNGS.c.id))
+        records = tuple(
+            RungRecord(
+                rung=Rung(row.rung),
+                attempt=row.attempt,
+                intent_at=row.intent_at,
+                outcome=None if row.outcome is None else RungOutcome(row.outcome),
+                outcome_at=row.outcome_at,
+                detail=row.detail,
+            )
+            for row in rows
+        )
+        query = sa.select(ACTION_ENDS.c.document).where(ACTION_ENDS.c.decision_id == decision.id)
+        end = sql.execute(query).scalar_one_or_none()
+        return ActionRun(
+            decision=decision,
+            records=records,
+            end=None if end is None else self._database.decode(end, ActionEnd),
+        )
+
+    def _require_open(self, sql: sa.Connection, decision_id: str) -> None:
+        """Raises JournalError unless the decision was allowed and its action has not ended."""
+        query = sa.select(DECISIONS.c.verdict).where(DECISIONS.c.id == decision_id)
+        verdict = sql.execute(query).scalar_one_or_none()
+        if verdict != Verdict.ALLOWED.value:
+            raise JournalError(
+                f"Nothing may be done for decision {decision_id}: it is {verdict or 'not in the journal'}."
+            )
+        query = sa.select(ACTION_ENDS.c.decision_id).where(ACTION_ENDS.c.decision_id == decision_id)
+        if sql.execute(query).first():
+            raise JournalError(f"The action of decision {decision_id} has ended already.")
+
+    # -- nodes
+
+    def node_entry(
+        self,
+        node: str,
+        what: str,
+        decision: Decision,
+        at: float,
+        reason: str = "",
+        reason_at: float | None = None,
+    ) -> None:
+        """Write down that a node is, or is about to be, excluded or drained. The same for the same decision twice is once."""
+        row: dict[str, Any] = {"node": node, "what": what, "decision_id": decision.id}
+        same = [NODE_LEDGER.c[name] == value for name, value in row.items()]
+        job_id = decision.fence.job_id if decision.fence is not None else ""
+        with self._database.transaction() as sql:
+            if sql.execute(sa.select(NODE_LEDGER.c.id).where(*same)).first() is None:
+                more = {"job_id": job_id, "at": at, "reason": plain(reason), "reason_at": reason_at}
+                sql.execute(sa.insert(NODE_LEDGER).values(row | more))
+
+    def node_entries(self, what: str, job_id: str | None = None) -> list[NodeEntry]:
+        """What we did to nodes and have not taken back, oldest first."""
+        query = sa.select(NODE_LEDGER).where(NODE_LEDGER.c.what == what, NODE_LEDGER.c.ended_at.is_(None))
+        if job_id is not None:
+            query = query.where(NODE_LEDGER.c.job_id == job_id)
+        with self._database.transaction() as sql:
+            return [
+                NodeEntry(
+                    id=row.id,
+                    node=row.node,
+                    what=row.what,
+                    job_id=row.job_id,
+                    decision_id=row.decision_id,
+                    at=row.at,
+                    reason=row.reason,
+                    reason_at=row.reason_at,
+                )
+                for row in sql.execute(query.order_by(NODE_LEDGER.c.id))
+            ]
+
+    def end_node_entry(self, entry_id: int, at: float, why: str) -> None:
+        """It is taken back, or not ours any more."""
+        ended = {"ended_at": at, "ended_why": why}
+        with self._database.transaction() as sql:
+            sql.execute(sa.update(NODE_LEDGER).where(NODE_LEDGER.c.id == entry_id).values(ended))
+
+    # -- pause
+
+    def pause(self, reason: str, by: str, at: float) -> None:
+        """No action from now on, until resume. Paused already: the first reason stays."""
+        with self._database.transaction() as sql:
+            if sql.execute(sa.select(PAUSES.c.id).where(PAUSES.c.resumed_at.is_(None))).first() is None:
+                sql.execute(sa.insert(PAUSES).values(reason=plain(reason), paused_by=plain(by), paused_at=at))
+
+    def resume(self, by: str, at: float) -> None:
+        """End the pause, if there is one."""
+        ended = {"resumed_by": plain(by), "resumed_at": at}
+        with self._database.transaction() as sql:
+            sql.execute(sa.update(PAUSES).where(PAUSES.c.resumed_at.is_(None)).values(ended))
+
+    def paused(self) -> tuple[str, str, float] | None:
+        """(reason, by whom, since when) while paused, else None."""
+        query = sa.select(PAUSES).where(PAUSES.c.resumed_at.is_(None)).order_by(PAUSES.c.id)
+        with self._database.transaction() as sql:
+            row = sql.execute(query).first()
+        return None if row is None else (row.reason, row.paused_by, row.paused_at)
+
+    # -- inside
+
+    def _documents(self, query: sa.Select[Any], kind: type[V]) -> list[V]:
+        with self._database.transaction() as sql:
+            return [self._database.decode(text, kind) for text in sql.execute(query).scalars()]
+
+    def _unpacked(self, text: str) -> dict[str, Any]:
+        document: dict[str, Any] = self._database.decode(
+            self._raw(text).decode(errors="replace"), dict[str, Any]
+        )
+        return document
+
+    def _raw(self, text: str) -> bytes:
+        try:
+            return unpack(text)
+        except ValueError as error:
+            raise self._database.unreadable(error) from error
+
+
+def one_rung(decision_id: str, rung: Rung, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
+    """The conditions that find one attempt of one rung."""
+    return (RUNGS.c.decision_id == decision_id, RUNGS.c.rung == rung.value, RUNGS.c.attempt == attempt)

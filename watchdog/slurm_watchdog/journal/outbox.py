@@ -1,0 +1,143 @@
+"""Messages that wait to be sent, and the threads they belong to, in the journal's database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.journal.database import Database, encode, plain
+from slurm_watchdog.journal.tables import OUTBOX, THREADS
+
+
+class OutboxItem(Value, frozen=True, kw_only=True):
+    """One message that waits to be sent."""
+
+    id: int
+    channel: str
+    incident_id: str
+    payload: dict[str, Any]
+    added_at: float
+    attempts: int
+    """How often sending it has failed."""
+    retry_at: float
+    """Not to be tried before."""
+    error: str
+
+
+ADD = sa.insert(OUTBOX)
+
+
+class SqlOutbox:
+    """The outbox in `database`. Each method is one transaction and raises JournalError."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, channel: str, incident_id: str, payload: dict[str, Any], at: float) -> None:
+        """Put a message up for sending; it stays until it is done, restarts included."""
+        row = {"channel": channel, "incident_id": incident_id, "payload": encode(payload), "added_at": at}
+        self._database.put((ADD, [row]))
+
+    def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]:
+        """The oldest messages (of one channel) that are not done, in the order they were added; those with an id above `after`."""
+        query = sa.select(OUTBOX).where(OUTBOX.c.done.is_(False), OUTBOX.c.id > after)
+        if channel is not None:
+            query = query.where(OUTBOX.c.channel == channel)
+        query = query.order_by(OUTBOX.c.id).limit(limit)
+        with self._database.transaction() as sql:
+            return [
+                OutboxItem(
+                    id=row.id,
+                    channel=row.channel,
+                    incident_id=row.incident_id,
+                    payload=self._database.decode(row.payload, dict[str, Any]),
+                    added_at=row.added_at,
+                    attempts=row.attempts,
+                    retry_at=row.retry_at,
+                    error=row.error,
+                )
+                for row in sql.execute(query)
+            ]
+
+    def waiting_channels(self) -> list[str]:
+        """Channels that have messages which are not done."""
+        query = sa.select(OUTBOX.c.channel).where(OUTBOX.c.done.is_(False)).distinct()
+        with self._database.transaction() as sql:
+            return sorted(sql.execute(query).scalars())
+
+    def backlog(self, channel: str) -> tuple[int, float | None]:
+        """How many messages of a channel are not done, and the date of the oldest; None: there is none."""
+        query = sa.select(sa.func.count(), sa.func.min(OUTBOX.c.added_at)).where(
+            OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False)
+        )
+        with self._database.transaction() as sql:
+            number, oldest = sql.execute(query).one()
+        return int(number), oldest
+
+    def done(self, item_id: int) -> None:
+        """This message needs no more sending."""
+        with self._database.transaction() as sql:
+            sql.execute(sa.update(OUTBOX).where(OUTBOX.c.id == item_id).values(done=True))
+
+    def done_all(self, channel: str, item_ids: Sequence[int]) -> None:
+        """None of these needs more sending."""
+        with self._database.transaction() as sql:
+            for start in range(0, len(item_ids), 500):
+                some = OUTBOX.c.id.in_(item_ids[start : start + 500])
+                sql.execute(sa.update(OUTBOX).where(OUTBOX.c.channel == channel, some).values(done=True))
+
+    def replace(
+        self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
+    ) -> None:
+        """Put `payloads` up in the place of every message of the channel with an id up to `through` that is not done."""
+        new = [
+            {"channel": channel, "incident_id": incident_id, "payload": encode(payload), "added_at": at}
+            for payload in payloads
+        ]
+        old = (OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False), OUTBOX.c.id <= through)
+        with self._database.transaction() as sql:
+            sql.execute(sa.update(OUTBOX).where(*old).values(done=True))
+            if new:
+                sql.execute(sa.insert(OUTBOX), new)
+
+    def expire(self, channel: str, before: float) -> int:
+        """Give up messages of a channel that were added before this date; returns how many."""
+        old = (OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False), OUTBOX.c.added_at < before)
+        with self._database.transaction() as sql:
+            return int(sql.execute(sa.update(OUTBOX).where(*old).values(done=True)).rowcount)
+
+    def drop(self, channel: str, incident_id: str) -> None:
+        """Give up what waits to be said about this."""
+        old = (OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False), OUTBOX.c.incident_id == incident_id)
+        with self._database.transaction() as sql:
+            sql.execute(sa.update(OUTBOX).where(*old).values(done=True))
+
+    def forget(self, before: float) -> None:
+        """Remove messages and threads from before this date, sent or not."""
+        with self._database.transaction() as sql:
+            sql.execute(sa.delete(OUTBOX).where(OUTBOX.c.added_at < before))
+            sql.execute(sa.delete(THREADS).where(THREADS.c.at < before))
+
+    def keep_thread(self, channel: str, incident_id: str, thread: str, at: float) -> None:
+        """Remember where what is said about an incident goes on."""
+        key = {"channel": channel, "incident_id": incident_id}
+        with self._database.transaction() as sql:
+            sql.execute(sa.delete(THREADS).where(*(THREADS.c[name] == value for name, value in key.items())))
+            sql.execute(sa.insert(THREADS).values(**key, thread=thread, at=at))
+
+    def thread_of(self, channel: str, incident_id: str) -> str | None:
+        """The thread of an incident in a channel, None if it has none."""
+        query = sa.select(THREADS.c.thread).where(
+            THREADS.c.channel == channel, THREADS.c.incident_id == incident_id
+        )
+        with self._database.transaction() as sql:
+            return sql.execute(query).scalar_one_or_none()
+
+    def failed(self, item_id: int, error: str, retry_at: float) -> None:
+        """Sending failed; not to be tried again before `retry_at`."""
+        failed = {"error": plain(error), "retry_at": retry_at, "attempts": OUTBOX.c.attempts + 1}
+        with self._database.transaction() as sql:
+            sql.execute(sa.update(OUTBOX).where(OUTBOX.c.id == item_id).values(failed))

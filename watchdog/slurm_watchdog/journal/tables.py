@@ -1,0 +1,176 @@
+"""The journal's tables, and how those of older releases become them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from slurm_watchdog.journal.database import JournalError
+from slurm_watchdog.model.actions import Action, Verdict
+
+SCHEMA_VERSION = 3
+META = sa.MetaData()
+SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
+INCIDENTS = sa.Table(
+    "incidents",
+    META,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("state", sa.String(16), nullable=False, index=True),
+    sa.Column("kind", sa.String(64), nullable=False),
+    sa.Column("opened_at", sa.Float, nullable=False, index=True),
+    sa.Column("document", sa.Text, nullable=False),
+)
+INCIDENT_JOBS = sa.Table(
+    "incident_jobs",
+    META,
+    sa.Column("incident_id", sa.String(64), primary_key=True),
+    sa.Column("job_id", sa.String(64), primary_key=True, index=True),
+)
+EVIDENCE = sa.Table(
+    "evidence",
+    META,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("incident_id", sa.String(64), nullable=False, index=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("kind", sa.String(64), nullable=False),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("collection", sa.String(32)),
+)
+"""`collection`: the one that this piece came from; NULL for what the controller itself knew, and of schemas before 3."""
+EVIDENCE_SHARED = sa.Table(
+    "evidence_shared",
+    META,
+    sa.Column("incident_id", sa.String(64), primary_key=True),
+    sa.Column("collection", sa.String(32), primary_key=True),
+    sa.Column("stored_with", sa.String(64), nullable=False),
+)
+"""Incidents that a collection counts for although its pieces are stored with another one."""
+DECISIONS = sa.Table(
+    "decisions",
+    META,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("incident_id", sa.String(64), nullable=False, index=True),
+    sa.Column("verdict", sa.String(16), nullable=False),
+    sa.Column("action", sa.String(32), nullable=False),
+    sa.Column("decided_at", sa.Float, nullable=False, index=True),
+    sa.Column("document", sa.Text, nullable=False),
+)
+TO_BE_DONE = (DECISIONS.c.verdict == Verdict.ALLOWED.value, DECISIONS.c.action != Action.NONE.value)
+"""Decisions that something is done for: allowed, and not to do nothing."""
+RUNGS = sa.Table(
+    "rungs",
+    META,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("decision_id", sa.String(64), nullable=False),
+    sa.Column("rung", sa.String(32), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("intent_at", sa.Float, nullable=False),
+    sa.Column("outcome", sa.String(16)),
+    sa.Column("outcome_at", sa.Float),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.UniqueConstraint("decision_id", "rung", "attempt"),
+)
+ACTION_ENDS = sa.Table(
+    "action_ends",
+    META,
+    sa.Column("decision_id", sa.String(64), primary_key=True),
+    sa.Column("document", sa.Text, nullable=False),
+)
+PAUSES = sa.Table(
+    "pauses",
+    META,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("paused_by", sa.String(255), nullable=False),
+    sa.Column("paused_at", sa.Float, nullable=False),
+    sa.Column("resumed_by", sa.String(255)),
+    sa.Column("resumed_at", sa.Float),
+)
+TIMELINE = sa.Table(
+    "timeline",
+    META,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("incident_id", sa.String(64), nullable=False, index=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+)
+OUTBOX = sa.Table(
+    "outbox",
+    META,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("channel", sa.String(32), nullable=False),
+    sa.Column("incident_id", sa.String(64), nullable=False),
+    sa.Column("payload", sa.Text, nullable=False),
+    sa.Column("added_at", sa.Float, nullable=False),
+    sa.Column("done", sa.Boolean, nullable=False, default=False, index=True),
+    sa.Column("attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("retry_at", sa.Float, nullable=False, default=0.0),
+    sa.Column("error", sa.Text, nullable=False, default=""),
+)
+THREADS = sa.Table(
+    "message_threads",
+    META,
+    sa.Column("channel", sa.String(32), primary_key=True),
+    sa.Column("incident_id", sa.String(64), primary_key=True),
+    sa.Column("thread", sa.String(128), nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+)
+"""Where what is said about an incident goes on. Releases that don't know the table leave it alone."""
+NODE_LEDGER = sa.Table(
+    "node_ledger",
+    META,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("node", sa.String(255), nullable=False, index=True),
+    sa.Column("what", sa.String(16), nullable=False),
+    sa.Column("job_id", sa.String(64), nullable=False, index=True),
+    sa.Column("decision_id", sa.String(64), nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("reason_at", sa.Float),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("ended_why", sa.Text),
+)
+"""What we did to nodes, one row each: an exclusion from a job, a drain; and when it was taken back."""
+
+
+def _to_2(sql: sa.Connection) -> None:
+    """Threads of messages, and the ledger of nodes. A journal of schema 1 may have the former already."""
+    for table in (THREADS, NODE_LEDGER):
+        table.create(sql, checkfirst=True)
+
+
+def _to_3(sql: sa.Connection) -> None:
+    """Which collection a piece of evidence came from, and which incidents share one."""
+    EVIDENCE_SHARED.create(sql, checkfirst=True)
+    if all(column["name"] != "collection" for column in sa.inspect(sql).get_columns("evidence")):
+        sql.execute(sa.text("ALTER TABLE evidence ADD COLUMN collection VARCHAR(32)"))
+
+
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _to_2, 2: _to_3}
+"""From version n to n + 1, in the same transaction as the new version number."""
+
+
+def prepare(sql: sa.Connection, where: str) -> None:
+    """Make the tables in the database at `where`, or bring them to this version. Raises JournalError for those of a newer one."""
+    tables = set(sa.inspect(sql).get_table_names())
+    if SCHEMA.name not in tables:
+        strangers = tables & set(META.tables)
+        if strangers:
+            raise JournalError(
+                f"The database {where} has tables of other software ({', '.join(sorted(strangers))}); "
+                "give the journal one of its own in controller.journal_url."
+            )
+        META.create_all(sql)
+        sql.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION))
+        return
+    version = sql.execute(sa.select(SCHEMA.c.version)).scalar_one()
+    while version < SCHEMA_VERSION and version in MIGRATIONS:
+        MIGRATIONS[version](sql)
+        version += 1
+        sql.execute(sa.update(SCHEMA).values(version=version))
+    if version != SCHEMA_VERSION:
+        raise JournalError(
+            f"The journal {where} has schema version {version}, this program knows {SCHEMA_VERSION}; "
+            "install the release that wrote it, or move the journal away to begin a new one."
+        )

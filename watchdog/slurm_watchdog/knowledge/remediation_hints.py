@@ -1,0 +1,387 @@
+"""What a fault usually is and what to try next: shown under a verdict, never as the verdict.
+
+A row is for classes: of log lines (slurm_watchdog.knowledge.log_signatures), of stacks (slurm_watchdog.knowledge.stack_frames.CLASSES), of the
+kernel's lines (slurm_watchdog.knowledge.kernel_signatures) and kinds of incidents (slurm_watchdog.model.incidents.Kind); some only where the text has
+certain words. Rows that need words say more and stand before those that don't. What is documented is named by the name of the
+document or option; addresses only of official pages. Much of it is what the people of BLOOM-176B and others wrote down.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from slurm_watchdog.base.structs import Value
+
+
+class Hint(Value, frozen=True, kw_only=True):
+    """One piece of advice. It may be wrong for this case: it says what it usually is."""
+
+    usually: str
+    try_next: str
+    documented: str = ""
+    """Name of a document or an option, in words; empty if there is none."""
+
+    def as_json(self) -> dict[str, str]:
+        """All three, for `--json`."""
+        return {"usually": self.usually, "try_next": self.try_next, "documented": self.documented}
+
+
+@dataclass(frozen=True)
+class HintRow:
+    """`classes` it is for; if `words` is given, only for a text in which it is found."""
+
+    name: str
+    classes: tuple[str, ...]
+    hint: Hint
+    words: re.Pattern[str] | None = None
+
+
+MAX_HINTS = 3
+"""More nobody reads under a verdict."""
+MAX_TEXT = 20_000
+"""Characters of the text that are searched."""
+
+NCCL_ENV = "NCCL user guide, Environment Variables: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+TORCH_NCCL_ENV = "PyTorch, ProcessGroupNCCL Environment Variables: https://pytorch.org/docs/stable/torch_nccl_environment_variables.html"
+XIDS = "NVIDIA, XID Errors: https://docs.nvidia.com/deploy/xid-errors/"
+NCCL_TROUBLE = "NCCL user guide, Troubleshooting"
+DATALOADER = "PyTorch, torch.utils.data (num_workers, timeout, multiprocessing_context)"
+
+
+def _row(name: str, classes: str, usually: str, try_next: str, documented: str = "", *, words: str | None = None) -> HintRow:  # fmt: skip
+    hint = Hint(usually=usually, try_next=try_next, documented=documented)
+    return HintRow(name, tuple(classes.split()), hint, re.compile(words, re.IGNORECASE) if words else None)
+
+
+_COLLECTIVES = "nccl_watchdog collective_timeout collective_hang collective barrier_timeout collective_desync"
+
+# fmt: off
+HINTS: tuple[HintRow, ...] = (
+    # ------------------------------------------------------------------ rows that need words: they say most
+    _row("dataloader_at_evaluation", "dataloader collective_hang",
+         "At an evaluation new DataLoader workers are forked; one that copies a lock which is held at that moment never starts.",
+         "num_workers=0 for the validation loader (the training loader may keep its workers), or persistent_workers=True so that workers are made once.",
+         DATALOADER, words=r"\beval|valid"),
+    _row("nccl_2_14_blocking", _COLLECTIVES + " device_wait backward nccl_error",
+         "NCCL 2.14.3, which came with PyTorch 1.13, hangs when CUDA_LAUNCH_BLOCKING=1 is set; it was mended in NCCL 2.17.",
+         "Unset CUDA_LAUNCH_BLOCKING, or use a PyTorch with NCCL 2.17 or newer (2.0 and later).",
+         "CUDA_LAUNCH_BLOCKING, CUDA programming guide", words=r"CUDA_LAUNCH_BLOCKING\s*[=:]\s*['\"]?1"),
+    _row("infiniband_error_12", "infiniband nccl_error peer_lost",
+         "Completion with error 12 (transport retries exceeded): the other end did not answer over InfiniBand or RoCE. Often the nodes have no common fabric "
+         "(in a cloud: not allocated together), a port or cable is down, or the peer had died before.",
+         "Look whether the peer died first. Test the two nodes with ib_write_bw and all_reduce_perf. NCCL_IB_HCA to leave out wrong adapters, NCCL_IB_GID_INDEX for RoCE, "
+         "NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT to survive a short flap; NCCL_IB_DISABLE=1 only to prove that it is the fabric.",
+         NCCL_ENV, words=r"(?:error|status)[ =]+12\b|vendor err 129"),
+    _row("infiniband_local_error", "infiniband nccl_error",
+         "Completion with error 4, 10 or 11: memory was not registered or not reachable for the adapter, on this end (4) or the other (10, 11).",
+         "ulimit -l must be unlimited in the job; nvidia-peermem loaded or NCCL_NET_GDR_LEVEL=LOC for a trial; PCIe access control (ACS) off.",
+         NCCL_ENV, words=r"(?:Got completion|wc error).*(?:error|status)[ =]+(?:4|10|11)\b"),
+    _row("memory_lock_limit", "infiniband nccl_error",
+         "The adapter could not register memory: the limit of locked memory is too small inside the job.",
+         "ulimit -l unlimited for slurmd's jobs (PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, LimitMEMLOCK=infinity in slurmd's unit).",
+         "slurm.conf, PropagateResourceLimitsExcept", words=r"ibv_(?:reg_mr|create_qp|create_cq).*(?:failed|cannot allocate)|Cannot allocate memory.*ibv"),
+    _row("socket_interface", "nccl_interface rendezvous nccl_error peer_lost",
+         "NCCL or gloo took a network interface that does not reach the other nodes (docker0, a virtual bridge, a management port), or none has the name that was given.",
+         "NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) = the interface between the nodes; ^docker0,lo leaves those out. NCCL_DEBUG=INFO says which one was taken.",
+         NCCL_ENV, words=r"no (?:usable )?(?:socket )?interface found|docker0|virbr|NCCL_SOCKET_IFNAME|connectFullMesh|127\.0\.\d\.1[:<]"),
+    _row("async_errors_off", _COLLECTIVES + " lingering_job nccl_error",
+         "With asynchronous error handling off, a rank that died leaves its peers waiting indefinitely.",
+         "TORCH_NCCL_ASYNC_ERROR_HANDLING=3 (NCCL_ASYNC_ERROR_HANDLING=1 before PyTorch 2.2), and a timeout for init_process_group.",
+         TORCH_NCCL_ENV, words=r"NCCL_ASYNC_ERROR_HANDLING\s*[=:]\s*['\"]?0|NCCL_BLOCKING_WAIT"),
+    _row("flight_recorder", _COLLECTIVES,
+         "Without the flight recorder PyTorch can't say which rank did not come to the collective.",
+         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1, then analyse the dumps (torchfrtrace).",
+         TORCH_NCCL_ENV, words=r"FlightRecorder is disabled"),
+    _row("sequence_zero", _COLLECTIVES,
+         "It was the very first collective: the ranks never all came together (a rank failed before, a wrong network interface, a blocked port, two GPUs mixed up).",
+         "Look for the rank whose own error stands before; try a two-node all_reduce with NCCL_DEBUG=INFO; torch.cuda.set_device(local_rank) before the first collective.",
+         NCCL_TROUBLE, words=r"SeqNum=[01]\b|last completed (?:NCCL )?work: -1"),
+    _row("long_work_on_rank_0", _COLLECTIVES,
+         "Rank 0 did something long (preprocessing, saving, evaluating, downloading) while the others waited in a barrier, longer than the timeout.",
+         "Give that one wait a longer timeout (init_process_group(timeout=…), a gloo group for the barrier), or let every rank do it.",
+         "torch.distributed.init_process_group, timeout", words=r"OpType=(?:BROADCAST|BARRIER)|barrier"),
+    _row("shared_memory_docker", "shared_memory bus_error dataloader_worker nccl_error",
+         "/dev/shm is too small: DataLoader workers and NCCL hand tensors over in it, and a container gives 64 MiB unless told.",
+         "--shm-size or --ipc=host for the container; a larger tmpfs on /dev/shm; fewer workers; torch.multiprocessing.set_sharing_strategy('file_system').",
+         "docker run --shm-size; NCCL user guide, Troubleshooting (shared memory)", words=r"shm|shared memory|bus error"),
+    _row("file_descriptors", "too_many_files dataloader_worker",
+         "DataLoader workers pass tensors as open files; the limit of open files of the job is too small.",
+         "ulimit -n 65536 in the job script, or torch.multiprocessing.set_sharing_strategy('file_system').",
+         "PyTorch, Multiprocessing package, Sharing strategies", words=r"too many open files|received 0 items of ancdata"),
+    _row("worker_killed", "dataloader_worker oom_kill killed host_oom",
+         "The kernel killed a DataLoader worker, most often because the job's memory was used up: each worker holds its own copy of what the data set touches.",
+         "Fewer workers or a smaller prefetch_factor; more memory (--mem); arrays instead of lists of Python objects in the data set.",
+         DATALOADER, words=r"DataLoader worker.*(?:Killed|SIGKILL|signal: 9)|exited unexpectedly"),
+    _row("fragmentation", "cuda_oom",
+         "Memory is reserved but split into pieces that are too small.",
+         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF in newer releases); the same sizes in every step.",
+         "PyTorch, CUDA semantics, Memory management", words=r"reserved (?:by PyTorch )?but unallocated is large|to avoid fragmentation|max_split_size_mb"),
+    _row("another_process_holds_memory", "cuda_oom",
+         "Other processes hold memory of this GPU: what is left of an earlier job, or several ranks on one GPU.",
+         "nvidia-smi on the node: whose is it? Each rank needs its own GPU (torch.cuda.set_device(local_rank)).",
+         "nvidia-smi --query-compute-apps", words=r"Process \d+ has [\d.]+ [GM]iB memory in use"),
+    _row("index_out_of_range", "device_assert cuda_error",
+         "An index is out of range, most often a token id beyond the embedding or a label beyond the classes.",
+         "CUDA_LAUNCH_BLOCKING=1 for a true traceback, or the same batch on the CPU; compare the vocabulary's size with the largest id.",
+         "CUDA_LAUNCH_BLOCKING, CUDA programming guide", words=r"device-side assert|indexSelect|srcIndex|out of bounds"),
+    _row("peer_over_nvlink", "cuda_error gpu_lost",
+         "Access to another GPU over NVLink failed: a link, the NVSwitch, or fabric manager on this node.",
+         "The kernel's lines of the node (Xid 74, SXid): slurm-watchdog scan-log --kernel; look whether nvidia-fabricmanager runs.",
+         XIDS, words=r"peer GPU memory over nvlink|system not yet initialized|fabric"),
+    _row("fabric_manager", "cuda_unavailable",
+         "CUDA on machines with NVSwitch needs fabric manager of exactly the driver's version.",
+         "systemctl status nvidia-fabricmanager on the node; the same version as the driver.",
+         "NVIDIA Fabric Manager user guide", words=r"system not yet initialized|error 802"),
+    _row("driver_mismatch", "cuda_unavailable",
+         "The driver's kernel module is older or newer than its library: it was updated without a reboot.",
+         "Drain the node and reboot it, or unload and load the nvidia modules.",
+         "nvidia-smi, NVML", words=r"driver/library version mismatch"),
+    _row("iommu", _COLLECTIVES + " cuda_error nccl_error device_wait iommu_fault",
+         "With the IOMMU on (many AMD machines), transfers between GPUs over PCIe may hang or give wrong values.",
+         "iommu=pt or IOMMU off in the BIOS, and PCIe access control (ACS) off; NCCL_P2P_DISABLE=1 for a trial.",
+         "NCCL user guide, Troubleshooting (PCI Access Control Services)", words=r"IOMMU|AMD-Vi|IO_PAGE_FAULT|P2P/(?:direct|IPC)"),
+    _row("port_chosen_by_all", "port_in_use rendezvous",
+         "MASTER_PORT is the same for two jobs on one node, or a rank of the last run still listens.",
+         "A port of the job's own: MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000)), or --rdzv-endpoint with port 0 on one node; ss -ltnp on the node says who has it.",
+         "torchrun, --rdzv-endpoint and --master-port", words=r"in use|errno: 98|EADDRINUSE"),
+    _row("master_not_reached", "rendezvous peer_lost network",
+         "The first node was not reached: MASTER_ADDR is a name that others can't resolve, an interface they can't reach, or a port behind a firewall.",
+         "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1); nc -zv HOST PORT from another node; the first node may also have failed at its start: read its lines first.",
+         "torchrun (Elastic Launch), Deployment", words=r"No route to host|timed out|refused|failed to connect|name resolution|could not be resolved"),
+    _row("gloo_hostname", "rendezvous peer_lost",
+         "gloo uses the address that the node's own name resolves to: in many containers and images that is 127.0.1.1.",
+         "GLOO_SOCKET_IFNAME = the interface between the nodes, or a correct /etc/hosts.",
+         "PyTorch, torch.distributed, Common environment variables", words=r"connectFullMesh|gloo"),
+    _row("async_checkpoint_full", "disk_full quota checkpoint checkpoint_overdue",
+         "Checkpoints filled the filesystem: with optimizer states each is 12 to 16 bytes a parameter.",
+         "Keep fewer (save_total_limit, --keep-last…), delete incomplete ones, look at df -i too; lfs quota or quota -s for the user's limit.",
+         "", words=r"ckpt|checkpoint|\.pt\b|safetensors|global_step|inline_container"),
+    _row("hub_offline", "network dataset_error missing_file",
+         "The compute nodes don't reach the Internet, or the hub limits the rate because every rank asks.",
+         "Download on a login node, then HF_HUB_OFFLINE=1 (and TRANSFORMERS_OFFLINE=1); let one rank ask and the others wait.",
+         "Hugging Face Hub, Environment variables", words=r"huggingface|hf_hub|\bhub\b|429 Client Error"),
+    _row("wandb", "network",
+         "The tracker's server did not answer; training itself needs none.",
+         "WANDB_MODE=offline, then wandb sync from a login node.", "Weights & Biases, Environment variables", words=r"wandb"),
+    _row("cuda_graph_or_arch", "import_error cuda_error",
+         "The package was built for another GPU, CUDA or PyTorch than the node has.",
+         "python -m torch.utils.collect_env on the node; rebuild the extension there (TORCH_CUDA_ARCH_LIST).",
+         "PyTorch, torch.utils.cpp_extension", words=r"undefined symbol|no kernel image|compiled with|GLIBC"),
+    _row("fp16_overflow", "loss_scale_minimum loss_nan",
+         "Gradients overflow in half precision at every scale: the run has diverged, or its numbers don't fit fp16.",
+         "bf16 instead of fp16 where the GPU has it; a lower learning rate or a longer warm-up; restart before the spike and skip those batches.",
+         "DeepSpeed configuration, fp16 and bf16", words=r"loss scale|overflow"),
+    _row("ray_memory", "ray_actor_died oom_kill",
+         "Ray's memory monitor killed a worker because the node was nearly out of memory.",
+         "More memory or fewer workers a node; RAY_memory_usage_threshold and RAY_memory_monitor_refresh_ms set the limit.",
+         "Ray, Out-Of-Memory Prevention", words=r"memory pressure|memory usage threshold|running low on memory|\(OOM\)|\braylet\b"),
+    _row("jax_heartbeat", "heartbeat_lost xla_error",
+         "A process of JAX died or was too busy to say that it lives (a long compilation, a stuck file system).",
+         "Its own log says more than the others'; jax.distributed.initialize(heartbeat_timeout_seconds=…) for slow starts.",
+         "JAX, jax.distributed.initialize", words=r"heartbeat|coordination|unhealthy"),
+    _row("xla_memory", "cuda_oom xla_error",
+         "XLA wants one piece of memory larger than is left after its share was reserved.",
+         "XLA_PYTHON_CLIENT_MEM_FRACTION, a smaller batch a device, rematerialisation.",
+         "JAX, GPU memory allocation", words=r"RESOURCE_EXHAUSTED|XlaRuntimeError"),
+    _row("xid_off_the_bus", "gpu_lost gpu_fault gpu_off_the_bus xid",
+         "The GPU no longer answers over PCIe: power, heat, seating, or the board itself. It does not come back without a reset or reboot.",
+         "Keep jobs off the node; nvidia-bug-report.sh before the reboot; again on the same GPU: replace it.",
+         XIDS, words=r"off the bus|GPU is lost|Xid.*\b79\b"),
+    _row("core_file", "segmentation_fault abort glibc_abort illegal_instruction",
+         "A native library crashed; Python can't say where.",
+         "ulimit -c unlimited, then: gdb PYTHON CORE, `thread apply all bt`, in the same environment; PYTHONFAULTHANDLER=1 gives at least the Python frames.",
+         "Python, faulthandler; gdb", words=r"core dumped|Segmentation fault|SIGSEGV|Aborted|double free|malloc"),
+    _row("teardown_after_an_error", "teardown wedged_teardown",
+         "A rank failed inside a collective and then destroys its process group: that waits for the broken communicator indefinitely, and as nothing exits, srun's "
+         "--kill-on-bad-exit never acts.",
+         "On the error path print the traceback and os._exit(1) instead of destroy_process_group(); a deadline around the whole job script until then.",
+         "PyTorch, torch.distributed, Shutdown", words=r"out of memory|Error|Traceback|exception"),
+    _row("stale_kill_switch", "crash_loop",
+         "The job ends by itself at each start: a kill-switch file of the last run is still there.",
+         "Remove the file that the trainer looks for (--kill-switch-path, --exit-signal and the like) before the next start.", "", words=r"kill.?switch"),
+    _row("exit_137", "task_exit killed lingering_job dead_rank",
+         "Exit code 137 is SIGKILL: nearly always the kernel's out-of-memory killer or Slurm's memory limit.",
+         "sacct -j JOB --format=JobID,State,MaxRSS,ExitCode; the node's kernel log: slurm-watchdog scan-log --kernel.",
+         "cgroup.conf, ConstrainRAMSpace", words=r"exit code 137|-9\b|signal 9|SIGKILL"),
+    _row("exit_bus_error", "task_exit launcher bus_error",
+         "Exit by SIGBUS (-7, 135): a page of a memory map could not be had, most often because /dev/shm or the disk behind a map is full.",
+         "df -h /dev/shm inside the job or container, a larger --shm-size; the filesystem of memory-mapped data.",
+         "docker run --shm-size", words=r"exitcode: -7|exit code 135|Bus error"),
+    _row("py_spy_not_allowed", "undumpable",
+         "The stack could not be read: the user may not trace the process (yama, a container without SYS_PTRACE), or the process is in a system call that does not come back.",
+         "If others on the same node could be read, it is the process: /proc/PID/status, wchan, stack and open files say where it stands. If none could: root, or --cap-add=SYS_PTRACE.",
+         "py-spy, When do you need to run as sudo", words=r"EPERM|not permitted|suspend"),
+    # ------------------------------------------------------------------ rows for a class, whatever the words
+    _row("dataloader_waits", "dataloader",
+         "A worker process died, stands on a lock that it copied when it was forked, or waits for its storage.",
+         "Are its workers alive, and where do they stand (they are children of the rank)? num_workers=0 for a trial, a timeout= for the loader, multiprocessing_context='spawn' or 'forkserver'.",
+         DATALOADER),
+    _row("collective_timeout", _COLLECTIVES,
+         "The ranks that report the timeout are the ones that waited: the cause is with a rank that did not come, or came to another collective.",
+         "Find the rank that is missing or behind, and its first error; stacks of all ranks before the job is ended (slurm-watchdog group-stacks); TORCH_NCCL_TRACE_BUFFER_SIZE=2000 for next time.",
+         TORCH_NCCL_ENV),
+    _row("collective_mismatch", "collective_mismatch",
+         "A collective stands behind an `if` that is true on some ranks only, or ranks see different numbers of batches.",
+         "TORCH_DISTRIBUTED_DEBUG=DETAIL shows both calls; pad or drop uneven batches (Join, drop_last).",
+         "PyTorch, torch.distributed, Debugging applications"),
+    _row("infiniband", "infiniband rdma_error link_down",
+         "A link, adapter or the peer below NCCL failed.",
+         "ibstat and the kernel's lines on both nodes; perfquery for errors; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET; NCCL_IB_HCA to leave the adapter out for a trial.",
+         NCCL_ENV),
+    _row("peer_lost", "peer_lost nccl_error",
+         "Another rank or its node went away: this line is a consequence.",
+         "The rank that ended first, and why: its lines, and srun's or Slurm's word on its node.",
+         NCCL_TROUBLE),
+    _row("lingering_job", "lingering_job dead_rank task_exit",
+         "A rank is dead and the others wait indefinitely, because nothing ends the step when one task fails.",
+         "srun --kill-on-bad-exit=1 --wait=60 (or KillOnBadExit=1 in slurm.conf), and TORCH_NCCL_ASYNC_ERROR_HANDLING=3 (NCCL_ASYNC_ERROR_HANDLING=1 before PyTorch 2.2).",
+         "srun --kill-on-bad-exit, --wait; " + TORCH_NCCL_ENV),
+    _row("out_of_gpu_memory", "cuda_oom",
+         "The model, its activations or one unusually long batch does not fit.",
+         "A smaller micro batch, activation checkpointing, sharding; if it came late in a run: the longest batch, or what is kept from step to step.",
+         "PyTorch, Understanding CUDA Memory Usage"),
+    _row("out_of_host_memory", "oom_kill host_oom killed",
+         "The job used more memory than its cgroup or the node has: DataLoader workers, loading a checkpoint on every rank at once, a leak.",
+         "seff or sacct --format=MaxRSS; fewer workers; load with mmap=True or one rank at a time; --mem.",
+         "cgroup.conf, ConstrainRAMSpace"),
+    _row("port_in_use", "port_in_use",
+         "Another program has the port of the rendezvous.",
+         "Another MASTER_PORT; ss -ltnp on the first node; processes that are left of an earlier job.",
+         "torchrun, --master-port"),
+    _row("rendezvous", "rendezvous",
+         "Not all nodes came to the meeting point in time: one did not start, or could not reach it.",
+         "Count which nodes printed anything; the same --nnodes and --rdzv-id everywhere; one torchrun a node (--ntasks-per-node=1).",
+         "torchrun (Elastic Launch), Rendezvous"),
+    _row("device_assert", "device_assert", "An index is out of range in a GPU kernel.",
+         "CUDA_LAUNCH_BLOCKING=1, or the same batch on the CPU: then the traceback is true.", "CUDA_LAUNCH_BLOCKING, CUDA programming guide"),
+    _row("cuda_error", "cuda_error",
+         "The line that raises is rarely the one that failed: kernels run later than they are started. Often the program, sometimes the GPU.",
+         "The kernel's lines of the node (Xid 13, 31: the program; 48, 74, 79, 94, 95: the hardware): slurm-watchdog scan-log --kernel; then CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer.",
+         XIDS),
+    _row("gpu_ecc", "gpu_ecc ecc_double_bit uncontained_ecc row_remap_failed",
+         "A cell of the GPU's memory is broken.", "nvidia-smi -q -d ECC,ROW_REMAPPER; reset the GPU so that the row is replaced; again, or remapping failed: replace it.", "NVIDIA, GPU Memory Error Management"),
+    _row("gpu_lost", "gpu_lost gpu_off_the_bus gpu_init_failed",
+         "The driver lost the GPU.", "Keep jobs off the node, nvidia-bug-report.sh, reboot; look at power and temperature before it happened.", XIDS),
+    _row("gpu_fault", "gpu_fault gsp_rpc_timeout gsp_error nvlink_error", "A fault that the driver reports (Xid).",
+         "slurm-watchdog scan-log --kernel on the node's log says what it means and which component it points to; dcgmi diag -r 3 on the drained node.", XIDS),
+    _row("gpu_clock_low", "gpu_clock_low slow_node cpu_throttled",
+         "Heat, power capping, a power brake signal, or a manual nvidia-smi -lgc.",
+         "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER on this node and a healthy one, and compare; cooling; a burn-in of the node alone.",
+         "nvidia-smi, clocks event reasons"),
+    _row("slow_job", "slow_job",
+         "One GPU, link or node is slower than the rest, and the rest waits for it; or the storage is.",
+         "Compare clocks and link widths of all nodes; else leave out a few nodes at each restart that happens anyway until the speed is back.",
+         ""),
+    _row("filesystem", "filesystem filesystem_stall filesystem_outage io_error stale_file_handle nfs_server_silent lustre_connection_lost hung_task",
+         "The storage does not answer, or forgot an open file. Neither the job nor its node is to blame.",
+         "Is it one node or all (df on others)? Ask the storage's people with mount, server and time; restart only when the mount answers; local disk for logs.",
+         ""),
+    _row("read_only", "read_only filesystem_read_only filesystem_error",
+         "The kernel made the filesystem read-only after an error of its disk, or it was mounted so.",
+         "The kernel's lines of that node; drain it if the disk is its own.", ""),
+    _row("checkpoint", "checkpoint checkpoint_overdue",
+         "Saving takes long or waits for the storage; the others wait in a barrier meanwhile.",
+         "Compare with how long earlier ones took; every rank its own file or an asynchronous save; a longer timeout for that barrier.",
+         "torch.distributed.checkpoint, async_save"),
+    _row("weights_only", "weights_only",
+         "Since PyTorch 2.6 torch.load reads only tensors and a few plain types; the file is whole, and holds other objects as well (optimizer settings, numpy scalars, the framework's own classes).",
+         "Update the framework that wrote it, allow its classes with torch.serialization.add_safe_globals, or load with weights_only=False a file that you wrote yourself.",
+         "PyTorch, torch.load (weights_only)"),
+    _row("checkpoint_corrupt", "checkpoint_corrupt",
+         "The file was cut off: the job ended or the disk was full while it was written.",
+         "Resume from the one before; write to a temporary name and rename; df and quota at that time.", ""),
+    _row("checkpoint_mismatch", "checkpoint_mismatch",
+         "Model, parallel layout or vocabulary is not the one that was saved.",
+         "Compare the options of both runs; convert the checkpoint (universal, distributed) when the number of ranks changes.",
+         "DeepSpeed Universal Checkpointing; torch.distributed.checkpoint"),
+    _row("disk_full", "disk_full quota no_space",
+         "No space or no inodes are left, often for checkpoints, core files or caches in a home directory.",
+         "df -h and df -i on the path in the message, quota -s or lfs quota; move TMPDIR, HF_HOME, TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR.",
+         ""),
+    _row("teardown", "teardown wedged_teardown",
+         "Training is over; a thread, a destructor or the destruction of NCCL's communicators does not end.",
+         "All is saved, so it may be cancelled. destroy_process_group() before the end of main; a daemon or a tracker that is still uploading.",
+         "PyTorch, torch.distributed, Shutdown"),
+    _row("debugger", "debugger", "A breakpoint was left in: the rank waits for a terminal that is not there.",
+         "Remove breakpoint() or set_trace(), or PYTHONBREAKPOINT=0.", "Python, PYTHONBREAKPOINT"),
+    _row("lock", "lock gil", "Two threads wait for each other, or a lock was copied by fork().",
+         "All threads of that rank (py-spy dump shows who holds the interpreter's lock); start worker processes before threads, or spawn them.",
+         "Python, multiprocessing, Contexts and start methods"),
+    _row("compilation", "compilation", "Kernels are compiled: minutes at the first step, and again when shapes change.",
+         "Wait; fixed shapes or mark_dynamic; TORCH_LOGS=recompiles says why; caches on a local disk.", "torch.compile, Troubleshooting"),
+    _row("network_wait", "network", "A rank waits for a server outside the cluster: a hub, a tracker, an object store.",
+         "A deadline and retries for that call; do it in the background or on rank 0 only, not inside a collective's reach.", ""),
+    _row("subprocess", "subprocess", "The rank waits for a program that it started.", "What that program does: ps --forest, and its own stack.", ""),
+    _row("worker_says_nothing", "launcher task_exit mpi_abort",
+         "The launcher saw a worker fail, and the worker's own words are elsewhere or were mixed with those of others.",
+         "torchrun --role $(hostname -s): --tee 3 (or srun --label) puts host and rank before each line; --log-dir keeps a file a rank; @record on main keeps the traceback.",
+         "torchrun (Elastic Launch), --tee, --log-dir; torch.distributed.elastic.multiprocessing.errors.record"),
+    _row("undumpable", "undumpable missing_rank",
+         "A rank without a stack is often the one to look for: it is dead, stopped, or in a system call that does not come back.",
+         "On its node: is the process there, in which state, on which file (ps -o pid,stat,wchan, ls -l /proc/PID/fd)? Is the node itself well?",
+         "proc(5), stat and wchan"),
+    _row("crash", "crash", "The process is ending after an error of a native library or an uncaught C++ exception.",
+         "Its last lines in the log, and the core file: gdb PYTHON CORE, `thread apply all bt`.", "gdb"),
+    _row("queue", "queue", "The rank waits for a queue that another thread or process of the program fills.",
+         "The thread or process on the other side: its stack, and whether it lives.", "Python, multiprocessing, Queues"),
+    _row("import_hangs", "import", "Importing reads thousands of small files: slow on a shared filesystem when many ranks start at once.",
+         "The environment on a local disk or in one image (container, squashfs); a first start alone fills the cache.", ""),
+    _row("data_preparation", "data_preparation", "An index or cache of the data set is built, often by one rank while the others wait.",
+         "Build it once before the job; a longer timeout for the first collective.", "Megatron-LM, --data-cache-path; datasets, cache"),
+    _row("stalled", "stalled_progress hang collective_hang", "The log says nothing of a step any more; a reporter's lines or open bars are no progress.",
+         "Stacks of all ranks now, before anything is ended (slurm-watchdog diagnose JOB); which rank is not in the collective?", ""),
+    _row("rank_stopped", "rank_stopped", "A process was stopped (SIGSTOP, a debugger, a tool that died while it held it).",
+         "kill -CONT PID on the node, after a look at who traces it (TracerPid in /proc/PID/status).", "signal(7), ptrace(2)"),
+    _row("chain_broken", "chain_broken", "Nothing is queued behind a run that should continue: the dependency failed, the array ended, or the resubmission at the end never ran.",
+         "squeue -u USER; --dependency=afterany instead of afterok; submit the next one at the start of the script.", "sbatch --dependency"),
+    _row("slurm_unreachable", "slurm_unreachable partition_or_outage", "The controller of Slurm or the network is gone; jobs continue without it.",
+         "scontrol ping; do nothing to the jobs until it answers.", "slurmctld"),
+    _row("pipeline", "pipeline", "Its neighbour in the pipeline does not send: the cause is a stage further on.",
+         "Follow the stages to the one that waits for nobody.", ""),
+    _row("device_wait", "device_wait backward gpu_idle_rank",
+         "The rank waits for its GPU, which may itself wait in a collective for the other ranks.",
+         "Which ranks are not in it? GPU use and clocks of that rank against the others; the kernel's lines of its node.", ""),
+    _row("loss_nan", "loss_nan", "The run diverged, a batch is damaged, or a GPU computes wrongly.",
+         "Restart from before and skip those batches; if it does not happen again on other nodes, test that GPU; anomaly detection for one step.",
+         "torch.autograd.set_detect_anomaly"),
+    _row("loss_spike", "loss_spike", "Often it recovers by itself within some tens of steps.", "Wait; if not: restart from before and skip the batches, lower the learning rate.", ""),
+    _row("crash_loop", "crash_loop", "The cause is in what every start does: a checkpoint, a configuration, a node that is always taken.",
+         "The first error of each try: the same line means the program, the same node means the node.", ""),
+    _row("orphan", "orphan_gpu_process", "A process of a job that is gone still holds the GPU, often a DataLoader worker.",
+         "Check that its job is over, then kill it; proctrack/cgroup in slurm.conf ends all of a job's processes.", "slurm.conf, ProctrackType"),
+    _row("node_failure", "node_failure node_down agent_silent", "Slurm's controller lost the node: it crashed, rebooted, or its network is gone.",
+         "sinfo -R and scontrol show node; the console's or BMC's log; the kernel's lines before it.", "slurm.conf, SlurmdTimeout"),
+    _row("time_limit", "time_limit", "A normal end.", "--signal=B:USR1@300 to save in time; a chain with --dependency=afterany or requeue.", "sbatch --signal, --time"),
+    _row("preempted", "preempted requeued", "A normal end: a job of higher priority took the nodes, or it was requeued.",
+         "--requeue and a checkpoint at the signal (GraceTime).", "slurm.conf, PreemptMode, GraceTime"),
+    _row("checkpoint_write", "checkpoint_write", "torch.save could not write all of its file: the disk is full, a quota is used up, or the storage failed.",
+         "df -h, df -i and the quota of that path, from the node itself; delete the half-written checkpoint before the next start.", ""),
+    _row("import_error", "import_error missing_file", "A module or file is not on this node or not in this environment.",
+         "The same on all nodes? which python, and the path in the message, by srun on each node; the environment's activation in the batch script.", ""),
+    _row("permission", "permission", "The user may not read or write that path, on this node or at all.",
+         "ls -ld of each directory of the path, from the node itself; an expired ticket (Kerberos, AFS).", ""),
+    _row("cuda_unavailable", "cuda_unavailable", "The job has no GPU, or the node's driver is ill.",
+         "nvidia-smi by srun on that node; --gres or --gpus in the job; CUDA_VISIBLE_DEVICES.", ""),
+    _row("duplicate_gpu", "duplicate_gpu", "Two ranks chose the same GPU.",
+         "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the process group; one GPU a task with --gpus-per-task needs device 0.", NCCL_TROUBLE),
+    _row("segmentation_fault", "segmentation_fault abort glibc_abort bus_error segfault", "A native library crashed.",
+         "ulimit -c unlimited for a core file and gdb's `thread apply all bt`; PYTHONFAULTHANDLER=1; the newest change of a native package first.", "Python, faulthandler"),
+    _row("dataset_error", "dataset_error", "A file of the data set is damaged or not what the reader expects.",
+         "Read that file alone; clear the cache of the data set; compare its size with the source.", ""),
+    _row("config_error", "config_error", "An option is misspelt, missing, or of another version.", "The first line of the message names it.", ""),
+)
+# fmt: on
+
+
+def hints_for(class_name: str, text: str) -> tuple[Hint, ...]:
+    """What a fault of this class usually is, at most `MAX_HINTS`: first what the words of `text` say, then what the class does.
+
+    `class_name` is a class of a log line, a stack or a line of the kernel, or a kind of incident; for an unknown one there is
+    nothing. `text` is the line, the stack or the summary that the class was found in, and may be empty.
+    """
+    searched = text[:MAX_TEXT]
+    rows = [row for row in HINTS if class_name in row.classes]
+    telling = [row.hint for row in rows if row.words is not None and row.words.search(searched)]
+    general = [row.hint for row in rows if row.words is None]
+    return tuple((*telling, *general)[:MAX_HINTS])

@@ -1,0 +1,200 @@
+"""Decisions, and what is done for them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.model.incidents import GpuProcess
+
+
+class Action(StrEnum):
+    NONE = "none"
+    """Evidence and alert only."""
+    REQUEUE = "requeue"
+    """Requeue held, add exclusions to the existing ones, release, see the first new step."""
+    GRACEFUL_RESTART = "graceful_restart"
+    """Kill switch, complete checkpoint, then as REQUEUE."""
+    RESUBMIT = "resubmit"
+    """End the job, submit its stored script again."""
+    LEAVE_TO_CHAIN = "leave_to_chain"
+    """End the job; the next element of its array, or the job that waits for it, goes on."""
+    CANCEL = "cancel"
+    """End the job, and run nothing again."""
+    ASK_TO_SAVE = "ask_to_save"
+    """Kill switch or signal only: what the job does then is its own affair."""
+    HOLD = "hold"
+    """Keep a job that waits in the queue from starting again."""
+    END_PROCESS = "end_process"
+    """End a process that outlived its job on a GPU."""
+
+
+class Step(StrEnum):
+    """One word of a ladder, as the configuration and a job's owner write it: in this order, each at most once."""
+
+    EVIDENCE = "evidence"
+    """Wait until what dies with the job has been kept."""
+    KILL_SWITCH = "kill_switch"
+    """Write it, wait for a complete checkpoint. Only if the loop turns."""
+    SIGUSR1 = "sigusr1"
+    SIGTERM = "sigterm"
+    REQUEUE = "requeue"
+    """Requeue held, exclude, release, see the first new step."""
+    RESUBMIT = "resubmit"
+    """End the job, submit the script that Slurm has stored."""
+    CHAIN = "chain"
+    """End the job where another one waits behind it: an array element, a dependency."""
+    CANCEL = "cancel"
+    """End the job; nothing is run again."""
+    HOLD = "hold"
+    """Hold a job that waits in the queue."""
+    END_PROCESS = "end_process"
+    """SIGTERM, later SIGKILL, to a process that outlived its job; drain if it cannot be killed and that is permitted."""
+
+
+class Verdict(StrEnum):
+    ALLOWED = "allowed"
+    SUPPRESSED = "suppressed"
+    OBSERVED = "observed"
+    """Would have been done, had the mode been `act`."""
+
+
+class Fence(Value, frozen=True, kw_only=True):
+    """The one run of the one job that a decision is about. Anything else is left alone."""
+
+    job_id: str
+    restarts: int
+    start_at: float | None
+
+
+class Decision(Value, frozen=True, kw_only=True):
+    id: str
+    incident_id: str
+    action: Action
+    verdict: Verdict
+    by: str
+    """The guard that took the action away, or the rule that allowed it."""
+    reason: str
+    decided_at: float
+    fence: Fence | None = None
+    exclude: tuple[str, ...] = ()
+    kill_switch: str | None = None
+    kill_switch_uid: int | None = None
+    kill_switch_content: str = ""
+    nodes: tuple[str, ...] = ()
+    """Nodes of the run, where the kill switch is written and removed."""
+    step_at_decision: int | None = None
+    process_job_id: str | None = None
+    """The job's id as agents know it."""
+    asked_by: str | None = None
+    """The operator, for a restart that a person asked for."""
+    wait_until_responding: tuple[str, ...] = ()
+    """Mounts that have to answer before the job is released."""
+    ladder: tuple[Step, ...] = ()
+    """What is tried, in this order; empty in journals of older releases, where the action says it."""
+    rule: str = ""
+    """Which part of the configuration, or whose wish, gave the ladder."""
+    loop_turns: bool | None = None
+    """Whether the job made steps when it was decided: a loop that does not turn hears no kill switch. None: not known."""
+    lose_work: bool = False
+    """The job may be ended although it turns and has not saved."""
+    signal_to: str = "steps"
+    """Who gets a signal: `steps`, `batch` (the batch shell) or `all`."""
+    rung_limits: tuple[tuple[str, float], ...] = ()
+    """Limits of this rule in place of the general ones, by name, in seconds."""
+    drain: tuple[str, ...] = ()
+    """Nodes to drain, for an administrator to look at."""
+    step_s: float | None = None
+    """Usual time of a step when it was decided."""
+    process: GpuProcess | None = None
+    """The one process that the decision is about, in place of a run of a job: `fence` is None then."""
+    process_since: float | None = None
+    """Since when it has had no job, a date."""
+    uid: int | None = None
+    """Whose job it is; None in journals of older releases."""
+
+
+class Rung(StrEnum):
+    """The steps of an action, each with an intent before and an outcome after in the journal."""
+
+    EVIDENCE = "evidence"
+    """Waits until what dies with the job has been kept; it never holds an action up for longer than its limit."""
+    WRITE_KILL_SWITCH = "write_kill_switch"
+    WAIT_CHECKPOINT = "wait_checkpoint"
+    REQUEUE_HOLD = "requeue_hold"
+    EXCLUDE = "exclude"
+    REMOVE_KILL_SWITCH = "remove_kill_switch"
+    RELEASE = "release"
+    SET_DOWN = "set_down"
+    """Tells Slurm that a node is down on which it cannot end the old run, so that the job starts elsewhere."""
+    CONFIRM = "confirm"
+    SIGNAL_USR1 = "signal_usr1"
+    SIGNAL_TERM = "signal_term"
+    CANCEL = "cancel"
+    RESUBMIT = "resubmit"
+    HOLD = "hold"
+    DRAIN = "drain"
+    TERM_PROCESS = "term_process"
+    KILL_PROCESS = "kill_process"
+    ABANDON = "abandon"
+    """An operator ended the action before the run was ended: `restart --cancel`."""
+
+
+class RungOutcome(StrEnum):
+    DONE = "done"
+    FAILED = "failed"
+    """Refused for good: the reason is in `detail`."""
+    UNKNOWN = "unknown"
+    """No answer: the world is asked before anything else."""
+    SKIPPED = "skipped"
+
+
+class RungRecord(Value, frozen=True, kw_only=True):
+    """One rung of one action, as the journal keeps it. `outcome` None: the intent only."""
+
+    rung: Rung
+    attempt: int
+    intent_at: float
+    outcome: RungOutcome | None = None
+    outcome_at: float | None = None
+    detail: str = ""
+
+
+OUTCOMES: dict[str, str] = {"ok": "succeeded", "needless": "was not needed", "failed": "failed"}
+"""How an action can end, and the words for it."""
+
+
+class ActionEnd(Value, frozen=True, kw_only=True):
+    """How an action ended, in writing: nothing is forgotten."""
+
+    ok: bool
+    ended_at: float
+    detail: str
+    resumed_at_step: int | None = None
+    steps_lost: int | None = None
+    """Steps that were made and had to be made again: as many as the log proves."""
+    steps_lost_at_most: int | None = None
+    """Where the log has a line every few steps only: as many as it may be; None: exactly `steps_lost`."""
+    downtime_s: float | None = None
+    seconds_lost: float | None = None
+    """The steps lost, in the time that they took."""
+    needless: bool = False
+    """Nothing was left to do: the job trains again, was started again, or is finished, without this action. Nobody has to look at it."""
+
+    @property
+    def outcome(self) -> str:
+        """`ok`, `needless` or `failed`: as metrics count it."""
+        return "ok" if self.ok else "needless" if self.needless else "failed"
+
+    @property
+    def words(self) -> str:
+        """What the action did, after its name."""
+        return OUTCOMES[self.outcome]
+
+
+class ActionRun(Value, frozen=True, kw_only=True):
+    """A decision that was allowed, with everything done for it so far."""
+
+    decision: Decision
+    records: tuple[RungRecord, ...] = ()
+    end: ActionEnd | None = None

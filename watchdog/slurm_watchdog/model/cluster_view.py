@@ -1,0 +1,536 @@
+"""What detectors look at: the whole cluster at one moment, as frozen values.
+
+Every age is in seconds before `ClusterView.now`, on the controller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import islice
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.model.evidence import Frame, ProcessStack
+from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
+from slurm_watchdog.model.observations import (
+    Event,
+    Gpu,
+    GpuHolder,
+    HungProbe,
+    MountProbe,
+    NodeEvent,
+    Process,
+    Role,
+)
+from slurm_watchdog.model.slurm import SlurmJob
+
+
+class NoData(Exception):
+    """A detector cannot judge: what it needs was not seen. Opens nothing, closes nothing."""
+
+
+class ProcessView(Value, frozen=True, kw_only=True):
+    """One process of a job, as last seen."""
+
+    node: str
+    process: Process
+    seen_age_s: float
+    """Since the report that last held it."""
+    gone_s: float | None = None
+    """Since the first report of its node that no longer held it, or held a zombie; None while it is there."""
+    cpu_ratio: float | None = None
+    """Cores that it used, on average over the last half minute or so; None: not seen for long enough."""
+    io_bytes_s: float | None = None
+    """Bytes a second that it read and wrote through system calls, over the same time."""
+    storage_age_s: float | None = None
+    """Since it was last seen waiting for a disk or a file for a moment only, as one that moves data does; None: it never was."""
+    quiet_s: float | None = None
+    """Since it, having used most of a core before, was last seen to use more than next to nothing; None: it never did, or nobody knows."""
+
+    @property
+    def alive(self) -> bool:
+        """Present in its node's newest report, and no zombie."""
+        return self.gone_s is None and self.process.state not in ("Z", "X")
+
+
+class Progress(Value, frozen=True, kw_only=True):
+    """The progress clock of one run of one job."""
+
+    step: int
+    """0 where `step_known` is not set."""
+    step_known: bool = True
+    """Not set: something rises (epochs, tokens, what was learnt of an unknown log) and shows that the loop turns; which step it
+    is nobody knows."""
+    age_s: float
+    """Since the step last rose (or since a grace was granted, whichever is shorter)."""
+    rose_age_s: float | None = None
+    """Since the step last rose, whatever grace was granted since; None if it was not seen to rise."""
+    steps_seen: int
+    """How many times it rose in this run, with the line in which it was seen first."""
+    rises: int = 0
+    """How many times it was seen to rise in this run: 0 where only one line, or only the position of a bar, was seen."""
+    intervals_s: tuple[float, ...] = ()
+    """The recent times between two rises, oldest first."""
+    step_s: float | None = None
+    """Of one step, the median of the recent ones; None until two rises were seen."""
+    stride: int = 1
+    """Steps between two log lines."""
+    widest_stride: int = 1
+    """The same, the most of the recent ones."""
+    by_epochs: bool = False
+    """The step is that of an epoch, added to the epochs before: some frameworks begin an epoch's count, or the number of epochs, anew
+    when they resume."""
+    total_steps: int | None = None
+    first_step: int | None = None
+    """The first step that this run logged as made: where a bar begins (`40/90 [00:00<?`) is none; None until it rose from there."""
+    begun_anew: int = 0
+    """How often its count fell and rose again in this run: then `total_steps` is that of an epoch."""
+    phase: str | None = None
+    phase_age_s: float = 0.0
+    source: str = ""
+    shared: bool = False
+    """Two programs count in one log, in the same words: if one of them stands still, the other one hides it."""
+
+    @property
+    def known_step(self) -> int | None:
+        """The step, None where only something else is counted."""
+        return self.step if self.step_known else None
+
+    @property
+    def place(self) -> str:
+        """Where the run stands, in words: `step 500`, or that it counts no steps."""
+        return f"step {self.step}" if self.step_known else "its last sign of progress"
+
+
+class Checkpoint(Value, frozen=True, kw_only=True):
+    step: int
+    age_s: float
+
+
+class LogView(Value, frozen=True, kw_only=True):
+    """What is known of the logs of a run, all of them together, where agents could read them."""
+
+    grew_age_s: float
+    """Since one of them last grew."""
+    whole: bool
+    """Every one that is known was read, up to its end, and nothing in it was passed over."""
+    framework: str | None = None
+    """Which one wrote them, as far as their words show: for slurm_watchdog.knowledge.frameworks.what_to_do."""
+
+
+class Rise(Value, frozen=True, kw_only=True):
+    """A counter of corrected errors that rose in look after look, never a quarter of an hour apart."""
+
+    counter: str
+    """`ecc_corrected`, `pcie_replays` or `nvlink_errors`."""
+    first_at: float
+    last_at: float
+    times: int
+
+
+class GpuView(Value, frozen=True, kw_only=True):
+    """One GPU with what its recent past tells. `*_at` and `*_since` are on the clock of `ClusterView.now`."""
+
+    node: str
+    gpu: Gpu
+    seen_at: float
+    """When it last said anything; `gpu` holds no values if that is not now."""
+    idle_since: float | None = None
+    """Utilisation has been (almost) nothing in every look since; None while it is not, or does not say."""
+    busy_since: float | None = None
+    """Utilisation has been high in every look since."""
+    recent_sm_clock_hz: float | None = None
+    """Under load: average over about the last minute. None until it has been busy for some looks."""
+    usual_sm_clock_hz: float | None = None
+    """Under load: average over about the last two hours."""
+    recent_power_w: float | None = None
+    """Likewise. A GPU that spins in a collective is busy and draws much less than one that computes."""
+    usual_power_w: float | None = None
+    """The most that its average over a minute came to for the program that runs; forgotten over hours."""
+    ecc_uncorrected_rose_at: float | None = None
+    """When its count of uncorrected memory errors was last seen to rise."""
+    rising: tuple[Rise, ...] = ()
+    """Those of its counters of corrected errors that rise again and again."""
+
+
+class RankGpu(Value, frozen=True, kw_only=True):
+    """Which GPU a rank computes on, as NVML's process lists say."""
+
+    rank: int
+    pid: int
+    view: GpuView
+
+
+class SeenEvent(Value, frozen=True, kw_only=True):
+    """A line of the kernel or the driver, and when it was said (on the clock of `ClusterView.now`)."""
+
+    at: float
+    event: NodeEvent
+
+
+class SeenMount(Value, frozen=True, kw_only=True):
+    """The newest probe of a mount on a node."""
+
+    at: float
+    probe: MountProbe
+
+
+class NodeView(Value, frozen=True, kw_only=True):
+    """What a node itself is like, as its newest report said. `*_at` are on the clock of `ClusterView.now`."""
+
+    name: str
+    reported_at: float
+    boot_id: str = ""
+    gpus: tuple[GpuView, ...] = ()
+    events: tuple[SeenEvent, ...] = ()
+    """Of the last hour at most, oldest first; what stood in the log before the agent was started is not among them."""
+    holders: tuple[GpuHolder, ...] = ()
+    released: tuple[GpuHolder, ...] = ()
+    """Those that held one within the last day and do not any more, as they were seen last."""
+    mounts: tuple[SeenMount, ...] = ()
+    hung_probes: tuple[HungProbe, ...] = ()
+    problems: tuple[str, ...] = ()
+    quiet: bool = False
+    """There is nothing in it that a detector of GPUs, disks or holders could speak of; see slurm_watchdog.analysis.slurm_nodes."""
+
+
+class SlurmNodeView(Value, frozen=True, kw_only=True):
+    """Slurm's word about a node."""
+
+    name: str
+    state: str
+    """In capitals, such as IDLE, ALLOCATED, DOWN*, MIXED+DRAIN."""
+    reason: str = ""
+    runs_job: bool = False
+    """Whether a job that runs, of whatever partition, has it: then it is in use, whatever else its state says."""
+    back_at: float | None = None
+    """When it was given back after it had been taken away (maintenance, power saving, drain); None if it was not seen to be."""
+    lost_listings: int | None = None
+    """In so many listings, one after the other, up to the newest one Slurm has said that it lost the node; None: not counted."""
+
+
+class StepTime(Value, frozen=True, kw_only=True):
+    """How long the steps up to `step` took, each."""
+
+    step: int
+    seconds: float
+    at: float
+    logged: bool
+    """The log said so itself, or its lines have dates that did; otherwise it is as exact as the agent's interval."""
+    phase: str | None = None
+    """What the log was in since the line before, if not training: an interval with an evaluation in it says nothing of steps."""
+    batch: float | None = None
+    """Samples a step, where the line says so."""
+
+
+class LossPoint(Value, frozen=True, kw_only=True):
+    step: int
+    loss: float
+    """May be NaN or infinite."""
+    at: float
+
+
+class LoggedError(Value, frozen=True, kw_only=True):
+    """An error line of a run, and who said it, as far as that is known."""
+
+    at: float
+    """On the clock of `ClusterView.now`."""
+    line: str
+    pattern: str = ""
+    """The row of slurm_watchdog.knowledge.log_signatures that matched."""
+    node: str | None = None
+    """Where the rank that said it ran. A job's log is read on one node, whichever rank wrote to it."""
+    rank: int | None = None
+    pid: int | None = None
+
+
+class PastRun(Value, frozen=True, kw_only=True):
+    """A run of a job that is over. `*_at` are on the clock of `ClusterView.now`."""
+
+    restarts: int
+    began_at: float
+    ended_at: float
+    steps_seen: int
+    """How many times its step rose; 0: it never got to a new step."""
+    first_step: int | None = None
+    last_step: int | None = None
+    start_s: float | None = None
+    """From its beginning to the first rise of its step; None: it was seen to make none."""
+    stride: int = 1
+    """Steps between two of its log lines: its last line may be so many steps old."""
+    total_steps: int | None = None
+    rose_at: float | None = None
+    """When a step was last seen to rise."""
+    step_s: float | None = None
+    """Of one step, the median of the recent ones."""
+    checkpoint_step: int | None = None
+    """Of the newest complete checkpoint that was seen and is no newer than the last step."""
+    state: str = ""
+    """Slurm's last word about it: FAILED, TIMEOUT, …; RUNNING or PENDING for one that was requeued."""
+    log_read: bool = False
+    """Whether an agent could read its logs: otherwise that nothing was logged means nothing."""
+    unseen: bool = False
+    """It began and ended between two listings of Slurm: only its number says that it was there."""
+    nodes: tuple[str, ...] = ()
+    """Where it ran, as far as Slurm has said."""
+    touched_at: float | None = None
+    """When an action of ours first touched it (kill switch, signal, requeue, cancel)."""
+    errors: tuple[LoggedError, ...] = ()
+    """Bounded: the first and the last ones, in the order of their coming."""
+    error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """(pattern, ranks) of those that said so since the last step."""
+    ranks: int = 0
+    """How many ranks were known."""
+
+
+class EndedJob(Value, frozen=True, kw_only=True):
+    """A job that was seen running and is over. Slurm keeps it in its list for some minutes (MinJobAge)."""
+
+    job: SlurmJob
+    ended_at: float
+    last_step: int | None = None
+    total_steps: int | None = None
+    succeeded_by: tuple[str, ...] = ()
+    """Jobs of the same user and name, or of the same array, that wait or run."""
+    preceded_by: tuple[str, ...] = ()
+    """Jobs of the same user and name that ended before this one began, waited for by this one, and whose steps it went on from."""
+    run: PastRun | None = None
+    """Its last run."""
+    past: tuple[PastRun, ...] = ()
+    """The runs before that, oldest first."""
+
+
+class StackSnapshot(Value, frozen=True, kw_only=True):
+    """One dump of all ranks of a job."""
+
+    age_s: float
+    stacks: tuple[ProcessStack, ...]
+    silent_nodes: tuple[str, ...] = ()
+    """Nodes that did not answer in time."""
+
+
+class Steady(Value, frozen=True, kw_only=True):
+    """A rank that runs Python in one small loop, as dump after dump since the last step had it; see slurm_watchdog.diagnose.stacks.spinning.
+    `*_at` are on the clock of `ClusterView.now`."""
+
+    node: str
+    pid: int
+    rank: int
+    first_at: float
+    last_at: float
+    dumps: int
+    with_gil: int
+    """Dumps in which its main thread held the interpreter's lock."""
+    stacks: tuple[tuple[Frame, ...], ...]
+    """The different ones, innermost frame first."""
+    io_bytes: int
+    """Read and written by the first of these dumps; hardly more since."""
+    resident_bytes: tuple[int, int]
+    """The least and the most."""
+    cpu_s: tuple[float, float]
+    """Of the whole process, at the first and at the last dump."""
+
+
+class Motion(Value, frozen=True, kw_only=True):
+    """What the dumps of one run say of a loop whose steps cannot be read; see slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of
+    `ClusterView.now`."""
+
+    last_at: float
+    """Of the newest dump."""
+    trained: int = 0
+    """Dumps since whose predecessor it had moved, with a rank in the code of a training."""
+    still_from_at: float | None = None
+    """The first dump of the unbroken row in which nobody was seen to have moved; None: somebody has, or it is not known."""
+    still_looks: int = 0
+    """Dumps of that row."""
+    pauses_s: tuple[float, ...] = ()
+    """How long earlier such rows lasted, until somebody moved again; oldest first."""
+
+
+class ErrorLine(Value, frozen=True, kw_only=True):
+    node: str
+    age_s: float
+    event: Event
+
+
+ASKED_RANKS = 64
+"""The ranks of a job are started alike: what so many of them say of their command line, the others would say, too."""
+
+
+class CollectiveTimeout(Value, frozen=True, kw_only=True):
+    """After how long the ranks of a job give a collective up, and with it themselves and the evidence."""
+
+    seconds: float
+    assumed: bool
+    """Nothing says so: it is torch's own default, and the program may have asked for another."""
+
+
+class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
+    """One run of one job that Slurm says is running."""
+
+    job: SlurmJob
+    run_age_s: float
+    """Since this run was first seen, or since a grace was granted."""
+    processes: tuple[ProcessView, ...] = ()
+    progress: Progress | None = None
+    phase: str | None = None
+    """What the log says that the run is in, also before its first step; None: nothing, or training."""
+    log: LogView | None = None
+    """None: no agent could read any."""
+    checkpoint: Checkpoint | None = None
+    snapshots: tuple[StackSnapshot, ...] = ()
+    """Taken since the last step, oldest first."""
+    errors: tuple[ErrorLine, ...] = ()
+    error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """(pattern, ranks) of those that said so since the last step."""
+    silent_nodes: tuple[str, ...] = ()
+    """Nodes of the job whose agent has not reported lately."""
+    gpus: tuple[RankGpu, ...] = ()
+    """In the order of ranks; a rank that no list of processes names is not in it."""
+    step_times: tuple[StepTime, ...] = ()
+    """The recent ones."""
+    step_history: tuple[StepTime, ...] = ()
+    """Of the whole run, the median of each block of comparable steps; `step` and `at` are those of its first."""
+    """Of this run, the recent ones, oldest first."""
+    losses: tuple[LossPoint, ...] = ()
+    checkpoints_on_disk: tuple[CheckpointOnDisk, ...] = ()
+    """As agents last saw them; ages inside are as of that look."""
+    growing_age_s: float | None = None
+    """Since files of a checkpoint of it were last seen to grow."""
+    saving_age_s: float | None = None
+    """Since its stacks last showed a rank that saves and moves."""
+    steady: tuple[Steady, ...] = ()
+    """Ranks that may spin in Python, while no step is made."""
+    motion: Motion | None = None
+    """Of a run whose steps cannot be read, or hardly: whether its ranks move. None: too few dumps were taken."""
+    checkpoint_intervals_s: tuple[float, ...] = ()
+    """Times between the recent complete checkpoints of this run."""
+    saved_age_s: float | None = None
+    """Since a new checkpoint was complete, as its log or the disk shows; None: none was seen to be."""
+    save_intervals_s: tuple[float, ...] = ()
+    """Times between the recent ones of these."""
+    past: tuple[PastRun, ...] = ()
+    """Earlier runs, oldest first, as far as this controller has seen them."""
+    touched_age_s: float | None = None
+    """Since an action of ours first touched this run and is not given up: it is ending because we end it."""
+    unlisted: int = 0
+    """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
+
+    @cached_property
+    def collective_timeout(self) -> CollectiveTimeout | None:
+        """The shortest that a rank's command line or environment tells of, else one that is assumed; None: nothing points to one."""
+        said = [
+            (each.process.collective_timeout_assumed, each.process.collective_timeout_s)
+            for each in islice(self.ranks, ASKED_RANKS)
+            if each.process.collective_timeout_s is not None
+        ]
+        if not said:
+            return None
+        assumed, seconds = min(said)
+        return CollectiveTimeout(seconds=seconds, assumed=assumed)
+
+    @cached_property
+    def every_rank_known(self) -> bool:
+        """Whether as many ranks are known as its processes say that there are; True where none of them says."""
+        ranks = self.ranks
+        said = max((rank.process.world_size or 0 for rank in ranks), default=0)
+        return len({rank.process.rank for rank in ranks if rank.process.rank is not None}) >= said
+
+    @cached_property
+    def gpu_uuids(self) -> frozenset[str]:
+        """The GPUs that its ranks were seen on."""
+        return frozenset(each.view.gpu.uuid for each in self.gpus)
+
+    @cached_property
+    def renewed(self) -> bool:
+        """Whether every living rank is the successor of one that has ended since the last step: a launcher has started them anew."""
+        if self.progress is None:
+            return False
+        since_s = min(self.progress.age_s, self.progress.rose_age_s or self.progress.age_s)
+        ended = {
+            each.process.rank
+            for each in self.processes
+            if each.gone_s is not None and each.gone_s <= since_s and each.process.role is Role.RANK
+        }
+        living = {each.process.rank for each in self.ranks if each.alive} if ended else set()
+        return bool(living) and living <= ended
+
+    @cached_property
+    def ranks(self) -> tuple[ProcessView, ...]:
+        """The process that stands for each rank, in the order of their ranks.
+
+        An elastic launcher starts a dead rank again: the living one counts, else the one seen last.
+        """
+        found = [p for p in self.processes if p.process.role is Role.RANK and p.process.rank is not None]
+        found.sort(key=lambda p: (p.process.rank or 0, p.node, p.process.pid, p.process.start_ticks))
+        living = [p for p in found if p.alive]
+        if len(living) == len(found):
+            return tuple(living)
+        numbers = {p.process.rank for p in living}
+        last: dict[int, ProcessView] = {}
+        for process in found:
+            number = process.process.rank or 0
+            known = last.get(number)
+            if number not in numbers and (known is None or _gone_s(process) < _gone_s(known)):
+                last[number] = process
+        return tuple(sorted([*living, *last.values()], key=lambda p: p.process.rank or 0))
+
+
+def _gone_s(process: ProcessView) -> float:
+    return process.seen_age_s if process.gone_s is None else process.gone_s
+
+
+class MountAnswer(Value, frozen=True, kw_only=True):
+    """What the newest probe of a mount on one node said."""
+
+    responding: bool
+    age_s: float
+    seconds: float
+    error: str | None = None
+    same_filesystem: bool = True
+    """False where that node has another filesystem at the same place (its own disk): no peer of the one in trouble."""
+    uid: int | None = None
+    """The user as whom was asked; None: nobody's child, whose word counts for everybody."""
+
+
+class FilesystemView(Value, frozen=True, kw_only=True):
+    """One filesystem on which a process of a job is, or was lately, blocked."""
+
+    key: str
+    """Names the filesystem itself: the same on two nodes only if it is the same one."""
+    mount: str
+    blocked: tuple[ProcessView, ...] = ()
+    """Processes that are blocked on it now."""
+    known_nodes: tuple[str, ...] = ()
+    """Nodes where a process was blocked on it since the trouble began."""
+    answers: tuple[tuple[str, MountAnswer], ...] = ()
+    """(node, answer) of the probes since the trouble began."""
+
+
+class ClusterView(Value, frozen=True, kw_only=True):
+    """Everything, at one moment."""
+
+    now: float
+    watched_s: float = 0.0
+    """Since the first look: what is older was not seen."""
+    jobs: tuple[JobView, ...] = ()
+    filesystems: tuple[FilesystemView, ...] = ()
+    reporting_nodes: tuple[str, ...] = ()
+    silent_nodes: tuple[str, ...] = ()
+    silent_after_s: float | None = None
+    """A node counts as silent after this time without a report."""
+    nodes: tuple[NodeView, ...] = ()
+    """Every node that has ever reported, silent ones with what they said last."""
+    slurm_nodes: tuple[SlurmNodeView, ...] = ()
+    ended: tuple[EndedJob, ...] = ()
+    waiting: tuple[JobView, ...] = ()
+    """Jobs that neither run nor are over: completing, or requeued and not running again yet."""
+    slurm_problem: str = ""
+    """What is wrong with Slurm's newest answer; empty if it is good, or if there is none."""
+    slurm_age_s: float | None = None
+    """Since Slurm last answered, or was given its time again after a stall of the controller; None if it never answered."""
+    slurm_excused: bool = False
+    """That age rests on such a stall: no answer has been seen since."""
+    excused_nodes: tuple[str, ...] = ()
+    """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""
+    asked: frozenset[str] | None = None
+    """Subjects of the open incidents: of anything else it need not be said that it is well. None: it is to be said of all."""

@@ -1,0 +1,169 @@
+"""What agents fetch when something is wrong: stacks, open files, locks, sockets."""
+
+from __future__ import annotations
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.model.observations import Blocked, Role
+
+
+class Frame(Value, frozen=True, kw_only=True):
+    function: str
+    file: str
+    line: int = 0
+
+
+class ThreadStack(Value, frozen=True, kw_only=True):
+    thread_id: int
+    name: str
+    active: bool
+    frames: tuple[Frame, ...]
+    """Innermost first, as py-spy prints them."""
+    owns_gil: bool = False
+    """Whether it held the interpreter's lock at the moment of the dump."""
+
+
+class ProcessStack(Value, frozen=True, kw_only=True):
+    """The Python stacks of one process, or why there are none."""
+
+    node: str
+    pid: int
+    start_ticks: int
+    job_id: str
+    role: Role
+    rank: int | None = None
+    local_rank: int | None = None
+    threads: tuple[ThreadStack, ...] = ()
+    error: str | None = None
+    """Why it could not be dumped: that is evidence too."""
+    state: str | None = None
+    wchan: str | None = None
+    syscall: str | None = None
+    cpu_s: float = 0.0
+    """CPU time used so far by the whole process, at the moment of the dump."""
+    main_cpu_s: float | None = None
+    """CPU time used so far by the thread that trains alone: the main one, or the one that is named so (Ray Train)."""
+    io_bytes: int | None = None
+    """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
+    resident_bytes: int | None = None
+    """Of its memory, so much is in RAM."""
+
+
+class StackDump(Value, frozen=True, kw_only=True):
+    """One of several dumps of one process. Only the first one has every thread."""
+
+    after_s: float
+    """Since the first dump of this collection was asked for."""
+    threads: tuple[ThreadStack, ...] = ()
+    """Those whose frames differ from the dump before."""
+    unchanged: tuple[int, ...] = ()
+    """Ids of those that stand where they stood."""
+    error: str | None = None
+    """Why there is no dump: that is evidence too."""
+    state: str | None = None
+    cpu_s: float = 0.0
+    main_cpu_s: float | None = None
+
+
+class ThreadState(Value, frozen=True, kw_only=True):
+    """One thread as the kernel sees it."""
+
+    thread_id: int
+    comm: str = ""
+    state: str = ""
+    wchan: str | None = None
+    syscall: str | None = None
+    kernel_stack: tuple[str, ...] = ()
+    """Innermost function first; empty where it may not be read."""
+
+
+class SocketState(Value, frozen=True, kw_only=True):
+    """One TCP connection or listener of a process."""
+
+    state: str
+    """The kernel's word: ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN."""
+    local: str
+    peer: str
+    receive_queue_bytes: int = 0
+    """Arrived, and not read by the process."""
+    send_queue_bytes: int = 0
+    """Sent, and not acknowledged by the peer."""
+    retransmits: int = 0
+
+
+class LockWait(Value, frozen=True, kw_only=True):
+    """A file lock that a process waits for, as /proc/locks of its node has it."""
+
+    kind: str
+    """`FLOCK WRITE`, `POSIX READ`."""
+    file: str
+    """Device and inode."""
+    holder_pid: int | None = None
+    holder: str | None = None
+    """Name of the process that holds it; None for one that this node does not see, on another node."""
+
+
+class RankEvidence(Value, frozen=True, kw_only=True):
+    """Everything that was found out about one process of the job: a rank, or one of its workers."""
+
+    pid: int
+    start_ticks: int
+    role: Role
+    comm: str = ""
+    rank: int | None = None
+    local_rank: int | None = None
+    state: str | None = None
+    error: str | None = None
+    """Why it could not be dumped: of the newest dump."""
+    dumps: tuple[StackDump, ...] = ()
+    """Oldest first."""
+    threads: tuple[ThreadState, ...] = ()
+    """The main thread and those that wait for a disk, a file or a debugger."""
+    threads_seen: int = 0
+    blocked: Blocked | None = None
+    lock: LockWait | None = None
+    silent_files: tuple[str, ...] = ()
+    """Open files on mounts that do not answer."""
+    sockets: tuple[SocketState, ...] = ()
+    sockets_seen: int = 0
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables of an allow-list; what looks like a secret is masked."""
+    status: tuple[tuple[str, str], ...] = ()
+    """Lines of /proc/PID/status and limits that matter."""
+    problems: tuple[str, ...] = ()
+    """What else could not be read of it, and why."""
+
+
+class FoundFile(Value, frozen=True, kw_only=True):
+    """A file that tells about the end of a process: a core file, or a dump of PyTorch's Flight Recorder."""
+
+    kind: str
+    """`core` or `flight_recorder`."""
+    path: str
+    size_bytes: int
+    age_s: float
+    rank: int | None = None
+    frames: tuple[str, ...] = ()
+    """Of a core file: what a debugger says of each thread."""
+    content: bytes | None = None
+    """Compressed (zlib); None: too large, or not wanted."""
+    error: str | None = None
+
+
+class NodeEvidence(Value, frozen=True, kw_only=True):
+    """What one node answered to CollectEvidence."""
+
+    node: str
+    job_id: str
+    took_s: float = 0.0
+    ranks: tuple[RankEvidence, ...] = ()
+    """Ranks first, then a few workers of each."""
+    left_out: int = 0
+    """Processes of the job that were too many to be looked at."""
+    files: tuple[FoundFile, ...] = ()
+    log_lines: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """(path, last lines) of the job's logs that this node follows."""
+    kernel_lines: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    """Kernel, driver and what else may differ between two nodes."""
+    problems: tuple[str, ...] = ()
+    """Parts that did not come, each with the reason."""

@@ -1,0 +1,184 @@
+"""Judgement: findings of detectors, and the incidents that they become."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from slurm_watchdog.base.structs import Value
+
+
+class Kind(StrEnum):
+    """What can be wrong. Modules, registry, configuration, metrics and journal use these names."""
+
+    FILESYSTEM_OUTAGE = "filesystem_outage"
+    FILESYSTEM_STALL = "filesystem_stall"
+    LINGERING_JOB = "lingering_job"
+    COLLECTIVE_HANG = "collective_hang"
+    STALLED_PROGRESS = "stalled_progress"
+    WEDGED_TEARDOWN = "wedged_teardown"
+    DEAD_RANK = "dead_rank"
+    RANK_STOPPED = "rank_stopped"
+    GPU_FAULT = "gpu_fault"
+    GPU_IDLE_RANK = "gpu_idle_rank"
+    GPU_CLOCK_LOW = "gpu_clock_low"
+    ORPHAN_GPU_PROCESS = "orphan_gpu_process"
+    SLOW_JOB = "slow_job"
+    SLOW_NODE = "slow_node"
+    LOSS_SPIKE = "loss_spike"
+    LOSS_NAN = "loss_nan"
+    LOG_ERROR = "log_error"
+    CRASH_LOOP = "crash_loop"
+    CHAIN_BROKEN = "chain_broken"
+    CHECKPOINT_OVERDUE = "checkpoint_overdue"
+    DISK_FULL = "disk_full"
+    AGENT_SILENT = "agent_silent"
+    NODE_DOWN = "node_down"
+    PARTITION_OR_OUTAGE = "partition_or_outage"
+    SLURM_UNREACHABLE = "slurm_unreachable"
+    OPERATOR_RESTART = "operator_restart"
+
+
+class Truth(StrEnum):
+    BAD = "bad"
+    OK = "ok"
+    UNKNOWN = "unknown"
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class Culprit(Value, frozen=True, kw_only=True):
+    """Who is named. Fields that are not known stay None; an empty list of culprits names nobody."""
+
+    node: str | None = None
+    rank: int | None = None
+    pid: int | None = None
+    gpu_uuid: str | None = None
+    path: str | None = None
+    mount: str | None = None
+    reason: str = ""
+    is_worker: bool = False
+    """`pid` is a worker's (a data loader's) of `rank`, not its own."""
+
+
+class GpuProcess(Value, frozen=True, kw_only=True):
+    """One of the processes that a finding or an incident is about, or the one that a decision is about: pid, start and boot together are never given out again."""
+
+    node: str
+    boot_id: str
+    pid: int
+    start_ticks: int
+    uid: int
+    user: str
+    comm: str
+    job_id: str
+    """The job that it came from and that is over, as agents know it (SLURM_JOB_ID)."""
+    minors: tuple[int, ...]
+    """/dev/nvidiaN that it holds."""
+    gpu_uuids: tuple[str, ...] = ()
+    in_job_group: bool = False
+    """It stands in that job's control group: whoever else its user runs here, it is of that job."""
+
+
+class StacksWanted(Value, frozen=True, kw_only=True, tag="stacks"):
+    """A detector needs the stacks of every rank of the job before it can say more."""
+
+    job_id: str
+    apart_s: float = 10.0
+    """Time between two dumps, so that they can tell stuck from busy."""
+    later_s: float | None = None
+    """Time between two dumps once several are in; None: as it is wont to be."""
+
+
+class ProbeWanted(Value, frozen=True, kw_only=True, tag="probe"):
+    """A detector needs to know whether other nodes can write to the mount."""
+
+    mount: str
+    directory: str
+    uid: int
+    nodes: tuple[str, ...]
+
+
+Wanted = StacksWanted | ProbeWanted
+
+
+class Finding(Value, frozen=True, kw_only=True):
+    """What one detector says about one subject at one moment."""
+
+    kind: Kind
+    subject: str
+    """What it is about, `job:123` or `mount:/shared`: one incident for each kind and subject."""
+    truth: Truth
+    summary: str
+    """One sentence for a tired reader; with UNKNOWN, what is not known."""
+    job_ids: tuple[str, ...] = ()
+    severity: Severity = Severity.CRITICAL
+    culprits: tuple[Culprit, ...] = ()
+    facts: tuple[str, ...] = ()
+    """The evidence, a sentence each."""
+    lasted_s: float = 0.0
+    """For how long the condition has held already."""
+    wanted: tuple[Wanted, ...] = ()
+    actionable: bool = False
+    """The evidence is good enough to act on; without it there is an alert only."""
+    exclude_nodes: tuple[str, ...] = ()
+    """Nodes that the evidence blames as a place: a restart should avoid them."""
+    mounts: tuple[str, ...] = ()
+    """Filesystems that have to answer before a restart makes sense."""
+    processes: tuple[GpuProcess, ...] = ()
+    """Of a finding that is about processes and no job that runs: those that are known well enough to be ended."""
+
+
+NOBODY = -1
+"""Owner of a job of which Slurm has not said whose it is (SlurmJob.uid): no process has this uid."""
+
+
+class IncidentState(StrEnum):
+    PENDING = "pending"
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+class Incident(Value, frozen=True, kw_only=True):
+    """A finding that lasted. Times are the controller's wall clock, for people; windows use `*_mono`."""
+
+    id: str
+    kind: Kind
+    subject: str
+    state: IncidentState
+    severity: Severity
+    job_ids: tuple[str, ...]
+    opened_at: float
+    """When the condition began, as far as is known."""
+    pending_mono: float
+    """Controller's monotonic clock at the first BAD."""
+    clear_mono: float | None = None
+    """Since when it has been OK without a break; None while it is BAD."""
+    heard_mono: float | None = None
+    """When a detector last said anything about it."""
+    fired_at: float | None = None
+    resolved_at: float | None = None
+    detected_after_s: float | None = None
+    """From the beginning of the condition to firing."""
+    culprits: tuple[Culprit, ...] = ()
+    summary: str = ""
+    summary_at: float | None = None
+    """When a detector said so last; None: an earlier release wrote it."""
+    facts: tuple[str, ...] = ()
+    runs: tuple[tuple[str, int], ...] = ()
+    """(job id, restart count) of each job when it fired: what a decision is fenced by."""
+    actionable: bool = False
+    jobs_now: tuple[str, ...] = ()
+    """Those of `job_ids` that the newest finding is about; others had their share in it and have got over it."""
+    exclude_nodes: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    """What may be acted on is each of these processes, and no job."""
+    inhibited_by: str | None = None
+    """Id of the incident that explains this one; it is then not acted on and not announced."""
+    resolution: str = ""
+    owners: tuple[int, ...] = ()
+    """Uids of the owners of all jobs that it has ever been about, -1 for one that is not known: whose its evidence is."""

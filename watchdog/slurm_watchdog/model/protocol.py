@@ -1,0 +1,261 @@
+"""What agent and controller send each other: reports, replies, commands and their results."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack
+from slurm_watchdog.model.observations import (
+    Checkpoint,
+    Event,
+    Gpu,
+    GpuHolder,
+    HungProbe,
+    LogFile,
+    MountProbe,
+    NoAnswer,
+    NodeEvent,
+    Process,
+)
+
+
+class DumpStacks(Value, frozen=True, kw_only=True, tag="dump_stacks"):
+    """Dump the Python stacks of every rank (and worker) of the job on this node, stopping nothing."""
+
+    id: str
+    job_id: str
+    restarts: int
+    expires_s: float = 60.0
+
+
+class ProbeMount(Value, frozen=True, kw_only=True, tag="probe_mount"):
+    """Write and read back on a mount, in `directory`, as `uid`; leaves nothing behind when it answers."""
+
+    id: str
+    mount: str
+    directory: str
+    uid: int
+    expires_s: float = 60.0
+
+
+class WriteKillSwitch(Value, frozen=True, kw_only=True, tag="write_kill_switch"):
+    """Create the kill switch of one run of one job, as the job's owner."""
+
+    id: str
+    job_id: str
+    restarts: int
+    path: str
+    uid: int
+    content: str
+    """One JSON line: who, why, which incident."""
+    expires_s: float = 60.0
+
+
+class RemoveKillSwitch(Value, frozen=True, kw_only=True, tag="remove_kill_switch"):
+    """Remove a kill switch if, and only if, it holds exactly `content`: we wrote it."""
+
+    id: str
+    job_id: str
+    path: str
+    uid: int
+    content: str
+    expires_s: float = 300.0
+
+
+class EndProcess(Value, frozen=True, kw_only=True, tag="end_process"):
+    """One signal to one process that holds a GPU and whose job is over; or only a look at what became of it.
+
+    The node refuses unless all of it is still so: this boot, this process (its start time) with this user and name, none of a
+    job that lives, and a device of `minors` open. Answered with a ProcessEnd, refusals included.
+    """
+
+    id: str
+    boot_id: str
+    pid: int
+    start_ticks: int
+    uid: int
+    comm: str
+    job_id: str
+    """The job that it came from, as agents know it."""
+    minors: tuple[int, ...]
+    how: str
+    """`look`, `term` or `kill`."""
+    expires_s: float = 30.0
+
+
+class CollectEvidence(Value, frozen=True, kw_only=True, tag="collect_evidence"):
+    """Gather everything about the job on this node that dies with it, stopping nothing. Answered with a NodeEvidence."""
+
+    id: str
+    job_id: str
+    restarts: int
+    expires_s: float = 90.0
+    dumps: int = 3
+    """So many dumps of every rank's stacks tell stuck from busy."""
+    apart_s: float = 10.0
+    """Time between two of them."""
+
+
+Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess
+
+
+class ProcessEnd(Value, frozen=True, kw_only=True):
+    """What a node says of the process that it was to end, after it has done what it was told, or has refused to."""
+
+    gone: bool = False
+    """It has ended, or its number is another's by now."""
+    released: bool = False
+    """It lives, and holds no GPU any more."""
+    sent: bool = False
+    """The signal went to it."""
+    state: str = ""
+    """The kernel's letter for it, the most stuck of its threads: D, S, Z."""
+    wchan: str = ""
+    """Where in the kernel that thread waits."""
+    refusal: str = ""
+    """Why nothing was sent."""
+
+
+class CommandResult(Value, frozen=True, kw_only=True):
+    """What became of one command. Every command is answered once, refusals included."""
+
+    command_id: str
+    ok: bool
+    error: str | None = None
+    stacks: tuple[ProcessStack, ...] = ()
+    probe: MountProbe | None = None
+    evidence: NodeEvidence | None = None
+    process: ProcessEnd | None = None
+
+
+class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What moves about a process from look to look. A short list on the wire; new fields go to its end, with a default."""
+
+    at: int
+    """Place of the process in the report before."""
+    state: str
+    cpu_s: float
+    io_bytes: int | None
+    threads: int | None
+    context_switches: int | None
+
+
+class GpuNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What moves about a GPU."""
+
+    at: int
+    utilization_ratio: float | None
+    sm_clock_hz: float | None
+    memory_clock_hz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    memory_used_bytes: int | None
+
+
+class Changes(Value, frozen=True, kw_only=True):
+    """Makes a report one of changes: processes and GPUs that it does not name are as they were. See slurm_watchdog.wire.delta."""
+
+    since: int
+    """Sequence of the report that it builds on, of the same agent."""
+    process_rows: tuple[ProcessNumbers, ...] = ()
+    gpu_rows: tuple[GpuNumbers, ...] = ()
+    gone: tuple[tuple[int, int], ...] = ()
+    """(pid, start ticks) of processes that are not there any more."""
+    whole: tuple[str, ...] = ()
+    """Lists of the report that are complete in it."""
+
+
+class JobWish(Value, frozen=True, kw_only=True):
+    """What the processes of one run of a job have in their environment for the watchdog; see slurm_watchdog.controller.policy.owner_directives."""
+
+    job_id: str
+    restarts: int
+    variables: tuple[tuple[str, str], ...]
+    """SLURM_WATCHDOG and those that begin with it, bounded."""
+    uid: int = -1
+    """The user whose process has them; -1: an earlier release does not say."""
+
+
+class LeftOut(Value, frozen=True, kw_only=True):
+    """Processes of one user that are there and not in a report, for there were too many: short helpers of a job, most often."""
+
+    job_id: str | None
+    uid: int
+    count: int
+
+
+class Report(Value, frozen=True, kw_only=True):
+    """What one agent saw in one tick."""
+
+    node: str
+    boot_id: str
+    agent_id: str
+    """Random, new at every start of the agent."""
+    sequence: int
+    """Rises by one with every report of this agent_id; a report seen before is dropped."""
+    age_s: float = 0.0
+    """Seconds between making and sending; not 0 when it waited in the spool."""
+    interval_s: float = 5.0
+    version: int = 1
+    agent_version: str = ""
+    processes: tuple[Process, ...] = ()
+    logs: tuple[LogFile, ...] = ()
+    events: tuple[Event, ...] = ()
+    events_dropped: int = 0
+    mounts: tuple[MountProbe, ...] = ()
+    hung_probes: tuple[HungProbe, ...] = ()
+    unanswered: tuple[NoAnswer, ...] = ()
+    """Probes of mounts whose child was stopped, killed or starved: they say nothing about the mount."""
+    gpus: tuple[Gpu, ...] = ()
+    node_events: tuple[NodeEvent, ...] = ()
+    node_events_dropped: int = 0
+    """Records of the kernel that were overwritten before they could be read, or were too many for one report."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    gpu_holders: tuple[GpuHolder, ...] = ()
+    wishes: tuple[JobWish, ...] = ()
+    """Of jobs that have any; in every report, also in one of changes."""
+    results: tuple[CommandResult, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Collectors that failed this tick, each with its reason."""
+    changes: Changes | None = None
+    """None: this is the whole of what there is."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What is not in `processes`. A release that does not know this field takes them for ended, which no detector minds."""
+
+
+class JobWatch(Value, frozen=True, kw_only=True):
+    """What the controller tells an agent about a job that runs on its node."""
+
+    job_id: str
+    restarts: int
+    uid: int
+    log_paths: tuple[str, ...] = ()
+    """Followed by this node: the job's standard output and error on its batch host."""
+    checkpoint_trackers: tuple[str, ...] = ()
+    """Files that hold the step of the newest complete checkpoint (Megatron's tracker)."""
+    checkpoint_directories: tuple[str, ...] = ()
+    """Where its checkpoints lie; looked at by its batch host only."""
+    progress_files: tuple[str, ...] = ()
+    """Files and directories that its loop writes to as it turns; looked at by its batch host only."""
+    log_offsets: tuple[tuple[str, int], ...] = ()
+    """(path, bytes): where this run's lines begin in files that earlier runs wrote; from 0 if a file is shorter."""
+    progress_patterns: tuple[str, ...] = ()
+    """Regular expressions of the site for lines that say a step; see slurm_watchdog.parse.training_log.site_patterns."""
+    kill_switch: str = ""
+    """Its directory is made ready on this node, owned by the job's owner."""
+
+
+class Reply(Value, frozen=True, kw_only=True):
+    """The controller's answer to a report."""
+
+    commands: tuple[Command, ...] = ()
+    watch: tuple[JobWatch, ...] = ()
+    running: tuple[str, ...] | None = None
+    """SLURM_JOB_ID of every job that Slurm has on this node now, watched or not, ending ones included; None: not known."""
+    controller_id: str = ""
+    """Random, new at every start of the controller: one that is new to an agent is told the recent past again."""
+    takes_changes: bool = False
+    """This controller understands reports of changes."""
+    want_full: bool = False
+    """It lacks the report that this one builds on, and has taken nothing of it: the same is to be told in full."""

@@ -1,0 +1,103 @@
+"""What Slurm says of its jobs and nodes."""
+
+from __future__ import annotations
+
+from slurm_watchdog.base.structs import Value
+
+
+class SlurmJob(Value, frozen=True, kw_only=True):
+    """One job as Slurm lists it. `None` means that Slurm did not say."""
+
+    job_id: str
+    """As Slurm's commands want it: `123`, or `123_4` for an array element. `scontrol requeue 123` on the number that an
+    element shares with its array would hit every element."""
+    state: str
+    """Slurm's own word in capitals: PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, REQUEUE_HOLD, …"""
+    reason: str = ""
+    name: str = ""
+    user: str = ""
+    uid: int = -1
+    account: str = ""
+    partition: str = ""
+    nodes: tuple[str, ...] = ()
+    batch_host: str | None = None
+    restarts: int = 0
+    start_at: float | None = None
+    excluded_nodes: tuple[str, ...] = ()
+    is_batch: bool = True
+    requeueable: bool | None = None
+    held: bool = False
+    stdout: str | None = None
+    stderr: str | None = None
+    workdir: str | None = None
+    comment: str = ""
+    raw_id: str = ""
+    """The number that the job's processes have as SLURM_JOB_ID, also for an array element; empty = `job_id`."""
+    required_nodes: tuple[str, ...] = ()
+    node_count: int | None = None
+    """How many nodes it has or, pending, is expected to get: of `-N2-4` some releases say 2, some 4."""
+    time_limit_s: float | None = None
+    """None: without a limit, or its partition's."""
+    qos: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    """What it still waits for, in Slurm's words: `afterok:12(unfulfilled)`."""
+    submit_at: float | None = None
+    """When it was submitted or last requeued."""
+    eligible_at: float | None = None
+    array_job_id: str = ""
+    """The whole array's id, empty for a job that is no element."""
+    array_tasks: str = ""
+    """Its index in the array; of the job `6_[4-9]` that stands for all elements that have not started yet `4-9`."""
+    het_job_id: str = ""
+    """The first component's id, for every component of a heterogeneous job."""
+    het_offset: int | None = None
+    component_ids: tuple[str, ...] = ()
+    """Of a heterogeneous job that was folded into its first component: the other components' numbers, as `raw_id`."""
+    script_path: str = ""
+    """What was given to sbatch; empty for a script that came by standard input."""
+    not_requeueable: str = ""
+    """Why a requeue would not do what it should under this release of Slurm, a sentence; empty if it would."""
+    starts_again: bool = False
+    """It has ended, and what runs it starts it again by itself within a moment, as `slurm-watchdog run` does."""
+    unreadable: tuple[str, ...] = ()
+    """Names of the fields that Slurm answered in a form that cannot be read: their values here mean nothing."""
+
+    @property
+    def unsure(self) -> str:
+        """Why nothing may be done to this job, a sentence: who owns it, which run it is or how it stands could not be read; or nothing."""
+        missing = [name for name in self.unreadable if name in NEEDED]
+        return f"Slurm's answer about the job cannot be read: {', '.join(missing)}" if missing else ""
+
+    @property
+    def process_id(self) -> str:
+        """The job's id in its processes' environment, in cgroup names, and so in everything that agents say."""
+        return self.raw_id or self.job_id
+
+
+NEEDED = ("state", "restarts", "start_at", "uid", "nodes", "is_batch")
+"""What has to be known of a job before anything is done to it."""
+
+
+class SlurmNode(Value, frozen=True, kw_only=True):
+    name: str
+    address: str
+    state: str
+    reason: str = ""
+    reason_at: float | None = None
+    """When that reason was given, by whom: a drain is ours only if all three are as we left them."""
+    reason_user: str = ""
+    partitions: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    """As in `SlurmJob`."""
+
+
+class SlurmView(Value, frozen=True, kw_only=True):
+    """One answer of Slurm: all jobs, all nodes, as far as it shows them to us."""
+
+    jobs: tuple[SlurmJob, ...]
+    nodes: tuple[SlurmNode, ...]
+    dropped: tuple[str, ...] = ()
+    """Why rows of the answer are in neither, a sentence each: their ids could not be read."""
+    partial: str = ""
+    """Why a job that is not in this answer may exist all the same, a sentence; empty if the answer is whole."""

@@ -1,0 +1,58 @@
+"""The notifier that the configuration asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slurm_watchdog.notify.alertmanager import AlertmanagerChannel
+from slurm_watchdog.notify.dispatcher import Channel, Notifier, Outbox
+from slurm_watchdog.notify.links import Places
+from slurm_watchdog.notify.notification import Caller
+from slurm_watchdog.notify.slack import Poster, SlackBot, SlackWebhook
+from slurm_watchdog.notify.slack_channel import LogPoster, Pace, PulseChannel, SlackChannel
+from slurm_watchdog.notify.webhook import WebhookChannel
+
+if TYPE_CHECKING:
+    from slurm_watchdog.config.schema import Config
+
+LOG_PACE = 1_000_000
+"""The log takes everything."""
+
+
+def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVICE) -> Notifier:
+    """Slack, a webhook, Alertmanager, each if it is configured; the log if none is."""
+    channels: list[Channel] = []
+    notifier: list[Notifier] = []
+    settings, cluster = config.notify.slack, config.cluster_name
+    places = Places(external_url=config.notify.external_url, runbook_url=config.notify.runbook_url)
+    poster: Poster | None = None
+    if settings.token_file:
+        poster = SlackBot(settings.token_file, settings.channel, settings.deadline, settings.api_url)
+    elif settings.webhook_url_file:
+        poster = SlackWebhook(settings.webhook_url_file, settings.deadline)
+    if poster is not None:
+        pace = Pace(settings.messages_per_minute)
+        channels.append(SlackChannel(poster, cluster, pace=pace, mentions=settings.mentions, places=places))
+        if settings.pulse > 0:
+            channels.append(PulseChannel(poster, pace))
+    webhook, alertmanager = config.notify.webhook, config.notify.alertmanager
+    if webhook.url_file:
+        channels.append(
+            WebhookChannel(webhook.url_file, webhook.token_file, webhook.deadline, cluster, places)
+        )
+    if alertmanager.urls:
+        channels.append(
+            AlertmanagerChannel(
+                alertmanager.urls,
+                alertmanager.deadline,
+                alertmanager.repeat,
+                cluster,
+                lambda: notifier[0].sources,
+                places,
+            )
+        )
+    if not channels:
+        channels.append(SlackChannel(LogPoster(), cluster, name="log", pace=Pace(LOG_PACE, gap_s=0.0)))
+    heir = next((each.name for each in channels if isinstance(each, SlackChannel)), "")
+    notifier.append(Notifier(outbox, channels, cluster, heir=heir, pulse_s=settings.pulse, caller=caller))
+    return notifier[0]

@@ -1,0 +1,140 @@
+"""What is put up to be told: values, as they lie in the outbox. Words are found for them when they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
+from slurm_watchdog.model.incidents import Incident, Severity
+from slurm_watchdog.model.slurm import SlurmJob
+
+KEPT_FACTS = 30
+KEPT_CULPRITS = 30
+KEPT_CHARS = 500
+"""Of each sentence: no message shows more, and five thousand incidents may wait for a Slack that is away."""
+BUSY = frozenset({"busy"})
+"""Guards that hold an action back since one is under way already."""
+KEPT_JOBS = 8
+"""Jobs of one incident whose owner is told with it."""
+
+
+TEST_SUBJECT = "test"
+"""Subject of the incident that `notify test` sends."""
+
+
+class Topic(StrEnum):
+    """What has happened to an incident."""
+
+    OPENED = "opened"
+    DIAGNOSED = "diagnosed"
+    DECIDED = "decided"
+    ENDED = "ended"
+    """An action, well or not."""
+    RESOLVED = "resolved"
+
+
+class Caller(StrEnum):
+    """What has started the controller: what its reader can do himself depends on it."""
+
+    SERVICE = "service"
+    RUN = "run"
+    ATTACH = "attach"
+
+
+class Delivery(Value, frozen=True, kw_only=True):
+    """How the messages of one channel fare."""
+
+    channel: str
+    failing_s: float | None = None
+    """Since the first of the failures without a success between them; None: the newest was delivered, or there was none yet."""
+    error: str = ""
+    waiting: int = 0
+    """Messages that wait to be sent."""
+    oldest_s: float = 0.0
+    """Age of the oldest of these."""
+
+
+class JobNote(Value, frozen=True, kw_only=True):
+    """Whose a job is."""
+
+    job_id: str
+    user: str = ""
+    partition: str = ""
+    name: str = ""
+    gpus: int = 0
+    """0: not known."""
+
+
+class Notice(Value, frozen=True, kw_only=True):
+    """One thing that people, or programs, are to be told."""
+
+    topic: Topic
+    at: float
+    """Date."""
+    incident: Incident
+    decision: Decision | None = None
+    run: ActionRun | None = None
+    said: tuple[str, ...] = ()
+    """What was found, a sentence each; with DIAGNOSED."""
+    jobs: tuple[JobNote, ...] = ()
+    caller: Caller = Caller.SERVICE
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether a person has to do something about a critical incident: an action has failed, or none is done. While one is under
+        way nobody needs to be woken."""
+        critical = self.incident.severity is Severity.CRITICAL
+        if self.topic is Topic.OPENED:
+            return (
+                critical and not self.incident.job_ids
+            )  # nothing is done about it, and so nothing more is said
+        if self.topic is Topic.DECIDED and self.decision is not None:
+            decision = self.decision
+            acts = decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE
+            return critical and not acts and decision.by not in BUSY
+        return self.urgent
+
+    @property
+    def urgent(self) -> bool:
+        """Somebody has to do something: an action has failed."""
+        end = self.run.end if self.run is not None else None
+        return end is not None and not end.ok and not end.needless
+
+
+def to_row(notice: Notice) -> dict[str, Any]:
+    """The notice as a plain document of bounded size."""
+    incident = notice.incident
+    short = replace(
+        incident,
+        summary=incident.summary[:KEPT_CHARS],
+        resolution=incident.resolution[:KEPT_CHARS],
+        facts=tuple(fact[:KEPT_CHARS] for fact in incident.facts[:KEPT_FACTS]),
+        culprits=incident.culprits[:KEPT_CULPRITS],
+        processes=(),
+    )
+    row: dict[str, Any] = msgspec.to_builtins(replace(notice, incident=short))
+    return row
+
+
+def from_row(row: dict[str, Any]) -> Notice:
+    """The notice of such a document. Raises msgspec.ValidationError for any other."""
+    return msgspec.convert(row, Notice)
+
+
+def job_notes(
+    jobs: Iterable[SlurmJob | None], gpus_of: Callable[[str], int] = lambda job_id: 0
+) -> tuple[JobNote, ...]:
+    """Whose these jobs are, and how many GPUs wait with them; of those that are not known nothing is said."""
+    return tuple(
+        JobNote(
+            job_id=job.job_id, user=job.user, partition=job.partition, name=job.name, gpus=gpus_of(job.job_id)
+        )
+        for job in jobs
+        if job is not None
+    )

@@ -1,0 +1,95 @@
+"""A generic webhook: what happened, as JSON, to an address of the site's own. At least once, in order, several events a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.http import post_json
+from slurm_watchdog.notify.links import NOWHERE, Places
+from slurm_watchdog.notify.notification import Notice, Topic, from_row
+from slurm_watchdog.notify.slack import read_secret, read_url
+from slurm_watchdog.notify.wording import say
+
+if TYPE_CHECKING:
+    from slurm_watchdog.journal.outbox import OutboxItem
+    from slurm_watchdog.notify.dispatcher import Outbox
+
+VERSION = 1
+BATCH = 100
+"""Events in one request; some 2 KiB each."""
+GAP_S = 1.0
+OURS = frozenset({"pending_mono", "clear_mono", "heard_mono"})
+"""Fields that mean something to the controller's own clock only."""
+
+
+class WebhookChannel:
+    """Posts to the address in `url_file`, with the token in `token_file` as a bearer if one is named; both are read for each request."""
+
+    name = "webhook"
+    topics = frozenset(Topic)
+    takes_messages = False
+
+    def __init__(
+        self, url_file: str, token_file: str, deadline_s: float, cluster: str, places: Places = NOWHERE
+    ) -> None:
+        self._url_file = url_file
+        self._token_file = token_file
+        self._deadline_s = deadline_s
+        self._cluster = cluster
+        self._places = places
+
+    async def turn(self, outbox: Outbox, now: float) -> float | None:
+        """See queue.Channel."""
+        items = outbox.pending(BATCH, self.name)
+        if not items:
+            return None
+        headers = {}
+        if self._token_file:
+            headers["Authorization"] = f"Bearer {read_secret(self._token_file, 'notify.webhook.token_file')}"
+        url = read_url(self._url_file, "notify.webhook.url_file")
+        events = [_event(item, self._places) for item in items]
+        document = {"version": VERSION, "cluster": self._cluster, "events": events}
+        try:
+            await post_json(url, document, self._deadline_s, whom="the webhook", headers=headers)
+        except SendFailed as error:
+            if not error.permanent or len(items) == 1:
+                raise
+            # One of them is not liked: each by itself, so that only that one is given up.
+            one = {**document, "events": events[:1]}
+            await post_json(url, one, self._deadline_s, whom="the webhook", headers=headers)
+            items = items[:1]
+        outbox.done_all(self.name, [item.id for item in items])
+        return GAP_S
+
+
+def _event(item: OutboxItem, places: Places) -> dict[str, Any]:
+    """One event; `id` is the same each time it is sent, so that a receiver knows what it has had already."""
+    try:
+        notice = from_row(item.payload)
+    except msgspec.ValidationError:
+        return {"id": item.id, "event": "unreadable", "at": item.added_at}
+    return event_json(notice, places) | {"id": item.id}
+
+
+def event_json(notice: Notice, places: Places = NOWHERE) -> dict[str, Any]:
+    """What programs are told: the sentence for people, and every value by its name in the journal."""
+    incident = msgspec.to_builtins(notice.incident)
+    return {
+        "event": notice.topic.value,
+        "at": notice.at,
+        "text": say(notice).sentence,
+        "urgent": notice.urgent,
+        "needs_person": notice.needs_person,
+        "links": {
+            "page": places.of_incident(notice.incident.id),
+            "runbook": places.runbook(notice.incident.kind),
+        },
+        "incident": {key: value for key, value in incident.items() if key not in OURS},
+        "jobs": msgspec.to_builtins(notice.jobs),
+        "decision": None if notice.decision is None else msgspec.to_builtins(notice.decision),
+        "action": None if notice.run is None else msgspec.to_builtins(notice.run),
+        "said": list(notice.said[1:]),
+    }

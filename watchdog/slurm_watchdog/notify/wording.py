@@ -1,0 +1,276 @@
+"""What is said about an incident: one sentence first, the evidence under it, then what to do. Pure, and for no channel in particular."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.text import duration, plural
+from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
+from slurm_watchdog.model.incidents import Incident, Severity
+from slurm_watchdog.notify.notification import TEST_SUBJECT, Caller, Notice, Topic
+
+SIGNS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
+
+
+NAMED_IN_TEXT = ("leftovers:", "holders:")
+"""Beginnings of subjects that are in every sentence about them in words: whose processes, of which job, on which node."""
+
+
+class Said(Value, frozen=True, kw_only=True):
+    """A message in three parts. Text of users may be in each: whoever sends it makes it harmless."""
+
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    todo: str = ""
+
+
+def say(notice: Notice) -> Said:
+    """The words for one notice."""
+    incident = notice.incident
+    if notice.topic is Topic.DECIDED and notice.decision is not None:
+        return say_decision(incident, notice.decision, notice.caller)
+    if notice.topic is Topic.ENDED and notice.run is not None:
+        return say_outcome(incident, notice.run, notice.caller)
+    if notice.topic is Topic.DIAGNOSED:
+        return say_diagnosis(incident, notice.said)
+    return say_resolved(incident) if notice.topic is Topic.RESOLVED else say_opened(incident)
+
+
+def alike(story: Iterable[Notice]) -> list[list[Notice]]:
+    """The notices in their order; those that say the same of several processes of one incident together."""
+    found: dict[object, list[Notice]] = {}
+    for number, notice in enumerate(story):
+        decision = notice.decision or (notice.run.decision if notice.run is not None else None)
+        key: object = number
+        if decision is not None and decision.process is not None:
+            ok = notice.run is not None and notice.run.end is not None and notice.run.end.ok
+            key = notice.topic, ok, decision.verdict, decision.by, decision.reason
+        found.setdefault(key, []).append(notice)
+    return list(found.values())
+
+
+def say_together(notices: Sequence[Notice]) -> Said:
+    """The words for notices that are `alike`: the first one's sentence, and how many more it is true of; theirs are evidence."""
+    first, *others = map(say, notices)
+    if not others:
+        return first
+    sentence = f"{first.sentence}; the same of {len(others):,} more process{'es' if len(others) > 1 else ''}"
+    return replace(first, sentence=sentence, evidence=(*first.evidence, *(each.sentence for each in others)))
+
+
+def say_opened(incident: Incident) -> Said:
+    """An incident fires: what is wrong, since when, who, and the evidence."""
+    since = f" Noticed after {duration(incident.detected_after_s)}." if incident.detected_after_s else ""
+    who = tuple(culprit_line(incident, index) for index in range(len(incident.culprits)))
+    return Said(
+        sentence=f"{SIGNS[incident.severity]}: {about(incident, incident.summary)}{since}",
+        evidence=who + incident.facts,
+        todo=next_step(incident, "All evidence: {}. Keep the watchdog from acting: slurm-watchdog pause"),
+    )
+
+
+def next_step(incident: Incident, words: str) -> str:
+    """`words` with the command that shows an incident in the place of {}; a test has nothing to show."""
+    return (
+        "Nothing to do: this is a test"
+        if incident.subject == TEST_SUBJECT
+        else words.format(f"slurm-watchdog explain {incident.id}")
+    )
+
+
+def say_diagnosis(incident: Incident, said: tuple[str, ...]) -> Said:
+    """What the stacks of all ranks, and all else that was collected, tell."""
+    first = said[0] if said else "nothing more was found"
+    return Said(
+        sentence=f"evidence: {about(incident, first)}",
+        evidence=said[1:],
+        todo=f"Stacks and all else: slurm-watchdog explain {incident.id}",
+    )
+
+
+DONE: dict[Action, str] = {
+    Action.REQUEUE: "requeued",
+    Action.GRACEFUL_RESTART: "restarted gracefully",
+    Action.RESUBMIT: "ended and submitted again",
+    Action.LEAVE_TO_CHAIN: "ended for the next of its chain",
+    Action.CANCEL: "cancelled",
+    Action.ASK_TO_SAVE: "asked to save",
+    Action.HOLD: "held",
+    Action.END_PROCESS: "ended",
+}
+"""What is done to a job or a process, as it is said of it."""
+
+
+ACT: dict[Caller, str] = {
+    Caller.SERVICE: "mode: act in the configuration",
+    Caller.RUN: "leave out --observe",
+    Caller.ATTACH: "attach with --act",
+}
+"""How its reader lets the watchdog act."""
+
+
+def say_decision(incident: Incident, decision: Decision, caller: Caller = Caller.SERVICE) -> Said:
+    """What was decided about an incident, by which rule or guard, and why."""
+    done = DONE.get(decision.action, "requeued")
+    job = _job(incident, decision)
+    whom = whom_of(incident, decision)
+    if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+        sentence = f"{whom} is being {done}"
+        todo = "Nothing to do. To stop this and every other action: slurm-watchdog pause"
+    elif decision.verdict is Verdict.ALLOWED:
+        sentence = f"{whom}: alert only" if job or decision.process is not None else "alert only"
+        todo = f"Look at it: slurm-watchdog explain {incident.id}"
+    elif decision.verdict is Verdict.OBSERVED:
+        sentence = f"{whom} would have been {done}, but was not touched"
+        todo = f"Manually: {by_hand(decision, job, caller)}. To have it done: {ACT[caller]}"
+    else:
+        sentence = f"{whom} was not {done} (guard: {decision.by})"
+        todo = f"Look at it: slurm-watchdog explain {incident.id}. Manually: {by_hand(decision, job, caller)}"
+    evidence = [f"By {decision.by}"]
+    if decision.exclude:
+        allowed = decision.verdict is Verdict.ALLOWED
+        evidence.append(
+            f"{'Next run without' if allowed else 'To be avoided'}: {', '.join(decision.exclude)}"
+        )
+    if decision.asked_by:
+        evidence.append(f"Asked for by {decision.asked_by}")
+    evidence.append(f"Incident {incident.id}: {incident.summary}")
+    return Said(sentence=f"{sentence}: {decision.reason}", evidence=tuple(evidence), todo=todo)
+
+
+def _job(incident: Incident, decision: Decision) -> str:
+    return decision.fence.job_id if decision.fence is not None else ",".join(incident.job_ids)
+
+
+def whom_of(incident: Incident, decision: Decision) -> str:
+    """What a decision is about, as the subject of a sentence: `job 7`, or `process 4711 (python) of eve on n1`."""
+    process = decision.process
+    if process is None:
+        return f"job {_job(incident, decision)}"
+    return f"process {process.pid} ({process.comm}) of {process.user} on {process.node}"
+
+
+def by_hand(decision: Decision, job: str, caller: Caller = Caller.SERVICE) -> str:
+    """The command that does the same. A loop that does not turn saves nothing, so a kill switch would wait in vain."""
+    if decision.process is not None:
+        return f"on {decision.process.node}: kill {decision.process.pid}"
+    if caller is Caller.RUN:
+        if decision.action in (Action.HOLD, Action.CANCEL, Action.LEAVE_TO_CHAIN):
+            return "end it with Ctrl-C"
+        at_once = "" if decision.action in (Action.GRACEFUL_RESTART, Action.ASK_TO_SAVE) else " --now"
+        return f"slurm-watchdog restart{at_once} {job}"
+    if decision.action in (Action.GRACEFUL_RESTART, Action.ASK_TO_SAVE):
+        return f"slurm-watchdog restart {job}"
+    if decision.action in (Action.CANCEL, Action.LEAVE_TO_CHAIN):
+        return f"scancel {job}"
+    if decision.action is Action.RESUBMIT:
+        return f"scontrol write batch_script {job}; scancel {job}; sbatch slurm-{job}.sh"
+    if decision.action is Action.HOLD:
+        return f"scontrol hold {job}"
+    if not decision.exclude:
+        return f"scontrol requeue {job}"
+    nodes = ",".join(decision.exclude)
+    return (
+        f"scontrol requeuehold {job}; scontrol update JobId={job} ExcNodeList={nodes}; scontrol release {job}"
+    )
+
+
+def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERVICE) -> Said:
+    """How an action ended, what it cost, and each rung of it."""
+    decision, end = run.decision, run.end
+    job, whom = _job(incident, decision), whom_of(incident, decision)
+    evidence = []
+    if end is None:
+        sentence, todo = f"{whom}: {decision.action} continues", "Nothing to do"
+    elif end.ok:
+        cost = [f"it was down for {duration(end.downtime_s)}"] if end.downtime_s is not None else []
+        if end.steps_lost is not None and "lost" not in end.detail:  # which the ladder says itself, mostly
+            cost.append(f"{plural(end.steps_lost, 'step')} done again")
+        again = decision.action in (Action.REQUEUE, Action.GRACEFUL_RESTART)
+        sentence = f"{whom} was {'restarted' if again else DONE.get(decision.action, 'restarted')}: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"
+        todo = "Nothing to do" if decision.process is not None else "Nothing to do for the job"
+        if decision.exclude:
+            todo += f". Nodes to look at: {', '.join(decision.exclude)}"
+        if end.resumed_at_step is not None:
+            before = (
+                "" if decision.step_at_decision is None else f", it had come to {decision.step_at_decision}"
+            )
+            evidence.append(f"Continues from step {end.resumed_at_step}{before}")
+    elif end.needless:
+        sentence = f"{whom}: its {_what(decision)} was not needed: {end.detail}"
+        todo = "Nothing to do"
+    else:
+        sentence = f"{whom} NEEDS YOU, its {_what(decision)} failed: {end.detail}"
+        todo = f"See where it stands: {_look(decision, job, caller)}; what was done: slurm-watchdog explain {incident.id}"
+    evidence += [
+        f"{record.rung}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
+        f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
+        for record in run.records
+    ]
+    return Said(sentence=sentence, evidence=tuple(evidence), todo=todo)
+
+
+def _what(decision: Decision) -> str:
+    return "restart" if decision.action is Action.GRACEFUL_RESTART else decision.action.replace("_", " ")
+
+
+def _look(decision: Decision, job: str, caller: Caller) -> str:
+    if caller is Caller.RUN:
+        return "slurm-watchdog status"
+    if decision.process is None:
+        return f"scontrol show job {job}"
+    return f"on {decision.process.node}: ps -o pid,user,stat,wchan:30,cmd -p {decision.process.pid}"
+
+
+def say_resolved(incident: Incident) -> Said:
+    """An incident is over: after how long, and why."""
+    return Said(
+        sentence=f"over{lasted(incident)}: {about(incident, incident.resolution or incident.summary)}",
+        evidence=(f"Was: {incident.summary}",),
+        todo=next_step(incident, "Nothing to do. What happened: {}"),
+    )
+
+
+def lasted(incident: Incident) -> str:
+    """` after 12 min` for one that is over."""
+    if incident.resolved_at is None:
+        return ""
+    return f" after {duration(max(0.0, incident.resolved_at - incident.opened_at))}"
+
+
+def jobs_of(incident: Incident) -> str:
+    """The jobs of an incident in a few words, its subject if there is none."""
+    jobs = incident.job_ids
+    if not jobs:
+        return incident.subject
+    return (
+        ("job " if len(jobs) == 1 else "jobs ") + ", ".join(jobs[:5]) + (" and more" if len(jobs) > 5 else "")
+    )
+
+
+def about(incident: Incident, text: str) -> str:
+    """`text`, with the jobs, or what it is about, before it unless it names that itself."""
+    jobs = incident.job_ids
+    if incident.subject.startswith(NAMED_IN_TEXT):
+        return text
+    if len(jobs) == 1 and re.search(rf"\bjob {re.escape(jobs[0])}\b", text, re.IGNORECASE):
+        return text
+    return f"{jobs_of(incident)}: {text}"
+
+
+def culprit_line(incident: Incident, index: int) -> str:
+    """Who is named, in one line."""
+    culprit = incident.culprits[index]
+    parts = [
+        f"rank {culprit.rank}" if culprit.rank is not None else "",
+        f"on {culprit.node}" if culprit.node else "",
+        f"pid {culprit.pid}" if culprit.pid is not None else "",
+        culprit.gpu_uuid or "",
+        f"at {culprit.path or culprit.mount}" if culprit.path or culprit.mount else "",
+    ]
+    named = " ".join(part for part in parts if part)
+    return f"{named}: {culprit.reason}" if culprit.reason else named

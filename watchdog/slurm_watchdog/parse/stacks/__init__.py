@@ -1,0 +1,1 @@
+"""Stack dumps as py-spy, faulthandler and debuggers write them, into frames. Pure."""

@@ -1,0 +1,307 @@
+"""Who is dumped, as the text around a dump says it: headers, prefixes of lines, command lines, names of files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from functools import lru_cache
+from typing import Final
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import Value
+
+_HOSTLIKE: Final = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_WORDS_OF_FILES = (
+    r"py-?_?spy|pystack|gdb|faulthandler|fault|traces?|stacks?|stacktraces?|dumps?|threads?|hang|hung|bt|backtraces?|node|host|process|proc|"
+    r"python|raw|all|full|native|output|out|log|stderr|stdout|txt|json|md|report|case|set|main|before|after|first|second|third|final|new|old"
+)
+
+
+class Said(Value, frozen=True):
+    """What is said of one process. `label` is a number in front of lines (`srun --label`): a task, whose or what is not known."""
+
+    host: str = ""
+    rank: int | None = None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    procs_per_node: int = 0
+    world: int = 0
+    pid: int = 0
+    label: int | None = None
+    role: str = ""
+
+    def overlaid(self, other: Said) -> Said:
+        """This, and where the other says something, the other."""
+        values = {
+            field: getattr(other, field)
+            for field in self.__struct_fields__
+            if getattr(other, field) not in ("", 0, None)
+            or (getattr(other, field) == 0 and field in _ZERO_SAYS)
+        }
+        return replace(self, **values) if values else self
+
+    def followed_by(self, header: Said) -> Said:
+        """What holds below the next header: a new host forgets the rank, a new rank keeps the host."""
+        if header.host:
+            return header
+        return replace(header, host=self.host, world=self.world, label=self.label)
+
+
+_ZERO_SAYS = frozenset({"rank", "local_rank", "node_rank", "label"})
+
+_LABEL = re.compile(r"(\d{1,5}): ?(.*)$", re.S)
+_BRACKETS = re.compile(r"\[([^\]\s]{1,80})\]:? ?(.*)$", re.S)
+_RAY = re.compile(r"\(([\w.:-]+)[^)]*?pid=(\d+)(?:, ip=([\w.:-]+))?[^)]*\) ?(.*)$", re.S)
+_HOST = re.compile(
+    rf"((?:\./)?(?:[\w.-]+/)*(?:{_HOSTLIKE}|\d+(?:\.\d+){{3}}))(?::|-(?= ))(?:\d+[:-])? ?(.*)$", re.S
+)
+_STRUCTURAL = re.compile(
+    r'(?:Process \d+|Python v?3|Thread |Current thread|Traceback |\s+\S.*\)$|\s+File "|#\d+ |Error: |Reason: |Permission |Failed to |'
+    r"\s{8,}\S|$|=+ |-+ |#+ |\*+ )"
+)
+
+
+def parse_prefix(line: str, known: Container[str]) -> tuple[str, Said | None, str]:
+    """(the prefix of a line, what it says, the rest). A prefix counts only if what follows can be part of a dump."""
+    first = line[:1]
+    if not first or first.isspace() or first in "#`>-*=":
+        return "", None, line
+    for pattern, read in _PREFIXES:
+        match = pattern.match(line)
+        if match is None:
+            continue
+        rest = match[match.lastindex or 1]
+        if not _STRUCTURAL.match(rest) or (
+            not rest.strip() and line[: match.start(match.lastindex or 1)].strip() not in known
+        ):
+            continue
+        said = read(match)
+        if said is None:
+            continue
+        return line[: match.start(match.lastindex or 1)].strip(), said, rest
+    return "", None, line
+
+
+def _read_label(match: re.Match[str]) -> Said | None:
+    return Said(label=int(match[1]))
+
+
+def _read_brackets(match: re.Match[str]) -> Said | None:
+    text = match[1]
+    rank = re.fullmatch(r"(?i)rank[_: =-]?(\d{1,6})", text)
+    if rank is not None:
+        return Said(rank=int(rank[1]))
+    local = re.fullmatch(r"(?i)(?:default|trainer|worker|local_?rank)_?(\d{1,4})", text)
+    if local is not None:
+        return Said(local_rank=int(local[1]))
+    both = re.fullmatch(rf"({_HOSTLIKE})[:/](?:rank)?(\d{{1,6}})", text)
+    if both is not None:
+        return Said(host=both[1], rank=int(both[2]))
+    return Said(host=text) if re.fullmatch(_HOSTLIKE, text) and re.search(r"\d", text) else None
+
+
+def _read_ray(match: re.Match[str]) -> Said | None:
+    return Said(host=match[3] or "", pid=int(match[2]) % 2**31)
+
+
+def _read_host(match: re.Match[str]) -> Said | None:
+    name = match[1]
+    if re.fullmatch(
+        r"(?i)error|reason|process|thread|python[\d.]*|warning|info|note|traceback|usage|arguments|locals|file|root|main|"
+        r"py-?spy|pystack|gdb|pdsh|clush|s?run|ssh|sudo|timeout|strace|nsenter|docker|kubectl|(?:ba|da|z)?sh|env",
+        name,
+    ):
+        return None
+    if "/" in name or re.search(r"\.(out|txt|log|json)$|^trace-", name):
+        return said_by_file(name)
+    return Said(host=name)
+
+
+_PREFIXES = ((_LABEL, _read_label), (_BRACKETS, _read_brackets), (_RAY, _read_ray), (_HOST, _read_host))
+
+_TOKEN = re.compile(
+    r"""(?ix)
+    (?P<local> local[_ -]?rank[_ :=\#-]*(?P<local_value>\d{1,4}) | \bgpu[_ :=\#-]*(?P<gpu>\d)\b )
+  | (?P<node_rank> node[_-]rank[_ :=\#-]*(?P<node_rank_value>\d{1,5}) )
+  | (?P<rank> \b(?:global[_ -]?|world[_ -]?)?rank[_ :=\#-]*(?P<rank_value>\d{1,6})(?:\s*(?:/|of)\s*(?P<world>\d{1,6}))? )
+  | (?P<pid> \bpid[_ :=\#-]*(?P<pid_value>\d{1,8}) )
+  | (?P<host> \b(?P<word>node(?:name)?|host(?:name)?|machine|server|pod|ip)\b[_ :=\#-]*(?P<host_value>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?) )
+  | (?P<date> \d{4}-\d\d-\d\d[T ]?[\d:.,+Z]* | \b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?\b )
+  | (?P<filler> \b(?:on|at|for|of|from|the|stacks?|traces?|py-?spy|dump(?:ed|s)?|process(?:es)?|begin|end|start|output|python|world|size|main|thread|nodes?|
+        (?:snapshot|attempt|sample|round|dump|job|jobid|step)[ _\#=:]*\d+)\b )
+  | (?P<name> [A-Za-z0-9][\w./-]*[A-Za-z0-9] | [A-Za-z0-9] )
+    """
+)  # fmt: skip
+FOREIGN_CHARS: Final = 40
+"""A header in another language is no longer; what is, is a sentence."""
+_FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
+_ELSEWHERE: Final = {
+    "rank": ("rang", "rango", "ранг", "ランク", "랭크", "秩"),
+    "node": ("knoten", "nœud", "noeud", "nodo", "узел", "ノード", "节点", "節點", "노드", "węzeł"),
+}
+"""What the two words are called by those who do not write English."""
+_ENGLISH: Final = {word: english for english, words in _ELSEWHERE.items() for word in words}
+_FOREIGN_WORD: Final = re.compile(
+    rf"(?<![^\W\d_])(?:{'|'.join(sorted(_ENGLISH, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE
+)
+_DECORATION = " \t#=-*_>:[](){}<>|`~,;+.!\"'&$"
+
+
+@lru_cache(maxsize=4096)
+def parse_header(line: str) -> Said | None:
+    """What a line between dumps says of what follows, if it says nothing else: `=== n1 rank 3 ===`, `Node 48:`, `==> trace-n1.out <==`."""
+    if not 1 < len(line) <= 160 or line[:4] == "    ":
+        return None
+    shell = re.match(r"^\W*ssh(?: -\S+)* (?:[\w.-]+@)?([A-Za-z][\w.-]*\d[\w.-]*)\s*$", line)
+    if shell is not None:
+        return Said(host=shell[1])
+    text = _in_english(line.strip())
+    bare = text.strip(_DECORATION)
+    if not bare.isascii() and len(bare) <= FOREIGN_CHARS and text.endswith((":", "：", "=", "-", "】", "]")):
+        bare = _FOREIGN.sub(" ", bare).strip(_DECORATION)  # a word of another language beside the rank
+    if not bare:
+        return None
+    decorated = bool(re.match(r"^(==+|--+|\#+|\*\*|\[|>>+|::+|=+>|<<+|~~+|@+)", text)) or text.endswith(":")
+    if (
+        file := re.fullmatch(r"(?:==> |\.?/)?((?:[\w.-]+/)*[\w.-]+?)(?: <==)?:?", text.strip("#*` "))
+    ) is not None and (
+        "<==" in text
+        or re.search(r"\.(out|txt|log|json|stack|dump)$", file[1])
+        or re.fullmatch(rf"trace-{_HOSTLIKE}", file[1])
+    ):
+        said = said_by_file(file[1])
+        return said if said != Said() else None
+    return _by_tokens(bare, decorated)
+
+
+def _in_english(text: str) -> str:
+    """The header with its word for a rank or a node in English, if it has no English one besides."""
+    low = text.lower()
+
+    def translated(found: re.Match[str]) -> str:
+        english = _ENGLISH[found[0].lower()]
+        return found[0] if english in low else english
+
+    return _FOREIGN_WORD.sub(translated, text)
+
+
+def _by_tokens(text: str, decorated: bool) -> Said | None:
+    said, names, position = Said(), list[str](), 0
+    for match in _TOKEN.finditer(text):
+        if text[position : match.start()].strip(_DECORATION + "/@%"):
+            return None
+        position = match.end()
+        if match["local"]:
+            said = replace(said, local_rank=int(match["local_value"] or match["gpu"]))
+        elif match["node_rank"]:
+            said = replace(said, node_rank=int(match["node_rank_value"]))
+        elif match["rank"]:
+            said = replace(said, rank=int(match["rank_value"]), world=int(match["world"] or 0))
+        elif match["pid"]:
+            said = replace(said, pid=int(match["pid_value"]))
+        elif match["host"]:
+            value = match["host_value"]
+            said = replace(said, host=f"{match['word']} {value}" if value.isdigit() else value)
+        elif match["name"]:
+            names.append(match["name"])
+    if text[position:].strip(_DECORATION):
+        return None
+    plain = [name for name in names if not re.fullmatch(_WORDS_OF_FILES, name, re.I)]
+    told = said.rank is not None or said.local_rank is not None or bool(said.host) or bool(said.pid)
+    if len(plain) > 1 or (plain and not told and not decorated):
+        return None
+    if plain:
+        hostlike = re.fullmatch(_HOSTLIKE, plain[0]) and re.search(r"\d", plain[0])
+        if said.host or not hostlike:
+            return None
+        said = replace(said, host=plain[0])
+    return said if said != Said() else None
+
+
+@lru_cache(maxsize=4096)
+def said_by_file(path: str, pids: tuple[int, ...] = ()) -> Said:
+    """What the name of a file says: `rank_12.txt`, `trace-n07.out`, `stack-n07-4711.json`, `n07/rank3.txt`. `pids` are those it holds."""
+    parts = path.split("/")
+    said = _by_name(parts[-1], pids)
+    for folder in reversed(parts[:-1][-3:]):
+        outer = _by_name(folder, ())
+        said = replace(outer, label=None).overlaid(said) if said.host != folder else said
+    return said
+
+
+_HOST_FILE: Final = re.compile(
+    r"(?i)(?:^|/)(?:trace|stacks?|py-?spy|dumps?)[-_][^/]*$|(?:^|[/._-])(?:node|host|gpu|compute|worker|nid|cn|n|r\d+n|dgx|h100|a100|ip)[-_]?\d[^/]*$|\d+(?:\.\d+){3}"
+)
+
+
+def is_named_for_its_host(path: str) -> bool:
+    """Whether a file's name follows a custom of naming it for its node (`trace-jean-07.out`, `gpu07.txt`), and not for the occasion."""
+    return _HOST_FILE.search(path) is not None
+
+
+def _by_name(name: str, pids: tuple[int, ...]) -> Said:
+    if name.endswith((".md", ".markdown", ".rst")):
+        return Said()
+    address = re.match(r"(?:.*[_-])?(\d{1,3}(?:\.\d{1,3}){3})(?!\d)", name)
+    if address is not None:
+        return Said(host=address[1])
+    stem = re.sub(
+        r"(\.(gz|txt|out|log|json|jsonl|err|dump|stacks?|trace|pyspy|spy|bt|gdb|tmp))+$", "", name, flags=re.I
+    )
+    said = Said()
+    for field, pattern in (
+        (
+            "local_rank",
+            r"(?<![a-z])(?:local[_-]?rank[_-]?|lrank[_-]?|(?:gpu|cuda)[_-]?(?=\d(?:[_.-]|$)))(\d{1,4})(?!\d)",
+        ),
+        ("node_rank", r"(?<![a-z])node[_-]?rank[_-]?(\d{1,5})(?!\d)"),
+        ("rank", r"(?<![a-z])(?:global[_-]?|g)?rank[_-]?(\d{1,6})(?!\d)"),
+        ("pid", r"(?<![a-z])pid[_-]?(\d{1,8})(?!\d)"),
+    ):
+        match = re.search(pattern, stem, re.I)
+        if match is not None:
+            said = replace(said, **{field: int(match[1])})
+            stem = f"{stem[: match.start()]}-{stem[match.end() :]}"
+    stem = re.sub(r"(?<!\d)20\d\d-?\d\d-?\d\d([T_-]?\d\d[-:]?\d\d([-:]?\d\d)?)?(?!\d)", "-", stem)
+    trailing = re.search(r"(?:^|[-_.])(\d{1,8})$", stem.strip("-_. "))
+    if trailing is not None and (int(trailing[1]) in pids or (len(trailing[1]) >= 5 and not said.pid)):
+        said = replace(said, pid=int(trailing[1]))
+        stem = stem.strip("-_. ")[: trailing.start()]
+    words = rf"(?:{_WORDS_OF_FILES})"
+    stem = re.sub(rf"^(?:{words}(?:[-_.]+|$))+", "", stem.strip("-_. "), flags=re.I)
+    stem = re.sub(rf"(?:(?:^|[-_.]+){words})+$", "", stem, flags=re.I).strip("-_. ")
+    number = re.fullmatch(rf"(?:(?!node|host){words}|worker|task|w|p|r)?[-_]?(\d{{1,5}})", stem, re.I)
+    if number is not None:
+        return replace(said, label=int(number[1])) if said.rank is None else said
+    if re.fullmatch(_HOSTLIKE, stem) and re.search(r"\d", stem):
+        return replace(said, host=stem)
+    return said
+
+
+def said_by_command(command: str) -> Said:
+    """What a command line says: `--rank`, `RANK=`, `--local_rank`, `--node_rank`, `--world_size`, `--nproc_per_node`."""
+
+    def value(*names: str) -> int | None:
+        for name in names:
+            match = re.search(rf"(?<![\w-])-{{0,2}}{name}[= ](\d{{1,6}})(?![\w.])", command)
+            if match is not None:
+                return int(match[1])
+        return None
+
+    return Said(
+        rank=value(
+            "RANK",
+            "SLURM_PROCID",
+            "OMPI_COMM_WORLD_RANK",
+            "PMI_RANK",
+            "-global[_-]rank",
+            "-rank",
+            "-process[_-]id",
+            "-process[_-]index",
+        ),
+        local_rank=value("LOCAL_RANK", "SLURM_LOCALID", "-local[_-]rank", "-local[_-]process[_-]index"),
+        node_rank=value("NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "-node[_-]rank", "-machine[_-]rank"),
+        procs_per_node=value("LOCAL_WORLD_SIZE", "-nproc[_-]per[_-]node", "-num[_-]gpus") or 0,
+        world=value("WORLD_SIZE", "SLURM_NTASKS", "-world[_-]size", "-num[_-]processes") or 0,
+    )

@@ -1,0 +1,217 @@
+"""Stacks as JSON: what `py-spy dump --json` prints, our own evidence, and documents that hold such things with a rank and a host."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from slurm_watchdog.model.evidence import Frame, ThreadStack
+from slurm_watchdog.parse.stacks.headers import Said
+
+DEPTH: Final = 12
+MAX_FRAMES: Final = 200
+
+_SAYS_THREAD = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "pid", "active"})
+"""Without any of these, frames belong to no thread: a group of ranks in our own answers has frames, too."""
+
+Found = tuple[Said, int, tuple[ThreadStack, ...], str | None, str]
+"""Who it is, its pid (0 if unknown), its threads, why there are none, its command line."""
+MAX_COMMAND: Final = 4000
+
+
+def parse_documents(text: str, start: int) -> tuple[list[Found], int]:
+    """The dumps in the JSON document that begins at `start`, and where it ends; nothing and `start` if it is none.
+
+    An array that was cut short gives the elements that are whole.
+    """
+    decoder = json.JSONDecoder()
+    try:
+        document, end = decoder.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        document, end = _whole_elements(decoder, text, start)
+    try:
+        return (_walk(document, Said(), 0), end) if document is not None else ([], start)
+    except RecursionError:
+        return [], start
+
+
+def _whole_elements(decoder: json.JSONDecoder, text: str, start: int) -> tuple[list[Any] | None, int]:
+    elements: list[Any] = []
+    position = start + 1
+    while text[start] == "[":
+        match = re.compile(r"[\s,]*(?=[\[{])").match(text, position)
+        if match is None:
+            break
+        try:
+            element, position = decoder.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            break
+        elements.append(element)
+    return (elements, position) if elements else (None, start)
+
+
+def _walk(node: Any, said: Said, depth: int) -> list[Found]:
+    if depth > DEPTH:
+        return []
+    if isinstance(node, list):
+        return _walk_list(node, said, depth)
+    if not isinstance(node, dict):
+        return []
+    said = said.overlaid(_said(node))
+    dumps = node.get("dumps")
+    if (
+        isinstance(dumps, list)
+        and (said.pid or said.rank is not None)
+        and all(isinstance(d, dict) for d in dumps)
+    ):
+        return [each for whole in _whole_dumps(dumps) for each in _walk(whole, said, depth + 1)]
+    threads = node.get("threads")
+    if isinstance(threads, list | dict):
+        entries = list(threads.values()) if isinstance(threads, dict) else threads
+        parsed = tuple(thread for each in entries if (thread := _thread(each)) is not None)
+        command = next((told for each in entries if (told := _command(each))), "") or _command(node)
+        return [(said, said.pid or _pid_of(entries), parsed, _error(node) if not parsed else None, command)]
+    if _thread(node) is not None and depth > 0:
+        return _walk_list([node], said, depth)
+    if (error := _error(node)) is not None and (said.rank is not None or said.pid or said.host):
+        return [(said, said.pid, (), error, _command(node))]
+    found: list[Found] = []
+    for key, value in node.items():
+        if isinstance(value, list | dict):
+            found += _walk(value, said.overlaid(_said_by_key(str(key))), depth + 1)
+    return found
+
+
+def _whole_dumps(dumps: list[Any]) -> Iterator[dict[str, Any]]:
+    """Our own evidence: each dump has the threads that changed since the one before, and the numbers of those that did not."""
+    current: dict[Any, Any] = {}
+    for dump in dumps:
+        if dump.get("error") or not isinstance(dump.get("threads"), list):
+            yield dump
+            continue
+        kept = {number: current[number] for number in _hashable(dump.get("unchanged")) if number in current}
+        new = {_integer(each.get("thread_id")): each for each in dump["threads"] if isinstance(each, dict)}
+        current = kept | new
+        yield {**dump, "threads": list(current.values())}
+
+
+def _hashable(numbers: Any) -> list[int]:
+    return [number for number in numbers if isinstance(number, int)] if isinstance(numbers, list) else []
+
+
+def _walk_list(nodes: list[Any], said: Said, depth: int) -> list[Found]:
+    threads = [each for each in nodes if isinstance(each, dict) and "threads" not in each and _thread(each)]
+    if not threads:
+        return [found for each in nodes for found in _walk(each, said, depth + 1)]
+    by_process: dict[tuple[Said, int], list[ThreadStack]] = {}
+    commands: dict[tuple[Said, int], str] = {}
+    for each in threads:
+        whose = said.overlaid(_said(each)) if "rank" in each or "host" in each else said
+        thread = _thread(each)
+        if thread is not None:
+            key = (whose, _integer(each.get("pid")) or said.pid)
+            by_process.setdefault(key, []).append(thread)
+            commands[key] = commands.get(key) or _command(each)
+    return [(*key, tuple(found), None, commands[key]) for key, found in by_process.items()]
+
+
+def _command(node: Any) -> str:
+    """The command line that py-spy puts beside a thread; empty if it does not."""
+    about = node.get("process_info") if isinstance(node, dict) else None
+    command = about.get("command_line") if isinstance(about, dict) else None
+    return command[:MAX_COMMAND] if isinstance(command, str) else ""
+
+
+def _thread(node: Any) -> ThreadStack | None:
+    if not isinstance(node, dict) or not _SAYS_THREAD & node.keys():
+        return None
+    frames = next((node[key] for key in ("frames", "stack", "stacktrace") if isinstance(node.get(key), list)), None)  # fmt: skip
+    if frames is None:
+        return None
+    name = node.get("thread_name", node.get("name"))
+    identity = _integer(node.get("os_thread_id")) or _integer(node.get("thread_id")) or 0
+    pid = _integer(node.get("pid"))
+    if not isinstance(name, str) or not name:
+        name = "MainThread" if pid and identity == pid else ""
+    parsed = tuple(frame for each in frames[:MAX_FRAMES] if (frame := _frame(each)) is not None)
+    if frames and not parsed:
+        return None
+    return ThreadStack(
+        thread_id=identity % 2**63,
+        name=name[:200],
+        active=node.get("active") is True,
+        frames=parsed,
+        owns_gil=node.get("owns_gil") is True,
+    )
+
+
+def _frame(node: Any) -> Frame | None:
+    if isinstance(node, dict):
+        name = node.get("name", node.get("function"))
+        file = next((node[k] for k in ("short_filename", "filename", "file", "module") if isinstance(node.get(k), str)), "")  # fmt: skip
+        if not isinstance(name, str):
+            return None
+        return Frame(
+            function=name[:300], file=file[:300], line=_integer(node.get("line", node.get("lineno"))) or 0
+        )
+    if isinstance(node, list) and len(node) >= 2 and isinstance(node[0], str) and isinstance(node[1], str):
+        return Frame(
+            function=node[0][:300], file=node[1][:300], line=_integer(node[2]) or 0 if len(node) > 2 else 0
+        )
+    if isinstance(node, str):
+        name, found, inner = node[:2000].strip().rpartition(" (")
+        match = re.fullmatch(r"(.+?)(?::(\d{1,8}))?", inner[:-1]) if found and inner.endswith(")") else None
+        if name and match is not None:
+            return Frame(function=name, file=match[1], line=int(match[2] or 0))
+    return None
+
+
+def _said(node: dict[str, Any]) -> Said:
+    values = {str(key).lower(): value for key, value in node.items()}
+    host = next((v for k in ("node", "host", "hostname", "nodename") if isinstance(v := values.get(k), str)), "")  # fmt: skip
+    rank = next((v for k in ("rank", "global_rank") if (v := _integer(values.get(k))) is not None), None)
+    return Said(
+        host=host[:100],
+        rank=rank,
+        local_rank=_integer(values.get("local_rank")),
+        world=_integer(values.get("world_size")) or 0,
+        pid=_integer(values.get("pid")) or 0,
+        role=str(values.get("role") or "")[:20] if isinstance(values.get("role"), str) else "",
+    )
+
+
+def _said_by_key(key: str) -> Said:
+    rank = re.fullmatch(r"(?:global[_ ]?)?rank[_: -]?(\d{1,7})|(\d{1,6})", key)
+    if rank is not None:
+        return Said(rank=int(rank[1] or rank[2]))
+    if re.fullmatch(r"[A-Za-z](?:[^\W\d]|[.-])*+\d[\w.-]*", key) and not re.search(
+        r"thread|stack|dump|trace|frame", key
+    ):
+        return Said(host=key)
+    return Said()
+
+
+def _error(node: dict[str, Any]) -> str | None:
+    error = node.get("error")
+    return error[:300] if isinstance(error, str) and error else None
+
+
+def _pid_of(threads: list[Any]) -> int:
+    for each in threads:
+        if isinstance(each, dict) and (pid := _integer(each.get("pid"))):
+            return pid
+    for each in threads:
+        if isinstance(each, dict) and each.get("thread_name", each.get("name")) == "MainThread":
+            identity = _integer(each.get("os_thread_id")) or _integer(each.get("thread_id")) or 0
+            return identity if identity < 2**23 else 0
+    return 0
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int) and 0 <= value < 2**63:
+        return value
+    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value) else None

@@ -1,0 +1,206 @@
+"""Reads what people have of a log: plain, packed, from standard input, in other encodings, with redrawn bars.
+
+Gives blocks of whole lines as bytes in UTF-8 with `\n` alone at their ends, ready for slurm_watchdog.parse.training_log.block_scan. A carriage return
+redraws a line: what it draws becomes lines of their own here, and the block says which line of the file each one is.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import IO, Any
+
+BLOCK_BYTES = 4 * 1024**2
+LONGEST_LINE = 16 * 1024**2
+"""A line without an end is cut here, so that a file of one line cannot fill the memory."""
+_MAGIC: tuple[tuple[bytes, Callable[..., Any]], ...] = (
+    (b"\x1f\x8b", gzip.open),
+    (b"BZh", bz2.BZ2File),
+    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+)
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_PROBE = 4096
+
+
+class Unreadable(Exception):
+    """Why a file cannot be read, a sentence for people."""
+
+
+@dataclass(frozen=True)
+class Block:
+    data: bytes
+    first_line: int
+    """Of the file, counted from 1."""
+    numbers: array[int] | None = None
+    """Of each line of `data` its line in the file, where redraws made more lines of one."""
+
+    def number(self, place: int) -> int:
+        """The line of the file that is line `place` (from 0) of `data`."""
+        if self.numbers is None:
+            return self.first_line + place
+        return self.numbers[min(place, len(self.numbers) - 1)]
+
+
+def read_blocks(
+    path: str, on_bytes: Callable[[int], None] = lambda _: None, on_damage: Callable[[], None] = lambda: None
+) -> Iterator[Block]:
+    """The file's blocks, in order; `-` is standard input. `on_bytes` is told how much of the file has been read.
+
+    Raises Unreadable. A packed file that is cut short or damaged gives what could be unpacked, and `on_damage` is called.
+    """
+    try:
+        if path == "-":
+            yield from _blocks(_unpack(sys.stdin.buffer, path), lambda: None, on_damage)
+            return
+        with open(path, "rb") as file, closing(_unpack(file, path)) as unpacked:
+            yield from _blocks(unpacked, lambda: on_bytes(file.tell()), on_damage)
+    except OSError as error:
+        raise Unreadable(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _unpack(file: Any, path: str) -> Any:
+    """What gives the unpacked bytes of a buffered file. Raises Unreadable."""
+    if not hasattr(file, "peek"):
+        file = io.BufferedReader(file)
+    head = file.peek(8)[:8]
+    for magic, opened in _MAGIC:
+        if head.startswith(magic):
+            return opened(file)
+    if not head.startswith(_ZSTD):
+        return file
+    try:
+        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        program = shutil.which("zstd")
+        if program is None or path == "-":
+            raise Unreadable(
+                f"{path} is packed with zstd, and there is neither Python 3.14 nor the program zstd here to unpack it"
+                if program is None
+                else "standard input is packed with zstd: give the file's name instead"
+            ) from None
+        return _Unpacking(program, file)
+    return zstd.ZstdFile(file)
+
+
+class _Unpacking:
+    """A file that a program unpacks beside us; it ends with us."""
+
+    def __init__(self, program: str, file: IO[bytes]) -> None:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        self._process = subprocess.Popen(
+            [program, "-dcq"], stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
+    def read1(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end. Raises EOFError if the program could not unpack all."""
+        assert self._process.stdout is not None
+        data: bytes = self._process.stdout.read1(size)  # type: ignore[attr-defined]
+        if not data and self._process.wait() != 0:
+            raise EOFError
+        return data
+
+    def close(self) -> None:
+        """Ends the program, if it has not ended by itself."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _chunks(file: IO[bytes], tell: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[bytes]:
+    """The file's bytes in UTF-8 (or in something whose line ends are the same)."""
+    decoder: codecs.IncrementalDecoder | None = None
+    first = True
+    while chunk := _chunk(file, on_damage):
+        tell()
+        if first:
+            first, encoding = False, _encoding(chunk[:_PROBE])
+            decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
+        if decoder is not None:
+            yield decoder.decode(chunk).lstrip("\ufeff").encode("utf-8", "replace")
+        else:
+            yield chunk
+
+
+def _chunk(file: Any, on_damage: Callable[[], None]) -> bytes:
+    """The next bytes, BLOCK_BYTES of them where there are so many; of a packed file that is cut short what can be unpacked."""
+    parts, size = [], 0
+    while size < BLOCK_BYTES:
+        try:
+            part = file.read1(BLOCK_BYTES - size)
+        except (EOFError, zlib.error, lzma.LZMAError):
+            on_damage()
+            break
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            on_damage()
+            break
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def _encoding(head: bytes) -> str | None:
+    """Of what is not read as it stands: UTF-16, with or without its mark, and UTF-8's mark."""
+    for bom, name in _BOMS:
+        if head.startswith(bom):
+            return name
+    # Text of ASCII letters in UTF-16: every second byte is zero. Holes in sparse logs are runs of zeros instead.
+    odd, even = head[1::2].count(0), head[0::2].count(0)
+    half = len(head) // 2
+    if half >= 32 and odd > 0.8 * half and even < 0.1 * half:
+        return "utf-16-le"
+    if half >= 32 and even > 0.8 * half and odd < 0.1 * half:
+        return "utf-16-be"
+    return None
+
+
+def _blocks(file: IO[bytes], tell: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[Block]:
+    rest, number = b"", 1
+    for chunk in _chunks(file, tell, on_damage):
+        end = chunk.rfind(b"\n") + 1
+        if not end and len(rest) + len(chunk) < LONGEST_LINE:
+            rest += chunk
+            continue
+        end = end or len(chunk)
+        block = b"".join((rest, memoryview(chunk)[:end])) if rest or end < len(chunk) else chunk
+        rest = chunk[end:]
+        yield _block(block, number)
+        number += block.count(b"\n")
+    if rest:
+        yield _block(rest, number)
+
+
+def _block(data: bytes, number: int) -> Block:
+    if b"\x00" in data:
+        data = data.replace(b"\x00", b"")
+    if b"\r" not in data:
+        return Block(data, number)
+    data = data.replace(b"\r\n", b"\n")
+    if b"\r" not in data:
+        return Block(data, number)
+    numbers = array("q")
+    for line in data.split(b"\n"):
+        numbers.extend([number] * (line.count(b"\r") + 1))
+        number += 1
+    return Block(data.replace(b"\r", b"\n"), numbers[0], numbers)

@@ -1,0 +1,364 @@
+"""Reads whole blocks of a log at once: a million lines a second, with the facts that parse_line would give line by line.
+
+Nearly all lines of a training log say nothing we know, and nearly all are alike: they differ in digits and punctuation.
+So the letters alone of each line, its *shape*, are compared first. A row of the tables can only match a line whose shape
+holds the letters of one of the row's needles; each different shape of a block is looked at once, and the lines of a shape
+without any needle are done with. The others are parsed.
+
+What makes this exact: taking characters out of a text never takes out a needle, when all of them are taken out of both.
+What bounds it in a flood: of the lines of one shape so many are parsed, then a sample, and the rest is counted.
+
+Pure. See scan() for what is given and returned.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, islice
+
+from msgspec.structs import replace
+
+from slurm_watchdog.knowledge.progress_patterns import MAPPING_NEEDLES, Pattern
+from slurm_watchdog.parse.training_log.line import ALL_ROWS, LogFact, Rows, parse_line
+
+PIECE = 128 * 1024
+"""Bytes that are looked at together: with what is made of them, they stay in the processor's cache."""
+MAX_LINE_BYTES = 8192
+"""Of a line so much is decoded; parse_line looks at less."""
+IN_FULL = 128
+"""So many lines of one shape are all parsed if they may be errors: 100 ranks that say the same are 100 facts."""
+STEPS_IN_FULL = 32
+"""So many if they can only be steps or phases."""
+BARREN = 256
+"""With `Seen.only_last`: of a shape whose first lines, so many, all said nothing, the others are sampled at once."""
+EVENLY = 8
+"""Of the further lines of one shape so many are parsed, an even choice with the last, in each piece."""
+SAMPLE_PIECES = 8
+"""With `Seen.only_last`, of so many pieces in which nothing is new one is parsed, and the last one of each block."""
+MAX_SHAPES = 512
+"""Shapes that are remembered from piece to piece; then counting begins anew. A shape is as long as its line."""
+MAX_SHAPE_BYTES = 512
+FEW = 4
+"""Shapes of a block of a few lines, which is what a look at a log mostly finds: whether they hold a needle is known from the look before."""
+
+_KEPT = (string.ascii_letters + "%|\n").encode()
+_LOWER = bytes(range(256)).lower()
+_DELETED = bytes(code for code in range(256) if code not in _KEPT)
+_HEXADECIMAL = b"abcdef"
+# As in slurm_watchdog.parse.training_log.line, for bytes. A title (ESC ] … BEL) may hold any text: such lines are always parsed.
+_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\n]")
+_TITLE = b"\x1b]"
+_KELVIN = "\u212a".encode()
+"""The only character outside ASCII whose lower case is a letter of a needle."""
+
+
+@dataclass
+class Seen:
+    """How many lines of which shape have been parsed so far: one for each file and look, so that a flood stays bounded."""
+
+    parsed: dict[bytes, int] = field(default_factory=dict)
+    errors_in_full: int = IN_FULL
+    steps_in_full: int = STEPS_IN_FULL
+    only_last: bool = False
+    """Of further lines only the last of each shape is parsed in each piece, and the others are not counted: quicker."""
+    done: set[bytes] = field(default_factory=set)
+    """With `only_last`: shapes that have had their share."""
+    quiet: set[bytes] = field(default_factory=set)
+    """With `only_last`: shapes without any needle."""
+    told: set[bytes] = field(default_factory=set)
+    """With `only_last`: shapes that have given a fact; emptied together with `parsed`."""
+    watched: tuple[bytes, ...] = ()
+    """With `only_last`: letters that the caller looks for in the lines itself, and where they are not, need not."""
+    holding: set[bytes] = field(default_factory=set)
+    """Shapes that hold one of `watched`, of those that are not looked at again."""
+
+    def add(self, shape: bytes, count: int) -> None:
+        if len(shape) <= MAX_SHAPE_BYTES:
+            if len(self.parsed) >= MAX_SHAPES and shape not in self.parsed:
+                self.parsed.clear()
+                self.done.clear()
+                self.told.clear()
+            self.parsed[shape] = self.parsed.get(shape, 0) + count
+
+
+@dataclass
+class Scan:
+    """What a block says: `facts` with their lines (without their ends), in order."""
+
+    facts: list[tuple[str, LogFact]] = field(default_factory=list)
+    left_out: int = 0
+    """Lines that were not parsed, of a shape whose other lines gave facts."""
+    parsed: int = 0
+    """Lines that were given to parse_line."""
+    places: list[int] = field(default_factory=list)
+    """Of each fact the line of the block, counted from 0."""
+    lines: int = 0
+    """How many line feeds the block has."""
+    watched: bool = False
+    """Whether one of `Seen.watched` may be in the block: never false where one is."""
+
+
+def letters(text: str | bytes) -> bytes:
+    """What a shape keeps of `text`: its ASCII letters in lower case, and the signs of bars."""
+    data = text.encode() if isinstance(text, str) else text
+    return data.translate(_LOWER, _DELETED)
+
+
+def cover(needles: Iterable[str]) -> tuple[bytes, ...]:
+    """The fewest of the needles' letters that are in all others: in the shape of a line that holds any needle, one of them is."""
+    kept: list[bytes] = []
+    for needle in sorted({letters(needle) for needle in needles}, key=lambda needle: (len(needle), needle)):
+        if not any(shorter in needle for shorter in kept):
+            kept.append(needle)
+    return tuple(kept)
+
+
+COVER = cover(
+    [
+        *chain.from_iterable(row.needles for row in ALL_ROWS.signatures),
+        *chain.from_iterable(row.needles for row in ALL_ROWS.signs),
+        *chain.from_iterable(row.needles for row in ALL_ROWS.patterns),
+        *MAPPING_NEEDLES,
+    ]
+)
+"""In the shape of each line that can say anything, one of these is."""
+
+
+def scan(block: bytes, seen: Seen | None = None, own: tuple[Pattern, ...] = ()) -> Scan:
+    """The facts of whole lines, each ended by a line feed (the last one may lack it); a carriage return ends none.
+
+    With a `Seen` that is given again for the next block, what is said a thousand times is parsed IN_FULL times and then
+    sampled. Without: each block for itself. Every line of a shape that has not been seen before is always parsed.
+
+    With patterns of a site's `own`, which have no needles, each shape may say something: it costs a few times as much.
+    """
+    seen = Seen() if seen is None else seen
+    found = Scan()
+    parts = list(pieces(block))
+    for number, piece in enumerate(parts, 1):
+        _scan_piece(piece, seen, found, own, number % SAMPLE_PIECES == 0 or number == len(parts))
+    return found
+
+
+def pieces(block: bytes) -> Iterator[bytes]:
+    """The block in parts of whole lines, each of at most PIECE bytes if its lines allow."""
+    start = 0
+    while len(block) - start > PIECE:
+        end = block.rfind(b"\n", start, start + PIECE) + 1
+        if end <= start:
+            end = block.find(b"\n", start + PIECE) + 1 or len(block)
+        yield block[start:end]
+        start = end
+    yield block[start:] if start else block
+
+
+def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...], sample: bool) -> None:
+    shapes = _shapes(piece)
+    line = found.lines
+    found.lines += len(shapes) - 1
+    different = set(shapes)
+    if seen.watched and not found.watched:
+        found.watched = _holds_watched(different, seen)
+    loud = different if own else _loud_ones(different, seen)
+    has_title = _TITLE in piece
+    if seen.only_last and not sample and loud <= seen.done and not has_title:
+        return
+    titled: set[bytes] = set()
+    lines = piece.split(b"\n") if loud or has_title else []
+    if has_title:
+        for at, each in enumerate(lines):
+            if _TITLE in each:
+                shapes[at] = letters(each)
+                titled.add(shapes[at])
+    if not loud and not titled:
+        return
+    if seen.only_last and loud <= seen.done and not titled:
+        last = dict(zip(shapes, range(len(shapes)), strict=True))
+        hits = sorted(last[shape] for shape in loud)
+    else:
+        hits = [at for at, shape in enumerate(shapes) if shape in loud or shape in titled]
+    facts: list[tuple[int, str, LogFact]] = []
+    for shape, places in _groups(hits, shapes).items():
+        facts += _parse_alike(shape, places, _Piece(lines, shapes, titled, own), seen, found)
+    facts.sort(key=lambda each: each[0])
+    found.facts += [(text, fact) for _, text, fact in facts]
+    found.places += [line + at for at, _, _ in facts]
+
+
+def _shapes(piece: bytes) -> list[bytes]:
+    """The shape of each line."""
+    plain = piece
+    if b"\x1b" in piece:
+        plain = _ESCAPES.sub(b"", piece)
+    if not plain.isascii():
+        plain = plain.replace(_KELVIN, b"k")
+    shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
+    if len(piece) > PIECE:  # it holds a line longer than itself
+        shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
+    return shapes
+
+
+@dataclass(frozen=True)
+class _Piece:
+    lines: list[bytes]
+    shapes: list[bytes]
+    titled: set[bytes]
+    own: tuple[Pattern, ...]
+
+
+def _parse_alike(
+    shape: bytes, places: list[int], piece: _Piece, seen: Seen, found: Scan
+) -> list[tuple[int, str, LogFact]]:
+    """The facts of the lines of one shape, as many of them as are to be parsed, each with its place."""
+    first = piece.shapes[places[0]]
+    errors = bool(_rows(first, first in piece.titled, piece.own).signatures)
+    in_full = seen.errors_in_full if errors else seen.steps_in_full
+    before = seen.parsed.get(shape, 0)
+    chosen = _chosen(places, in_full - before, 1 if seen.only_last else EVENLY)
+    told = not seen.only_last or shape in seen.told
+    facts: list[tuple[int, str, LogFact]] = []
+    parsed = 0
+    for at in chosen:
+        if not told and before + parsed >= BARREN and at != chosen[-1]:
+            continue
+        parsed += 1
+        text = piece.lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
+        fact = parse_line(text, _rows(piece.shapes[at], piece.shapes[at] in piece.titled, piece.own))
+        if fact is not None:
+            told = True
+            facts.append((at, text, fact))
+    seen.add(shape, parsed)
+    found.parsed += parsed
+    if facts:
+        found.left_out += len(places) - parsed
+    if seen.only_last:
+        _note_done(shape, {piece.shapes[at] for at in places}, told, in_full, seen)
+    return facts
+
+
+def _note_done(shape: bytes, members: set[bytes], told: bool, in_full: int, seen: Seen) -> None:
+    """Notes whether lines of a shape have had their share; one that said nothing for long may yet say something."""
+    known = {each for each in members if len(each) <= MAX_SHAPE_BYTES}
+    if shape not in seen.parsed:
+        return
+    if told:
+        seen.told.add(shape)
+    if seen.parsed[shape] < (in_full if told else BARREN):
+        seen.done -= known
+    elif len(seen.done) < MAX_SHAPES:
+        seen.done |= known
+
+
+def _holds_watched(shapes: set[bytes], seen: Seen) -> bool:
+    """Whether a shape holds one of the letters that are watched for; must come before `_loud_ones`, which notes what is known."""
+    if shapes & seen.holding:
+        return True
+    new = shapes - seen.quiet - seen.done
+    joined = b"\n".join(new)
+    if not any(letters in joined for letters in seen.watched):
+        return False
+    if len(seen.holding) >= MAX_SHAPES:
+        seen.quiet.clear()
+        seen.done.clear()
+        seen.holding.clear()
+    seen.holding.update(
+        each
+        for each in new
+        if len(each) <= MAX_SHAPE_BYTES and any(letters in each for letters in seen.watched)
+    )
+    return True
+
+
+def _loud_ones(shapes: set[bytes], seen: Seen) -> set[bytes]:
+    """The shapes that hold a needle; with `only_last` those that are known to hold none are not looked at again."""
+    if not seen.only_last:
+        if len(shapes) <= FEW and all(len(shape) <= MAX_SHAPE_BYTES for shape in shapes):
+            return {shape for shape in shapes if _is_loud(shape)}
+        return _loud(shapes)
+    new = shapes - seen.quiet - seen.done
+    loud = _loud(new) if new else new
+    if len(seen.quiet) >= MAX_SHAPES:
+        seen.quiet.clear()
+    room = MAX_SHAPES - len(seen.quiet)
+    seen.quiet.update(islice((each for each in new - loud if len(each) <= MAX_SHAPE_BYTES), room))
+    return loud | (shapes & seen.done)
+
+
+@lru_cache(maxsize=MAX_SHAPES)
+def _is_loud(shape: bytes) -> bool:
+    return bool(_loud({shape}))
+
+
+def _loud(shapes: set[bytes]) -> set[bytes]:
+    """The shapes that hold a needle."""
+    joined = b"\n".join(shapes)
+    hits: set[bytes] = set()
+    for needle in COVER:
+        at = joined.find(needle)
+        while at >= 0:
+            end = joined.find(b"\n", at)
+            end = len(joined) if end < 0 else end
+            hits.add(joined[joined.rfind(b"\n", 0, at) + 1 : end])
+            at = joined.find(needle, end)
+    return hits
+
+
+def _rows(shape: bytes, everything: bool, own: tuple[Pattern, ...]) -> Rows:
+    """The rows that a line of this shape may match."""
+    if everything:
+        return replace(ALL_ROWS, own=own)
+    return _rows_of(shape, own) if len(shape) <= MAX_SHAPE_BYTES else _rows_of.__wrapped__(shape, own)
+
+
+@lru_cache(maxsize=MAX_SHAPES)
+def _rows_of(shape: bytes, own: tuple[Pattern, ...]) -> Rows:
+    return Rows(
+        tuple(row for row in ALL_ROWS.signatures if _may_match(row.needles, shape)),
+        tuple(row for row in ALL_ROWS.signs if _may_match(row.needles, shape)),
+        tuple(row for row in ALL_ROWS.patterns if _may_match(row.needles, shape)),
+        _may_match(MAPPING_NEEDLES, shape),
+        own,
+    )
+
+
+_NEEDLES = chain(
+    *(row.needles for row in ALL_ROWS.signatures),
+    *(row.needles for row in ALL_ROWS.signs),
+    *(row.needles for row in ALL_ROWS.patterns),
+    MAPPING_NEEDLES,
+)
+_LETTERS = {needle: letters(needle) for needle in _NEEDLES}
+
+
+def _may_match(needles: tuple[str, ...], shape: bytes) -> bool:
+    for needle in needles:  # noqa: SIM110 - any() takes twice as long
+        if _LETTERS[needle] in shape:
+            return True
+    return False
+
+
+def _groups(hits: list[int], shapes: list[bytes]) -> dict[bytes, list[int]]:
+    """The lines to be parsed, by shape; here, an address in hexadecimal makes no new one."""
+    coarse: dict[bytes, list[int]] = {}
+    fine: dict[bytes, list[int]] = {}
+    for at in hits:
+        fine.setdefault(shapes[at], []).append(at)
+    for shape, places in fine.items():
+        coarse.setdefault(shape.translate(None, _HEXADECIMAL), []).extend(places)
+    if len(coarse) < len(fine):
+        for places in coarse.values():
+            places.sort()
+    return coarse
+
+
+def _chosen(places: list[int], in_full: int, evenly: int = EVENLY) -> list[int]:
+    """Which lines of one shape are parsed: the first ones, and of the others an even choice with the last."""
+    in_full = max(0, in_full)
+    if len(places) <= in_full + evenly:
+        return places
+    others = places[in_full:]
+    return places[:in_full] + [others[(place + 1) * len(others) // evenly - 1] for place in range(evenly)]

@@ -1,0 +1,1 @@
+"""A recorded or written trace through the same detectors and the same policy, with nothing executed."""

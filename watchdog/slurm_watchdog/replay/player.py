@@ -1,0 +1,371 @@
+"""A trace through the real state, detectors, correlation and policy, on the trace's own clock. It acts on nothing.
+
+What differs from the service: nobody answers what detectors want to know (a recording holds the stacks that were taken), what is
+allowed is written down and not done, and time ends with the trace. Decisions are those of the service's own Decider. Where a controller
+has recorded what it did itself, that is what has happened; any other trace is of one that only watched, warm from the first line on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, groupby, islice
+
+from msgspec.structs import replace
+
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.incidents.judge import Change, Judge
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.actions import Decision
+from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Kind, Truth
+from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
+from slurm_watchdog.replay.decisions import OF_THE_CONTROLLER, ReplayDecisions
+from slurm_watchdog.replay.skip_ahead import calm_for_s
+from slurm_watchdog.replay.slurm import Listing
+from slurm_watchdog.replay.stacks import Dumps
+from slurm_watchdog.trace import records
+from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
+from slurm_watchdog.trace.records import Damage, Tally
+from slurm_watchdog.trace.to_report import Node
+
+LOOKED_AHEAD = 500
+"""Moments that are read before the first is judged, to see how often agents report."""
+SILENT_REPORTS = 3.0
+"""A node is silent after so many reports that did not come, and never sooner than the configuration says."""
+OF_A_NODE = (records.Proc, records.Gpu, records.Log)
+"""Most lines of every trace; they say something of one node, and of nothing else."""
+NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, Damage, *OF_THE_CONTROLLER)
+FINE_S = 3600.0
+"""In a longer stretch without a line, time goes on in larger steps."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trace gave."""
+
+    incidents: tuple[Incident, ...]
+    """That fired, or were pending at the end; in the order of their opening."""
+    decisions: dict[str, tuple[Decision, ...]]
+    """By incident."""
+    decided: tuple[Decision, ...]
+    """All of them, in the order in which they were made."""
+    tally: Tally
+    silent_after_s: float
+    ended_at: float
+
+
+def replay(read: Callable[[int], bytes], config: Config, new_id: Callable[[], str]) -> Outcome:
+    """Replays the trace that `read(n)` gives in pieces of at most n bytes. Raises what `read` raises."""
+    tally = Tally()
+    flow = moments(in_order(read_records(read_blocks(read), tally), tally))
+    early = list(islice(flow, LOOKED_AHEAD))
+    interval_s = typical_interval_s(early) or config.agent.interval
+    player = Player(config, tally, new_id, interval_s)
+    for moment in chain(early, flow):
+        player.play(moment)
+    return player.outcome()
+
+
+class Player:
+    """One trace while it is played. Moments have to come in order."""
+
+    def __init__(self, config: Config, tally: Tally, new_id: Callable[[], str], interval_s: float):
+        self.config = config
+        self.tally = tally
+        self._interval_s = interval_s
+        self.silent_after_s = max(config.controller.agent_silent_after, SILENT_REPORTS * interval_s)
+        self.state = ClusterState(
+            silent_after_s=self.silent_after_s,
+            report_lifetime_s=max(config.controller.report_lifetime, SILENT_REPORTS * interval_s),
+            partitions=config.jobs.partitions,
+        )
+        self.judge = Judge(config, self.state, (), new_id, self._count_failure)
+        self._decisions = ReplayDecisions(
+            config,
+            self.state,
+            self.judge,
+            tally,
+            new_id,
+            has_all_nodes=lambda: self._recorded,
+            on_change=self._note,
+        )
+        self._listing = Listing(tally, self.silent_after_s)
+        self._nodes: dict[str, Node] = {}
+        self._mounts: set[str] = set()
+        self._own = compile_patterns(config.jobs.progress_patterns)
+        self._dumps = Dumps(tally, self.state, self._listing)
+        self._faults: list[records.Fault] = []
+        self._seen: dict[str, Incident] = {}
+        self._now: float | None = None
+        self._recorded = False
+        """Whether a controller wrote this trace: then it has everything that there was."""
+        self._looked_at = float("-inf")
+        self._calm_until = float("-inf")
+        """Before that nothing is to be looked for, unless there is news."""
+        self._bad: set[tuple[Kind, str]] = set()
+        """What was wrong when it was judged last."""
+
+    # ------------------------------------------------------------------------------------ time
+
+    def play(self, moment: Moment) -> None:
+        """Lets the time until this moment go by, takes it over, and judges."""
+        own = [record for record in moment.records if isinstance(record, OF_THE_CONTROLLER)]
+        if len(own) == len(moment.records):  # between two ticks: there is nothing new to be judged
+            self._decisions.take(own)
+            return
+        if self._now is not None:
+            self._wait(self._now, moment.t)
+        self._now = now = moment.t
+        for of_controller, part in groupby(moment.records, lambda each: isinstance(each, OF_THE_CONTROLLER)):
+            if of_controller:  # in their order: what was asked before Slurm answered was decided before that
+                self._decisions.take(part)
+            else:
+                self._apply(Moment(now, list(part)))
+        if own or (not self._quiet() and not self._steady()):
+            self._judge(now)
+
+    def _quiet(self) -> bool:
+        return not self.judge.incidents and not self._dumps
+
+    def _steady(self) -> bool:
+        """What is wrong has fired, or is explained by what has, and goes on: nothing is about to be told, or to be over."""
+        open_ones = self.judge.incidents
+        settled = all(
+            each.clear_mono is None and (each.state is IncidentState.FIRING or each.inhibited_by)
+            for each in open_ones
+        )
+        return settled and not self._dumps and {(i.kind, i.subject) for i in open_ones} == self._bad
+
+    def _wait(self, since: float, until: float) -> None:
+        """The judgement of the last moment and of the ticks from there to the next one.
+
+        While nothing is wrong, or the same as before, one look at the end is enough: what was wrong before and is not mended by a
+        report is wrong then, too, as long as nobody has fallen silent.
+        """
+        tick_s, before = self.config.controller.tick, until - 0.001
+        if self._recorded and until - since > self.judge.slurm_patience_s:
+            # Neither an agent nor Slurm said a word: the controller stood still, or was not running.
+            self._judge(since)
+            self.state.grant_grace(until)
+            self.state.forget_silence(until)
+            self._looked_at = until
+            return
+        if self._quiet():
+            if until - self._looked_at < tick_s or self._is_calm(until):
+                return
+            fine = self._foresee(since, before) == []
+            if not fine or until - since > self._interval_s + tick_s:
+                self._judge(since)
+            self._looked_at = until
+            if fine and self._quiet():
+                self._calm_until = until + calm_for_s(self.judge.view, self.judge.limits_s)
+                return
+        elif self._steady():
+            findings = self._foresee(since, before)
+            if findings is not None and bad_ones(findings) == self._bad:
+                self._conclude(findings, before)
+                return
+            self._judge(since)
+        at = since
+        while (at := at + _step_s(at - since, tick_s)) < until:
+            self._dumps.end_those_due(at)
+            self._ask_slurm(at)
+            self._judge(at)
+
+    def _is_calm(self, until: float) -> bool:
+        """Whether nothing can have changed by then of what was looked at last."""
+        return (
+            until < self._calm_until
+            and not self.state.restless
+            and not self._listing.patience_ends(self._looked_at, until)
+        )
+
+    def _foresee(self, since: float, until: float) -> list[Finding] | None:
+        """What would be said by then, with what is known up to here, if nothing is wrong none; None: time itself may change it."""
+        if self._listing.patience_ends(since, until):
+            return None
+        last = self.state.slurm_at
+        self.state.slurm_at = last if self._recorded else until
+        findings = self._look(until)
+        self.state.slurm_at = last
+        return findings if bad_ones(findings) else []
+
+    def outcome(self) -> Outcome:
+        """Everything there is to say at the end of the trace."""
+        if self._now is not None:
+            self._dumps.end_those_due(self._now)
+            self._judge(self._now)
+        for incident in self.judge.incidents:
+            self._seen[incident.id] = incident
+        decided, by_incident = self._decisions.numbered(), dict[str, list[Decision]]()
+        for decision in decided:
+            by_incident.setdefault(decision.incident_id, []).append(decision)
+        incidents = sorted(self._seen.values(), key=lambda each: (each.opened_at, each.id))
+        return Outcome(
+            incidents=tuple(_shown(_measured(each, self._faults)) for each in incidents),
+            decisions={each.id: tuple(by_incident.get(each.id, ())) for each in incidents},
+            decided=decided,
+            tally=self.tally,
+            silent_after_s=self.silent_after_s,
+            ended_at=self._now or 0.0,
+        )
+
+    # ------------------------------------------------------------------------------------ taking over
+
+    def _apply(self, moment: Moment) -> None:
+        by_node: dict[str, list[records.Any_]] = {}
+        damaged: set[str | None] = set()
+        slurm_said = False
+        for record in moment.records:
+            if not isinstance(record, OF_A_NODE):
+                if self._take(record, by_node, damaged):
+                    slurm_said = True
+                if isinstance(record, NOT_OF_A_NODE):
+                    continue
+            said = by_node.get(record.node)
+            if said is None:
+                by_node[record.node] = [record]
+            else:
+                said.append(record)
+        self._listing.note_use(by_node)
+        self._ask_slurm(moment.t, force=slurm_said)
+        restarts = {job.process_id: job.restarts for job in self._listing.jobs.values()}
+        reports = []
+        for name in sorted(by_node):
+            node = self._nodes.get(name)
+            if node is None:
+                node = self._nodes[name] = Node(name, self.tally, self._interval_s, own=self._own)
+            node.over = self._listing.over()
+            hurt = None in damaged or name in damaged
+            reports.append(
+                node.reports(by_node[name], moment.t, damaged=hurt, restarts=restarts, mounts=self._mounts)
+            )
+        if any(each[-1].mounts for each in reports):
+            # A filesystem is taken up when somebody is blocked on it: who says so comes before those who answer for it.
+            reports.sort(key=lambda each: not any(process.blocked for process in each[-1].processes))
+        for report in chain.from_iterable(reports):
+            self.state.apply_report(report, moment.t)
+        for record in moment.records:
+            if isinstance(record, records.Stack):
+                self._dumps.take(record, moment.t)
+        self._dumps.end_those_due(moment.t)
+        if slurm_said or not all(view.quiet for name in by_node if (view := self.state.nodes.view(name))):
+            self._calm_until = float("-inf")
+
+    def _take(
+        self, record: records.Any_ | Damage, by_node: dict[str, list[records.Any_]], damaged: set[str | None]
+    ) -> bool:
+        """Takes over what a record says beyond its node. Returns whether it is Slurm's word."""
+        if isinstance(record, records.Job):
+            over = self._listing.take_job(record)
+            if over is not None:
+                self._forget(over, by_node)
+            return True
+        if isinstance(record, records.Node):
+            self._listing.take_node(record)
+            return True
+        if isinstance(record, records.Fault):
+            self._faults.append(record)
+        elif isinstance(record, Damage):
+            damaged.add(record.node)
+        elif isinstance(record, records.Report) and record.listed is not None:
+            self._recorded = True
+        elif isinstance(record, records.Mount):
+            self._mounts.add(record.mount)
+        return False
+
+    def _forget(self, job_id: str, by_node: dict[str, list[records.Any_]]) -> None:
+        """A run of this job is over: who was listed before that, in the same moment, was of that run as well."""
+        for node in self._nodes.values():
+            node.forget(job_id)
+        for name, said in by_node.items():
+            by_node[name] = [
+                each for each in said if not isinstance(each, records.Proc) or str(each.job_id) != job_id
+            ]
+
+    def _ask_slurm(self, now: float, *, force: bool = False) -> None:
+        """Slurm's listing as the trace has it, as often as the controller would ask. A recording has a line for each answer."""
+        last = self.state.slurm_at
+        due = last is None or now - last >= self.config.slurm.poll_interval
+        if force or (due and not self._recorded):
+            heard = {name: node.heard_at for name, node in self._nodes.items()}
+            self.state.apply_slurm(self._listing.view(heard, now), now, now)
+
+    # ------------------------------------------------------------------------------------ judging
+
+    def _judge(self, now: float) -> None:
+        self._conclude(self._look(now), now)
+
+    def _look(self, now: float) -> list[Finding]:
+        for name, node in self._nodes.items():
+            if not node.speaks:
+                self.state.agents.hear(name, now)
+        return self.judge.look(now)
+
+    def _conclude(self, findings: Sequence[Finding], now: float) -> None:
+        self._looked_at = now
+        self._bad = bad_ones(findings)
+        for change in self.judge.conclude(findings, now, now, self._decisions.acting()):
+            self._note(change, now)
+        self._decisions.decide(now)
+
+    def _note(self, change: Change, now: float) -> None:
+        incident = change.after
+        if incident.state is not IncidentState.PENDING:
+            self._seen[incident.id] = incident
+        if incident.state is IncidentState.RESOLVED:
+            self.judge.settle(change, now)
+
+    def _count_failure(self, kind: Kind) -> None:
+        self.tally.ignore(f"{kind} failed at a moment of this trace: a defect of ours")
+
+
+def bad_ones(findings: Iterable[Finding]) -> set[tuple[Kind, str]]:
+    """Kind and subject of what is wrong."""
+    return {(finding.kind, finding.subject) for finding in findings if finding.truth is Truth.BAD}
+
+
+def numbered_ids() -> Callable[[], str]:
+    """Ids that are the same in every replay: r1, r2, …"""
+    numbers: Iterator[int] = count(1)
+    return lambda: f"r{next(numbers)}"
+
+
+def _step_s(waited_s: float, tick_s: float) -> float:
+    return tick_s if waited_s < FINE_S else max(tick_s, 0.1 * waited_s)
+
+
+def _measured(incident: Incident, faults: Iterable[records.Fault]) -> Incident:
+    """The incident, found so long after the newest fault of its job and node; as it was where no fault is marked."""
+    if incident.fired_at is None:
+        return incident
+    nodes = {culprit.node for culprit in incident.culprits} | set(incident.exclude_nodes)
+    begun = [
+        fault.t
+        for fault in faults
+        if fault.t <= incident.fired_at
+        and (fault.job_id is None or not incident.job_ids or str(fault.job_id) in incident.job_ids)
+        and (fault.node is None or not nodes or fault.node in nodes)
+    ]
+    if not begun:
+        return incident
+    return replace(incident, detected_after_s=incident.fired_at - max(begun))
+
+
+_STAND_IN = re.compile(r"pid -\d+ (?=on )")
+
+
+def _shown(incident: Incident) -> Incident:
+    """The incident without the pids that stand for those that the trace does not tell."""
+    if all(culprit.pid is None or culprit.pid >= 0 for culprit in incident.culprits):
+        return incident
+    return replace(
+        incident,
+        culprits=tuple(
+            replace(each, pid=None) if each.pid is not None and each.pid < 0 else each
+            for each in incident.culprits
+        ),
+        summary=_STAND_IN.sub("", incident.summary),
+        facts=tuple(_STAND_IN.sub("", fact) for fact in incident.facts),
+    )

@@ -1,0 +1,139 @@
+"""What Slurm would list at a moment of a trace: jobs as they were said last, and their nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm_states import ALIVE, RUNNING
+from slurm_watchdog.trace import records
+from slurm_watchdog.trace.records import Tally
+
+JOBLESS = "FUTURE"
+"""The state of a node that no running job has and of which a trace says no more: it may rightly have no agent."""
+
+
+LOST_SHARE = 0.5
+"""Of the time after which a node counts as silent: Slurm has given its word already."""
+LOST = "DOWN*"
+"""The state of a node that Slurm has lost, where the trace says only that its job ended so."""
+
+
+@dataclass
+class Listing:
+    """Everything that job and node lines have said."""
+
+    tally: Tally
+    patience_s: float
+    """A node that has not said anything since its job began gets this long."""
+    jobs: dict[str, SlurmJob] = field(default_factory=dict)
+    _nodes: dict[str, SlurmNode] = field(default_factory=dict)
+    _used: dict[str, set[str]] = field(default_factory=dict)
+    """Job -> nodes, of jobs whose line does not name any."""
+    _active_since: dict[str, float] = field(default_factory=dict)
+
+    def take_job(self, record: records.Job) -> str | None:
+        """What a job line changes. Returns what agents call the job if a run of it is over."""
+        job_id = str(record.job_id)
+        old = self.jobs.get(job_id)
+        if old is None and record.state is None:
+            self.tally.ignore("a job whose state was never said")
+            return None
+        said = {
+            "state": None if record.state is None else record.state.upper(),
+            "nodes": None if record.nodes is None else tuple(record.nodes),
+            "restarts": record.restarts,
+            "name": record.name,
+            "user": record.user,
+            "batch_host": record.batch_host,
+        }
+        fields = {name: value for name, value in said.items() if value is not None}
+        job = SlurmJob(job_id=job_id, **fields) if old is None else replace(old, **fields)  # type: ignore[arg-type]
+        if record.more:
+            try:
+                job = msgspec.convert({**msgspec.to_builtins(job), **record.more, "job_id": job_id}, SlurmJob)
+            except msgspec.ValidationError:
+                self.tally.ignore("`more` that is no SlurmJob of ours")
+        self.jobs[job_id] = job
+        over = old is not None and (old.restarts != job.restarts or job.state not in RUNNING)
+        return job.process_id if over else None
+
+    def take_node(self, record: records.Node) -> None:
+        node = SlurmNode(name=record.node, address="", state=record.state, reason=record.reason)
+        if record.more:
+            fields = {**msgspec.to_builtins(node), "address": ""} | record.more
+            try:
+                node = msgspec.convert({**fields, "name": record.node, "state": record.state}, SlurmNode)
+            except msgspec.ValidationError:
+                self.tally.ignore("`more` that is no SlurmNode of ours")
+        self._nodes[record.node] = node
+
+    def note_use(self, said: Mapping[str, Sequence[records.Any_]]) -> None:
+        """Where a job without a list of nodes has processes, and what is said of jobs that nobody knows."""
+        known = {job.process_id: job for job in self.jobs.values()}
+        settled = {job_id for job_id, job in known.items() if job.nodes}
+        for name, lines in said.items():
+            for record in lines:
+                if type(record) is not records.Proc and type(record) is not records.Log:
+                    continue
+                if record.job_id not in settled and record.job_id is not None:
+                    job = known.get(str(record.job_id))
+                    if job is None:
+                        kind = record.__struct_config__.tag
+                        self.tally.ignore(f"a {kind} line about a job that no job line has named yet")
+                    elif not job.nodes:
+                        self._used.setdefault(job.job_id, set()).add(name)
+
+    def running(self, process_job_id: str) -> SlurmJob | None:
+        """The job that agents call so."""
+        return next((job for job in self.jobs.values() if job.process_id == process_job_id), None)
+
+    def over(self) -> dict[str, str]:
+        """The jobs that have ended, as agents call them, and their users."""
+        return {job.process_id: job.user for job in self.jobs.values() if job.state not in ALIVE}
+
+    def view(self, heard: Mapping[str, float], now: float) -> SlurmView:
+        """The listing at `now`; `heard`: node -> when it last said anything."""
+        jobs = []
+        states = dict.fromkeys(heard, JOBLESS)
+        for job in self.jobs.values():
+            if not job.nodes and job.job_id in self._used:
+                job = replace(job, nodes=tuple(sorted(self._used[job.job_id])))
+            jobs.append(job)
+            if job.state in RUNNING:
+                since = self._active_since.setdefault(job.job_id, now)
+                states.update(dict.fromkeys(self._expected(job.nodes, heard, since, now), "ALLOCATED"))
+            else:
+                self._active_since.pop(job.job_id, None)
+        nodes = {name: SlurmNode(name=name, address="", state=state) for name, state in states.items()}
+        nodes.update(self._lost(heard, now))
+        nodes.update(self._nodes)
+        return SlurmView(jobs=tuple(jobs), nodes=tuple(nodes.values()))
+
+    def _lost(self, heard: Mapping[str, float], now: float) -> dict[str, SlurmNode]:
+        """NODE_FAIL is Slurm's word that it has lost a node of the job: those that fell silent while others went on, or its only one."""
+        newest = max(heard.values(), default=now)
+        return {
+            name: SlurmNode(name=name, address="", state=LOST, reason=f"job {job.job_id} ended {job.state}")
+            for job in self.jobs.values()
+            if job.state == "NODE_FAIL"
+            for name in job.nodes
+            if name in heard
+            and heard[name] < (now if len(job.nodes) == 1 else newest) - LOST_SHARE * self.patience_s
+        }
+
+    def patience_ends(self, since: float, until: float) -> bool:
+        """Whether nodes that have said nothing yet begin to count as silent between these two."""
+        return any(since < at + self.patience_s <= until for at in self._active_since.values())
+
+    def _expected(
+        self, nodes: Sequence[str], heard: Mapping[str, float], since: float, now: float
+    ) -> Iterator[str]:
+        """Those of a job's nodes that should have reported: in many traces a node only speaks while a job runs there."""
+        return (
+            name for name in nodes if now - since > self.patience_s or heard.get(name, float("-inf")) >= since
+        )

@@ -1,0 +1,210 @@
+"""What the watchdog wants from Slurm, whoever carries it out, and the three ways a request can end.
+
+*Done*: the call returns. *Refused*: `SlurmRefused`, Slurm understood and said no, nothing was changed; its `kind` says why
+and `terminal` whether asking again can help. *Unknown*: `SlurmUnavailable`, nobody knows whether it was done, so the world
+is asked (`read_job`, `read_view`) before anything else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+
+
+class Refusal(StrEnum):
+    """Why Slurm said no."""
+
+    NO_SUCH_JOB = "no_such_job"
+    NO_SUCH_NODE = "no_such_node"
+    NO_PERMISSION = "no_permission"
+    NOT_BATCH = "not_batch"
+    """salloc and srun jobs can be cancelled, never requeued; they have no script either."""
+    NOT_REQUEUEABLE = "not_requeueable"
+    """Submitted with --no-requeue, or JobRequeue=0."""
+    FINISHED = "finished"
+    NOT_PENDING = "not_pending"
+    """What may be done to a pending job only."""
+    NOT_RUNNING = "not_running"
+    CHANGED = "changed"
+    """It is not as the caller last saw it, so it was left alone."""
+    UNSATISFIABLE = "unsatisfiable"
+    """No node is left that could run the job, an account or limit forbids it, an option is invalid."""
+    NOT_NOW = "not_now"
+    """In between two states, or too busy: the same request may be taken in a moment."""
+    NOT_ASKED = "not_asked"
+    """We did not even send it: no name of one job or one node."""
+    OTHER = "other"
+
+
+MAY_CHANGE = frozenset({Refusal.NOT_PENDING, Refusal.NOT_RUNNING, Refusal.NOT_NOW})
+"""Refusals that the job's next state may lift. After all others asking again is useless."""
+
+
+class SlurmUnavailable(Exception):
+    """No answer, or none that can be trusted: time-out, controller down, output cut short. The outcome is unknown.
+
+    `answered`: Slurm did answer, and the answer is of no use (it cannot be read, or shows too little).
+    """
+
+    def __init__(self, reason: str, *, answered: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.answered = answered
+
+
+class SlurmRefused(Exception):
+    """A positive no: no such job, no permission, not a batch job, already finished. Nothing was changed."""
+
+    def __init__(self, reason: str, kind: Refusal = Refusal.OTHER) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.kind = kind
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the same request will be refused again, whatever the job does next."""
+        return self.kind not in MAY_CHANGE
+
+
+class SignalTo(StrEnum):
+    """Which of a job's processes a signal goes to."""
+
+    STEPS = "steps"
+    """What srun started, and not the batch script. (Tasks get it from slurmstepd; the script's srun sees them end.)"""
+    BATCH = "batch"
+    """The batch script's shell alone: what `sbatch --signal=B:USR1` does."""
+    FULL = "full"
+    """The batch script, all its children and the steps."""
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A job script to be submitted."""
+
+    script: bytes
+    options: tuple[str, ...] = ()
+    """Long options of sbatch, one a string: `--exclude=n1`. They win over the script's own #SBATCH lines."""
+    like: str = ""
+    """A job: what it was given on sbatch's command line is taken over as far as Slurm still tells it (tasks, CPUs, memory,
+    GPUs, constraints, output files, its index in an array); `options` win over that."""
+    uid: int
+    """Whose job it shall be. For another's than our own user we have to be root."""
+    workdir: str
+    environ: Mapping[str, str] | None = None
+    """The environment that the job gets, without what Slurm sets; None for what the user has after a login on the node."""
+
+
+class SlurmReads(Protocol):
+    """Questions. None of them changes anything."""
+
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it should be in how Slurm is asked, a sentence each: another client than wanted, a token that ends."""
+        ...
+
+    async def read_view(self) -> SlurmView:
+        """All jobs, finished ones included while Slurm remembers them, and all nodes, in one listing of each.
+
+        `excluded_nodes` of these jobs may be empty: only `read_job` is sure to know it.
+        Raises SlurmUnavailable rather than return a list with something missing.
+        """
+        ...
+
+    async def read_job(self, job_id: str) -> SlurmJob | None:
+        """One job with its excluded nodes; None only if Slurm answers that there is no such job.
+
+        Raises SlurmUnavailable, or SlurmRefused if `job_id` is not the name of one job (a whole array).
+        """
+        ...
+
+    async def read_node(self, node: str) -> SlurmNode | None:
+        """One node with the reason of its state, when that was given and by whom; None if there is none of that name.
+
+        Raises SlurmUnavailable.
+        """
+        ...
+
+    async def read_script(self, job_id: str) -> bytes:
+        """The batch script as it was submitted, of a job that Slurm still remembers.
+
+        Raises SlurmUnavailable, SlurmRefused (NO_SUCH_JOB, NO_PERMISSION, NOT_BATCH).
+        """
+        ...
+
+
+class SlurmJobLevers(Protocol):
+    """What can be done to one job. Each raises SlurmUnavailable, SlurmRefused."""
+
+    async def requeue(self, job_id: str, *, only_unfinished: bool) -> None:
+        """Stop the run and put the job back into the queue. Otherwise as `requeue_hold`."""
+        ...
+
+    async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
+        """Stop the run and put the job back into the queue, held. It may still be completing on return.
+
+        With `only_unfinished` a job that has ended, or is ending by itself, is refused and not run again;
+        one that is already requeued and held is left so, without an error.
+        """
+        ...
+
+    async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
+        """Replace the whole list of nodes that the pending job must not get: give the existing ones, too."""
+        ...
+
+    async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
+        """The pending job must not get these nodes either; returns the whole list as Slurm has it now, sorted."""
+        ...
+
+    async def release(self, job_id: str) -> None:
+        """Let a held job run. Without effect on one that is not held."""
+        ...
+
+    async def hold(self, job_id: str) -> None:
+        """Keep a pending job from starting."""
+        ...
+
+    async def cancel(self, job_id: str) -> None:
+        """End the job. One that is unknown or has ended is no error."""
+        ...
+
+    async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
+        """Send a signal (`USR1`, `TERM`, …) to processes of a running job, which goes on if they handle it.
+
+        Returning means that Slurm took it on, not that a process has heard it.
+        """
+        ...
+
+    async def submit(self, submission: Submission) -> str:
+        """Submit a new job; returns its id. After SlurmUnavailable there may or may not be one: look for it first."""
+        ...
+
+
+class SlurmNodeLevers(Protocol):
+    """What can be done to one node; it takes an administrator. Each raises SlurmUnavailable, SlurmRefused."""
+
+    async def drain_node(self, node: str, reason: str) -> None:
+        """No new job on this node; those that run there go on. Replaces the reason of an earlier drain."""
+        ...
+
+    async def undrain_node(self, node: SlurmNode) -> None:
+        """Take our drain back, if reason and time are still those of `node` as it was read after our drain.
+
+        Only the drain goes: a node that is down stays down, and in some releases (24.11) the reason's words stay, too.
+        Refused (CHANGED) if it was changed since.
+        """
+        ...
+
+    async def set_node_down(self, node: str, reason: str) -> None:
+        """The node counts as lost, with this reason: every job there ends at once, also one whose processes cannot be killed."""
+        ...
+
+    async def resume_node(self, node: str) -> None:
+        """Return a drained or down node to service, whoever took it out."""
+        ...
+
+
+class SlurmClient(SlurmReads, SlurmJobLevers, SlurmNodeLevers, Protocol):
+    """One Slurm cluster. Each call comes back within the client's deadline, by returning or by raising."""

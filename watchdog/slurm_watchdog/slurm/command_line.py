@@ -1,0 +1,310 @@
+"""SlurmClient by way of squeue, sinfo, scontrol, scancel and sbatch.
+
+It has to run as root, SlurmUser or an operator, or Slurm hides jobs (PrivateData) and refuses to change them. What is asked
+about is checked first, and no exit code is believed where Slurm is known to be silent: the world is read afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.slurm import parse, requeue_outcome, submit_as_user
+from slurm_watchdog.slurm.access import Access, hides_jobs, read_access, token_note, why_not_requeue_het
+from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
+from slurm_watchdog.slurm.commands import Answer, Commands, first_line, run
+from slurm_watchdog.slurm.error_messages import parse_refusal
+from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, new_marks
+from slurm_watchdog.slurm.options import OPTION_FIELDS, options_of, parse_options
+from slurm_watchdog.slurm.pyslurm_child import user_name
+from slurm_watchdog.slurm.request_guard import (
+    Observe,
+    Requests,
+    checked_job_id,
+    checked_nodes,
+    checked_option,
+    checked_signal,
+    job_environment,
+    judged,
+    not_asked,
+    one_line,
+    reachable,
+    untouched,
+)
+
+ACCESS_LASTS_S = 600.0
+
+SIGNAL_OPTIONS = {SignalTo.STEPS: (), SignalTo.BATCH: ("--batch",), SignalTo.FULL: ("--full",)}
+
+
+class CommandLineSlurm:
+    """Slurm's commands, each request within `deadline_s`; see SlurmClient for what they do and raise.
+
+    `bin_directory`: where they are, empty for PATH. `environ`: the environment to start from (SLURM_CONF, PATH);
+    None for our own. `observe(call, outcome)` is told how each request ended: ok, refused or unavailable.
+    `listings`: who answers questions, squeue and sinfo if nobody else does. `token_file`: holds SLURM_JWT, read for each command.
+    `uid`: the user that asks, None for our own: what Slurm hides from it is looked up, and nothing is hidden from root.
+    """
+
+    def __init__(
+        self,
+        bin_directory: str = "",
+        deadline_s: float = 20.0,
+        environ: Mapping[str, str] | None = None,
+        observe: Observe = lambda call, outcome: None,
+        listings: Listings | None = None,
+        token_file: str = "",
+        uid: int | None = None,
+    ) -> None:
+        self._commands = Commands(bin_directory, os.environ if environ is None else environ, token_file)
+        self._listings = listings or CommandLineListings(self._commands)
+        self._requests = Requests(deadline_s, observe)
+        self._uid = os.geteuid() if uid is None else uid
+        self._access: tuple[float, Access] | None = None
+
+    async def close(self) -> None:
+        """Ends what was started to answer questions. It may be asked again all the same."""
+        await self._listings.close()
+
+    # -- questions
+
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it should be in how Slurm is asked."""
+        return (*self._listings.notes(), *token_note(self._commands.token, clock.wall()))
+
+    async def read_view(self) -> SlurmView:
+        """All jobs, without their excluded nodes, and all nodes."""
+        return await self._requests.carry_out_again_and_again("read_view", self._view)
+
+    async def read_job(self, job_id: str) -> SlurmJob | None:
+        """One job with its excluded nodes."""
+        return await self._requests.carry_out("read_job", lambda: self._job(checked_job_id(job_id)))
+
+    async def read_node(self, node: str) -> SlurmNode | None:
+        """One node with its reason."""
+        return await self._requests.carry_out(
+            "read_node", lambda: self._listings.node(*checked_nodes([node]))
+        )
+
+    async def read_script(self, job_id: str) -> bytes:
+        """The stored batch script."""
+        return await self._requests.carry_out(
+            "read_script", lambda: self._read_script(checked_job_id(job_id))
+        )
+
+    # -- a job
+
+    async def requeue(self, job_id: str, *, only_unfinished: bool) -> None:
+        """Requeue."""
+        await self._requests.carry_out(
+            "requeue", lambda: self._requeue(checked_job_id(job_id), only_unfinished)
+        )
+
+    async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
+        """Requeue held."""
+        await self._requests.carry_out(
+            "requeue_hold", lambda: self._requeue_hold(checked_job_id(job_id), only_unfinished)
+        )
+
+    async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
+        """Replace the excluded nodes of a pending job."""
+        await self._requests.carry_out(
+            "set_excluded_nodes", lambda: self._exclude(checked_job_id(job_id), checked_nodes(nodes))
+        )
+
+    async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Add to the excluded nodes of a pending job."""
+        return await self._requests.carry_out(
+            "add_excluded_nodes", lambda: self._add_excluded(checked_job_id(job_id), checked_nodes(nodes))
+        )
+
+    async def release(self, job_id: str) -> None:
+        """Let a held job run."""
+        await self._requests.carry_out(
+            "release", lambda: self._change("scontrol", "release", checked_job_id(job_id))
+        )
+
+    async def hold(self, job_id: str) -> None:
+        """Hold a pending job."""
+        await self._requests.carry_out(
+            "hold", lambda: self._change("scontrol", "hold", checked_job_id(job_id))
+        )
+
+    async def cancel(self, job_id: str) -> None:
+        """End a job. scancel exits with 0 for jobs that are unknown or have ended."""
+        await self._requests.carry_out("cancel", lambda: self._change("scancel", checked_job_id(job_id)))
+
+    async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
+        """Signal a running job."""
+        await self._requests.carry_out(
+            "send_signal", lambda: self._send_signal(checked_job_id(job_id), checked_signal(signal), to)
+        )
+
+    async def submit(self, submission: Submission) -> str:
+        """Submit a script as its user."""
+        return await self._requests.carry_out("submit", lambda: self._submit(submission))
+
+    # -- a node
+
+    async def drain_node(self, node: str, reason: str) -> None:
+        """Drain with a reason."""
+        await self._requests.carry_out(
+            "drain_node",
+            lambda: self._update_node(*checked_nodes([node]), "State=DRAIN", f"Reason={one_line(reason)}"),
+        )
+
+    async def undrain_node(self, node: SlurmNode) -> None:
+        """Undo the drain that `node` shows, and no other."""
+
+        async def undrain() -> None:
+            untouched(await self._listings.node(*checked_nodes([node.name])), node)
+            await self._update_node(node.name, "State=UNDRAIN")
+
+        await self._requests.carry_out("undrain_node", undrain)
+
+    async def set_node_down(self, node: str, reason: str) -> None:
+        """Mark as down, with a reason."""
+        await self._requests.carry_out(
+            "set_node_down",
+            lambda: self._update_node(*checked_nodes([node]), "State=DOWN", f"Reason={one_line(reason)}"),
+        )
+
+    async def resume_node(self, node: str) -> None:
+        """Return to service."""
+        await self._requests.carry_out(
+            "resume_node", lambda: self._update_node(*checked_nodes([node]), "State=RESUME")
+        )
+
+    # -- how
+
+    async def _view(self) -> SlurmView:
+        view = await self._listings.view()
+        het = any(job.het_job_id for job in view.jobs)
+        hidden = hides_jobs(await self._known_access(), self._uid) if self._uid else ""
+        if hidden:
+            view = replace(view, partial="; ".join(filter(None, (view.partial, hidden))))
+        if not het:
+            return view
+        why = why_not_requeue_het((await self._known_access()).version)
+        return replace(
+            view,
+            jobs=tuple(replace(job, not_requeueable=why) if job.het_job_id else job for job in view.jobs),
+        )
+
+    async def _job(self, job_id: str) -> SlurmJob | None:
+        job = await self._listings.job(job_id)
+        if job is None and self._uid and (hidden := hides_jobs(await self._known_access(), self._uid)):
+            raise SlurmUnavailable(hidden, answered=True)
+        if job is None or not job.het_job_id:
+            return job
+        return replace(job, not_requeueable=why_not_requeue_het((await self._known_access()).version))
+
+    async def _known_access(self) -> Access:
+        """Asked for again now and then: slurmctld may be reconfigured or upgraded."""
+        now = clock.monotonic()
+        if self._access is None or now - self._access[0] > ACCESS_LASTS_S:
+            self._access = now, await read_access(self._commands, self._uid, user_name(self._uid))
+        return self._access[1]
+
+    async def _read_script(self, job_id: str) -> bytes:
+        answer = await self._commands.run("scontrol", "write", "batch_script", job_id, "-")
+        if answer.output and not answer.code:
+            return answer.output
+        raise failure("scontrol", answer)  # it exits with 0 also if there is none
+
+    async def _requeue(self, job_id: str, only_unfinished: bool) -> None:
+        before = await self._listings.job(job_id)
+        await self._change("scontrol", "requeue", *(("Incomplete",) if only_unfinished else ()), job_id)
+        # Slurm says nothing when it left the job alone: see parse.py.
+        judged(requeue_outcome.judge_requeue(before, await self._listings.job(job_id)))
+
+    async def _requeue_hold(self, job_id: str, only_unfinished: bool) -> None:
+        if not only_unfinished:
+            await self._change("scontrol", "requeuehold", job_id)
+            return
+        await self._change("scontrol", "requeuehold", "Incomplete", job_id)
+        judged(requeue_outcome.judge_requeue_hold(await self._listings.job(job_id)))
+
+    async def _exclude(self, job_id: str, nodes: Sequence[str]) -> None:
+        await self._change("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}")
+
+    async def _add_excluded(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
+        job = await self._listings.job(job_id)
+        if job is None:
+            raise SlurmRefused(f"Slurm knows no job {job_id}", Refusal.NO_SUCH_JOB)
+        if job.het_job_id:
+            raise SlurmRefused(
+                "one list would replace that of every component of the heterogeneous job", Refusal.NOT_ASKED
+            )
+        if not set(nodes) <= set(job.excluded_nodes):
+            await self._exclude(job_id, sorted({*job.excluded_nodes, *nodes}))
+            job = await self._listings.job(job_id)
+        excluded = () if job is None else job.excluded_nodes
+        if missing := sorted(set(nodes) - set(excluded)):
+            raise SlurmUnavailable(f"Slurm does not show {', '.join(missing[:5])} among the excluded nodes")
+        return tuple(sorted(excluded))
+
+    async def _send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
+        # scancel waits long for a pending job to change and ends well for one that is over: so first a look.
+        job = reachable(await self._listings.job(job_id), job_id)
+        if to is SignalTo.BATCH and not job.is_batch:
+            raise SlurmRefused(f"job {job_id} has no batch script", Refusal.NOT_BATCH)
+        answer = await self._commands.run(
+            "scancel", "--verbose", f"--signal={signal}", *SIGNAL_OPTIONS[to], job_id
+        )
+        if answer.code or "error:" in answer.stderr:
+            raise failure("scancel", answer)
+
+    async def _submit(self, submission: Submission) -> str:
+        options = [checked_option(option) for option in submission.options]
+        if not submission.workdir.startswith("/") or "\0" in submission.workdir:
+            raise not_asked(f"{submission.workdir[:80]!r} is no absolute path of a working directory")
+        if submission.like:
+            options = [*await self._options_of(checked_job_id(submission.like)), *options]
+        environ = None if submission.environ is None else job_environment(submission.environ)
+        header = json.dumps(environ, ensure_ascii=True).encode()
+        answer = await run(
+            [
+                sys.executable, "-I", submit_as_user.__file__, str(submission.uid), self._commands.path("sbatch"),
+                "--parsable", f"--chdir={submission.workdir}", *options,
+            ],
+            self._commands.environ,
+            b"%08d" % len(header) + header + submission.script,
+        )  # fmt: skip
+        if answer.code == submit_as_user.CANNOT:
+            raise SlurmRefused(first_line(answer.stderr), Refusal.NO_PERMISSION)
+        if answer.code:
+            raise failure("sbatch", answer)
+        return parse.parse_submitted(answer.stdout)
+
+    async def _options_of(self, job_id: str) -> Sequence[str]:
+        marks = new_marks()
+        answer = await self._commands.run(
+            "squeue", *LISTING, "--jobs", job_id, SQUEUE_FORMAT2=parse.long_format(OPTION_FIELDS, marks)
+        )
+        if answer.code:
+            raise failure("squeue", answer)
+        return options_of(parse_options(answer.stdout, marks), job_id)
+
+    async def _update_node(self, node: str, *changes: str) -> None:
+        await self._change("scontrol", "update", f"NodeName={node}", *changes)
+
+    async def _change(self, command: str, *arguments: str) -> None:
+        """Run a command that changes something; raises SlurmRefused, SlurmUnavailable unless it says that it did."""
+        answer = await self._commands.run(command, *arguments)
+        if answer.code:
+            raise failure(command, answer)
+
+
+def failure(command: str, answer: Answer) -> SlurmRefused | SlurmUnavailable:
+    """What a command that did not do it says: no for good, or nothing certain."""
+    refusal = parse_refusal(answer.stderr)
+    if refusal is not None:
+        return SlurmRefused(*refusal)
+    return SlurmUnavailable(f"{command} ended with exit code {answer.code}: {first_line(answer.stderr)}")

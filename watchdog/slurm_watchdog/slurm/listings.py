@@ -1,0 +1,146 @@
+"""Where a client's knowledge comes from: a Protocol, and its form on squeue and sinfo."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.slurm import parse
+from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
+from slurm_watchdog.slurm.commands import Answer, Commands, first_line, gather
+from slurm_watchdog.slurm.error_messages import parse_refusal
+from slurm_watchdog.slurm.het_jobs import fold
+
+T = TypeVar("T")
+
+LISTING = ("--local", "--all", "--states=all", "--array")
+"""This cluster only, hidden partitions too, whatever the state; and each element of an array on a line of its own: otherwise
+squeue puts all that wait on one line, also those that have run, were requeued and are jobs of their own. (22.05 has a finer
+option for it, --array-unique, that later releases lack.) parse_jobs folds the unstarted rest again."""
+NODE_LISTING = ("--local", "--all", "--Node")
+
+
+class Listings(Protocol):
+    """Answers of Slurm. Each raises SlurmUnavailable or ParseError rather than leave something out."""
+
+    async def view(self) -> SlurmView:
+        """All jobs and all nodes."""
+        ...
+
+    async def job(self, job_id: str) -> SlurmJob | None:
+        """One job with its excluded nodes, None if there is none; raises SlurmRefused for what is not one job."""
+        ...
+
+    async def node(self, name: str) -> SlurmNode | None:
+        """One node, None if there is none of that name."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what was started for it."""
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it should be in how Slurm is asked, a sentence each."""
+        ...
+
+
+class CommandLineListings:
+    """By squeue and sinfo."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    async def view(self) -> SlurmView:
+        """All jobs, without their excluded nodes, and all nodes."""
+        marks = new_marks()
+        jobs, nodes = await gather(self._jobs(marks), self._nodes(marks))
+        return view_of(
+            await asyncio.to_thread(parse.list_jobs, whole(jobs, "squeue"), marks),
+            await asyncio.to_thread(parse.list_nodes, whole(nodes, "sinfo"), marks),
+        )
+
+    async def job(self, job_id: str) -> SlurmJob | None:
+        """One job with its excluded nodes, by two commands."""
+        marks, which = new_marks(), ("--jobs", job_id)
+        long, short = await gather(
+            self._jobs(marks, *which),
+            self._commands.run(
+                "squeue", *LISTING, *which, SQUEUE_FORMAT=parse.short_format(parse.EXCLUDED_FIELDS, marks)
+            ),
+        )
+        if long.code and parse.says_unknown_job(long.stderr):
+            return None
+        found = one_job(fold(parse.parse_jobs(whole(long, "squeue"), marks)), job_id)
+        if found is None:
+            return None
+        excluded = parse.parse_excluded(whole(short, "squeue"), marks, job_id)
+        return msgspec.structs.replace(found, excluded_nodes=excluded)
+
+    async def node(self, name: str) -> SlurmNode | None:
+        """One node."""
+        marks = new_marks()
+        answer = await self._nodes(marks, "--nodes", name)
+        found = parse.parse_nodes(whole(answer, "sinfo"), marks)
+        return next((one for one in found if one.name == name), None)
+
+    async def close(self) -> None:
+        """Nothing is left of a command that has ended."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: this is what is asked wherever nothing else can be."""
+        return ()
+
+    def _jobs(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
+        return self._commands.run(
+            "squeue", *LISTING, *which, SQUEUE_FORMAT2=parse.long_format(parse.JOB_FIELDS, marks)
+        )
+
+    def _nodes(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
+        # An administrator's reason is all that a person writes in a node, so this format may be an argument.
+        return self._commands.run(
+            "sinfo", *NODE_LISTING, *which, "-O", parse.long_format(parse.NODE_FIELDS, marks)
+        )
+
+
+Listed = tuple[tuple[T, ...], tuple[str, ...]]
+"""What was listed, and a sentence about each row that had to be left out."""
+
+
+def view_of(jobs: Listed[SlurmJob], nodes: Listed[SlurmNode]) -> SlurmView:
+    """One answer of both. Where a row of jobs had to be left out, a job that is not in it may exist all the same."""
+    dropped = (*jobs[1], *nodes[1])
+    partial = f"{len(jobs[1])} rows of Slurm's listing cannot be read, first: {jobs[1][0]}" if jobs[1] else ""
+    return SlurmView(jobs=fold(jobs[0]), nodes=nodes[0], dropped=dropped, partial=partial)
+
+
+def one_job(jobs: tuple[SlurmJob, ...], job_id: str) -> SlurmJob | None:
+    """The job of that id among those that Slurm gave for it, None if it gave none; raises SlurmRefused for others."""
+    for job in jobs:
+        if job.job_id == job_id:
+            return job
+    if not jobs:
+        return None
+    shown = ", ".join(job.job_id for job in jobs[:5])
+    raise SlurmRefused(f"{job_id} does not name one job; Slurm has {shown}", Refusal.NOT_ASKED)
+
+
+def new_marks() -> parse.Marks:
+    """Marks for one call, of 64 random bits each."""
+    return parse.Marks(field=f"x{secrets.token_hex(8)}f", record=f"x{secrets.token_hex(8)}r")
+
+
+def whole(answer: Answer, command: str) -> str:
+    """The text of a listing; raises SlurmUnavailable if the command failed."""
+    if answer.code:
+        refusal = parse_refusal(answer.stderr)
+        hidden = refusal is not None and refusal[1] is Refusal.NO_PERMISSION
+        why = (
+            f"{refusal[0]} (PrivateData of slurm.conf?)" if refusal and hidden else first_line(answer.stderr)
+        )
+        raise SlurmUnavailable(f"{command} ended with exit code {answer.code}: {why}", answered=hidden)
+    return answer.stdout

@@ -1,0 +1,166 @@
+"""What every client does with a request: checks what it is about, keeps the deadline, counts how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.model import slurm_states
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.slurm import parse, requeue_outcome
+from slurm_watchdog.slurm.backoff import Backoff
+from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
+from slurm_watchdog.slurm.fields import ParseError
+
+T = TypeVar("T")
+
+Observe = Callable[[str, str], None]
+"""Is told how each request ended: its name, and ok, refused or unavailable."""
+SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}", re.ASCII)
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+"""Between two listings that fail: a slurmctld that is overloaded gets well sooner, one that comes back is seen within a minute."""
+REASON_LIMIT = 400
+"""Characters of a drain's reason: one line in `sinfo -R`, and no message of Slurm grows with it."""
+OF_THE_OLD_JOB = (
+    "SLURM", "SBATCH_", "SRUN_", "SALLOC_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+    "GPU_DEVICE_ORDINAL", "ENVIRONMENT",
+)  # fmt: skip
+"""Variables that Slurm sets in a job: the new job gets its own, and sbatch would take some of them for options."""
+
+
+class Requests:
+    """Carries out requests one by one within `deadline_s`."""
+
+    def __init__(self, deadline_s: float, observe: Observe) -> None:
+        self.deadline_s = deadline_s
+        self._observe = observe
+        self._backoff = Backoff(first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S)
+        self._last_error, self._answered = "", False
+
+    async def carry_out(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
+        """The result of `body`. Raises SlurmRefused, SlurmUnavailable and nothing else."""
+        try:
+            result = await self._within_deadline(call, body)
+        except SlurmRefused:
+            self._observe(call, "refused")
+            self._backoff.succeeded()
+            raise
+        except SlurmUnavailable as error:
+            self._observe(call, "unavailable")
+            self._last_error, self._answered = error.reason, error.answered
+            raise
+        self._observe(call, "ok")
+        self._backoff.succeeded()
+        return result
+
+    async def carry_out_again_and_again(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
+        """As `carry_out`, for what is asked all the time: a Slurm that does not answer is left alone for longer and longer.
+
+        Anything that Slurm does answer ends the pauses.
+        """
+        wait_s = self._backoff.wait_s(clock.monotonic())
+        if wait_s > 0:
+            what = "Slurm's answer was of no use" if self._answered else "Slurm did not answer"
+            raise SlurmUnavailable(
+                f"{what} {self._backoff.failures} times in a row ({self._last_error}); "
+                f"it is asked again in {wait_s:.0f} s",
+                answered=self._answered,
+            )
+        try:
+            return await self.carry_out(call, body)
+        except SlurmUnavailable:
+            self._backoff.failed(clock.monotonic())
+            raise
+
+    async def _within_deadline(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await body()
+        except TimeoutError as error:
+            raise SlurmUnavailable(f"no answer within {self.deadline_s:g} s ({call})") from error
+        except ParseError as error:
+            raise SlurmUnavailable(f"the answer can't be read ({call}): {error}", answered=True) from error
+
+
+def not_asked(problem: str) -> SlurmRefused:
+    """The refusal of a request that is not even sent."""
+    return SlurmRefused(f"not asked: {problem}", Refusal.NOT_ASKED)
+
+
+def checked_job_id(job_id: str) -> str:
+    """`job_id` if it names one job; raises SlurmRefused."""
+    if not parse.JOB_ID.fullmatch(job_id):
+        raise not_asked(f"{job_id[:80]!r} does not name one job (like 123 or 123_4)")
+    return job_id
+
+
+def checked_nodes(nodes: Iterable[str]) -> tuple[str, ...]:
+    """`nodes` if each is the name of a node; raises SlurmRefused."""
+    names = tuple(nodes)
+    for node in names:
+        if not parse.NODE_NAME.fullmatch(node):
+            raise not_asked(f"{node[:80]!r} is no name of a node")
+    return names
+
+
+def checked_signal(signal: str) -> str:
+    """`USR1` for `SIGUSR1` or `USR1`; raises SlurmRefused."""
+    name = signal.removeprefix("SIG")
+    if not SIGNAL_NAME.fullmatch(name):
+        raise not_asked(f"{signal[:80]!r} is no name of a signal (like USR1)")
+    return name
+
+
+def checked_option(option: str) -> str:
+    """`option` if it is one long option of sbatch; raises SlurmRefused."""
+    if not re.match(r"--[a-z]", option) or "\0" in option:
+        raise not_asked(f"{option[:80]!r} is no long option of sbatch (like --exclude=n1)")
+    return option
+
+
+def one_line(reason: str) -> str:
+    """A drain's reason on one line and bounded. Raises SlurmRefused if nothing is left of it: Slurm wants one."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in reason).split())[:REASON_LIMIT].strip()
+    if not text:
+        raise not_asked("a node is drained for a reason, and none was given")
+    return text
+
+
+def reachable(job: SlurmJob | None, job_id: str) -> SlurmJob:
+    """`job` if it has processes that a signal can reach; raises SlurmRefused."""
+    if job is None:
+        raise SlurmRefused(f"Slurm knows no job {job_id}", Refusal.NO_SUCH_JOB)
+    if job.state in slurm_states.OVER or job.state == "COMPLETING":
+        raise SlurmRefused(f"the job has ended or is ending ({job.state})", Refusal.FINISHED)
+    if job.state not in slurm_states.RUNNING:
+        raise SlurmRefused(f"the job is not running ({job.state})", Refusal.NOT_RUNNING)
+    return job
+
+
+def untouched(now: SlurmNode | None, then: SlurmNode) -> None:
+    """Raises SlurmRefused unless the node is drained with the reason, time and user of `then`."""
+    if now is None:
+        raise SlurmRefused(f"Slurm knows no node {then.name}", Refusal.NO_SUCH_NODE)
+    if not slurm_states.is_drained(now.state):
+        raise SlurmRefused(f"{now.name} is not drained any more ({now.state})", Refusal.CHANGED)
+    if (now.reason, now.reason_at, now.reason_user) != (then.reason, then.reason_at, then.reason_user):
+        raise SlurmRefused(
+            f"{now.name} has got another reason since: {now.reason!r} by {now.reason_user}", Refusal.CHANGED
+        )
+
+
+def judged(verdict: requeue_outcome.Verdict) -> None:
+    """Returns if it was done; raises SlurmRefused if not, SlurmUnavailable if that can't be said."""
+    done, why, kind = verdict
+    if done is False:
+        raise SlurmRefused(why, kind)
+    if done is None:
+        raise SlurmUnavailable(why)
+
+
+def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a job without what Slurm sets in it."""
+    return {name: value for name, value in environ.items() if not name.startswith(OF_THE_OLD_JOB)}

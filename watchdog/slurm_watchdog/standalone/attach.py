@@ -1,0 +1,316 @@
+"""`slurm-watchdog attach`: one job of one's own on a real cluster. Its agents run inside of it, the controller where it was called.
+
+No root is needed: whoever owns the job may start a step in it (`srun --overlap`), requeue it and hold it; and that step, being the
+same user's, may read the stacks of its ranks. Everything that both sides need lies in one directory that all nodes see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from slurm_watchdog.agent.proc.job_membership import (
+    LOCAL_RANK_VARIABLES,
+    RANK_VARIABLES,
+    WORLD_SIZE_VARIABLES,
+)
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.text import one_line, plural
+from slurm_watchdog.config.schema import Config, load_config
+from slurm_watchdog.controller.app import live, open_doors, open_identity
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.doctor.facts import read_slurm_config
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.kill_switch import problem_of_prefix
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm_states import ALIVE, RUNNING
+from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.notification import Caller
+from slurm_watchdog.slurm.client import SlurmUnavailable
+from slurm_watchdog.slurm.command_line import CommandLineSlurm
+from slurm_watchdog.slurm.commands import Commands
+from slurm_watchdog.slurm.listings import CommandLineListings, Listings
+from slurm_watchdog.standalone import own_runs, report
+from slurm_watchdog.standalone.run import QUIET, die_with_parent, free_port, page_password
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+AGAIN_S: Final = 10.0
+"""Between two tries to start agents in a job: a step that is refused is refused for some time."""
+GIVE_UP_AFTER: Final = "10min"
+"""For agents without their controller: it may have been killed, and srun with it, without a word to them."""
+LAST_LOOK_S: Final = 10.0
+"""After the end of the job: its last lines are read, an action that waited for its end goes on."""
+
+
+class OneJob:
+    """What Slurm says, of one job only, and of the nodes that it has."""
+
+    def __init__(self, listings: Listings, job_id: str):
+        self._listings, self._job_id = listings, job_id
+
+    async def view(self) -> SlurmView:
+        """The job, if there is one; all nodes, for it may be moved to any."""
+        view = await self._listings.view()
+        return msgspec.structs.replace(
+            view, jobs=tuple(job for job in view.jobs if job.job_id == self._job_id)
+        )
+
+    async def job(self, job_id: str) -> SlurmJob | None:
+        """That one, and no other."""
+        return await self._listings.job(job_id) if job_id == self._job_id else None
+
+    async def node(self, name: str) -> SlurmNode | None:
+        """Any node."""
+        return await self._listings.node(name)
+
+    async def close(self) -> None:
+        """Ends whatever the listings keep."""
+        await self._listings.close()
+
+    def notes(self) -> tuple[str, ...]:
+        """What the listings say of themselves."""
+        return self._listings.notes()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the person asked for."""
+
+    job_id: str
+    directory: Path
+    """Seen by all nodes of the job: below the home directory, as a rule."""
+    act: bool
+    listen: str
+    """HOST:PORT that the nodes reach; empty: this machine's address on the way to them, and a free port."""
+    config_file: str | None
+    page_listen: str
+    kill_switch: str = ""
+    """Path template of what the trainer looks for; empty: what the file says, or one that nobody has told the job of."""
+
+
+def run(wanted: Wanted) -> int:
+    """Watches until the job is over. Returns 0, or 1 if it is not there (any more).
+
+    Raises OSError, ConfigError, JournalError; IdentityError without MUNGE.
+    """
+    wanted.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return asyncio.run(_run(wanted))
+
+
+async def _run(wanted: Wanted) -> int:
+    slurm = CommandLineSlurm(listings=OneJob(CommandLineListings(Commands("", os.environ)), wanted.job_id))
+    view = await slurm.read_view()
+    job = view.jobs[0] if view.jobs else None
+    if job is None or job.state not in ALIVE:
+        log.error(
+            "job %s is %s: there is nothing to watch",
+            wanted.job_id,
+            "not known to Slurm" if job is None else job.state,
+        )
+        return 1
+    config = _configuration(wanted, wanted.listen or f"{_address_towards(view.nodes)}:{free_port()}")
+    place, began = own_runs.state_home(Path.home(), os.environ), clock.monotonic()
+    started = own_runs.OwnRun(
+        command="attach", what=f"job {job.job_id} ({one_line(job.name, 60)})", directory=str(wanted.directory),
+        host=socket.gethostname(), started_at=clock.wall(),
+    )  # fmt: skip
+    how, restarts = "is no longer watched", 0
+    journal = Journal(f"sqlite:///{wanted.directory / own_runs.JOURNAL}")
+    own_runs.note(place, started)
+    try:
+        notifier = make_notifier(config, journal.outbox, Caller.ATTACH)
+        controller = Controller(
+            config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics()
+        )
+        identity = await open_identity(config)
+        doors = await open_doors(controller, page_password(config, wanted.directory), identity)
+        stop, asked = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, asked.set)
+        watching = asyncio.create_task(live(controller, notifier, stop))
+        agents = Agents(wanted)
+        report.tell(report.greeting(started, mode=config.mode, page=config.controller.page_listen))
+        try:
+            how, restarts = await _until_over(slurm, controller, agents, job, asked)
+        finally:
+            await agents.stop()
+            stop.set()
+            await asyncio.gather(watching, return_exceptions=True)
+            for door in doors:
+                await door.cleanup()
+        took_s = clock.monotonic() - began
+        report.tell(report.summary(started, journal, how=how, took_s=took_s, restarts=restarts))
+    finally:
+        journal.close()
+        own_runs.ended(place, started, clock.wall())
+    return 0
+
+
+def _configuration(wanted: Wanted, listen: str) -> Config:
+    """The person's file with what has a place put into the directory; written down, for the agents read it, too."""
+    given: dict[str, Any] = (
+        yaml.safe_load(Path(wanted.config_file).read_text()) or {} if wanted.config_file else {}
+    )
+    directory, own_uid = wanted.directory, str(os.geteuid())
+    own: dict[str, Any] = {
+        "mode": "act" if wanted.act else "observe",
+        "agent": {
+            "controller_url": f"http://{listen}",
+            "metrics_listen": "",
+            "state_directory": "",
+            "give_up_after": GIVE_UP_AFTER,
+        },
+        "controller": {
+            "listen": listen,
+            "page_listen": wanted.page_listen,
+            "socket_group": "",
+            "socket": str(directory / "controller.sock"),
+            "state_directory": str(directory),
+        },
+        "security": {
+            "mode": "munge",
+            "controller_user": own_uid,
+            "agent_user": own_uid,
+            "munge_socket": (given.get("security") or {}).get("munge_socket") or _munge_socket(),
+        },
+        "jobs": {
+            "kill_switch": str(directory / "kill-{job_id}.{restarts}"),
+            "kill_switch_prefixes": [str(directory)],
+            "partitions": [],
+        },
+        "detectors": {kind: {"mode": "off"} for kind in QUIET},
+    }
+    if wanted.kill_switch or "kill_switch" in (given.get("jobs") or {}):
+        template = wanted.kill_switch or given["jobs"]["kill_switch"]
+        own["jobs"]["kill_switch"] = template
+        # Who attaches names the place himself, and writes there with no right but his own.
+        own["jobs"]["kill_switch_prefixes"] += [*(given.get("jobs") or {}).get("kill_switch_prefixes", ())]
+        if problem_of_prefix(place := os.path.dirname(template.partition("{")[0]), hidden=True) is None:
+            own["jobs"]["kill_switch_prefixes"].append(place)
+    _merge(given, own)
+    given["agent"].pop("node_name", None)  # each agent has a name of its own: that of its node
+    file = directory / "config.yaml"
+    file.write_text(json.dumps(given, indent=2))
+    return load_config(str(file))
+
+
+def _munge_socket() -> str:
+    """Where Slurm's munged listens (AuthInfo=socket= of slurm.conf); empty: the usual place."""
+    settings, _ = read_slurm_config("")
+    words = (settings or {}).get("AuthInfo", "").split(",")
+    return next((word.removeprefix("socket=") for word in words if word.startswith("socket=")), "")
+
+
+def _merge(into: dict[str, Any], own: Mapping[str, Any]) -> None:
+    for key, value in own.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _address_towards(nodes: Sequence[SlurmNode]) -> str:
+    """The address of this machine from which packets to the nodes go out; nothing is sent to find out."""
+    for node in nodes:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((node.address, 9))
+            return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+async def _until_over(
+    slurm: CommandLineSlurm, controller: Controller, agents: Agents, first: SlurmJob, asked: asyncio.Event
+) -> tuple[str, int]:
+    """Keeps agents on the nodes of every run of the job; returns when somebody wants us to end, or when it is over for good: how it
+    ended, for a sentence with the job as its subject, and its restarts meanwhile."""
+    newest = first
+    over_since: float | None = None
+    loop = asyncio.get_running_loop()
+    while not asked.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), LOOK_S)
+        try:
+            job = await slurm.read_job(first.job_id)
+        except SlurmUnavailable:
+            continue
+        newest = job or newest
+        if job is not None and job.state in ALIVE:
+            over_since = None
+            await agents.follow(job if job.state in RUNNING else None)
+            continue
+        over_since = over_since or loop.time()
+        if loop.time() - over_since > LAST_LOOK_S and not controller.actions.acting():
+            how = "is no longer known to Slurm" if job is None else f"is {job.state}"
+            log.warning("job %s %s: it is not watched any more", first.job_id, how)
+            return how, newest.restarts - first.restarts
+    return f"is no longer watched (it is {newest.state})", newest.restarts - first.restarts
+
+
+class Agents:
+    """The step that holds them: one agent a node, for one run of the job."""
+
+    def __init__(self, wanted: Wanted):
+        self._wanted = wanted
+        self._step: asyncio.subprocess.Process | None = None
+        self._run: tuple[int, float | None] | None = None
+        self._tried_at = float("-inf")
+
+    async def follow(self, job: SlurmJob | None) -> None:
+        """Sees to it that agents are in this run of the job; None: it does not run, and whoever is left is ended."""
+        run = None if job is None else (job.restarts, job.start_at)
+        lives = self._step is not None and self._step.returncode is None
+        if lives and run != self._run:
+            await self.stop()
+            lives = False
+        now = asyncio.get_running_loop().time()
+        if job is None or lives or now - self._tried_at < AGAIN_S:
+            return
+        self._tried_at, self._run = now, run
+        log.warning("agents are started on %s of job %s", plural(len(job.nodes), "node"), job.job_id)
+        with (self._wanted.directory / "agents.log").open("ab") as lines:
+            self._step = await asyncio.create_subprocess_exec(
+                *command(job, self._wanted.directory), stdin=asyncio.subprocess.DEVNULL, stdout=lines, stderr=lines,
+                start_new_session=True, cwd="/", preexec_fn=die_with_parent,
+            )  # fmt: skip
+
+    async def stop(self) -> None:
+        """SIGTERM to srun, which hands it on; SIGKILL after a while."""
+        if self._step is None or self._step.returncode is not None:
+            return
+        self._step.terminate()
+        try:
+            await asyncio.wait_for(self._step.wait(), 10)
+        except TimeoutError:
+            self._step.kill()
+            await self._step.wait()
+
+
+def command(job: SlurmJob, directory: Path) -> list[str]:
+    """The step that starts an agent on every node: beside the training, without any share of it.
+
+    Rank variables are taken away again, so that nobody takes an agent for a rank. `--mem=0` asks for no memory of its own.
+    """
+    nodes = str(len(job.nodes))
+    ranks = dict.fromkeys((*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES))
+    unset = [word for name in ranks for word in ("-u", name)]
+    return [
+        "srun", "--overlap", f"--jobid={job.process_id}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mem=0",
+        "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=slurm-watchdog",
+        "env", *unset, sys.executable, "-P", "-c", "from slurm_watchdog.cli.main import main; main()", "agent", "--config", str(directory / "config.yaml"),
+    ]  # fmt: skip

@@ -1,0 +1,351 @@
+"""One command as a Slurm of one job on one node: what the controller asks of Slurm is answered, and done, by the process that started it.
+
+The words are Slurm's, so everything above (incidents, ladder, journal, guards) is the same as on a cluster: a requeue counts a restart
+at once and ends the run, a held job starts when it is released, a job that has ended can be requeued if that is what was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pwd
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.kill_switch import heartbeat_beside
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm_states import OVER, REQUEUED
+from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, Submission
+
+log = logging.getLogger(__name__)
+
+KILL_WAIT_S = 30.0
+"""Between SIGTERM and SIGKILL, as Slurm's KillWait has it by default."""
+SETTLE_S = 15.0
+"""A command that has failed starts again after so long: its last words have been read and judged by then."""
+LOOK_S = 0.2
+
+
+def _own_name() -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    return f"uid {os.getuid()}"  # of a container that has no names
+
+
+class LocalJob:
+    """The command and its runs. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        job_id: str,
+        node: str,
+        output: Path,
+        environ: Mapping[str, str],
+        kill_switch: str,
+        max_restarts: int,
+    ):
+        """`output`: file that the command's lines are appended to. `kill_switch`: path template with {job_id} and {restarts}."""
+        self.command, self.job_id, self.node, self.output = tuple(command), job_id, node, output
+        self.state, self.held, self.restarts = "PENDING", False, 0
+        self.start_at: float | None = None
+        self.exit_code: int | None = None
+        self.over = asyncio.Event()
+        """Set while the job has ended and nothing of ours is going to start it again."""
+        self._environ, self._kill_switch = dict(environ), kill_switch
+        self._max_restarts = max_restarts
+        self.kill_wait_s, self.settle_s = KILL_WAIT_S, SETTLE_S
+        self.not_ours: set[int] = set()
+        """Children of this process that are no part of the command: the agent."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._work: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Starts the command in a session of its own. Raises OSError if it cannot be started at all."""
+        path = Path(
+            self._kill_switch.replace("{job_id}", self.job_id).replace("{restarts}", str(self.restarts))
+        )
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        heartbeat = heartbeat_beside(str(path), self.job_id, self.restarts)
+        own = {
+            "SLURM_WATCHDOG_JOB_ID": self.job_id,
+            "SLURM_WATCHDOG_RESTARTS": str(self.restarts),
+            "SLURM_WATCHDOG_KILL_SWITCH": str(path),
+            **({"SLURM_WATCHDOG_HEARTBEAT": heartbeat} if heartbeat else {}),
+            "SLURM_WATCHDOG_RANK": "0",
+            "SLURM_WATCHDOG_LOCAL_RANK": "0",
+            "SLURM_WATCHDOG_WORLD_SIZE": "1",
+        }
+        with self.output.open("ab") as lines:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.command, stdin=asyncio.subprocess.DEVNULL, stdout=lines, stderr=lines, env=self._environ | own,
+                start_new_session=True,
+            )  # fmt: skip
+        self.state, self.start_at, self.exit_code = "RUNNING", clock.wall(), None
+        self.over.clear()
+        self._go(self._watch(self._process, self.restarts))
+
+    def _go(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _watch(self, process: asyncio.subprocess.Process, run: int) -> None:
+        code = await process.wait()
+        self._note(code)
+        if self.state != "RUNNING" or self.restarts != run:
+            return  # it was ended on purpose
+        if code < 0:
+            self._write_death(process.pid, -code)
+        self.state = "COMPLETED" if code == 0 else "FAILED"
+        await self._end()  # as Slurm does: nothing that a job started outlives it
+        if code == 0 or self.restarts >= self._max_restarts:
+            if self.restarts == run and self.state in OVER:
+                self.over.set()
+            return
+        log.warning(
+            "the command ended with %s; it is started again in %.0f s, once its last lines are judged (restart %d of at most %d)",
+            self._how(), self.settle_s, run + 1, self._max_restarts,
+        )  # fmt: skip
+        await asyncio.sleep(self.settle_s)
+        if self.state == "FAILED" and self.restarts == run:
+            self.restarts += 1
+            await self._begin()
+
+    def _write_death(self, pid: int, number: int) -> None:
+        """A process that a signal ends has no last words: a line like a shell's, below its own."""
+        words = signal.strsignal(number) or f"Signal {number}"
+        with contextlib.suppress(OSError), self.output.open("a") as lines:
+            lines.write(f"slurm-watchdog run: line 1: {pid} {words:<22} {shlex.join(self.command)}\n")
+
+    def _how(self) -> str:
+        code = self.exit_code or 0
+        return (
+            f"signal {signal.Signals(code - 128).name}"
+            if 128 < code < 128 + signal.NSIG
+            else f"exit code {code}"
+        )
+
+    def how_it_ended(self) -> str:
+        """For a sentence with the command as its subject."""
+        return "was stopped" if self.exit_code is None else f"ended with {self._how()}"
+
+    async def _begin(self) -> None:
+        try:
+            await self.start()
+        except OSError as error:
+            log.error("the command cannot be started again: %s", error)
+            self.state, self.exit_code = "FAILED", 127
+            self.over.set()
+
+    def processes(self) -> list[psutil.Process]:
+        """All that the command has started and that lives, its own process first. Orphans are ours, too: we are their reaper."""
+        found: list[psutil.Process] = []
+        for child in _children(os.getpid()):
+            if child.pid in self.not_ours:
+                continue
+            if not _lives(child):
+                self._reap(child.pid)
+                continue
+            for each in (child, *_below(child)):
+                found.append(each)
+        main = self._process.pid if self._process else None
+        return sorted((each for each in found if _lives(each)), key=lambda each: each.pid != main)
+
+    def _reap(self, pid: int) -> None:
+        if self._process is not None and pid != self._process.pid:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    async def _end(self) -> None:
+        """SIGTERM to all, SIGKILL after a while to those that are left; returns when none is.
+
+        SIGCONT follows SIGTERM, as Slurm sends it: a stopped process gets no other signal before."""
+        began, killed = clock.monotonic(), False
+        everyone = self.processes()
+        self._signal(everyone, signal.SIGTERM)
+        self._signal(everyone, signal.SIGCONT)
+        while self.processes():
+            if clock.monotonic() - began > self.kill_wait_s:
+                self._signal(self.processes(), signal.SIGKILL)
+                if not killed:
+                    log.warning("the command did not end within %.0f s of SIGTERM: SIGKILL", self.kill_wait_s)
+                killed = True
+            await asyncio.sleep(LOOK_S)
+        if self._process is not None:
+            self._note(await self._process.wait())
+
+    def _note(self, code: int) -> None:
+        self.exit_code = code if code >= 0 else 128 - code
+
+    def _signal(self, processes: Sequence[psutil.Process], number: int) -> None:
+        for process in processes:
+            try:
+                process.send_signal(number)
+            except psutil.Error:
+                continue
+
+    async def stop(self) -> None:
+        """Ends the command for good."""
+        if self.state not in OVER:
+            self.state, self.held = "COMPLETING", False
+            await self._end()
+            self.state = "CANCELLED"
+        for task in list(self._work):
+            task.cancel()
+        self.over.set()
+
+    # ------------------------------------------------------------------------------------ questions
+
+    def _job(self) -> SlurmJob:
+        return SlurmJob(
+            job_id=self.job_id,
+            state="REQUEUE_HOLD" if self.state == "PENDING" and self.held else self.state,
+            name=os.path.basename(self.command[0]),
+            user=_own_name(),
+            uid=os.getuid(),
+            partition="local",
+            nodes=(self.node,),
+            batch_host=self.node,
+            restarts=self.restarts,
+            start_at=self.start_at,
+            requeueable=True,
+            starts_again=self.state == "FAILED" and self.restarts < self._max_restarts,
+            held=self.held,
+            stdout=str(self.output),
+            workdir=os.getcwd(),
+            node_count=1,
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: there is no Slurm."""
+        return ()
+
+    async def read_view(self) -> SlurmView:
+        node = SlurmNode(name=self.node, address="127.0.0.1", state="ALLOCATED", partitions=("local",))
+        return SlurmView(jobs=(self._job(),), nodes=(node,))
+
+    async def read_job(self, job_id: str) -> SlurmJob | None:
+        return self._job() if job_id == self.job_id else None
+
+    async def read_node(self, node: str) -> SlurmNode | None:
+        view = await self.read_view()
+        return view.nodes[0] if node == self.node else None
+
+    async def read_script(self, job_id: str) -> bytes:
+        raise SlurmRefused("a command has no batch script", Refusal.NOT_BATCH)
+
+    # ------------------------------------------------------------------------------------ levers
+
+    def _check(self, job_id: str) -> None:
+        if job_id != self.job_id:
+            raise SlurmRefused(f"there is no job {job_id}", Refusal.NO_SUCH_JOB)
+
+    async def requeue(self, job_id: str, *, only_unfinished: bool) -> None:
+        await self._requeue(job_id, only_unfinished, held=False)
+
+    async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
+        await self._requeue(job_id, only_unfinished, held=True)
+
+    async def _requeue(self, job_id: str, only_unfinished: bool, *, held: bool) -> None:
+        self._check(job_id)
+        if self.state == "PENDING" and self.held and held:
+            return
+        if self.state in OVER and only_unfinished:
+            raise SlurmRefused("the command has ended", Refusal.FINISHED)
+        if self.state == "COMPLETING":
+            raise SlurmRefused("the command is being ended", Refusal.NOT_NOW)
+        self.restarts += 1
+        self.held, self.state = held, "COMPLETING"
+        self.over.clear()
+        self._go(self._end_and_wait())
+
+    async def _end_and_wait(self) -> None:
+        await self._end()
+        if self.state == "COMPLETING":
+            self.state = "PENDING"
+            if not self.held:
+                await self._begin()
+
+    async def release(self, job_id: str) -> None:
+        self._check(job_id)
+        was_held, self.held = self.held, False
+        if was_held and self.state == "PENDING":
+            await self._begin()
+
+    async def hold(self, job_id: str) -> None:
+        self._check(job_id)
+        if self.state not in REQUEUED:
+            raise SlurmRefused("the command is not waiting to be started", Refusal.NOT_PENDING)
+        self.held = True
+
+    async def cancel(self, job_id: str) -> None:
+        self._check(job_id)
+        if self.state not in OVER:
+            self._go(self.stop())
+
+    async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
+        self._check(job_id)
+        if self.state != "RUNNING":
+            raise SlurmRefused("the command does not run", Refusal.NOT_RUNNING)
+        processes = self.processes()
+        chosen = {SignalTo.BATCH: processes[:1], SignalTo.STEPS: processes[1:] or processes}.get(
+            to, processes
+        )
+        self._signal(chosen, _number(signal))
+
+    async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
+        raise SlurmRefused("there is no other machine to run on", Refusal.UNSATISFIABLE)
+
+    async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
+        raise SlurmRefused("there is no other machine to run on", Refusal.UNSATISFIABLE)
+
+    async def submit(self, submission: Submission) -> str:
+        raise SlurmRefused("there is no queue on this machine", Refusal.NOT_BATCH)
+
+    async def drain_node(self, node: str, reason: str) -> None:
+        raise SlurmRefused("there is no Slurm to drain this machine", Refusal.NO_PERMISSION)
+
+    async def undrain_node(self, node: SlurmNode) -> None:
+        raise SlurmRefused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
+
+    async def set_node_down(self, node: str, reason: str) -> None:
+        raise SlurmRefused("there is no Slurm to tell that this machine is down", Refusal.NO_PERMISSION)
+
+    async def resume_node(self, node: str) -> None:
+        raise SlurmRefused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
+
+
+def _number(name: str) -> int:
+    return signal.Signals["SIG" + name.removeprefix("SIG")].value
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children()
+    except psutil.Error:
+        return []
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
+    except psutil.Error:
+        return False

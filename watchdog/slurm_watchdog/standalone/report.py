@@ -1,0 +1,93 @@
+"""What `run` and `attach` print for the person who started them: where to look, and at the end what happened."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from slurm_watchdog.base.redact import mask_text
+from slurm_watchdog.base.text import duration, one_line, plural
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.model.actions import ActionRun
+from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.standalone.own_runs import PASSWORD_FILE, SOCKET, OwnRun
+
+SHOWN: Final = 5
+"""Incidents in the summary; the command that lists them all stands below."""
+WIDTH: Final = 300
+
+
+def command_line(words: Sequence[str]) -> str:
+    """A command for one line: without secrets, and cut."""
+    return one_line(mask_text(shlex.join(words)), 120)
+
+
+def tell(lines: Iterable[str]) -> None:
+    """To standard error: standard output is the command's own. A terminal that is gone ends nothing."""
+    try:
+        sys.stderr.write("".join(f"{mask_text(one_line(line, 4096))}\n" for line in lines))
+        sys.stderr.flush()
+    except OSError:
+        return
+
+
+def greeting(run: OwnRun, *, mode: str, page: str, notes: Sequence[str] = ()) -> list[str]:
+    """Where this run is looked at. `page` is HOST:PORT, empty where none is served."""
+    directory = shlex.quote(run.directory)
+    acts = (
+        "acts when the evidence is clear"
+        if mode == "act"
+        else "observes only and restarts nothing that hangs"
+    )
+    password = f"any user name, the password is in {run.directory}/{PASSWORD_FILE}"
+    return [
+        f"slurm-watchdog {run.command}: watching {run.what} ({acts})",
+        f"  page       {f'http://{page} ({password})' if page else 'none is served'}",
+        f"  directory  {run.directory} (logs, journal)",
+        f"  socket     {run.directory}/{SOCKET}",
+        "  look       slurm-watchdog status --watch",
+        f"  afterwards slurm-watchdog incidents --journal {directory}",
+        *(f"  note       {each}" for each in notes),
+    ]
+
+
+def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts: int | None) -> list[str]:
+    """What happened: restarts, incidents, steps lost. `how` it ended, such as "ended with exit code 0"."""
+    try:
+        incidents = [each for each in journal.incidents() if each.inhibited_by is None]
+        actions = [action for each in incidents for action in journal.actions(each.id)]
+    except JournalError as error:
+        return [f"slurm-watchdog {run.command}: {run.what} {how} after {duration(took_s)}. {error}"]
+    wrong = [
+        each for each in incidents if each.kind is not Kind.OPERATOR_RESTART and each.fired_at is not None
+    ]
+    ends = [action.end for action in actions if action.end is not None]
+    least = sum(end.steps_lost or 0 for end in ends)
+    most = sum(end.steps_lost_at_most or end.steps_lost or 0 for end in ends)
+    counts = [
+        *([plural(restarts, "restart")] if restarts is not None else []),
+        plural(len(wrong), "incident"),
+        *([f"{f'{least:,} to ' if most > least else ''}{plural(most, 'step')} lost"] if most else []),
+    ]
+    newest = sorted(wrong, key=lambda each: each.opened_at)[-SHOWN:]
+    more = len(wrong) - len(newest)
+    return [
+        f"slurm-watchdog {run.command}: {run.what} {how} after {duration(took_s)}: {', '.join(counts)}",
+        *([f"  {plural(more, 'earlier incident')} not shown"] if more else []),
+        *(f"  {_line(each, actions)}" for each in newest),
+        f"  journal    {run.directory}/journal.sqlite",
+        f"  ask it     slurm-watchdog incidents --journal {shlex.quote(run.directory)}",
+    ]
+
+
+def _line(incident: Incident, actions: Sequence[ActionRun]) -> str:
+    about = [each for each in actions if each.decision.incident_id == incident.id and each.end is not None]
+    end = about[-1].end if about else None
+    outcome = (
+        f"; {end.detail}" if end is not None and end.detail
+        else f"; {incident.resolution}" if incident.state is IncidentState.RESOLVED and incident.resolution
+        else "; open when the watching ended"
+    )  # fmt: skip
+    return one_line(f"{incident.id}: {incident.summary.rstrip('.')}{outcome}", WIDTH)

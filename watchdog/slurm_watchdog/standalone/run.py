@@ -1,0 +1,318 @@
+"""`slurm-watchdog run`: the command, an agent and a controller, together and for one person."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from slurm_watchdog.agent.delivery.connect import UNIX
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.agent_settings import Settings, settings_of, write_settings
+from slurm_watchdog.config.policy import Treatment
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.types import Section
+from slurm_watchdog.controller.app import live, open_doors
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.ingest.endpoint import OwnUser
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import Step
+from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.notification import Caller
+from slurm_watchdog.standalone import own_runs, report
+from slurm_watchdog.standalone.local_slurm import LocalJob
+from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
+
+log = logging.getLogger(__name__)
+S = TypeVar("S", bound=Section)
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+AGENT_PAUSE_S: Final = 5.0
+"""Before an agent that has ended is started again."""
+LAST_LOOK_S: Final = 2.0
+TAIL_S: Final = 0.2
+TAIL_BYTES: Final = 1 << 20
+PAGE: Final = "127.0.0.1:9767"
+AGENTS_SOCKET: Final = "agents.sock"
+QUIET: Final = ("orphan_gpu_process", "chain_broken", "node_down", "partition_or_outage")
+"""They compare with what Slurm knows of other jobs and nodes; here nobody knows."""
+
+
+AS_ROOT: Final = (
+    "running as root: command, watchdog and everything they write belong to root. Prefer the user whose job it is, outside of a "
+    "container that has only root"
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the person asked for."""
+
+    command: tuple[str, ...]
+    directory: Path
+    """For the log, the journal, the socket and the kill switch: of this run alone, on a local disk."""
+    mode: str = "act"
+    max_restarts: int = 3
+    checkpoint_directories: tuple[str, ...] = ()
+    page: bool = True
+    quiet: bool = False
+    """The command's lines go to the file only."""
+
+
+def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
+    """The site's or the person's configuration, with everything that has a place put into the directory of this run."""
+    directory = wanted.directory
+    node = socket.gethostname().partition(".")[0]
+    own: dict[str, Any] = {
+        "cluster_name": base.cluster_name if "cluster_name" in base.model_fields_set else node,
+        "mode": wanted.mode,
+        "agent": {
+            "node_name": node,
+            "metrics_listen": "",
+            "state_directory": str(directory / "agent"),
+        },
+        "controller": {
+            "page_listen": page_listen,
+            "socket": str(directory / "controller.sock"),
+            "socket_group": "",
+            "state_directory": str(directory),
+            "warm_up": min(10.0, base.controller.warm_up),
+        },
+        "slurm": {"poll_interval": 1.0},
+        "jobs": {
+            "kill_switch": str(directory / "kill-{job_id}.{restarts}" / "kill"),
+            "kill_switch_prefixes": [str(directory)],
+            "partitions": [],
+            "checkpoint_directories": list(wanted.checkpoint_directories) or base.jobs.checkpoint_directories,
+        },
+        "detectors": {kind: {"mode": "off"} for kind in QUIET},
+    }
+    # One node, and nobody to accuse: what is known to stand still beyond its limit is started again.
+    still = {"stalled_progress": Treatment(ladder=[Step.EVIDENCE, Step.REQUEUE])}
+    policy = base.policy.model_copy(update={"kinds": {**still, **base.policy.kinds}})
+    return _with(base, own).model_copy(update={"policy": policy})
+
+
+def _with(section: S, own: Mapping[str, Any]) -> S:
+    """A copy with some values replaced, section by section: these are ours, not a person's, and need no check."""
+    update = {
+        key: _with(getattr(section, key), value) if isinstance(value, Mapping) else value
+        for key, value in own.items()
+    }
+    return section.model_copy(update=update)
+
+
+def free_port(preferred: int = 0) -> int:
+    """A port of the loopback address that nobody listens on: `preferred` if it is one."""
+    for port in (preferred, 0):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no port is free on the loopback address")
+
+
+def run(base: Config, wanted: Wanted) -> int:
+    """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises OSError and JournalError.
+
+    Agent and controller trust each other for being one user's: the kernel says so of both ends of their socket."""
+    if os.geteuid() == 0:
+        log.warning(AS_ROOT)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    directory = wanted.directory
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (directory / "agent").mkdir(exist_ok=True, mode=0o700)
+    directory.chmod(0o700)
+    page_listen = f"127.0.0.1:{free_port(int(PAGE.rpartition(':')[2]))}" if wanted.page else ""
+    config = config_for(base, wanted, page_listen)
+    place = own_runs.state_home(Path.home(), os.environ)
+    started = own_runs.OwnRun(
+        command="run",
+        what=report.command_line(wanted.command),
+        directory=str(directory),
+        host=socket.gethostname(),
+        started_at=clock.wall(),
+    )
+    journal = Journal(f"sqlite:///{directory / own_runs.JOURNAL}")
+    own_runs.note(place, started)
+    try:
+        return asyncio.run(_run(config, wanted, journal, started))
+    finally:
+        journal.close()
+        own_runs.ended(place, started, clock.wall())
+
+
+def notes_on(config: Config) -> list[str]:
+    """What a person has to know of this run beside where it is looked at."""
+    listen = config.controller.page_listen
+    taken = listen and listen != PAGE
+    return [f"{PAGE} is in use, so the page is at {listen}"] if taken else []
+
+
+async def _run(config: Config, wanted: Wanted, journal: Journal, started: own_runs.OwnRun) -> int:
+    job = LocalJob(
+        wanted.command,
+        job_id=own_job_id(os.environ),
+        node=config.agent.node_name,
+        output=wanted.directory / "output.log",
+        environ=os.environ,
+        kill_switch=config.jobs.kill_switch,
+        max_restarts=wanted.max_restarts,
+    )
+    notifier = make_notifier(config, journal.outbox, Caller.RUN)
+    controller = Controller(
+        config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics()
+    )
+    agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))
+    doors = await open_doors(controller, page_password(config, wanted.directory), agents)
+    stop, asked, began = asyncio.Event(), asyncio.Event(), clock.monotonic()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, asked.set)
+    agent = asyncio.create_task(_keep_agent(config, job))
+    watching = asyncio.create_task(live(controller, notifier, stop))
+    tail = None if wanted.quiet else asyncio.create_task(_tail(job.output))
+    try:
+        await job.start()
+        report.tell(
+            report.greeting(
+                started, mode=config.mode, page=config.controller.page_listen, notes=notes_on(config)
+            )
+        )
+        await _until_over(job, controller, config, asked)
+        if asked.is_set():
+            log.warning("asked to end: the command gets SIGTERM")
+            await job.stop()
+    finally:
+        stop.set()
+        agent.cancel()
+        await asyncio.gather(watching, agent, return_exceptions=True)
+        for door in doors:
+            await door.cleanup()
+        if tail is not None:
+            await asyncio.sleep(2 * TAIL_S)
+            tail.cancel()
+        took_s = clock.monotonic() - began
+        report.tell(
+            report.summary(started, journal, how=job.how_it_ended(), took_s=took_s, restarts=job.restarts)
+        )
+    return 128 + signal.SIGTERM if asked.is_set() and job.exit_code is None else job.exit_code or 0
+
+
+def page_password(config: Config, directory: Path) -> str:
+    """A new password of the page, if there is one, in a file of `directory`.
+
+    The page is on a port, which every user of the machine reaches: so it asks for what only this one can read.
+    """
+    if not config.controller.page_listen:
+        return ""
+    file = directory / PASSWORD_FILE
+    file.unlink(missing_ok=True)
+    file.touch(mode=0o600)
+    password = secrets.token_urlsafe(24)
+    file.write_text(f"{password}\n")
+    return password
+
+
+def agent_settings(config: Config) -> Settings:
+    """Of the agent beside this controller: its channel is the socket in our own directory, whatever the file says about nodes."""
+    settings = settings_of(config)
+    agent = msgspec.structs.replace(
+        settings.agent, controller_url=f"{UNIX}{Path(config.controller.state_directory) / AGENTS_SOCKET}"
+    )
+    security = msgspec.structs.replace(settings.security, mode="unix")
+    return msgspec.structs.replace(settings, agent=agent, security=security)
+
+
+def own_job_id(environ: Mapping[str, str]) -> str:
+    """Inside of a Slurm job its number, for its processes are known by that; otherwise our own pid."""
+    given = environ.get("SLURM_JOB_ID", "")
+    return given if given.isdecimal() else str(os.getpid())
+
+
+async def _until_over(job: LocalJob, controller: Controller, config: Config, asked: asyncio.Event) -> None:
+    """Returns when somebody wants us to end, or when the command has ended, has been judged, and is not about to be started again."""
+    asking = asyncio.create_task(asked.wait())
+    while not asked.is_set():
+        over = asyncio.create_task(job.over.wait())
+        await asyncio.wait({over, asking}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if asked.is_set():
+            break
+        # Its last lines are on their way; an action that waited for its end goes on.
+        await asyncio.sleep(config.agent.interval + LAST_LOOK_S)
+        if controller.actions.acting():
+            continue
+        if job.over.is_set():
+            break
+    asking.cancel()
+
+
+async def _keep_agent(config: Config, job: LocalJob) -> None:
+    """An agent of our own user, started again if it ends; it dies with us."""
+    settings = agent_settings(config)
+    with (Path(config.controller.state_directory) / "agent.log").open("ab") as lines:
+        while True:
+            # Whoever runs this watches what is his own, root in a container, too.
+            fd = write_settings(msgspec.structs.replace(settings, personal=True))
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", "slurm_watchdog.agent", str(fd), pass_fds=(fd,), stdin=asyncio.subprocess.DEVNULL,
+                    stdout=lines, stderr=lines, start_new_session=True, preexec_fn=die_with_parent,
+                )  # fmt: skip
+            finally:
+                os.close(fd)
+            job.not_ours.add(process.pid)
+            try:
+                code = await process.wait()
+            except asyncio.CancelledError:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), 5)
+                raise
+            job.not_ours.discard(process.pid)
+            log.error("the agent has ended with %d (see %s); it is started again", code, lines.name)
+            await asyncio.sleep(AGENT_PAUSE_S)
+
+
+def die_with_parent() -> None:
+    """For a child, before exec: SIGTERM when we end, however that comes about (prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def _tail(output: Path) -> None:
+    """Shows the command's lines as they come. The command itself writes to the file: a terminal that stands still holds nothing up."""
+    offset, out = 0, sys.stdout.fileno()
+    while True:
+        with contextlib.suppress(FileNotFoundError), output.open("rb") as lines:
+            lines.seek(offset)
+            while data := lines.read(TAIL_BYTES):
+                offset += len(data)
+                try:
+                    await asyncio.to_thread(_write_all, out, data)
+                except OSError:
+                    return  # nobody reads any more; the file has it all
+        await asyncio.sleep(TAIL_S)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def directory_for(home: Path, command: Sequence[str], environ: Mapping[str, str]) -> Path:
+    """Where this run keeps what it knows, unless told otherwise: below the person's state directory (XDG_STATE_HOME)."""
+    return own_runs.state_home(home, environ) / f"run-{int(clock.wall())}-{os.getpid()}"

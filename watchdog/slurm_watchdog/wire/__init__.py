@@ -1,0 +1,1 @@
+"""How values travel between agent and controller: encoding, deltas, HTTP, TLS, rate limits."""

@@ -1,0 +1,143 @@
+"""How much of the agents' port one address may take: connections, and failures to prove who it is.
+
+Pure bookkeeping, bounded: what it does not remember any more, it allows.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import resource
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from slurm_watchdog.identity.tls_errors import HANDSHAKE_REASONS
+
+MAX_CONNECTIONS: Final = 32_768
+"""Three for each of ten thousand agents: one that was lost counts until it is swept."""
+SPARE_FILES: Final = 512
+"""Descriptors that the rest of the controller needs: journal, Slurm's commands, the local socket, the page."""
+MAX_OF_ONE_ADDRESS: Final = 64
+"""An agent holds one, Prometheus another; a login node may run a few agents of users."""
+MAX_ADDRESSES: Final = 65_536
+"""Addresses and nodes that are remembered."""
+
+CONNECTION_REASONS: Final = {
+    **HANDSHAKE_REASONS,
+    "another_user": "the process at its end belongs to another user",
+    "too_many": "there are too many connections already",
+    "too_many_of_one_address": "it has too many connections already",
+    "too_many_failures": "it has failed too often",
+}
+"""Label of a connection that was refused -> what it means. These are all the labels there are."""
+REFUSED_REPORTS: Final = (
+    "unauthorized", "no_session", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often", "cut_off", "busy", "no_munge", "wrong_job", "no_room",
+)  # fmt: skip
+"""Outcomes of requests that were refused; the others are those of reports that were taken."""
+
+
+@lru_cache(maxsize=MAX_ADDRESSES)
+def is_loopback(address: str) -> bool:
+    """Whether it is an address of this machine itself; what is no address is not."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def most_connections() -> int:
+    """As many as the limit of open files leaves."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(
+        16, min(MAX_CONNECTIONS, files - SPARE_FILES if files != resource.RLIM_INFINITY else MAX_CONNECTIONS)
+    )
+
+
+@dataclass
+class Buckets:
+    """A token bucket for each name: `burst` at once, `per_s` from then on. The one that was used longest ago is forgotten first."""
+
+    burst: float
+    per_s: float
+    _known: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+    """Name -> (tokens left, when)."""
+
+    def take(self, name: str, now: float, cost: float = 1.0) -> bool:
+        """Takes `cost`; False, and nothing is taken, where less is left."""
+        left = self.left(name, now)
+        self._known[name] = (left - cost if left >= cost else left, now)
+        self._known.move_to_end(name)
+        while len(self._known) > MAX_ADDRESSES:
+            self._known.popitem(last=False)
+        return left >= cost
+
+    def left(self, name: str, now: float) -> float:
+        """How many there are."""
+        left, at = self._known.get(name, (self.burst, now))
+        return min(self.burst, left + (now - at) * self.per_s)
+
+
+REPORTS_AT_ONCE: Final = 300
+"""An agent that was cut off sends what it kept: ten minutes at 5 s are 120 reports, and each may be refused and sent again."""
+REPORTS_A_SECOND: Final = 20.0
+"""A hundred times what the default interval makes."""
+BYTES_AT_ONCE: Final = 64 * 1024**2
+"""What an agent keeps (8 MiB), several times over."""
+BYTES_A_SECOND: Final = 2 * 1024**2
+
+
+@dataclass
+class Pace:
+    """How fast one sender may report: reports and bytes."""
+
+    reports: Buckets
+    bytes: Buckets = field(default_factory=lambda: Buckets(BYTES_AT_ONCE, BYTES_A_SECOND))
+
+    def take(self, name: str, size: int, now: float) -> bool:
+        """Whether `name` may send a report of `size` bytes now."""
+        return self.reports.take(name, now) and self.bytes.take(name, now, float(size))
+
+
+def pace(interval_s: float) -> Pace:
+    """For agents that report every `interval_s`: faster where a site asks for it."""
+    return Pace(Buckets(REPORTS_AT_ONCE, max(REPORTS_A_SECOND, 4.0 / interval_s)))
+
+
+@dataclass
+class Limits:
+    """The connections of one port. Addresses of this machine are bounded by the total only: tunnels and tests end there.
+
+    So are all where `by_address` is off: behind address translation one address is many nodes.
+    """
+
+    by_address: bool = True
+    most: int = field(default_factory=most_connections)
+    most_of_one: int = MAX_OF_ONE_ADDRESS
+    total: int = 0
+    _open: Counter[str] = field(default_factory=Counter)
+    _failures: Buckets = field(default_factory=lambda: Buckets(burst=20, per_s=1 / 3))
+    """A handshake costs us a millisecond: whoever fails twenty times has to wait, 3 s for each further try."""
+
+    def opened(self, address: str, now: float) -> str:
+        """Counts a connection; why it can't stay, or empty. Each one that was counted has to be `closed`."""
+        self.total += 1
+        self._open[address] += 1
+        if self.total > self.most:
+            return "too_many"
+        if is_loopback(address) or not self.by_address:
+            return ""
+        if self._open[address] > self.most_of_one:
+            return "too_many_of_one_address"
+        return "too_many_failures" if self._failures.left(address, now) < 1.0 else ""
+
+    def closed(self, address: str) -> None:
+        self.total -= 1
+        self._open[address] -= 1
+        if self._open[address] <= 0:
+            del self._open[address]
+
+    def failed(self, address: str, now: float) -> None:
+        """This address could not prove who it is, or made no sense."""
+        if not is_loopback(address):
+            self._failures.take(address, now)

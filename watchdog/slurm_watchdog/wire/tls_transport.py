@@ -1,0 +1,206 @@
+"""TLS for the agents' port, between the socket and what reads requests: each refused handshake is seen, with its reason, and bounded.
+
+The event loop's own TLS tells nobody why a handshake failed. Here OpenSSL works on bytes in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any, Final, Protocol, cast
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.identity.certificates import parse_der
+from slurm_watchdog.identity.tls import reason_of
+
+HANDSHAKE_S: Final = 10.0
+"""For a whole handshake: two round trips and some milliseconds of computing."""
+MAX_HANDSHAKE: Final = 64 * 1024
+"""Bytes that a client may send for it; a chain of three certificates has about 4 KiB."""
+READ: Final = 16 * 1024
+"""OpenSSL gives out one record at a time, and that is the largest (RFC 8446, section 5.1)."""
+LINGER_S: Final = 1.0
+SLICE: Final = 2 * 1024
+"""Bytes that are decrypted at once. A buffer of OpenSSL's grows to a third more than this and stays so: with 8 KiB each connection
+took 36 KiB, with 2 it takes 28, and no more time."""
+KEPT: Final = ("subject", "subjectAltName")
+"""What of a certificate is kept as long as its connection."""
+
+
+class Inner(Protocol):
+    """What is spoken within: it believes to be on a socket."""
+
+    def connection_made(self, transport: Any) -> None: ...
+    def connection_lost(self, error: Exception | None) -> None: ...
+    def data_received(self, data: bytes) -> None: ...
+    def pause_writing(self) -> None: ...
+
+
+class Port(Protocol):
+    """Who keeps the connections."""
+
+    secured: set[TlsConnection]
+
+    def opened(self, address: str) -> bool: ...
+    def closed(self, address: str) -> None: ...
+    def turned_away(self, reason: str, address: str) -> None: ...
+    def held_up_s(self, since: float) -> float: ...
+
+
+class TlsConnection(asyncio.Protocol):
+    """One client. To `inner` it is the transport, once the client has proven who it is."""
+
+    __slots__ = (
+        "_closed", "_expires_at", "_incoming", "_inner", "_left", "_outgoing", "_port", "_remote", "_since", "_tls", "_transport",
+        "peer",
+    )  # fmt: skip
+
+    def __init__(self, inner: Inner, context: ssl.SSLContext, port: Port):
+        self._inner = inner
+        self._port = port
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._transport: asyncio.Transport | None = None
+        self._remote = ""
+        self._since = clock.monotonic()
+        self._left = MAX_HANDSHAKE
+        self._closed = False
+        self._expires_at = 0.0
+        self.peer: dict[str, Any] | None = None
+        """The client's certificate, as ssl tells it; None until the handshake is over."""
+
+    # -- the socket's side -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._remote = peer[0] if peer else ""
+        self._port.secured.add(self)
+        if not self._port.opened(self._remote):
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._port.secured.discard(self)
+        self._port.closed(self._remote)
+        if self.peer is not None:
+            self._inner.connection_lost(error)
+        elif not self._closed and self._left < MAX_HANDSHAKE:
+            self._port.turned_away("handshake", self._remote)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def data_received(self, data: bytes) -> None:
+        # In slices: the buffer below never shrinks again, and there is one for each agent.
+        for at in range(0, len(data), SLICE):
+            if not self._closed:
+                self._take_in(data[at : at + SLICE])
+
+    def _take_in(self, data: bytes) -> None:
+        self._incoming.write(data)
+        if self.peer is None:
+            self._left -= len(data)
+            if not self._shake_hands():
+                return
+        try:
+            while not self._closed:
+                chunk = self._tls.read(READ)
+                if not chunk:
+                    self.close()
+                    return
+                self._inner.data_received(chunk)
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLZeroReturnError:
+            self.close()
+        except ssl.SSLError:
+            self.abort()
+
+    def _shake_hands(self) -> bool:
+        """Whether the client has shown by now who it is."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            if self._left < 0:
+                self._give_up("handshake")
+            return False
+        except ssl.SSLError as error:
+            self._flush()  # it is told why
+            self._give_up(reason_of(error))
+            return False
+        self._flush()
+        der = self._tls.getpeercert(binary_form=True)
+        try:
+            self._expires_at = parse_der(der or b"").not_after
+        except (ValueError, IndexError):
+            self._give_up("bad_certificate")
+            return False
+        shown = cast("dict[str, Any]", self._tls.getpeercert() or {})
+        self.peer = {name: shown[name] for name in KEPT if name in shown}
+        self._inner.connection_made(self)
+        return True
+
+    def _give_up(self, reason: str) -> None:
+        """It is refused, and has a moment to read why: closed at once, what it has sent meanwhile would destroy that on its way."""
+        self._closed = True
+        self._port.turned_away(reason, self._remote)
+        transport = self._transport
+        if transport is not None:
+            if transport.can_write_eof():
+                transport.write_eof()
+            asyncio.get_running_loop().call_later(LINGER_S, transport.close)
+
+    def check(self, now: float) -> None:
+        """Ends a handshake that takes too long, and a connection whose certificate has expired meanwhile."""
+        if self.peer is None:
+            if now - self._since - self._port.held_up_s(self._since) > HANDSHAKE_S and not self._closed:
+                self._give_up("slow_handshake")
+            return
+        if self._expires_at < clock.wall():
+            self._give_up("expired")
+
+    # -- a transport, for what is within -----------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if self._closed:
+            return
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._tls.write(view) :]
+        except ssl.SSLError:
+            self.abort()
+        self._flush()
+
+    def close(self) -> None:
+        """Says goodbye, and closes once all has been sent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._tls.unwrap()
+        except ssl.SSLError:
+            pass  # the other end need not answer the goodbye
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=high)
+
+    def get_extra_info(self, name: str) -> Any:
+        if name == "peercert":
+            return self.peer
+        return None if self._transport is None else self._transport.get_extra_info(name)
+
+    def _flush(self) -> None:
+        if self._transport is not None and self._outgoing.pending:
+            self._transport.write(self._outgoing.read())

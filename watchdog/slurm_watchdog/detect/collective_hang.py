@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import has_ended, last_error
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
@@ -34,7 +35,6 @@ from slurm_watchdog.analysis.rendezvous import not_joined
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import doubt, stacks_wanted
 from slurm_watchdog.base.shortened import SAID, shortened
-from slurm_watchdog.detect.wedged_teardown import has_ended, last_error
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import few, group_words

@@ -5,6 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from slurm_watchdog.diagnose.filesystem import (
+    FLUSH_CALLS,
+    FLUSH_PATIENCE_S,
     Assessment,
     Scope,
     assess,
@@ -34,12 +36,6 @@ report interval of 5 s."""
 
 
 MAX_CONSEQUENCES = 8
-
-
-FLUSH_CALLS = frozenset({"fsync", "fdatasync", "syncfs", "sync", "sync_file_range", "msync", "close"})
-FLUSH_PATIENCE_S = 1800.0
-"""One such call writes all that is dirty, and a checkpoint may take half an hour (case book): where the filesystem
-answers on the node, it is let run so long."""
 
 
 def detect(view: ClusterView, *, blocked_for_s: float) -> list[Finding]:

@@ -11,11 +11,17 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import (
+    PROGRESS_SLACK_S,
+    dead_for_s,
+    had_steps_to_make,
+    has_ended,
+    last_words,
+)
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.analysis.rank_activity import Standing, is_quiet, standing
 from slurm_watchdog.base.structs import Value
-from slurm_watchdog.detect.wedged_teardown import has_ended
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
@@ -26,8 +32,6 @@ from slurm_watchdog.model.incidents import Culprit, Finding, Kind, StacksWanted,
 SUSPICION = 0.3
 """From this share of the grace on, the survivors' stacks are collected."""
 
-PROGRESS_SLACK_S = 5.0
-"""A step may be read this much later than it was made: the agent's default interval."""
 
 NOBODY_LEFT_S = 600.0
 """After the last rank of a training that had steps left to make: for so long a launcher waits for others before it gives up (torchrun's
@@ -49,13 +53,6 @@ class Settings(Protocol):
 def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
     return [_judge(job, view.now, settings, limits) for job in view.jobs]
-
-
-def dead_for_s(rank: ProcessView) -> float:
-    """Seconds since the rank was last known alive, 0 while it is."""
-    if rank.alive:
-        return 0.0
-    return rank.seen_age_s if rank.gone_s is None else rank.gone_s
 
 
 def _judge(job: JobView, now: float, settings: Settings, limits: LimitSettings) -> Finding:
@@ -215,14 +212,6 @@ def _named(dead: list[ProcessView]) -> tuple[Culprit, ...]:
     )
 
 
-def had_steps_to_make(job: JobView) -> bool:
-    """Whether it is known that the training is not over. A count that began anew counts to the end of an epoch."""
-    progress = job.progress
-    if progress is None or progress.total_steps is None or progress.begun_anew:
-        return False
-    return progress.step + progress.stride <= progress.total_steps
-
-
 def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: float) -> Finding:
     """Every rank is gone and Slurm says RUNNING. An interactive allocation may rest; so may who never counted a step."""
     job_id, progress = job.job.job_id, job.progress
@@ -268,10 +257,3 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
 
 def _are_left(number: int) -> str:
     return "1 rank is left" if number == 1 else f"{number} ranks are left"
-
-
-def last_words(job: JobView, first: ProcessView) -> list[str]:
-    """Error lines that name the dead rank, otherwise the last ones of its node."""
-    named = [e for e in job.errors if e.event.rank is not None and e.event.rank == first.process.rank]
-    nearby = [e for e in job.errors if e.event.rank is None]
-    return [error.event.line for error in (named or nearby)[-3:]]

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import dead_for_s
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.detect.lingering_job import dead_for_s
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.log_signatures import HEADERS
 from slurm_watchdog.model.cluster_view import ClusterView, EndedJob, JobView, PastRun

@@ -17,6 +17,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis import stepless_runs
+from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
@@ -28,7 +29,6 @@ from slurm_watchdog.analysis.progress_limit import (
 )
 from slurm_watchdog.analysis.rank_activity import Standing, few_idle_among_busy, on_storage, standing
 from slurm_watchdog.detect import collective_hang
-from slurm_watchdog.detect.wedged_teardown import has_ended
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place

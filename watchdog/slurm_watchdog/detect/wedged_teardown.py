@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import has_ended, last_error
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import has_just_grown, makes_steps, progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import standing
@@ -21,8 +22,6 @@ from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, StacksWanted, Truth
 
-FATAL = frozenset({"traceback", "python_exception", "cuda_oom", "cuda_error"})
-"""Signatures of a line with which a training ends, if no step follows."""
 NAMED = 16
 STACKS_APART_S = 15.0
 SUSPICION = 0.5
@@ -43,31 +42,6 @@ class Settings(Protocol):
 def detect(view: ClusterView, hang: LimitSettings, settings: Settings) -> list[Finding]:
     """One finding for each running job. `hang` has what the limits of steps are learnt by."""
     return [_judge(job, view.now, hang, settings) for job in view.jobs]
-
-
-def has_ended(job: JobView) -> bool:
-    """Whether the training has made its last step, as far as its log says. A count that began anew counts to the end of an epoch,
-    and the last steps of all may be fewer than stand between two lines."""
-    progress = job.progress
-    if progress is None:
-        return False
-    if progress.phase == "finishing":
-        return True
-    if progress.total_steps is None or progress.begun_anew or progress.step <= 0:
-        return False
-    return progress.step + progress.stride > progress.total_steps
-
-
-def last_error(job: JobView) -> ErrorLine | None:
-    """The newest line since the last step with which a training ends."""
-    if job.progress is None or job.progress.rose_age_s is None:
-        return None
-    since = [
-        each
-        for each in job.errors
-        if each.event.pattern in FATAL and each.age_s <= min(job.progress.rose_age_s, job.progress.age_s)
-    ]
-    return min(since, key=lambda each: each.age_s, default=None)
 
 
 def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) -> Finding:

@@ -12,6 +12,12 @@ from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, Mount
 from slurm_watchdog.model.incidents import Culprit, ProbeWanted
 from slurm_watchdog.model.observations import Blocked, Role
 
+FLUSH_CALLS = frozenset({"fsync", "fdatasync", "syncfs", "sync", "sync_file_range", "msync", "close"})
+FLUSH_PATIENCE_S = 1800.0
+"""One such call writes all that is dirty, and a checkpoint may take half an hour (case book): where the filesystem
+answers on the node, it is let run so long."""
+
+
 PROBED_PEERS = 4
 """How many other nodes are asked: enough for a vote, few enough not to load a filesystem in trouble."""
 PROBED_USERS = 4

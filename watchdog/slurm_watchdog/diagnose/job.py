@@ -11,12 +11,19 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, has_ended
 from slurm_watchdog.analysis.rank_activity import with_what_holds
 from slurm_watchdog.base.structs import Value
-from slurm_watchdog.detect.filesystem_stall import FLUSH_CALLS, FLUSH_PATIENCE_S
-from slurm_watchdog.detect.lingering_job import PROGRESS_SLACK_S
-from slurm_watchdog.detect.wedged_teardown import has_ended
-from slurm_watchdog.diagnose.filesystem import Assessment, Scope, assess, blocked_call, call_words, describe
+from slurm_watchdog.diagnose.filesystem import (
+    FLUSH_CALLS,
+    FLUSH_PATIENCE_S,
+    Assessment,
+    Scope,
+    assess,
+    blocked_call,
+    call_words,
+    describe,
+)
 from slurm_watchdog.diagnose.filesystem import culprits as blocked_culprits
 from slurm_watchdog.diagnose.outliers import Difference, RankFacts, compare
 from slurm_watchdog.diagnose.stacks.vote import Group, Vote, vote

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import SUSPICION, wants_stacks
-from slurm_watchdog.detect.wedged_teardown import has_ended
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 
 PAUSE_S = 10.0

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from slurm_watchdog.controller.api.operators import operators_of
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli import client as cli_client
@@ -30,7 +31,6 @@ from slurm_watchdog.controller.policy.access import (
     Person,
     may_see,
     public_sentence,
-    resolve,
 )
 from slurm_watchdog.controller.state.evidence_collection import Collected
 from slurm_watchdog.diagnose.job import Diagnosis
@@ -330,7 +330,7 @@ def test_evidence_is_for_its_only_owner_and_for_operators(
 def test_an_operator_s_name_that_this_machine_does_not_know_is_logged_and_lets_nobody_see(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found = resolve(["root", "1700", "group:root", "no-such-user", "group:no-such-group"])
+    found = operators_of(["root", "1700", "group:root", "no-such-user", "group:no-such-group"])
     assert found == Operators(frozenset({0, os.geteuid(), 1700}), frozenset({0}))
     assert [word in caplog.text for word in ("user 'no-such-user'", "group 'no-such-group'")] == [True, True]
 

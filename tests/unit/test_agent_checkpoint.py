@@ -72,7 +72,7 @@ class Place:
         }
         (row,) = json.loads(json.dumps(look(args, {})))["directories"]  # as it goes over the pipe
         self.before = row["before"]
-        return cast(dict[str, Any], row)
+        return cast("dict[str, Any]", row)
 
     def steps(self) -> tuple[int | None, int | None, bool]:
         """The newest complete one, the one that is being written, and whether it grows."""
@@ -654,8 +654,8 @@ class Node:
 
 def node_for(*directories: Path, mounts: tuple[Mount, ...] = (Mount("/", "ext4", "/dev/vda"),)) -> Node:
     children = Children()
-    logs = JobLogs(cast(Probes, children), mounts, "n1", (), become_owner=False)
-    collector = CheckpointCollector(cast(Probes, children), logs, 30.0)
+    logs = JobLogs(cast("Probes", children), mounts, "n1", (), become_owner=False)
+    collector = CheckpointCollector(cast("Probes", children), logs, 30.0)
     return Node(children, logs, collector, {"7": tuple(map(str, directories))})
 
 

@@ -109,7 +109,7 @@ class Watch:
 
 def make(write_on: frozenset[str] = frozenset(), stagger: bool = False) -> Watch:
     children = Children()
-    return Watch(children, MountCollector(cast(Probes, children), "n1", 30.0, write_on, stagger))
+    return Watch(children, MountCollector(cast("Probes", children), "n1", 30.0, write_on, stagger))
 
 
 def test_a_mount_is_looked_at_on_its_grid_and_its_child_is_gone_as_soon_as_it_has_answered() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slurm_watchdog.agent.proc.entry import Entry, Stat, Status, parse_last_pid, parse_stat, parse_status
+from slurm_watchdog.agent.proc.files import Files, is_the_kernels
 
 from slurm_watchdog.agent.collectors.process import may_look_into_all
 from slurm_watchdog.agent.proc.blocked_calls import (
@@ -30,17 +32,7 @@ from slurm_watchdog.agent.proc.blocked_calls import (
     parse_syscall,
 )
 from slurm_watchdog.agent.proc.job_membership import Known
-from slurm_watchdog.agent.proc.table import (
-    Entry,
-    Files,
-    ProcessTable,
-    Stat,
-    Status,
-    is_the_kernels,
-    parse_last_pid,
-    parse_stat,
-    parse_status,
-)
+from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.identify import identify, parse_environ, parse_fd_flags
 from slurm_watchdog.base.mounts import Mount, mount_of, parse_mountinfo
 from slurm_watchdog.knowledge.syscalls import (

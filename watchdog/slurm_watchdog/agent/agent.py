@@ -27,7 +27,7 @@ from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.functions import FUNCTIONS
 from slurm_watchdog.agent.helper.requests import TASKS, Guarded
 from slurm_watchdog.agent.kernel.kmsg import KmsgFile
-from slurm_watchdog.agent.proc.table import Files
+from slurm_watchdog.agent.proc.files import Files
 from slurm_watchdog.agent.processes.delegated_proc import FarFiles
 from slurm_watchdog.agent.processes.exit_watch import Exits
 from slurm_watchdog.agent.processes.report_rows import choose, reduced

@@ -10,7 +10,7 @@ Values that only a configuration file holds (axolotl's and GPT-NeoX's YAML, torc
 
 from __future__ import annotations
 
-import os
+import posixpath
 import re
 from collections.abc import Sequence
 
@@ -81,8 +81,8 @@ def directories_in(argv: Sequence[str], cwd: str) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for _, option, template in OPTIONS:
         path = _filled(template, values) if _canonical(option) in values else None
-        if path is not None and (path := os.path.join(cwd, path)).startswith("/"):
-            found["/" + os.path.normpath(path).lstrip("/")] = None
+        if path is not None and (path := posixpath.join(cwd, path)).startswith("/"):
+            found["/" + posixpath.normpath(path).lstrip("/")] = None
     return tuple(path for path in found if path != "/")[:MAX_DIRECTORIES]
 
 
@@ -118,7 +118,7 @@ def _is_place(value: str) -> bool:
 
 
 def _filled(template: str, values: dict[str, str]) -> str | None:
-    """The template with its values, joined as os.path.join does: an absolute part begins anew. None: a value is missing."""
+    """The template with its values, joined as posixpath.join does: an absolute part begins anew. None: a value is missing."""
     path = ""
     for part in re.split(r"/(?![^{]*\})", template):
         place = _PLACE.fullmatch(part)
@@ -126,7 +126,7 @@ def _filled(template: str, values: dict[str, str]) -> str | None:
         if value is None:
             return None
         whole = value.split("{", 1)[0]
-        path = os.path.join(path, whole if whole == value else whole.rpartition("/")[0])
+        path = posixpath.join(path, whole if whole == value else whole.rpartition("/")[0])
         if whole != value:
             break  # a pattern of the trainer's own: what lies below is found by looking
     return path or None

@@ -6,7 +6,7 @@ below fixed directories alone, has no hidden part in its name, and its line is c
 
 from __future__ import annotations
 
-import os
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -57,9 +57,9 @@ def heartbeat_beside(kill_switch: str, job_id: str, restarts: int) -> str | None
 
     Such a directory is the owner's alone, so nobody else writes the heartbeat, and no earlier run has left one.
     """
-    directory, name = os.path.split(kill_switch)
+    directory, name = posixpath.split(kill_switch)
     run = f"{job_id}.{restarts}"
-    mine = name and os.path.basename(directory) in (run, f"kill-{run}")
+    mine = name and posixpath.basename(directory) in (run, f"kill-{run}")
     return f"{directory}/{HEARTBEAT}" if mine else None
 
 

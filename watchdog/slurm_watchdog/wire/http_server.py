@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
         self._names: frozenset[str] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's own is one by its methods only
+        transport = cast("asyncio.Transport", transport)  # uvloop's own is one by its methods only
         self._transport = transport
         transport.set_write_buffer_limits(high=MAX_UNREAD)
         peer = transport.get_extra_info("peername")

@@ -72,7 +72,7 @@ class TlsConnection(asyncio.Protocol):
     # -- the socket's side -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self._remote = peer[0] if peer else ""
         self._port.secured.add(self)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
 from slurm_watchdog.agent.logs.follow import MAGIC
-from slurm_watchdog.agent.proc.table import count_open_files
+from slurm_watchdog.agent.proc.files import count_open_files
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.pool import Answer, Probes
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of

@@ -23,8 +23,10 @@ from slurm_watchdog.agent.proc.blocked_calls import (
     parse_io_bytes,
     parse_switches,
 )
+from slurm_watchdog.agent.proc.entry import LASTING_STATES, Entry, Stat
+from slurm_watchdog.agent.proc.files import Files, read_file
 from slurm_watchdog.agent.proc.job_membership import WISH_VARIABLES, Key, Known, Member, assign
-from slurm_watchdog.agent.proc.table import LASTING_STATES, Entry, Files, ProcessTable, Stat, read_file
+from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.crowd import RECONSIDER_EVERY, pick_crowd
 from slurm_watchdog.agent.processes.delegated_proc import FarFiles
 from slurm_watchdog.agent.processes.identify import describe_mount

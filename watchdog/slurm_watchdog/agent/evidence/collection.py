@@ -20,8 +20,8 @@ from slurm_watchdog.agent.evidence import cores
 from slurm_watchdog.agent.evidence.flight_recorder import prefixes
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.stacks import choose
+from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.job_membership import Known
-from slurm_watchdog.agent.proc.table import read_file
 from slurm_watchdog.agent.workers.pool import Answer, Probes
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, RankEvidence

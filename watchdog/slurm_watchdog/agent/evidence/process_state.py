@@ -16,7 +16,8 @@ import msgspec
 
 from slurm_watchdog.agent.evidence.sockets import Tables, choose
 from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
-from slurm_watchdog.agent.proc.table import parse_stat, read_file
+from slurm_watchdog.agent.proc.entry import parse_stat
+from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.processes.owner import check_process
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.knowledge.syscalls import name_of

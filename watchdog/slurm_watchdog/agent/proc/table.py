@@ -16,11 +16,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from slurm_watchdog.agent.proc.job_membership import Key, Known, Member, Place, parse_cgroup
+from slurm_watchdog.agent.proc.entry import (
+    HANGS,
+    KERNEL_THREAD,
+    Entry,
+    Stat,
+    Status,
+    parse_last_pid,
+    parse_stat,
+    parse_status,
+)
+from slurm_watchdog.agent.proc.files import (
+    Files,
+    _reads_own_namespace,
+    is_the_kernels,
+    owner_of,
+    read_cgroup,
+    read_file,
+    read_stat,
+)
+from slurm_watchdog.agent.proc.job_membership import Known
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import BY_SLURM
 
-KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
 STRANGERS_AT_ONCE = 8
 """Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still called the same?
 Kernel threads never: one that is gone is missed when /proc is listed."""
@@ -35,179 +53,6 @@ NEW_AT_ONCE = 256
 three seconds. While so many wait, /proc is listed in every second tick, for that costs more than the looks. The first look takes all, for what an agent does not name looks gone to the controller."""
 SAMPLED = 8192
 """Processes among which a user's largest job is looked for, in every tick of a crowd."""
-MAX_KEPT = 48
-"""Descriptors of /proc kept open: three for each of the ranks of a full node."""
-HANGS = frozenset("DTt")
-LASTING_STATES = HANGS | frozenset("ZX")
-"""Letters of stat that mean something only if they last (model.Process.state_age_s)."""
-
-
-@dataclass(frozen=True)
-class Stat:
-    """What is used of /proc/PID/stat (see proc(5))."""
-
-    comm: str
-    state: str
-    ppid: int
-    flags: int
-    cpu_ticks: int
-    start_ticks: int
-    threads: int = 1
-
-
-@dataclass(frozen=True)
-class Status:
-    """What is used of /proc/PID/status."""
-
-    state: str
-    uid: int = -1
-    """The effective one; -1 where it is missing."""
-    real_uid: int = -1
-    has_memory: bool = False
-    """Kernel threads and zombies have none."""
-    container_pid: int | None = None
-    """Its number in its own PID namespace, where that lies below ours."""
-
-
-def parse_stat(text: bytes) -> Stat:
-    """The fields of /proc/PID/stat. The name in it may hold anything, brackets and newlines included. Raises ValueError."""
-    begin, end = text.index(b"("), text.rindex(b")")
-    fields = text[end + 2 :].split(b" ", 20)
-    try:
-        return Stat(
-            text[begin + 1 : end].decode(errors="replace"), fields[0].decode(), int(fields[1]), int(fields[6]),
-            int(fields[11]) + int(fields[12]), int(fields[19]), int(fields[17]),
-        )  # fmt: skip
-    except IndexError as error:
-        raise ValueError(f"this is no line of stat: {text[:80]!r}") from error
-
-
-def parse_status(text: bytes) -> Status:
-    """The fields of /proc/PID/status. The kernel escapes newlines in the name there, so that it can't add lines."""
-    text = b"\n" + text
-    state, uids, numbers = (_words_of(text, name) for name in (b"\nState:", b"\nUid:", b"\nNSpid:"))
-    return Status(
-        state=state[0].decode() if state else "",
-        uid=int(uids[1]) if len(uids) > 1 else -1,
-        real_uid=int(uids[0]) if uids else -1,
-        has_memory=b"\nVmSize:" in text,
-        container_pid=int(numbers[-1]) if len(numbers) > 1 else None,
-    )
-
-
-def _words_of(text: bytes, name: bytes) -> list[bytes]:
-    """What stands in the line that begins with `name`. Of the sixty lines of each new process three are read."""
-    begin = text.find(name)
-    if begin < 0:
-        return []
-    begin += len(name)
-    end = text.find(b"\n", begin)
-    return text[begin : end if end >= 0 else len(text)].split()
-
-
-def parse_last_pid(loadavg: bytes) -> int:
-    """The pid given out last, in /proc/loadavg; 0 where it does not say."""
-    words = loadavg.split()
-    return int(words[4]) if len(words) == 5 and words[4].isdigit() else 0
-
-
-def read_file(path: str) -> bytes:
-    """A small file of /proc, whole, without the cost of a file object. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 8192)
-    finally:
-        os.close(fd)
-
-
-def read_stat(pid: int) -> Stat:
-    """Raises OSError and ValueError."""
-    return parse_stat(read_file(f"/proc/{pid}/stat"))
-
-
-def owner_of(pid: int | None) -> int:
-    """The user whose process this is, by its directory in /proc, which takes no lock; -1 if it is gone."""
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return -1
-
-
-def count_open_files(pid: int) -> int:
-    """How many files a process has open, for anybody to know and for next to nothing (since Linux 6.2); 0 where that is not said."""
-    try:
-        return os.stat(f"/proc/{pid}/fd").st_size
-    except OSError:
-        return 0
-
-
-class Files:
-    """Reads files of /proc, those of a few processes through descriptors that stay open: a third of the cost.
-
-    A descriptor belongs to the process for which it was opened, and never to a later one with the same pid.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[str, int] = {}
-
-    def keep(self, paths: Iterable[str]) -> None:
-        """From now on these, at most MAX_KEPT, and no others. What can't be opened is read in the ordinary way."""
-        wanted = set(list(paths)[:MAX_KEPT])
-        for path in [path for path in self._kept if path not in wanted]:
-            os.close(self._kept.pop(path))
-        for path in wanted - self._kept.keys():
-            try:
-                self._kept[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                continue
-
-    def read(self, path: str) -> bytes:
-        """Raises OSError, also if the process of a descriptor that was kept is gone."""
-        fd = self._kept.get(path)
-        if fd is None:
-            return read_file(path)
-        try:
-            return os.pread(fd, 8192, 0)
-        except OSError:
-            os.close(self._kept.pop(path))
-            raise
-
-
-@dataclass
-class Entry:
-    """One process that was seen: what is known for good, and what it was like in the last tick."""
-
-    known: Known
-    stat: Stat
-    container_pid: int | None = None
-    ticks: int = 0
-    identified: int = 0
-    member: Member | None = None
-    state_since: float = 0.0
-    """Since when every look has found this state; meant for LASTING_STATES."""
-    io_bytes: int | None = None
-    switches: int | None = None
-    crowd: bool = False
-    """One of too many members of a job: looked at in turn (slurm_watchdog.agent.processes.crowd)."""
-    _in_d: int | None = None
-    """Its switches when it was last seen in D; None if the last look found another state."""
-
-    def note_switches(self, now: float) -> None:
-        """Who sleeps in D is not switched to: one that was, between two looks, is in D again and not still."""
-        if self.stat.state != "D":
-            self._in_d = None
-        elif self.switches is not None:
-            if self._in_d is not None and self.switches != self._in_d:
-                self.state_since = now
-            self._in_d = self.switches
-
-    @property
-    def key(self) -> Key:
-        return (self.known.pid, self.known.start_ticks)
-
-    @property
-    def is_kernel_thread(self) -> bool:
-        return bool(self.stat.flags & KERNEL_THREAD)
 
 
 @dataclass
@@ -425,23 +270,3 @@ class ProcessTable:
             entry.state_since = now
         entry.stat = stat
         entry.ticks += 1
-
-
-def read_cgroup(pid: int) -> Place | None:
-    """Job and step that its control group names. Raises OSError."""
-    return parse_cgroup(read_file(f"/proc/{pid}/cgroup").decode(errors="replace"))
-
-
-def is_the_kernels(path: str) -> bool:
-    """Whether a file of /proc is the kernel's: container managers (lxcfs) put files over some that are served by a process."""
-    try:
-        return os.stat(path).st_dev == os.stat("/proc").st_dev
-    except OSError:
-        return False
-
-
-def _reads_own_namespace() -> bool:
-    try:
-        return os.readlink("/proc/self") == str(os.getpid())
-    except OSError:
-        return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Final
 
-from slurm_watchdog.agent.proc.table import HANGS, Entry
+from slurm_watchdog.agent.proc.entry import HANGS, Entry
 from slurm_watchdog.agent.processes.report_rows import ORDER
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import Role

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from slurm_watchdog.agent.proc.blocked_calls import NotSeenError
-from slurm_watchdog.agent.proc.table import Files
+from slurm_watchdog.agent.proc.files import Files
 from slurm_watchdog.agent.workers.pool import Answer, Probes
 from slurm_watchdog.base import clock
 

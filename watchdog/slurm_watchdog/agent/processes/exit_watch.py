@@ -11,7 +11,7 @@ import select
 from collections.abc import Iterable
 from typing import Final
 
-from slurm_watchdog.agent.proc.table import read_stat
+from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.model.observations import Process, Role
 
 MAX_WATCHED: Final = 64

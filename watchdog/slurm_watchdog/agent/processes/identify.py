@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from slurm_watchdog.agent.proc import mapped_files
 from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
+from slurm_watchdog.agent.proc.entry import parse_status
+from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import ENVIRONMENT, as_slurm_job, may_hold_a_rank
-from slurm_watchdog.agent.proc.table import parse_status, read_stat
 from slurm_watchdog.agent.processes.environment import parse_settings
 from slurm_watchdog.agent.processes.owner import check_process, read_refusal
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted

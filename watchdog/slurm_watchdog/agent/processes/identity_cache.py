@@ -18,17 +18,11 @@ from functools import partial
 from typing import Any
 
 from slurm_watchdog.agent.proc.blocked_calls import Target, Track
+from slurm_watchdog.agent.proc.entry import Entry, parse_status
+from slurm_watchdog.agent.proc.files import owner_of, read_file, read_stat
 from slurm_watchdog.agent.proc.job_membership import Place, parse_stepd
 from slurm_watchdog.agent.proc.mapped_files import MAX_CANDIDATES
-from slurm_watchdog.agent.proc.table import (
-    NEW_AT_ONCE,
-    Entry,
-    ProcessTable,
-    owner_of,
-    parse_status,
-    read_file,
-    read_stat,
-)
+from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.workers.pool import Answer, Probes
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT, PATH_ARGUMENT

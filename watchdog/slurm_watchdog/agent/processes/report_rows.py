@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.proc.table import HANGS
+from slurm_watchdog.agent.proc.entry import HANGS
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CommandResult, LeftOut, Report

@@ -23,8 +23,9 @@ from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.controller.api import journal_view
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees, left_out_json, status_json
+from slurm_watchdog.controller.api.operators import operators_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
-from slurm_watchdog.controller.policy.access import Person, may_see, may_see_incident, resolve
+from slurm_watchdog.controller.policy.access import Person, may_see, may_see_incident
 from slurm_watchdog.controller.ports import Commanded
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_json, nodes_json
 from slurm_watchdog.journal.error import JournalError
@@ -180,7 +181,7 @@ class LocalApi:
         """`person_of` says who asks; what is answered depends on it."""
         self._controller = controller
         self._person_of = person_of
-        self._operators = resolve(controller.config.security.operators)
+        self._operators = operators_of(controller.config.security.operators)
 
     def sees(self, request: web.Request) -> Sees:
         """Whether the person who asks may see an incident's evidence."""

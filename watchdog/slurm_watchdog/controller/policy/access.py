@@ -1,4 +1,4 @@
-"""Who may see what: the evidence of an incident belongs to the owner of its jobs, to root and to named operators. Pure, but for `resolve`.
+"""Who may see what: the evidence of an incident belongs to the owner of its jobs, to root and to named operators. Pure.
 
 Everybody who may use the socket, or open the page, is given the sentence of `public_sentence`: which kind, which job, where. Lines of
 logs, frames, paths, variables and sentences made of them are for those of whom `may_see` says so.
@@ -6,17 +6,11 @@ logs, frames, paths, variables and sentences made of them are for those of whom 
 
 from __future__ import annotations
 
-import grp
-import logging
-import os
-import pwd
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from slurm_watchdog.model.incidents import NOBODY, Incident, Kind
-
-log = logging.getLogger(__name__)
 
 GROUP: Final = "group:"
 """Before the name of a group in `security.operators`."""
@@ -40,7 +34,7 @@ STRANGER: Final = Person()
 class Operators:
     """Who may see everything."""
 
-    uids: frozenset[int] = field(default_factory=lambda: frozenset({0, os.geteuid()}))
+    uids: frozenset[int] = frozenset({0})
     """Root, the controller's own user, and those that `security.operators` names."""
     gids: frozenset[int] = frozenset()
 
@@ -60,25 +54,6 @@ def may_see(owners: Iterable[int], person: Person, operators: Operators) -> bool
 def may_see_incident(incident: Incident, person: Person, operators: Operators) -> bool:
     """The same of an incident and everything that is kept with it."""
     return may_see(incident.owners, person, operators)
-
-
-def resolve(names: Iterable[str]) -> Operators:
-    """The users and groups (`group:NAME`) of `security.operators`, with root and this process's user; one unknown here is logged."""
-    uids, gids = {0, os.geteuid()}, set[int]()
-    for name in names:
-        try:
-            if name.startswith(GROUP):
-                gids.add(grp.getgrnam(name.removeprefix(GROUP)).gr_gid)
-            elif name.isdecimal():
-                uids.add(int(name))
-            else:
-                uids.add(pwd.getpwnam(name).pw_uid)
-        except KeyError:
-            log.error(
-                "security.operators: this machine knows no %s, so nobody sees more for it; correct the name",
-                f"group {name.removeprefix(GROUP)!r}" if name.startswith(GROUP) else f"user {name!r}",
-            )
-    return Operators(frozenset(uids), frozenset(gids))
 
 
 SENTENCES: Final = {

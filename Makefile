@@ -154,6 +154,10 @@ grafana: $(STAMP)  ## deploy/grafana/dashboards anew, from generate.py
 metrics: $(STAMP)  ## deploy/prometheus/METRICS.md anew, from the code that serves the series
 	$(BIN)/python -m tools.docs.metrics
 
+.PHONY: rooms
+rooms: $(STAMP)  ## docs/development/rooms.md anew, the folders of the package and who imports whom, and the picture printed
+	$(BIN)/python -m tools.docs.rooms
+
 .PHONY: bench
 bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a figure (root; ARGS='agent logs' for parts, ARGS=--help)
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -1,0 +1,57 @@
+"""How far one job is, and how its ranks ended: whether the last step is made, since when a rank is dead, its last words. Pure."""
+
+from __future__ import annotations
+
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView, ProcessView
+
+FATAL = frozenset({"traceback", "python_exception", "cuda_oom", "cuda_error"})
+"""Signatures of a line with which a training ends, if no step follows."""
+PROGRESS_SLACK_S = 5.0
+"""A step may be read this much later than it was made: the agent's default interval."""
+
+
+def has_ended(job: JobView) -> bool:
+    """Whether the training has made its last step, as far as its log says. A count that began anew counts to the end of an epoch,
+    and the last steps of all may be fewer than stand between two lines."""
+    progress = job.progress
+    if progress is None:
+        return False
+    if progress.phase == "finishing":
+        return True
+    if progress.total_steps is None or progress.begun_anew or progress.step <= 0:
+        return False
+    return progress.step + progress.stride > progress.total_steps
+
+
+def had_steps_to_make(job: JobView) -> bool:
+    """Whether it is known that the training is not over. A count that began anew counts to the end of an epoch."""
+    progress = job.progress
+    if progress is None or progress.total_steps is None or progress.begun_anew:
+        return False
+    return progress.step + progress.stride <= progress.total_steps
+
+
+def last_error(job: JobView) -> ErrorLine | None:
+    """The newest line since the last step with which a training ends."""
+    if job.progress is None or job.progress.rose_age_s is None:
+        return None
+    since = [
+        each
+        for each in job.errors
+        if each.event.pattern in FATAL and each.age_s <= min(job.progress.rose_age_s, job.progress.age_s)
+    ]
+    return min(since, key=lambda each: each.age_s, default=None)
+
+
+def dead_for_s(rank: ProcessView) -> float:
+    """Seconds since the rank was last known alive, 0 while it is."""
+    if rank.alive:
+        return 0.0
+    return rank.seen_age_s if rank.gone_s is None else rank.gone_s
+
+
+def last_words(job: JobView, first: ProcessView) -> list[str]:
+    """Error lines that name the dead rank, otherwise the last ones of its node."""
+    named = [e for e in job.errors if e.event.rank is not None and e.event.rank == first.process.rank]
+    nearby = [e for e in job.errors if e.event.rank is None]
+    return [error.event.line for error in (named or nearby)[-3:]]

@@ -10,7 +10,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -243,70 +243,7 @@ def test_a_compute_node_needs_no_package_of_the_controller(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def graph_of(sources: dict[str, str]) -> dict[str, frozenset[str]]:
-    """Module -> the modules of ours that it names in an import, wherever that stands: TYPE_CHECKING is no way out of a cycle.
-
-    Only what is named counts here, and not the packages around it: `from slurm_watchdog.model import slurm` names slurm_watchdog.model.slurm.
-    """
-    return {name: frozenset(named_in(source, sources)) - {name} for name, source in sources.items()}
-
-
-def named_in(source: str, modules: Container[str]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                if whole in modules or node.module in modules:
-                    yield whole if whole in modules else node.module
-
-
-def cycles_in(graph: dict[str, frozenset[str]]) -> list[list[str]]:
-    """Each set of modules that all reach one another, sorted (Tarjan's strongly connected components)."""
-    order: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(name: str) -> None:
-        order[name] = lowest[name] = len(order)
-        stack.append(name)
-        for other in sorted(graph.get(name, ())):
-            if other not in order:
-                visit(other)
-                lowest[name] = min(lowest[name], lowest[other])
-            elif other in stack:
-                lowest[name] = min(lowest[name], order[other])
-        if lowest[name] == order[name]:
-            place = stack.index(name)
-            circle, stack[place:] = stack[place:], []
-            if len(circle) > 1:
-                found.append(sorted(circle))
-
-    for name in sorted(graph):
-        if name not in order:
-            visit(name)
-    return found
-
-
-def test_no_modules_import_one_another_in_a_circle() -> None:
-    assert cycles_in(graph_of(read_sources())) == []
-
-
-def test_a_circle_is_found_also_where_an_import_is_for_types_only() -> None:
-    sources = {
-        "watchdog.a": "if TYPE_CHECKING:\n    from watchdog.b import B\n",
-        "watchdog.b": "import watchdog.c\n",
-        "watchdog.c": "def late() -> None:\n    from slurm_watchdog import a\n",
-        "watchdog.d": "from watchdog.a import A\n",
-        "watchdog": "",
-    }
-    assert cycles_in(graph_of(sources)) == [["watchdog.a", "watchdog.b", "watchdog.c"]]
-    assert cycles_in(graph_of(sources | {"watchdog.c": ""})) == []
-
-
-PORT_USERS = ("decide", "actions", "collect", "local_api", "page")
+PORT_USERS = ("decider", "actions.manager", "evidence.collector", "api.local_socket", "api.web_page")
 
 
 @pytest.mark.parametrize("user", PORT_USERS)

@@ -23,11 +23,11 @@ def test_no_import_goes_up(imports: rooms.Imports) -> None:
     assert rooms.upward(imports) == []
 
 
-def test_no_two_modules_import_each_other(imports: rooms.Imports) -> None:
+def test_no_modules_import_one_another_in_a_circle(imports: rooms.Imports) -> None:
     assert rooms.circles(imports) == []
 
 
-def test_no_two_folders_import_each_other(imports: rooms.Imports) -> None:
+def test_no_folders_import_one_another_in_a_circle(imports: rooms.Imports) -> None:
     below: dict[str, set[str]] = {room: set() for room in rooms.ORDER}
     for here, there in rooms.arrows(imports):
         below[here].add(there)

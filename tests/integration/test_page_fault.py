@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_watchdog.agent.proc.files import read_file, read_stat
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads, Target, Track, describe_blocked
+from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.agent.processes.identify import resolve
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT

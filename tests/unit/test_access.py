@@ -14,13 +14,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
-from slurm_watchdog.controller.api.operators import operators_of
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli import client as cli_client
 from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.local_socket import make_app, without_kernel_lines
+from slurm_watchdog.controller.api.operators import operators_of
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.health.cluster import Seen, health
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slurm_watchdog.agent.proc.entry import Entry, Stat
-
 from slurm_watchdog.agent.collectors.process import ProcessCollector
+from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.job_membership import Known, Member, Place
 from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.crowd import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, pick_crowd

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_watchdog.agent.proc.files import read_file, read_stat
 
 from slurm_watchdog.agent.helper.requests import RefusedError, check_request
+from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.agent.processes import terminate
 from slurm_watchdog.agent.processes.terminate import BOOT_ID, LeftAloneError, Wanted, end
 from slurm_watchdog.agent.workers.become_user import MIN_UID

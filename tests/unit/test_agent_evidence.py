@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from slurm_watchdog.agent.proc.files import read_stat
 
 from slurm_watchdog.agent.agent import FUNCTIONS
 from slurm_watchdog.agent.collectors.job_log import JobLogs
@@ -24,6 +23,7 @@ from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
 from slurm_watchdog.agent.evidence.sockets import parse_tcp
 from slurm_watchdog.agent.helper.requests import TASKS, Guarded
+from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import Known
 from slurm_watchdog.agent.processes.environment import choose, parse_settings
 from slurm_watchdog.agent.workers.pool import Probes

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
-from slurm_watchdog.agent.proc.files import read_stat
 
+from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.processes.exit_watch import Exits
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Process, Role

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slurm_watchdog.agent.proc.entry import Entry, Stat
-
 from slurm_watchdog.agent.proc.blocked_calls import Call, Track
+from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.job_membership import Known, Member
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.identity_cache import (

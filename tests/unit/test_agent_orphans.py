@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from slurm_watchdog.agent.proc.entry import Entry, Stat
-from slurm_watchdog.agent.proc.files import read_stat
 
 from slurm_watchdog.agent.collectors.gpu_holders import NVML_AGE_S, UNSEEN_JOB_GRACE_S, GpuHolders
+from slurm_watchdog.agent.proc.entry import Entry, Stat
+from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import Known, Member, Place
 from slurm_watchdog.agent.workers.pool import Probes
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_watchdog.agent.proc.entry import Entry, Stat, Status, parse_last_pid, parse_stat, parse_status
-from slurm_watchdog.agent.proc.files import Files, is_the_kernels
 
 from slurm_watchdog.agent.collectors.process import may_look_into_all
 from slurm_watchdog.agent.proc.blocked_calls import (
@@ -31,6 +29,8 @@ from slurm_watchdog.agent.proc.blocked_calls import (
     parse_switches,
     parse_syscall,
 )
+from slurm_watchdog.agent.proc.entry import Entry, Stat, Status, parse_last_pid, parse_stat, parse_status
+from slurm_watchdog.agent.proc.files import Files, is_the_kernels
 from slurm_watchdog.agent.proc.job_membership import Known
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.identify import identify, parse_environ, parse_fd_flags

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from slurm_watchdog.agent.proc.files import read_stat
 
 from slurm_watchdog.agent.functions import FUNCTIONS
 from slurm_watchdog.agent.helper.requests import TASKS
+from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.processes.owner import parse_uids, refusal_to_look
 from slurm_watchdog.agent.processes.thread_calls import OF_ANYBODY
 from slurm_watchdog.agent.workers.become_user import MIN_UID

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_watchdog.agent.proc.entry import Stat
 
 from slurm_watchdog.agent.collectors.gpu_holders import GpuHolders, HolderMemory
 from slurm_watchdog.agent.collectors.job_log import LogMemory
 from slurm_watchdog.agent.collectors.process import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.proc.blocked_calls import Call, Track
+from slurm_watchdog.agent.proc.entry import Stat
 from slurm_watchdog.agent.proc.job_membership import Known, Member, Place
 from slurm_watchdog.agent.processes.identity_cache import Stuck
 from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover

@@ -19,7 +19,7 @@ from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.requests import EvidenceDesk
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.ingest.command_queue import CommandDesk
-from slurm_watchdog.controller.ports import EvidencePorts
+from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.evidence_collection import Collected, came_late

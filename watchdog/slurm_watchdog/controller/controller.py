@@ -23,7 +23,8 @@ from slurm_watchdog.controller.incidents.judge import Change, Judge
 from slurm_watchdog.controller.ingest.command_queue import CommandDesk
 from slurm_watchdog.controller.policy.owner_directives import fill
 from slurm_watchdog.controller.policy.sight import why_blind
-from slurm_watchdog.controller.ports import ActionPorts, DecisionPorts, EvidencePorts, RestartRequest
+from slurm_watchdog.controller.ports.executors import RestartRequest
+from slurm_watchdog.controller.ports.given import ActionPorts, DecisionPorts, EvidencePorts
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.crowds import Crowds

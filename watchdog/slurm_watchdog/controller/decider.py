@@ -29,7 +29,8 @@ from slurm_watchdog.controller.policy.policy import (
     with_process,
 )
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
-from slurm_watchdog.controller.ports import DecisionPorts, RestartRequest
+from slurm_watchdog.controller.ports.executors import RestartRequest
+from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Step, Verdict
 from slurm_watchdog.model.cluster_view import JobView

@@ -198,3 +198,7 @@ class ActionRun(Value, frozen=True, kw_only=True):
     decision: Decision
     records: tuple[RungRecord, ...] = ()
     end: ActionEnd | None = None
+
+
+Outcome = tuple[RungOutcome, str]
+"""What became of a rung, and a sentence about it."""

@@ -18,7 +18,8 @@ from slurm_watchdog.controller.actions.own_records import subject_of
 from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.incidents.judge import Change, Judge
 from slurm_watchdog.controller.policy.sight import why_blind
-from slurm_watchdog.controller.ports import DecisionPorts, RestartRequest
+from slurm_watchdog.controller.ports.executors import RestartRequest
+from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.journal.error import JournalError

@@ -15,10 +15,10 @@ from slurm_watchdog.controller.actions.ladder.next_move import Do, End, Move, Se
 from slurm_watchdog.controller.actions.ladder.restart_proof import first_step_if_proven
 from slurm_watchdog.controller.actions.ladder.state import asks, can_be_abandoned
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
-from slurm_watchdog.controller.actions.tools import Outcome, Tools
+from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.diagnose.filesystem import CONVICTS_FOR_S
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Outcome, Rung, RungOutcome, RungRecord
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.observations import Process

@@ -13,7 +13,7 @@ from slurm_watchdog.controller.actions.driver import Driver
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.incidents.judge import proves_stuck
-from slurm_watchdog.controller.ports import ActionPorts
+from slurm_watchdog.controller.ports.given import ActionPorts
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionRun, RungRecord
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind

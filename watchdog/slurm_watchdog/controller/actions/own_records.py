@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.controller.ports import RestartRequest
+from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.model.actions import ActionEnd, Decision
 from slurm_watchdog.trace.records import Asked, Ended, Touched
 

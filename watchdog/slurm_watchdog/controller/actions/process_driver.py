@@ -8,9 +8,9 @@ from slurm_watchdog.actuate import gpu_process as lever
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.ladder.process import SIGNALS, described
 from slurm_watchdog.controller.actions.ladder.state import World
-from slurm_watchdog.controller.actions.tools import Outcome, Tools
+from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.orphan_process import objection, objection_by_slurm
-from slurm_watchdog.model.actions import ActionRun, Rung
+from slurm_watchdog.model.actions import ActionRun, Outcome, Rung
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.protocol import ProcessEnd
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable

@@ -9,11 +9,8 @@ from slurm_watchdog.controller.actions.ladder.next_move import LadderLimits
 from slurm_watchdog.controller.ingest.command_queue import CommandDesk
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import ActionRun, Decision, RungOutcome, RungRecord
+from slurm_watchdog.model.actions import ActionRun, Decision, Outcome, RungRecord
 from slurm_watchdog.slurm.client import SlurmClient
-
-Outcome = tuple[RungOutcome, str]
-"""What became of a rung, and a sentence about it."""
 
 
 @dataclass(frozen=True)

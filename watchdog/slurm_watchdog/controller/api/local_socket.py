@@ -26,7 +26,7 @@ from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees, left_out
 from slurm_watchdog.controller.api.operators import operators_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.policy.access import Person, may_see, may_see_incident
-from slurm_watchdog.controller.ports import Commanded
+from slurm_watchdog.controller.ports.commands import Commanded
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_json, nodes_json
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.incidents import Incident, IncidentState

@@ -23,7 +23,7 @@ from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.local_socket import LocalApi, Refused
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.controller.ports import Commanded, Overseen
+from slurm_watchdog.controller.ports.commands import Commanded, Overseen
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.wire.rate_limits import Buckets
 

@@ -23,7 +23,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
 from slurm_watchdog.controller.health.cluster import is_announced
-from slurm_watchdog.controller.ports import EvidencePorts
+from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.controller.state.evidence_collection import (
     DUMPS,
     Collected,

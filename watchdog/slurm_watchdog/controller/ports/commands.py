@@ -1,0 +1,105 @@
+"""What commands and the page are answered from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from slurm_watchdog.controller.ports.cluster import JobReader, ListedCluster
+from slurm_watchdog.controller.ports.judged import JudgedView
+
+if TYPE_CHECKING:
+    from slurm_watchdog.config.schema import Config
+    from slurm_watchdog.controller.health.cluster import Health
+    from slurm_watchdog.controller.state.evidence_collection import Collected
+    from slurm_watchdog.journal.journal import Journal
+    from slurm_watchdog.model.actions import Decision
+    from slurm_watchdog.model.incidents import Incident
+    from slurm_watchdog.model.slurm import SlurmJob
+    from slurm_watchdog.notify.notification import Delivery
+
+
+class Collections(Protocol):
+    """Evidence that a person asks for."""
+
+    def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected: ...
+
+    def known(self, collection_id: str) -> Collected | None: ...
+
+
+class ActionsUnderWay(Protocol):
+    """What is being done, for people."""
+
+    def waiting(self, decision_id: str) -> tuple[str, float | None] | None: ...
+
+    def abandon(self, job_id: str, by: str) -> str | None: ...
+
+    def stuck(self) -> dict[str, str]: ...
+
+
+class Requests(Protocol):
+    """Takes an operator's restart."""
+
+    def ask_restart(
+        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False
+    ) -> tuple[Incident, Decision]: ...
+
+
+class Deliveries(Protocol):
+    """How messages fare."""
+
+    def deliveries(self) -> tuple[Delivery, ...]: ...
+
+
+class Overseen(Protocol):
+    """What the page shows."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def journal(self) -> Journal: ...
+
+    @property
+    def judge(self) -> JudgedView: ...
+
+    @property
+    def last_tick(self) -> float | None:
+        """When a tick was last completed, monotonic."""
+
+    def health(self) -> Health: ...
+
+
+class Commanded(Overseen, Protocol):
+    """What the commands of the local socket are answered from."""
+
+    @property
+    def started_at(self) -> float: ...
+
+    @property
+    def warm_from(self) -> float: ...
+
+    @property
+    def journal_error(self) -> str | None: ...
+
+    @property
+    def slurm_error(self) -> str | None: ...
+
+    @property
+    def state(self) -> ListedCluster: ...
+
+    @property
+    def slurm(self) -> JobReader: ...
+
+    @property
+    def notifier(self) -> Deliveries: ...
+
+    @property
+    def collector(self) -> Collections: ...
+
+    @property
+    def actions(self) -> ActionsUnderWay: ...
+
+    @property
+    def decider(self) -> Requests: ...
+
+    def slurm_notes(self) -> list[str]: ...

@@ -1,0 +1,67 @@
+"""What is written, and to which part of the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from slurm_watchdog.journal.error import JournalError
+    from slurm_watchdog.model.actions import ActionRun, Decision
+    from slurm_watchdog.model.incidents import Incident
+
+
+class Writer(Protocol):
+    """Writes to a journal that may fail: see slurm_watchdog.journal.writer."""
+
+    def note(self, incident: Incident, text: str) -> None: ...
+
+    def write(self, work: Callable[[], object]) -> bool: ...
+
+    def tell(self, work: Callable[[], object]) -> None: ...
+
+    def failed(self, error: JournalError) -> None: ...
+
+
+class EvidenceWriter(Protocol):
+    """As much of it as evidence needs."""
+
+    def note(self, incident: Incident, text: str) -> None: ...
+
+    def write(self, work: Callable[[], object]) -> bool: ...
+
+
+class DecisionJournal(Protocol):
+    """What decisions are based on, and where they are written before anything is done. Every method may raise JournalError."""
+
+    def decisions_since(self, at: float) -> list[Decision]: ...
+
+    def decisions_about(self, incident_ids: Iterable[str]) -> dict[str, list[Decision]]: ...
+
+    def actions(self, incident_id: str) -> list[ActionRun]: ...
+
+    def add_decision(self, decision: Decision) -> None: ...
+
+    def save_incident(self, incident: Incident) -> None: ...
+
+    def together(self) -> AbstractContextManager[None]: ...
+
+    def paused(self) -> tuple[str, str, float] | None: ...
+
+    def node_entries(self, what: str) -> Sequence[object]:
+        """What we did to nodes and have not taken back; it is counted."""
+
+
+class EvidenceJournal(Protocol):
+    """Where evidence is kept. Every method may raise JournalError."""
+
+    def add_packed_evidence(
+        self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
+    ) -> None: ...
+
+    def share_evidence(self, incident_id: str, collection: str, stored_with: str) -> None: ...
+
+    def forget_evidence(self, before: float) -> int: ...
+
+    def note(self, incident_id: str, at: float, text: str) -> None: ...

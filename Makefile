@@ -190,7 +190,7 @@ SWAPS ?= 100000
 
 .PHONY: attack
 attack: packages-if-root  ## every attack of tests/attacks on the build and with its defence taken out (root)
-	$(BIN)/python -m pytest tests/attacks tests/unit/test_linear_patterns.py tests/unit/test_hostile_reports.py tests/unit/test_security_page.py $(ARGS)
+	$(BIN)/python -m pytest tests/attacks tests/unit/knowledge/test_linear_patterns.py tests/unit/controller/test_hostile_reports.py tests/unit/repository/test_security_page.py $(ARGS)
 
 .PHONY: accuracy
 accuracy: $(STAMP)  ## how well it judges: every case and 10,000 healthy job-hours, simulated (minutes; ARGS='case_05 healthy_day', ARGS=--help)

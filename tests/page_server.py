@@ -19,7 +19,7 @@ from slurm_watchdog.journal.journal import Piece
 from slurm_watchdog.model.cluster_view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
 from slurm_watchdog.model.observations import Gpu
-from tests.unit import builders
+from tests.builders import views
 
 
 class FixedController:
@@ -94,14 +94,14 @@ def large_cluster(nodes: int, gpus: int = 8, *, name: str = "m4") -> tuple[Clust
         )
         for number, node in enumerate(names)
     ]
-    job = builders.job(
-        job=builders.slurm_job(nodes=tuple(names[: nodes // 2]), name=name, user="u"),
+    job = views.job(
+        job=views.slurm_job(nodes=tuple(names[: nodes // 2]), name=name, user="u"),
         step_times=tuple(
             StepTime(step=step, seconds=10.0 + step % 7, at=9_000.0 + step, logged=True)
             for step in range(200)
         ),
     )
-    view = builders.cluster(
+    view = views.cluster(
         job,
         nodes=tuple(made),
         reporting_nodes=tuple(names[:-1]),

@@ -803,4 +803,4 @@ CASES: tuple[Case, ...] = (
     Case(16, "crash_loop", crash_loop, (1, 2, 8)),
     Case(18, "wedged_teardown", wedged_teardown),
 )
-"""Rows 17 and 19 are about what the watchdog does, not what it sees (tests/unit/test_ladder.py, tests/simulation); 20 is healthy."""
+"""Rows 17 and 19 are about what the watchdog does, not what it sees (tests/unit/controller/test_ladder.py, tests/simulation); 20 is healthy."""

@@ -38,11 +38,11 @@ from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.transport import Transport
 from slurm_watchdog.model.protocol import Command, Reply, Report
 from tests.as_user import as_user
+from tests.builders.identity_door import listening, until
+from tests.builders.identity_files import make_authority, node_files
+from tests.builders.wire_fill import filled
 from tests.munged import THERE, Munged, munged
 from tests.trusting import trusting
-from tests.unit.identity_door import listening, until
-from tests.unit.identity_files import make_authority, node_files
-from tests.unit.wire_fill import filled
 
 COMMANDS: tuple[Any, ...] = get_args(Command)
 CONTROLLER, ORDINARY, MALLORY = 0, 1500, 65534

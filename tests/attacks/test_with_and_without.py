@@ -57,15 +57,15 @@ from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
 from slurm_watchdog.wire.rate_limits import Limits, pace
+from tests.builders.views import process, slurm_job
+from tests.builders.wire_fill import filled
 from tests.trusting import trusting
-from tests.unit import test_by_user as two_users
-from tests.unit.builders import process, slurm_job
-from tests.unit.test_access import MARK, PEOPLE, doors
-from tests.unit.test_agent_identities import IDENTIFY, World
-from tests.unit.test_agent_probe import Asker, everything_of
-from tests.unit.test_kernel_lines import forgeries
-from tests.unit.test_kill_switch_file import PROGRAM_PATHS
-from tests.unit.wire_fill import filled
+from tests.unit.agent.test_identity_cache import IDENTIFY, World
+from tests.unit.agent.test_workers import Asker, everything_of
+from tests.unit.controller import test_by_user as two_users
+from tests.unit.controller.test_access import MARK, PEOPLE, doors
+from tests.unit.model.test_kill_switch import PROGRAM_PATHS
+from tests.unit.parse.test_kernel_lines import forgeries
 
 MALLORY, VICTIM = 1500, 1501
 JOB = "7"

@@ -18,8 +18,8 @@ from slurm_watchdog.model.protocol import Report
 from slurm_watchdog.wire.codec import encode_report
 from tests.behaviour.cluster import Job
 from tests.bench.figures import Figures, quantile, say
+from tests.builders.views import process
 from tests.fuzz.place import STEP_S, Place
-from tests.unit.builders import process
 
 NODES, PROCESSES = 20, 128
 JOB = "9"

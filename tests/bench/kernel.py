@@ -11,7 +11,7 @@ from typing import Any, cast
 from slurm_watchdog.agent.workers.pool import Probes
 from tests.bench.figures import Figures, quantile, say
 
-CAPTURES = Path(__file__).resolve().parents[1] / "unit" / "kernel_captures"
+CAPTURES = Path(__file__).resolve().parents[1] / "captures" / "kernel"
 RECORDS = 100_000
 REPEATS = 3
 

@@ -28,8 +28,8 @@ from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.notify.factory import make_notifier
 from tests.bench.figures import Figures, say
 from tests.bench.fleet_reports import Shape, fault_of, report_of
-from tests.unit import builders
-from tests.unit.slack_server import CHANNEL, FakeSlack
+from tests.builders import views
+from tests.builders.slack_server import CHANNEL, FakeSlack
 
 INCIDENTS = 5000
 SPARE = 10
@@ -215,7 +215,7 @@ class Stall:
 def _view(shape: Shape) -> SlurmView:
     names = [shape.name(index) for index in range(shape.nodes)]
     jobs = tuple(
-        builders.slurm_job(
+        views.slurm_job(
             job_id=shape.job_of(index), nodes=(name,), partition="gpu", start_at=clock.wall() - 7200
         )
         for index, name in enumerate(names)

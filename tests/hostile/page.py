@@ -10,11 +10,11 @@ import aiohttp
 
 from slurm_watchdog.model.cluster_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.incidents import Culprit
+from tests.builders import views
+from tests.builders.notices import INCIDENT, replace
 from tests.hostile.text import batches
 from tests.integration.chromium import Browser
 from tests.page_server import SEES_ALL, FixedController, serving
-from tests.unit import builders
-from tests.unit.notices import INCIDENT, replace
 
 AT_ONCE = 200
 """Strings of one overview: so many incidents the list of them shows."""
@@ -49,10 +49,10 @@ LOOK = """(() => {
 def controller_of(texts: Sequence[str], mark: str) -> FixedController:
     """A controller that knows a job, an incident and a node for each of them; the jobs' numbers begin with `mark`."""
     jobs = tuple(
-        builders.job(job=builders.slurm_job(job_id=f"{mark}x{number}", name=text, user=text, partition=text, nodes=(f"n{number}",)))
+        views.job(job=views.slurm_job(job_id=f"{mark}x{number}", name=text, user=text, partition=text, nodes=(f"n{number}",)))
         for number, text in enumerate(texts)
     )  # fmt: skip
-    view = builders.cluster(
+    view = views.cluster(
         *jobs,
         nodes=tuple(NodeView(name=f"n{number}", reported_at=9_999.0) for number in range(len(texts))),
         slurm_nodes=tuple(SlurmNodeView(name=f"n{n}", state="DOWN", reason=t) for n, t in enumerate(texts)),

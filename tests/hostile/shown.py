@@ -26,11 +26,11 @@ from slurm_watchdog.notify.job_status_message import JobPulse, pulse_message
 from slurm_watchdog.notify.notification import JobNote, Notice, Topic
 from slurm_watchdog.notify.slack_messages import Payload, closed, parent, reply
 from slurm_watchdog.notify.webhook import event_json
+from tests.builders import views
+from tests.builders.notices import DECISION, FAILED, INCIDENT, replace
+from tests.builders.slack_server import shown as texts_of
+from tests.builders.slack_server import too_long
 from tests.hostile.text import BATCH, is_quiet, well_formed
-from tests.unit import builders
-from tests.unit.notices import DECISION, FAILED, INCIDENT, replace
-from tests.unit.slack_server import shown as texts_of
-from tests.unit.slack_server import too_long
 
 PLAIN = ["plain text"] * BATCH
 
@@ -160,7 +160,7 @@ def agent_text(batch: list[str]) -> str:
     report = Report(
         node="n1", boot_id="b", agent_id="a", sequence=1,
         processes=tuple(
-            builders.process(0, job_id=text, comm=text, pid=number + 1, blocked=replace(blocked, path=text, mount=text))
+            views.process(0, job_id=text, comm=text, pid=number + 1, blocked=replace(blocked, path=text, mount=text))
             for number, text in enumerate(batch)
         ),
     )  # fmt: skip
@@ -172,9 +172,9 @@ def controller_text(batch: list[str]) -> str:
     """What the controller serves that knows as many jobs and incidents."""
     metrics = ControllerMetrics()
     jobs = [
-        builders.job(job=builders.slurm_job(job_id=str(n), name=t, user=t, partition=t, account=t, comment=t, workdir=t, stdout=t))
+        views.job(job=views.slurm_job(job_id=str(n), name=t, user=t, partition=t, account=t, comment=t, workdir=t, stdout=t))
         for n, t in enumerate(batch)
     ]  # fmt: skip
     incidents = [replace(INCIDENT, id=t, subject=t, summary=t, facts=(t,), job_ids=()) for t in batch]
-    metrics.show(builders.cluster(*jobs), {}, incidents)
+    metrics.show(views.cluster(*jobs), {}, incidents)
     return metrics.text().decode()

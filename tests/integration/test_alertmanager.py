@@ -12,8 +12,8 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel
 from slurm_watchdog.notify.dispatcher import Sources
+from tests.builders.notices import INCIDENT, Ticking, replace
 from tests.integration.monitoring import Alertmanager, Receivers, ensure_prometheus, get
-from tests.unit.notices import INCIDENT, Ticking, replace
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
 

@@ -29,8 +29,8 @@ from slurm_watchdog.config.schema import parse_config
 from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.notify.factory import make_notifier
-from tests.unit.identity_files import make_authority
-from tests.unit.notices import INCIDENT
+from tests.builders.identity_files import make_authority
+from tests.builders.notices import INCIDENT
 
 pytestmark = pytest.mark.integration
 DEADLINE_S = 240.0

@@ -210,7 +210,7 @@ FRAMES: Final[tuple[tuple[Place, str, str], ...]] = (
         r".*(torch/distributed/checkpoint/.*|torch/distributed/fsdp/_(optim|state_dict)_utils|safetensors/.*|orbax/.*|flax/training/checkpoints|"
         r"dist_checkpointing/.*|checkpoint_engine/.*|checkpointing|torchsnapshot/.*)\.py",
     ),
-    # torch 2.x: both files for gloo and NCCL, see tests/unit/stack_captures.
+    # torch 2.x: both files for gloo and NCCL, see tests/captures/stacks.
     (Place.BACKWARD, r"_engine_run_backward", r".*torch/autograd/graph\.py"),
     (Place.BACKWARD, r"backward", r".*torch/(autograd/__init__|_tensor)\.py"),
     (Place.DEVICE, r"synchronize|current_stream_synchronize|elapsed_time|wait_stream", r".*torch/(cuda|accelerator|npu|xpu|hpu)/.*\.py"),

@@ -1,0 +1,180 @@
+"""Which processes an agent names one by one, and what a controller takes of a report: shares, and nobody who looks dead for want of room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_watchdog.agent.processes.report_rows import HELPERS_OF_JOB, LONGEST_NAME, choose, reduced
+from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.fair_share import fair_share
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.report_bounds import (
+    INNER,
+    PROCESSES,
+    PROCESSES_OF_JOB,
+    ROWS,
+    share_of,
+    within_bounds,
+)
+from slurm_watchdog.model.observations import Gpu, HungProbe, Process, Role
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmView
+from tests.builders.views import blocked, process, slurm_job
+
+
+def rows(
+    count: int, first: int = 1000, *, uid: int = 1500, job: str = "1", role: Role = Role.HELPER, **more: Any
+) -> tuple[Process, ...]:
+    return tuple(
+        process(
+            pid=first + n, start_ticks=first + n, uid=uid, job_id=job, role=role, rank=n if role is Role.RANK else None, **more
+        )
+        for n in range(count)
+    )  # fmt: skip
+
+
+def report(processes: tuple[Process, ...] = (), sequence: int = 1, **more: Any) -> Report:
+    return Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, processes=processes, **more)
+
+
+def test_fair_share_of_one_owner_with_many_rows_leaves_the_others_theirs() -> None:
+    many = [("a", n) for n in range(50_000)] + [("b", n) for n in range(3)]
+    kept, lost = fair_share(many, 10, lambda row: row[0])
+    assert [row for row in kept if row[0] == "b"] == [("b", 0), ("b", 1), ("b", 2)]
+    assert kept[:7] == tuple(("a", n) for n in range(7)) and lost == {"a": 49_993}
+
+
+def test_choose_names_all_ranks_and_what_hangs_and_few_of_many_helpers() -> None:
+    ranks, helpers = rows(8, role=Role.RANK), rows(128, 5000)
+    stuck = (process(pid=9000, role=Role.HELPER, rank=None, blocked=blocked(60.0, mount="/shared")),)
+    named, unnamed = choose((*ranks, *helpers, *stuck), ())
+    assert set(ranks) <= set(named) and set(stuck) <= set(named)
+    assert len(named) == 8 + 1 + HELPERS_OF_JOB
+    assert [(each.job_id, each.uid, each.count) for each in unnamed] == [("1", 1500, 128 - HELPERS_OF_JOB)]
+
+
+def test_choose_with_few_processes_returns_them_as_they_are() -> None:
+    few = (*rows(8, role=Role.RANK), *rows(HELPERS_OF_JOB, 5000))
+    assert choose(few, ()) == (few, ())
+
+
+def test_choose_keeps_whom_it_named_before_also_when_older_ones_are_found_later() -> None:
+    young = rows(2048, 10_000, role=Role.RANK)
+    named, _ = choose((*young, *rows(1, 90_000, role=Role.RANK)), ())
+    told = {(row.pid, row.start_ticks) for row in named}
+    old = rows(500, 100, role=Role.RANK)
+    again, unnamed = choose((*old, *young), told)
+    assert {row.pid for row in again} == {row.pid for row in young}
+    assert sum(each.count for each in unnamed) == 500
+
+
+def test_choose_of_55000_processes_of_one_user_names_another_users_ranks() -> None:
+    victim = rows(8, uid=1501, job="2", role=Role.RANK)
+    named, unnamed = choose((*rows(55_000, 10_000, role=Role.RANK), *victim), ())
+    assert set(victim) <= set(named)
+    assert {each.uid for each in unnamed} == {1500}
+
+
+def test_reduced_keeps_every_process_and_drops_long_names() -> None:
+    call = blocked(60.0, mount="/shared", path="/shared/" + "x" * LONGEST_NAME)
+    small = reduced(report(rows(3, blocked=call)), "8 MiB").processes
+    assert [row.pid for row in small] == [1000, 1001, 1002]
+    assert small[0].blocked is not None
+    assert (small[0].blocked.mount, small[0].blocked.path) == ("/shared", None)
+
+
+def test_within_bounds_takes_an_honest_report_as_it_is() -> None:
+    honest = report((*rows(256, role=Role.RANK), *rows(700, 5000, role=Role.WORKER)))
+    taken, missing = within_bounds(honest, LeftOut(), set, lambda job: 4)
+    assert taken is honest and not missing
+
+
+def test_within_bounds_of_too_many_takes_those_that_are_known_and_says_whose_the_others_are() -> None:
+    left_out, ranks = LeftOut(), rows(PROCESSES_OF_JOB + 100, role=Role.RANK)
+    known = {(row.pid, row.start_ticks) for row in ranks[-PROCESSES_OF_JOB:]}
+    taken, missing = within_bounds(report(ranks), left_out, lambda: known, lambda job: 1)
+    assert {(row.pid, row.start_ticks) for row in taken.processes} == known
+    assert missing == {"1": 100}
+    (said,) = left_out.lately(0.0)
+    assert (said.what, said.whose, said.uid, said.count) == ("processes", "n1", 1500, 100)
+
+
+def test_within_bounds_of_many_jobs_gives_each_user_his_share() -> None:
+    many = tuple(row for job in range(40) for row in rows(500, 10_000 * job + 1, job=f"m{job}"))
+    victim = rows(9, 3, uid=1501, job="v", role=Role.RANK)
+    taken, missing = within_bounds(report((*many, *victim)), LeftOut(), set, lambda job: 1)
+    assert len(taken.processes) == PROCESSES and set(victim) <= set(taken.processes)
+    assert missing.total() == 20_009 - PROCESSES and "v" not in missing
+
+
+def test_within_bounds_drops_rows_beyond_each_bound_and_rows_that_are_swollen() -> None:
+    left_out = LeftOut()
+    hung = tuple(HungProbe(probe=f"p{n}", seconds=1) for n in range(ROWS["hung_probes"] + 5))
+    gpus = (Gpu(uuid="a", index=0), Gpu(uuid="b", index=1, pids=tuple(range(INNER + 1))))
+    taken, _ = within_bounds(report(hung_probes=hung, gpus=gpus), left_out, set, lambda job: 1)
+    assert (len(taken.hung_probes), taken.gpus) == (ROWS["hung_probes"], gpus[:1])
+    assert left_out.totals["rows"] == 6
+
+
+def test_the_share_of_a_job_on_a_node_is_smaller_for_one_with_many_nodes() -> None:
+    assert (share_of(1), share_of(256), share_of(1000), share_of(100_000)) == (1024, 1024, 262, 128)
+
+
+class Cluster:
+    """A node with a job, seen by the real state."""
+
+    def __init__(self, restarts: int = 0) -> None:
+        self.state = ClusterState(silent_after_s=15, report_lifetime_s=60)
+        self.now, self.sequence = 0.0, 0
+        job = slurm_job(job_id="1", nodes=("n1",), restarts=restarts, uid=1500)
+        self.state.apply_slurm(SlurmView(jobs=(job,), nodes=()), self.now)
+
+    def take(self, processes: tuple[Process, ...], after_s: float = 5.0, **more: Any) -> None:
+        self.now += after_s
+        self.sequence += 1
+        assert self.state.apply_report(report(processes, self.sequence, **more), self.now) == "accepted"
+
+    def known(self) -> int:
+        return len(self.state._runs["1"].processes)
+
+
+def test_state_of_a_job_of_short_processes_remembers_those_that_live_alone() -> None:
+    cluster, seen = Cluster(), []
+    for number in range(60):
+        cluster.take((*rows(2, role=Role.RANK), *rows(128, 10_000 + 200 * number)))
+        seen.append(cluster.known())
+    assert set(seen) == {130}
+    assert len(cluster.state._runs["1"].rates) == 130
+
+
+def test_state_of_ranks_that_live_for_a_moment_remembers_a_bounded_number_of_them() -> None:
+    cluster = Cluster()
+    for number in range(40):
+        cluster.take(rows(64, 10_000 + 100 * number, role=Role.RANK))
+    assert cluster.known() == 64 + 256
+    assert cluster.state.left_out.totals["gone_ranks"] == 39 * 64 - 256
+    view = cluster.state.job_view("1", cluster.now)
+    assert view is not None and all(rank.alive for rank in view.ranks)
+
+
+def test_state_of_loaders_that_come_and_go_remembers_the_death_of_a_rank() -> None:
+    cluster = Cluster()
+    cluster.take(rows(2, role=Role.RANK))
+    for number in range(20):
+        workers = rows(64, 10_000 + 100 * number, role=Role.WORKER)
+        cluster.take((*rows(1, role=Role.RANK), *workers))
+    view = cluster.state.job_view("1", cluster.now)
+    assert view is not None
+    assert [rank.alive for rank in view.ranks] == [True, False]
+
+
+def test_state_that_is_told_of_unnamed_processes_says_so_until_all_are_named() -> None:
+    cluster = Cluster()
+    named, unnamed = choose((*rows(1, role=Role.RANK), *rows(200, 5000)), ())
+    cluster.take(named, left_out=unnamed)
+    view = cluster.state.job_view("1", cluster.now)
+    assert view is not None and view.unlisted == 200 - HELPERS_OF_JOB
+    assert cluster.state.left_out.lately(cluster.now)[0].uid == 1500
+    cluster.take(rows(1, role=Role.RANK))
+    view = cluster.state.job_view("1", cluster.now)
+    assert view is not None and view.unlisted == 0

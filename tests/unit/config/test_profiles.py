@@ -1,0 +1,100 @@
+"""The configurations that are shipped beside the example are valid, and do what they say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slurm_watchdog.config.policy import Override
+from slurm_watchdog.config.schema import Config, load_config
+from slurm_watchdog.controller.actions.from_config import rule_book_of
+from slurm_watchdog.controller.policy.owner_directives import VARIABLES
+from slurm_watchdog.controller.policy.policy import ASKED_FOR, GUARDS
+from slurm_watchdog.controller.policy.rules import rule_for
+from slurm_watchdog.knowledge.default_ladders import GENTLE, MAY_HAVE_LADDER, ORDER
+from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.incidents import Kind
+from tests.builders.views import slurm_job
+
+SAFE = {Kind.LINGERING_JOB, Kind.COLLECTIVE_HANG, Kind.FILESYSTEM_STALL}
+
+
+@pytest.fixture
+def safe(checkout: Path) -> Config:
+    return load_config(str(checkout / "deploy/profiles/safe-act.yaml"))
+
+
+def test_every_profile_is_valid(checkout: Path) -> None:
+    found = sorted((checkout / "deploy/profiles").glob("*.yaml"))
+    assert [load_config(str(path)) for path in found]
+
+
+def test_the_safe_profile_acts_on_these_kinds_and_on_no_other(safe: Config) -> None:
+    book = rule_book_of(safe)
+    acts = {kind for kind in Kind if rule_for(book, kind, slurm_job(partition="gpu")).mode == "act"}
+    assert acts == SAFE <= MAY_HAVE_LADDER
+
+
+def test_the_safe_profile_ends_no_job_for_good_and_drains_nothing(safe: Config) -> None:
+    book = rule_book_of(safe)
+    for kind in SAFE:
+        rule = rule_for(book, kind, slurm_job(partition="gpu"))
+        assert set(rule.ladder) <= {Step.EVIDENCE, Step.REQUEUE, *GENTLE}
+        assert not rule.drain and not rule.lose_work
+
+
+def test_the_safe_profile_has_no_wider_limit_than_what_is_shipped(safe: Config) -> None:
+    shipped, policy = Config().policy, safe.policy
+    for name in (
+        "budget",
+        "budget_percent",
+        "attempts",
+        "storm_jobs",
+        "storm_nodes_percent",
+        "max_excluded_nodes",
+    ):
+        assert getattr(policy, name) <= getattr(shipped, name), name
+    assert policy.cooldown >= shipped.cooldown and policy.storm_cooldown >= shipped.storm_cooldown
+
+
+@pytest.mark.parametrize("partition", ["debug", "debug-gpu", "interactive"])
+def test_the_safe_profile_leaves_jobs_alone_that_somebody_waits_for(safe: Config, partition: str) -> None:
+    rule = rule_for(rule_book_of(safe), Kind.COLLECTIVE_HANG, slurm_job(partition=partition))
+    assert rule.mode == "off"
+
+
+# ------------------------------------------------------------------------------------------ tables for readers
+
+
+def rows(checkout: Path, heading: str) -> str:
+    """The first cells of the table with this heading."""
+    lines = (checkout / "README.md").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    body = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        body.append(line.split("|")[1])
+    return "\n".join(body)
+
+
+def test_the_readme_has_every_guard_in_its_order_and_who_holds_a_person_back(checkout: Path) -> None:
+    table = [line.strip() for line in rows(checkout, "guard").splitlines()]
+    told = [(line.split("`")[1], line.endswith("*")) for line in table]
+    assert told == [*((name, name in ASKED_FOR) for name, _ in GUARDS), ("mode", False)]
+
+
+def test_the_readme_has_every_rung_in_its_order(checkout: Path) -> None:
+    assert re.findall(r"`(\w+)`", rows(checkout, "rung")) == [str(step) for step in ORDER]
+
+
+def test_the_readme_has_every_key_of_a_rule(checkout: Path) -> None:
+    told = set(re.findall(r"`(\w+)`", rows(checkout, "key of a rule")))
+    assert told == set(Override.model_fields)
+
+
+def test_the_readme_has_every_wish(checkout: Path) -> None:
+    table = rows(checkout, "wish")
+    assert all(name in table for name in ("SLURM_WATCHDOG=", *VARIABLES, *VARIABLES.values()))

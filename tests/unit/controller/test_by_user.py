@@ -1,0 +1,127 @@
+"""No single user can switch off acting for others: not by trouble of his own, not by using up what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.policy.by_user import (
+    crowd_of,
+    in_trouble,
+    orphans_at_once,
+    over_budget,
+    spent_on_jobs,
+)
+from slurm_watchdog.controller.policy.policy import (
+    GUARDS,
+    Limits,
+    Situation,
+    decide,
+    is_storm,
+    is_storm_of_one,
+)
+from slurm_watchdog.model.actions import Action, Decision, Fence, Verdict
+from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.slurm import SlurmJob
+from tests.builders.views import slurm_job
+from tests.unit.controller.test_policy import INCIDENT, LIMITS, PROCESS, SITUATION
+
+MALLORY, VICTIM = 1500, 1501
+JOB = slurm_job(job_id="7", uid=VICTIM)
+MANY = {str(n): slurm_job(job_id=str(n), uid=MALLORY) for n in range(100, 150)}
+OWNERS = {"7": VICTIM} | {job_id: job.uid for job_id, job in MANY.items()}
+
+
+def incident(job_id: str, kind: Kind = Kind.COLLECTIVE_HANG) -> Incident:
+    return replace(INCIDENT, id=f"i{job_id}", kind=kind, subject=f"job:{job_id}", job_ids=(job_id,))
+
+
+def done(job_id: str, uid: int | None, ago_s: float = 60.0) -> Decision:
+    return Decision(
+        id=f"d{job_id}", incident_id=f"i{job_id}", action=Action.GRACEFUL_RESTART, verdict=Verdict.ALLOWED, by="x", reason="x",
+        decided_at=SITUATION.now_wall - ago_s, fence=Fence(job_id=job_id, restarts=0, start_at=None), uid=uid,
+    )  # fmt: skip
+
+
+def world(job: SlurmJob, recent: tuple[Decision, ...] = (), running: int = 100) -> Situation:
+    """How the victim's cluster looks while Mallory does what he can: fifty jobs in the same trouble, all at once."""
+    trouble = in_trouble([INCIDENT, *map(incident, MANY)], OWNERS.get)
+    crowd = crowd_of(trouble, INCIDENT.kind, job.uid)
+    return replace(
+        SITUATION, job=job, recent=recent, running_jobs=running, users_running=2, users_in_trouble=crowd.users,
+        jobs_in_trouble=crowd.own, mounts_stalled=(),
+    )  # fmt: skip
+
+
+BUSY_MALLORY = tuple(done(job_id, MALLORY) for job_id in MANY)
+
+
+@pytest.mark.parametrize("guard", [name for name, _ in GUARDS])
+@pytest.mark.parametrize("running", [2, 10, 100, 1000])
+def test_a_guard_with_all_that_one_user_can_do_holds_nothing_back_from_another(
+    guard: str, running: int
+) -> None:
+    objection = dict(GUARDS)[guard](INCIDENT, world(JOB, BUSY_MALLORY, running), LIMITS)
+    assert objection is None
+
+
+def test_decide_with_all_that_one_user_can_do_acts_for_another_and_not_for_him() -> None:
+    mine = decide(INCIDENT, world(JOB, BUSY_MALLORY), LIMITS, "d")
+    assert (mine.verdict, mine.uid) == (Verdict.ALLOWED, VICTIM)
+    his = world(MANY["100"], tuple(done(str(n), MALLORY) for n in range(110, 112)))
+    other = replace(incident("100"), runs=(("100", 0),))
+    assert decide(other, his, LIMITS, "d").by == "budget"
+    assert decide(other, replace(his, recent=()), LIMITS, "d").by == "storm"
+
+
+def test_a_storm_is_one_of_users_and_one_users_own_is_his_alone() -> None:
+    assert is_storm_of_one(world(MANY["100"]), LIMITS) and not is_storm(world(MANY["100"]), LIMITS)
+    assert not is_storm_of_one(world(JOB), LIMITS)
+    owners = {str(n): n for n in range(3)}
+    crowd = crowd_of(in_trouble(map(incident, owners), owners.get), INCIDENT.kind, 0)
+    assert is_storm(replace(SITUATION, users_in_trouble=crowd.users), LIMITS)
+
+
+def test_in_trouble_jobs_whose_owner_is_not_known_count_as_one_users() -> None:
+    trouble = in_trouble([incident("1"), incident("2"), replace(incident("3"), inhibited_by="x")], {}.get)
+    assert trouble == {INCIDENT.kind: {None: {"1", "2"}}}
+    assert in_trouble([replace(incident("1"), state=IncidentState.PENDING)], {}.get) == {}
+
+
+def test_orphans_of_many_jobs_of_one_user_are_no_storm_for_another() -> None:
+    one = replace(
+        INCIDENT, kind=Kind.ORPHAN_GPU_PROCESS, processes=(replace(PROCESS, uid=VICTIM, job_id="1"),)
+    )
+    many = [replace(one, processes=(replace(PROCESS, uid=MALLORY, job_id=str(n)),)) for n in range(9)]
+    crowd = orphans_at_once(one, one.processes[0], [one, *many])
+    assert (crowd.users, crowd.own) == (2, 1)
+    assert orphans_at_once(many[0], many[0].processes[0], many).own == 9
+
+
+@pytest.mark.parametrize(
+    ("spent", "allowed", "others", "why"),
+    [
+        ({MALLORY: 50}, 4, True, None),
+        ({MALLORY: 50, VICTIM: 1}, 4, True, None),
+        ({VICTIM: 2}, 4, True, "one user may have half of the budget of 4"),
+        ({VICTIM: 2}, 4, False, None),
+        ({VICTIM: 4}, 4, False, "the budget is 4"),
+        ({MALLORY: 50}, 1, True, None),
+        ({MALLORY: 1, 3: 1}, 1, True, "the budget is 2"),
+        ({VICTIM: 1}, 1, True, "one user may have half of the budget of 1"),
+        ({None: 4}, 4, True, "the budget is 4"),
+        ({1: 2, 2: 2}, 4, True, "the budget is 4"),
+    ],
+)
+def test_over_budget(spent: dict[int | None, int], allowed: int, others: bool, why: str | None) -> None:
+    recent = [done(str(n), uid) for uid, count in spent.items() for n in range(count)]
+    counted = spent_on_jobs(recent, SITUATION.now_wall, 3600.0)
+    assert over_budget(counted, VICTIM, allowed, 4, others) == why
+
+
+def test_over_budget_with_a_site_that_allows_one_action_in_all_keeps_to_it() -> None:
+    strict: dict[str, Any] = {**{f: getattr(LIMITS, f) for f in LIMITS.__struct_fields__}, "budget": 1}
+    found = decide(INCIDENT, world(JOB, (done("100", MALLORY),)), Limits(**strict), "d")
+    assert (found.verdict, found.by) == (Verdict.SUPPRESSED, "budget")

@@ -1,0 +1,178 @@
+"""One hostile node, and one user with jobs everywhere: what the controller keeps of their reports levels off, others keep theirs, and
+what was left out is said. The rows are derived from the types of the wire: a field that is added is tried here by itself."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from slurm_watchdog.base.capped import CAPS, Capped, LeftOut
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.report_bounds import ROWS
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.builders.views import process, slurm_job
+from tests.unit.controller.test_state_bounds import held
+
+HOSTILE, HONEST = "n1", "n2"
+ROWS_A_ROUND = 120
+WARM, ROUNDS = 16, 21
+FIXED: dict[str, Any] = {
+    "version": 1,
+    "age_s": 0.0,
+    "changes": None,
+    "node": HOSTILE,
+    "left_out": (),
+    "results": (),
+}
+"""Of a report, what makes it one that is taken; results answer questions and are kept nowhere."""
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "job_id": ("1", "2"), "uid": (1500, 1501), "role": tuple(each.value for each in Role), "state": ("S", "D"), "mount": (), "backlog": (False,),
+}  # fmt: skip
+"""Fields of rows that would otherwise lead nowhere, with what they take in turn; all others are never the same twice."""
+
+
+@cache
+def schema(kind: type) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def hostile(kind: inspect.Type, name: str, number: int) -> Any:
+    """Plain data for a type in which everything is as new as it can be."""
+    if CHOICES.get(name):
+        return CHOICES[name][number % len(CHOICES[name])]
+    match kind:
+        case inspect.StructType():
+            fields = {each.encode_name: hostile(each.type, each.name, number) for each in kind.fields}
+            return fields if kind.tag_field is None else {kind.tag_field: kind.tag, **fields}
+        case inspect.UnionType():
+            kinds = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
+            return hostile(kinds[number % len(kinds)], name, number)
+        case inspect.CollectionType():
+            return [hostile(kind.item_type, name, 3 * number + more) for more in range(3)]
+        case inspect.TupleType():
+            return [hostile(each, name, number) for each in kind.item_types]
+        case inspect.DictType():
+            return {str(number): hostile(kind.value_type, name, number)}
+        case inspect.EnumType():
+            words = list(kind.cls)
+            return words[number % len(words)].value
+        case inspect.LiteralType():
+            return kind.values[0]
+        case inspect.BoolType():
+            return number % 2 == 0
+        case inspect.IntType():
+            return number // 3 if name == "pids" else number  # those of processes of the same report
+        case inspect.FloatType():
+            return float(number)
+        case inspect.BytesType():
+            return "Ynl0ZXM="
+        case _:
+            return f"{name}-{number}"
+
+
+@cache
+def report(sequence: int) -> Report:
+    """A report of which each list has rows that were never seen before."""
+    info = schema(Report)
+    assert isinstance(info, inspect.StructType)
+    fields: dict[str, Any] = {}
+    for field in info.fields:
+        if field.name in FIXED:
+            fields[field.name] = FIXED[field.name]
+        elif isinstance(field.type, inspect.CollectionType):
+            numbers = range(sequence * ROWS_A_ROUND, (sequence + 1) * ROWS_A_ROUND)
+            fields[field.name] = [hostile(field.type.item_type, field.name, number) for number in numbers]
+        else:
+            fields[field.name] = "x" if isinstance(field.type, inspect.StrType) else 5
+    fields["sequence"] = sequence
+    return msgspec.convert(fields, Report)
+
+
+def state() -> ClusterState:
+    found = ClusterState(silent_after_s=15, report_lifetime_s=60)
+    jobs = (
+        slurm_job(job_id="1", nodes=(HOSTILE,), uid=1500),
+        slurm_job(job_id="2", nodes=(HOSTILE, HONEST), uid=1501),
+    )
+    nodes = tuple(SlurmNode(name=name, address="", state="ALLOCATED") for name in (HOSTILE, HONEST))
+    found.apply_slurm(SlurmView(jobs=jobs, nodes=nodes), 0.0)
+    return found
+
+
+def feed(cluster: ClusterState, rounds: range) -> None:
+    for sequence in rounds:
+        assert cluster.apply_report(report(sequence), 1.0 + sequence) == "accepted"
+
+
+def test_every_list_of_a_report_has_a_bound() -> None:
+    info = schema(Report)
+    assert isinstance(info, inspect.StructType)
+    lists = {field.name for field in info.fields if isinstance(field.type, inspect.CollectionType)}
+    assert lists == {*ROWS, "processes"}
+
+
+def test_state_of_a_node_that_says_new_things_in_every_report_levels_off() -> None:
+    cluster = state()
+    feed(cluster, range(1, WARM))
+    warm = held(cluster, set())
+    feed(cluster, range(WARM, ROUNDS))
+    assert held(cluster, set()) <= 1.02 * warm
+
+
+def test_state_says_what_it_left_out_of_a_hostile_node_and_keeps_what_an_honest_one_says() -> None:
+    cluster = state()
+    ranks = tuple(process(pid=n, start_ticks=n, job_id="2", rank=n, uid=1501) for n in range(1, 9))
+    honest = Report(node=HONEST, boot_id="b", agent_id="a", sequence=1, processes=ranks)
+    for sequence in range(1, ROUNDS):
+        feed(cluster, range(sequence, sequence + 1))
+        cluster.apply_report(msgspec.structs.replace(honest, sequence=sequence), 1.0 + sequence)
+    view = cluster.job_view("2", 1.0 + ROUNDS)
+    assert view is not None
+    assert [p.process.pid for p in view.processes if p.node == HONEST and p.alive] == list(range(1, 9))
+    said = {each.what for each in cluster.left_out.lately(1.0 + ROUNDS)}
+    expected = {
+        "gone_ranks",
+        "log_offsets",
+        "checkpoint_directories",
+        "gpus",
+        "filesystems",
+        "gpu_processes",
+        "mounts",
+        "rows",
+    }
+    assert expected <= said, expected - said
+    assert all(cluster.left_out.totals[what] > 0 for what in expected)
+
+
+def test_capped_shares_are_of_owners_and_of_those_they_belong_to() -> None:
+    left_out = LeftOut()
+    known: Capped[str, int] = Capped("filesystems", left_out, 4, 2)
+    assert [known.put(f"a{n}", n, "n1", 1500) for n in range(4)] == [True, True, False, False]
+    assert [known.put(f"b{n}", n, "n1", 1501) for n in range(4)] == [True, True, False, False]
+    assert not known.put("c", 1, "n1", 1502) and known.put("c", 1, "n2", 1502)
+    assert left_out.totals["filesystems"] == 5
+    assert [(each.whose, each.count) for each in left_out.lately(0.0)] == [("n1", 5)]
+    known.pop("a0")
+    assert known.put("a9", 9, "n1", 1500)
+
+
+def test_capped_where_the_oldest_goes_says_who_went_and_keeps_what_was_touched() -> None:
+    gone: list[str] = []
+    known: Capped[str, int] = Capped("gpus", LeftOut(), 2, oldest_goes=True, lost=gone.append)
+    for key in ("a", "b"):
+        known.put(key, 1, "n1")
+    known.touch("a")
+    known.put("c", 1, "n1")
+    assert (list(known), gone) == (["a", "c"], ["b"])
+
+
+def test_left_out_of_something_without_a_name_is_a_mistake() -> None:
+    with pytest.raises(KeyError):
+        LeftOut().note("anything", "n1")
+    assert all(text for text in CAPS.values())

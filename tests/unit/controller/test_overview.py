@@ -1,0 +1,214 @@
+"""The page's door: who comes in, what is given out, and that it changes nothing. What a browser makes of it: tests/integration/test_page.py."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.api.overview import job_page_json, overview_json
+from slurm_watchdog.controller.health.cluster import Health
+from slurm_watchdog.controller.health.job import Level
+from slurm_watchdog.model.cluster_view import GpuView, RankGpu, StepTime
+from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.model.observations import Gpu
+from tests.builders import views
+from tests.page_server import FixedController, large_cluster, serving
+
+Talk = Callable[[aiohttp.ClientSession, str], Awaitable[Any]]
+TOKEN = "correct-horse-battery"
+
+
+WELL = Health(level=Level.OK, headline="", reasons=(), jobs=())
+
+
+def all_seen(_: Incident) -> bool:
+    return True
+
+
+def basic(user: str, password: str) -> str:
+    """As a browser sends it."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def talk_to(page: Talk, *, token: str = "", nodes: int = 6) -> Any:
+    async def run() -> Any:
+        async with (
+            serving(FixedController(*large_cluster(nodes)), token) as url,
+            aiohttp.ClientSession() as session,
+        ):
+            return await page(session, url)
+
+    return asyncio.run(run())
+
+
+def test_the_map_has_a_letter_for_every_gpu_and_a_word_for_every_node() -> None:
+    view, incidents = large_cluster(6, gpus=2)
+    document = overview_json(view, {"7": 60.0}, incidents, 3, all_seen, WELL)
+    rows = {row["node"]: row for row in document["map"]}
+    assert [(row["node"], row["state"], row["gpus"]) for row in document["map"]] == [
+        ("node0000", "ok", "bb"),
+        ("node0001", "named", "xb"),
+        ("node0002", "ok", "bt"),
+        ("node0003", "ok", "ff"),
+        ("node0004", "away", "ff"),
+        ("node0005", "silent", "uu"),
+    ]
+    assert rows["node0004"]["reason"] == "kernel panic"
+    assert (rows["node0002"]["jobs"], "jobs" in rows["node0003"]) == (["7"], False)
+    (job,) = document["jobs"]
+    assert (job["limit_s"], len(job["times"]), job["times"][-1]) == (60.0, 120, (199, 13.0))
+    assert [each["id"] for each in document["open"]] == ["abc123"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "letter"),
+    [
+        ({"utilization_ratio": None, "error": "NVML_ERROR_GPU_IS_LOST"}, "e"),
+        ({"utilization_ratio": 0.0, "pids": (1,)}, "i"),
+        ({"utilization_ratio": 0.0, "pids": ()}, "f"),
+        ({"utilization_ratio": 0.0, "pids": None}, "f"),
+        ({"utilization_ratio": 0.9, "pids": None, "throttle": ("sw_power_cap",)}, "b"),
+        ({"utilization_ratio": 0.9, "throttle": ("sw_thermal_slowdown",)}, "t"),
+    ],
+)
+def test_a_gpu_is_shown_as_what_matters_now(gpu: dict[str, Any], letter: str) -> None:
+    view, _ = large_cluster(3, gpus=1)
+    node = view.nodes[0]
+    shown = GpuView(node=node.name, seen_at=1.0, gpu=Gpu(uuid="G", index=0, **gpu))
+    one = views.cluster(
+        nodes=(type(node)(name=node.name, reported_at=1.0, gpus=(shown,)),), reporting_nodes=(node.name,)
+    )
+    assert overview_json(one, {}, [], 0, all_seen, WELL)["map"][0]["gpus"] == letter
+
+
+def test_a_job_is_shown_rank_by_rank_with_what_each_waits_for() -> None:
+    gpu = GpuView(
+        node="n1", seen_at=1.0, gpu=Gpu(uuid="G0", index=0, utilization_ratio=0.0, sm_clock_hz=1.155e9)
+    )
+    view = views.job(
+        processes=(views.seen(0, blocked=views.blocked(65.0)), views.seen(1, gone_s=40.0)),
+        gpus=(RankGpu(rank=0, pid=100, view=gpu),),
+    )
+    document = job_page_json(view, 60.0, None)
+    first, second = document["ranks"]
+    assert (first["blocked"], first["blocked_s"], first["gpus"], first["gpu_sm_clock_hz"]) == (
+        "write on /shared/log.txt", 65.0, ["G0"], 1.155e9,
+    )  # fmt: skip
+    assert (second["alive"], second["gpus"]) == (False, [])
+
+
+def test_without_a_token_the_page_is_open_and_gives_out_no_evidence() -> None:
+    async def page(session: aiohttp.ClientSession, url: str) -> None:
+        async with session.get(url) as answer:
+            text = await answer.text()
+            assert (answer.status, answer.content_type) == (200, "text/html")
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert "http:" not in text and "https:" not in text
+        async with session.get(f"{url}/api/incidents/abc123") as answer:
+            document = await answer.json()
+            assert (document["gives_evidence"], document["evidence"]) == (
+                False,
+                [],
+            )
+        async with session.get(f"{url}/api/incidents/abc123/evidence/1") as answer:
+            assert answer.status == 403
+            assert "page_token_file" in (await answer.json())["error"]
+
+    talk_to(page)
+
+
+@pytest.mark.parametrize(
+    "auth",
+    [None, basic("me", "wrong"), basic(TOKEN, ""), "Basic !!!", "Bearer x", "Basic"],
+)
+def test_with_a_token_nobody_comes_in_without_it(auth: str | None) -> None:
+    async def page(session: aiohttp.ClientSession, url: str) -> None:
+        headers = {"Authorization": auth} if auth else {}
+        for path in ("/", "/page.js", "/api/overview", "/api/incidents/abc123/evidence/1"):
+            async with session.get(url + path, headers=headers) as answer:
+                assert (answer.status, "Basic" in answer.headers["WWW-Authenticate"]) == (401, True)
+
+    talk_to(page, token=TOKEN)
+
+
+def test_after_twenty_wrong_passwords_nothing_is_looked_at_for_a_while() -> None:
+    async def page(session: aiohttp.ClientSession, url: str) -> None:
+        async def status(auth: str | None) -> int:
+            async with session.get(f"{url}/", headers={"Authorization": auth} if auth else {}) as answer:
+                return answer.status
+
+        assert {await status(None) for _ in range(30)} == {401}, "a browser that asks first is no guess"
+        assert {await status(basic("me", f"guess {number}")) for number in range(20)} == {401}
+        assert [await status(basic("me", TOKEN)), await status(basic("me", "guess"))] == [429, 429]
+
+    talk_to(page, token=TOKEN)
+
+
+def test_with_its_token_evidence_is_given_out_as_a_file() -> None:
+    async def page(session: aiohttp.ClientSession, url: str) -> None:
+        headers = {"Authorization": basic("anybody", TOKEN)}
+        async with session.get(f"{url}/api/incidents/abc123/evidence/1", headers=headers) as answer:
+            assert (answer.status, await answer.json()) == (200, {"secret": "of a user"})
+            assert answer.headers["Content-Disposition"] == 'attachment; filename="abc123-1.json"'
+        async with session.get(f"{url}/api/incidents/abc123/evidence/2", headers=headers) as answer:
+            assert answer.status == 404
+
+    talk_to(page, token=TOKEN)
+
+
+def test_another_site_that_calls_itself_by_our_address_reads_nothing() -> None:
+    async def page(session: aiohttp.ClientSession, url: str) -> None:
+        async with session.get(f"{url}/api/overview", headers={"Host": "evil.example:9767"}) as answer:
+            assert (answer.status, await answer.json()) == (421, {"error": "ask for localhost"})
+        async with session.get(f"{url}/api/overview", headers={"Host": "localhost:9767"}) as answer:
+            assert answer.status == 200
+
+    talk_to(page)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed_through_the_page(method: str) -> None:
+    async def page(session: aiohttp.ClientSession, url: str) -> None:
+        for path in ("/", "/api/overview", "/api/incidents/abc123", "/v1/pause", "/v1/restart"):
+            async with session.request(method, url + path) as answer:
+                assert answer.status in (404, 405), path
+
+    talk_to(page)
+
+
+def test_what_is_not_there_is_said_in_a_sentence() -> None:
+    async def page(session: aiohttp.ClientSession, url: str) -> list[tuple[int, str]]:
+        found = []
+        for path in ("/api/jobs/99", "/api/incidents/zzz", "/nowhere"):
+            async with session.get(url + path) as answer:
+                found.append((answer.status, (await answer.json())["error"]))
+        return found
+
+    answers = talk_to(page)
+    assert [status for status, _ in answers] == [404, 404, 404]
+    assert "not running" in answers[0][1]
+    assert "there is no incident" in answers[1][1]
+
+
+def test_ten_thousand_nodes_are_a_map_of_less_than_a_megabyte() -> None:
+    view, incidents = large_cluster(10_000)
+    assert (
+        len(json.dumps(overview_json(view, {}, incidents, 0, all_seen, WELL), separators=(",", ":")))
+        < 1 << 20
+    )
+
+
+def test_curves_of_thousands_of_jobs_are_short_and_those_of_a_few_are_long() -> None:
+    steps = tuple(StepTime(step=step, seconds=4.0, at=float(step), logged=True) for step in range(300))
+    for number, points in ((1, 120), (200, 120), (1000, 24), (5000, 12)):
+        one = views.job(step_times=steps)
+        many = tuple(replace(one, job=replace(one.job, job_id=str(n))) for n in range(number))
+        document = overview_json(views.cluster(*many), {}, (), 0, all_seen, WELL)
+        assert {len(job["times"]) for job in document["jobs"]} == {points}

@@ -1,0 +1,280 @@
+"""Rules and wishes: what wins, what an owner may ask for, where a job can still be placed; and what a configuration may not say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_watchdog.actuate.cancel_resubmit import options_for
+from slurm_watchdog.config.schema import Config, ConfigError, parse_config
+from slurm_watchdog.controller.actions.dependents import jobs_behind
+from slurm_watchdog.controller.actions.from_config import ladder_limits_of, rule_book_of
+from slurm_watchdog.controller.policy.owner_directives import Wish, parse_comment, problem_of_path, wish_of
+from slurm_watchdog.controller.policy.placement import objection_to_excluding
+from slurm_watchdog.controller.policy.rules import Rule, action_of, permit, rule_for
+from slurm_watchdog.knowledge.default_ladders import (
+    ENDINGS,
+    HARMLESS,
+    MAY_HAVE_LADDER,
+    ORDER,
+    SHIPPED,
+    problem_of,
+)
+from slurm_watchdog.model.actions import Action, Step
+from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.slurm.client import SignalTo
+from tests.builders.views import slurm_job
+
+FULL = (Step.EVIDENCE, Step.KILL_SWITCH, Step.SIGUSR1, Step.SIGTERM, Step.REQUEUE, Step.RESUBMIT, Step.CANCEL)
+
+
+def rules(text: str) -> Config:
+    return parse_config(text)
+
+
+# -------------------------------------------------------------------------------------------------- ladders
+
+
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_what_is_shipped_is_a_ladder_that_a_site_could_write(kind: Kind) -> None:
+    assert problem_of(SHIPPED[kind]) is None
+    assert kind in MAY_HAVE_LADDER
+
+
+@pytest.mark.parametrize(
+    ("ladder", "words"),
+    [
+        ("requeue, requeue", "twice"),
+        ("requeue, kill_switch", "come before"),
+        ("sigterm, kill_switch, requeue", "this order"),
+        ("requeue, evidence", "come before"),
+        ("cancel, requeue", "comes last"),
+        ("hold, requeue", "no other rung"),
+    ],
+)
+def test_a_ladder_that_makes_no_sense_is_refused_with_its_line(ladder: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rules(f"policy:\n  kinds:\n    collective_hang:\n      ladder: [{ladder}]\n")
+    (problem,) = caught.value.problems
+    assert problem.path.startswith("policy.kinds.collective_hang") and problem.line in (3, 4)
+    assert words in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "words"),
+    [
+        ("kinds: {colective_hang: {mode: act}}", "policy.kinds.colective_hang", "did you mean"),
+        ("kinds: {node_down: {ladder: [requeue]}}", "policy.kinds.node_down.ladder", "only told"),
+        ("kinds: {collective_hang: {ladder: [reboot]}}", "policy.kinds.collective_hang.ladder[0]", "known: evidence"),
+        ("overrides: [{match: {}}]", "policy.overrides[0].match", "names no partition"),
+        ("overrides: [{mode: act}]", "policy.overrides[0].match", "required"),
+        ("overrides: [{match: {user: a}, ladder: [requeue]}]", "policy.overrides[0].kinds", "name the kinds"),
+        ("overrides: [{match: {user: a}, kinds: [x]}]", "policy.overrides[0].kinds", "no kind of incident"),
+        ("overrides: [{match: {users: a}}]", "policy.overrides[0].match.users", "unknown key"),
+    ],
+)  # fmt: skip
+def test_a_wrong_rule_is_refused_with_its_path_and_line(text: str, path: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rules(f"mode: act\npolicy:\n  {text}\n")
+    found = [(each.path, each.message) for each in caught.value.problems]
+    assert any(where == path and words in message for where, message in found), found
+    assert all(each.line == 3 for each in caught.value.problems)
+
+
+def test_two_modes_for_one_kind_that_differ_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        rules(
+            "detectors: {collective_hang: {mode: observe}}\npolicy: {kinds: {collective_hang: {mode: act}}}\n"
+        )
+    assert "remove one" in caught.value.problems[0].message
+
+
+def test_every_word_of_a_signal_s_target_is_one_of_the_actuator() -> None:
+    from slurm_watchdog.actuate.signals import TARGETS
+    from slurm_watchdog.config.policy import Treatment
+
+    annotation = Treatment.model_fields["signal_to"].annotation
+    assert all(word in str(annotation) for word in TARGETS)
+    assert {target for target, _ in TARGETS.values()} == set(SignalTo)
+
+
+# ---------------------------------------------------------------------------------------------------- rules
+
+
+def test_layers_replace_single_fields() -> None:
+    book = rule_book_of(
+        rules(
+            "mode: act\npolicy:\n  kinds:\n    collective_hang: {attempts: 1, checkpoint_limit: 1min}\n"
+            "  overrides:\n    - {match: {user: ann}, cooldown: 1h, exit_limit: 5s}\n"
+        )
+    )
+    rule = rule_for(book, Kind.COLLECTIVE_HANG, slurm_job(user="ann"))
+    assert (rule.mode, rule.ladder, rule.attempts, rule.cooldown_s) == (
+        "act",
+        SHIPPED[Kind.COLLECTIVE_HANG],
+        1,
+        3600,
+    )
+    assert dict(rule.rung_limits) == {"checkpoint_s": 60.0, "exit_s": 5.0}
+    assert rule.source == "policy.overrides[0]"
+    assert rule_for(book, Kind.COLLECTIVE_HANG, slurm_job(user="bob")).cooldown_s is None
+
+
+def test_a_job_that_waits_in_several_partitions_is_in_each_of_them() -> None:
+    book = rule_book_of(
+        rules('mode: act\npolicy: {overrides: [{match: {partition: "gpu*"}, mode: observe}]}\n')
+    )
+    assert rule_for(book, Kind.COLLECTIVE_HANG, slurm_job(partition="cpu,gpu2")).mode == "observe"
+
+
+def test_limits_of_the_configuration_reach_the_ladder() -> None:
+    limits = ladder_limits_of(
+        rules("ladder: {signal_limit: 7s, end_limit: 8s}\npolicy: {exclusion_lifetime: 9s}\n")
+    )
+    assert (limits.signal_s, limits.end_s, limits.exclusion_s) == (7.0, 8.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("ladder", "turns", "action"),
+    [
+        ((), None, Action.NONE),
+        ((Step.EVIDENCE,), None, Action.NONE),
+        ((Step.EVIDENCE, Step.REQUEUE), None, Action.REQUEUE),
+        ((Step.KILL_SWITCH, Step.REQUEUE), None, Action.GRACEFUL_RESTART),
+        ((Step.KILL_SWITCH, Step.REQUEUE), False, Action.REQUEUE),
+        ((Step.SIGTERM, Step.REQUEUE), True, Action.REQUEUE),
+        ((Step.RESUBMIT, Step.CANCEL), None, Action.RESUBMIT),
+        ((Step.CHAIN,), None, Action.LEAVE_TO_CHAIN),
+        ((Step.CANCEL,), None, Action.CANCEL),
+        ((Step.KILL_SWITCH,), True, Action.ASK_TO_SAVE),
+        ((Step.HOLD,), None, Action.HOLD),
+    ],
+)
+def test_a_ladder_has_the_name_of_what_it_comes_to(
+    ladder: tuple[Step, ...], turns: bool | None, action: Action
+) -> None:
+    assert action_of(ladder, turns) is action
+
+
+# --------------------------------------------------------------------------------------------------- wishes
+
+
+@pytest.mark.parametrize(
+    ("comment", "wish"),
+    [
+        ("", Wish()),
+        ("my watchdog", Wish()),
+        ("notwatchdog: off", Wish()),
+        ("watchdog: off", Wish(source="--comment", leave_alone=True)),
+        ("a b watchdog=off, please", Wish(source="--comment", leave_alone=True, problem="'please' is neither off nor key=value")),
+        ("x; watchdog: on", Wish(source="--comment")),
+        ("watchdog: kill_switch=/a/{job_id}/k,ladder=kill_switch+requeue; other: 3",
+         Wish(source="--comment", kill_switch="/a/{job_id}/k", ladder=(Step.KILL_SWITCH, Step.REQUEUE))),
+        ("watchdog: checkpoint-dir={workdir}/c", Wish(source="--comment", checkpoint_dir="{workdir}/c")),
+        ("watchdog: ladder=none", Wish(source="--comment", ladder=())),
+    ],
+)  # fmt: skip
+def test_words_in_a_comment(comment: str, wish: Wish) -> None:
+    assert parse_comment(comment) == wish
+
+
+def test_the_environment_says_the_same_and_the_comment_wins() -> None:
+    variables = {
+        "SLURM_WATCHDOG_KILL_SWITCH": "/env/k",
+        "SLURM_WATCHDOG_LADDER": "requeue",
+        "SLURM_WATCHDOG": "",
+    }
+    assert wish_of("", variables).kill_switch == "/env/k"
+    both = wish_of("watchdog: kill_switch=/comment/k", variables)
+    assert (both.kill_switch, both.ladder) == ("/comment/k", (Step.REQUEUE,))
+    assert wish_of("watchdog: ladder=requeue", {"SLURM_WATCHDOG": "off"}).leave_alone
+
+
+@pytest.mark.parametrize("path", ["k", "~/k", "/a/../b", "/a\n/b", "/{node}/k", "/" + "x" * 2000])
+def test_a_path_that_nobody_should_follow_is_refused(path: str) -> None:
+    assert problem_of_path(path)
+
+
+@given(st.text(max_size=300))
+def test_no_comment_breaks_anything_and_none_makes_more_happen(comment: str) -> None:
+    rule = Rule(mode="act", ladder=(Step.EVIDENCE, Step.REQUEUE), source="r")
+    after = permit(rule, wish_of(f"watchdog: {comment}"))
+    assert set(after.ladder) <= {*rule.ladder, *HARMLESS}
+    assert after.mode == rule.mode
+
+
+@given(
+    st.lists(st.sampled_from(list(Step)), max_size=6, unique=True),
+    st.lists(st.sampled_from(list(Step)), max_size=6, unique=True),
+)
+def test_an_owner_s_ladder_has_no_ending_that_the_administrator_does_not_permit(
+    permitted: list[Step], wanted: list[Step]
+) -> None:
+    ladder = tuple(step for step in ORDER if step in permitted)
+    after = permit(Rule(mode="act", ladder=ladder, source="r"), Wish(source="w", ladder=tuple(wanted)))
+    assert set(after.ladder) & set(ENDINGS) <= set(ladder)
+    assert Step.SIGTERM not in after.ladder or Step.SIGTERM in ladder
+    assert ladder or not after.ladder
+
+
+# -------------------------------------------------------------------------------------------------- placing
+
+
+def nodes(*states: str, partition: str = "gpu") -> tuple[SlurmNode, ...]:
+    return tuple(
+        SlurmNode(name=f"n{number}", address="", state=state, partitions=(partition,))
+        for number, state in enumerate(states, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "fits"),
+    [
+        (("IDLE", "IDLE", "IDLE"), True),
+        (("IDLE", "IDLE"), False),
+        (("IDLE", "IDLE", "DOWN"), False),
+        (("IDLE", "IDLE", "IDLE+DRAIN"), False),
+        (("IDLE", "IDLE", "MIXED*"), False),
+        (("IDLE", "IDLE", "ALLOCATED"), True),
+        (("IDLE", "IDLE", "IDLE+POWERED_DOWN"), True),
+        ((), True),
+    ],
+)
+def test_a_node_is_excluded_only_if_enough_others_are_up(states: tuple[str, ...], fits: bool) -> None:
+    job = slurm_job(partition="gpu")
+    assert (objection_to_excluding(job, ("n1",), nodes(*states)) is None) is fits
+
+
+def test_exclusions_that_are_there_count() -> None:
+    job = slurm_job(partition="gpu", excluded_nodes=("n3",))
+    assert objection_to_excluding(job, ("n1",), nodes("IDLE", "IDLE", "IDLE"))
+
+
+# ------------------------------------------------------------------------------------------- chain, sbatch
+
+
+def test_who_waits_behind_a_job() -> None:
+    job = slurm_job(job_id="100_1", array_job_id="100", name="t")
+    others = [
+        slurm_job(job_id="100_2", state="PENDING", array_job_id="100"),
+        slurm_job(job_id="9", state="PENDING", dependency="afterany:100_1(unfulfilled)"),
+        slurm_job(job_id="10", state="PENDING", dependency="afterok:100_*(unfulfilled)"),
+        slurm_job(job_id="11", state="PENDING", dependency="singleton(unfulfilled)", name="t"),
+        slurm_job(job_id="12", state="PENDING", dependency="afterany:1100_11(unfulfilled)"),
+        slurm_job(job_id="13", state="COMPLETED", dependency="afterany:100_1"),
+        slurm_job(job_id="14", state="PENDING", dependency="afterany:100_1", uid=5),
+    ]
+    assert {each.job_id for each in jobs_behind(job, [job, *others])} == {"100_2", "9", "10", "11"}
+
+
+def test_a_script_is_submitted_again_with_what_slurm_tells_of_the_job() -> None:
+    job = slurm_job(
+        name="t", partition="gpu", account="a", qos="high", node_count=2, time_limit_s=3601.0, excluded_nodes=("n9",),
+        comment="mine",
+    )  # fmt: skip
+    assert set(options_for(job, ("n1",), "mark=1")) == {
+        "--hold", "--comment=mine mark=1", "--dependency=afterany:7", "--job-name=t", "--partition=gpu", "--account=a", "--qos=high",
+        "--nodes=2", "--time=61", "--exclude=n9,n1",
+    }  # fmt: skip

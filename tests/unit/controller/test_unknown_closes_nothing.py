@@ -1,0 +1,130 @@
+"""An open incident outlives a stalled or restarted controller, a silent Slurm and silent agents: only what is seen closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.observations import Event, Process
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.builders.views import process, slurm_job
+from tests.unit.controller.test_state import progress_event
+
+KINDS = [kind for kind, _ in DETECTORS]
+STEPS = (Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.LOG_ERROR)
+"""Kinds that a new step closes."""
+SUBJECTS = {
+    Kind.FILESYSTEM_OUTAGE: "mount:server:/shared", Kind.FILESYSTEM_STALL: "mount:server:/shared", Kind.PARTITION_OR_OUTAGE: "cluster",
+    Kind.NODE_DOWN: "node:n1", Kind.AGENT_SILENT: "node:n1", Kind.SLURM_UNREACHABLE: "slurm", Kind.GPU_FAULT: "gpu:GPU-1",
+    Kind.ORPHAN_GPU_PROCESS: "holders:n1/1000", Kind.DISK_FULL: "disk:n1:/shared", Kind.CRASH_LOOP: "loop:7", Kind.LOG_ERROR: "run:7.0",
+}  # fmt: skip
+
+
+def left_open(kind: Kind) -> Incident:
+    subject = SUBJECTS.get(kind, "job:7")
+    about_job = subject in ("job:7", "run:7.0", "loop:7") or subject.startswith("mount:")
+    return Incident(
+        id=f"i-{kind}", kind=kind, subject=subject, state=IncidentState.FIRING, severity=Severity.CRITICAL, summary="it hangs",
+        opened_at=0.0, fired_at=60.0, pending_mono=0.0, job_ids=("7",) if about_job else (), runs=(("7", 0),) if about_job else (),
+        culprits=(Culprit(node="n1"),),
+    )  # fmt: skip
+
+
+class Life:
+    """A controller's state and judge that find an incident in their journal, and a clock that the test moves."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.now = 10_000.0
+        self.sequence = 0
+        self.state = ClusterState(silent_after_s=30, report_lifetime_s=60)
+        self.judge = Judge(Config(), self.state, [left_open(kind)], new_id=iter("abcdefghijkl").__next__)
+        self.resolved: list[str] = []
+
+    def slurm(self) -> None:
+        node = SlurmNode(name="n1", address="n1", state="ALLOCATED")
+        self.state.apply_slurm(SlurmView(jobs=(slurm_job(nodes=("n1",)),), nodes=(node,)), self.now)
+
+    def report(self, *processes: Process, events: tuple[Event, ...] = ()) -> None:
+        self.sequence += 1
+        self.state.apply_report(
+            Report(node="n1", boot_id="b", agent_id="a", sequence=self.sequence, processes=processes, events=events), self.now
+        )  # fmt: skip
+
+    def spend(self, seconds: int, each: Callable[[], None] = lambda: None) -> list[str]:
+        for _ in range(0, seconds, 2):
+            self.now += 2.0
+            each()
+            changes = self.judge.conclude(self.judge.look(self.now), self.now, self.now)
+            self.resolved += [
+                c.after.resolution or "" for c in changes if c.is_over and c.after.id[:2] == "i-"
+            ]
+        return self.resolved
+
+    def stall(self, seconds: float) -> None:
+        """As Controller.pieces does after a gap between two ticks."""
+        self.now += seconds
+        self.state.grant_grace(self.now)
+        self.state.forget_silence(self.now)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_incident_of_a_restarted_controller_stays_open_while_neither_slurm_nor_agents_answer(
+    kind: Kind,
+) -> None:
+    assert Life(kind).spend(600) == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Kind.SLURM_UNREACHABLE])
+def test_incident_stays_open_while_slurm_answers_and_no_agent_does(kind: Kind) -> None:
+    life = Life(kind)
+    assert life.spend(600, life.slurm) == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Kind.AGENT_SILENT])
+def test_incident_stays_open_over_a_stall_of_the_controller_without_a_new_observation(kind: Kind) -> None:
+    life = Life(kind)
+    life.slurm()
+    life.stall(8.0)
+    assert life.spend(20) == []
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_hang_is_not_over_after_a_stall_until_a_new_step_is_seen(kind: Kind) -> None:
+    life = Life(kind)
+
+    def reports(*events: Event) -> None:
+        life.slurm()
+        life.report(process(0, world_size=1), events=events)
+
+    for step in range(1, 12):
+        life.now += 2.0
+        reports(progress_event(step))
+    life.now += 300.0
+    reports()
+    life.stall(8.0)
+    assert life.spend(40, reports) == []
+    steps = iter(range(12, 60))
+    assert len(life.spend(40, lambda: reports(progress_event(next(steps))))) == 1
+
+
+def test_silent_agent_is_not_over_after_a_stall_until_it_reports() -> None:
+    life = Life(Kind.AGENT_SILENT)
+    life.slurm()
+    life.report()
+    life.now += 300.0
+    life.slurm()
+    life.stall(8.0)
+    assert life.spend(20, life.slurm) == []
+
+    def heard() -> None:
+        life.slurm()
+        life.report()
+
+    assert life.spend(30, heard) == ["the agent of n1 reports"]

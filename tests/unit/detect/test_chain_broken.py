@@ -1,0 +1,66 @@
+"""chain_broken: a training that went from job to job has ended early with nothing behind it; a single job is no chain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from slurm_watchdog.detect.chain_broken import detect
+from slurm_watchdog.model.cluster_view import EndedJob
+from slurm_watchdog.model.incidents import Finding, Truth
+from tests.builders.views import cluster, slurm_job
+from tests.unit.detect.test_log_error import NOW, past
+
+
+@dataclass(frozen=True)
+class Settings:
+    grace: float = 300.0
+
+
+def ended(state: str = "FAILED", **changes: Any) -> EndedJob:
+    given: dict[str, Any] = {
+        "job": slurm_job(job_id="9", state=state, name="m4", user="u"), "ended_at": NOW - 400.0, "last_step": 450,
+        "total_steps": 1000, "preceded_by": ("7", "8"), "run": past(restarts=0),
+    }  # fmt: skip
+    return EndedJob(**{**given, **changes})
+
+
+def judge(*jobs: EndedJob) -> list[Finding]:
+    return detect(cluster(ended=jobs), Settings())
+
+
+@pytest.mark.parametrize("state", ["FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"])
+def test_a_link_that_ended_early_with_nothing_behind_it_breaks_the_chain(state: str) -> None:
+    (finding,) = judge(ended(state))
+    assert (finding.truth, finding.subject, finding.actionable) == (Truth.BAD, "chain:9", False)
+    assert "at step 450 of 1000" in finding.summary
+    assert "it went on from job 7, 8" in finding.facts
+
+
+def test_a_job_that_was_requeued_before_and_is_not_any_more_is_a_chain_of_its_own_runs() -> None:
+    own = {"preceded_by": (), "past": (past(first_step=1),), "run": past(first_step=401, restarts=1)}
+    (finding,) = judge(ended("NODE_FAIL", **own))
+    assert finding.truth is Truth.BAD
+    assert judge(ended("NODE_FAIL", **{**own, "run": past(first_step=1, restarts=1)})) == []
+
+
+def test_what_follows_gets_its_time_to_appear() -> None:
+    (finding,) = judge(ended(ended_at=NOW - 299))
+    assert finding.truth is Truth.UNKNOWN
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED"])
+def test_who_is_done_or_was_stopped_by_a_person_breaks_nothing(state: str) -> None:
+    assert [f.truth for f in judge(ended(state))] == [Truth.OK]
+
+
+def test_a_chain_that_goes_on_or_is_at_its_last_step_is_whole() -> None:
+    assert [f.truth for f in judge(ended(succeeded_by=("10",)))] == [Truth.OK]
+    assert [f.truth for f in judge(ended("TIMEOUT", last_step=1000))] == [Truth.OK]
+
+
+def test_a_job_that_ran_once_is_no_chain_and_is_not_spoken_of() -> None:
+    assert judge(ended(preceded_by=())) == []
+    assert judge(ended(preceded_by=(), run=None, last_step=None)) == []

@@ -1,0 +1,392 @@
+"""collective_hang: a loop that does not turn, and all the loops that merely look so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.detect.collective_hang import detect
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView
+from slurm_watchdog.model.incidents import Finding, StacksWanted, Truth
+from slurm_watchdog.model.observations import Event, EventKind, Role
+from tests.builders.views import (
+    BACKWARD,
+    BARRIER,
+    COMPUTE,
+    LOADER,
+    RECV,
+    SAVE,
+    blocked,
+    cluster,
+    job,
+    progress,
+    seen,
+    slurm_job,
+    snapshot,
+    stack,
+    still,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    floor: float = 60.0
+    factor: float = 3.0
+    startup_grace: float = 3600.0
+    warmup_steps: int = 5
+    evaluation_floor: float = 1800.0
+    checkpoint_floor: float = 1800.0
+    busy_limit: float = 1800.0
+    stepless_limit: float = 600.0
+
+
+HUNG = {"progress": progress(70.0), "snapshots": still(RECV, RECV, LOADER, RECV)}
+
+
+def judge(**changes) -> Finding:
+    (finding,) = detect(cluster(job(**changes)), Settings())
+    return finding
+
+
+def test_the_rank_in_its_data_loader_is_named_and_the_job_may_be_requeued() -> None:
+    finding = judge(**HUNG)
+    assert (finding.truth, finding.actionable) == (Truth.BAD, True)
+    assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 2, 102)]
+    assert finding.exclude_nodes == ()
+    assert "hangs after step 500" in finding.summary
+    assert "3 ranks wait for it" in finding.summary
+
+
+def test_while_a_worker_is_blocked_on_a_filesystem_nothing_is_done_about_its_rank() -> None:
+    worker = seen(2, pid=202, role=Role.WORKER, comm="pt_data_worker", state="D", blocked=blocked(59.0))
+    ranks = tuple(seen(rank) for rank in range(4))
+    finding = judge(**HUNG, processes=(*ranks, worker))
+    assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, False, [2])
+    assert any("filesystem_stall" in fact for fact in finding.facts)
+    assert (
+        "; its worker (pid 202) has been in write on /shared/log.txt for 59 s" in finding.culprits[0].reason
+    )
+    pipe = replace(worker, process=replace(worker.process, blocked=blocked(59.0, mount=None)))
+    short = replace(worker, process=replace(worker.process, blocked=blocked(5.0)))
+    gone = replace(worker, gone_s=20.0)
+    for other in (pipe, short, gone):
+        assert judge(**HUNG, processes=(*ranks, other)).actionable
+
+
+USER_CODE = ("consume (train.py)", "main (train.py)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"state": "D", "blocked": blocked(59.0)},
+            "has been in write on /shared/log.txt for 59 s, in consume (train.py:1)",
+        ),
+        (
+            {
+                "state": "S",
+                "blocked": blocked(
+                    59.0, syscall="page fault", path=None, mount=None, candidates=("/a", "/b")
+                ),
+            },
+            "has been in a page fault on a mapped file of /a or /b for 59 s, in consume (train.py:1)",
+        ),
+        ({"state": "D", "state_age_s": 65.0}, "has been in state D for 65 s, in consume (train.py:1)"),
+        ({}, "runs elsewhere, in consume (train.py:1)"),
+    ],
+)
+def test_a_rank_that_is_held_in_a_call_is_said_to_be_there_and_not_to_run_elsewhere(
+    changes: dict[str, Any], said: str
+) -> None:
+    dumps = still(RECV, RECV, USER_CODE, RECV)
+    ranks = tuple(seen(rank, **(changes if rank == 2 else {})) for rank in range(4))
+    finding = judge(progress=HUNG["progress"], snapshots=dumps, processes=ranks)
+    assert [each.reason for each in finding.culprits] == [said]
+    assert f"rank 2 (pid 102 on n2) {said}, 3 ranks wait for it" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("rank_does", "worker_does"),
+    [
+        ({}, {"cpu_ratio": 0.97, "io_bytes_s": 0.0}),  # fills a shuffle buffer, decodes a large shard
+        ({}, {"cpu_ratio": 0.05, "io_bytes_s": 2e8}),
+        ({"cpu_ratio": 0.1, "io_bytes_s": 2e8}, {}),
+    ],
+)
+def test_a_rank_whose_data_loader_works_is_not_accused(
+    rank_does: dict[str, float], worker_does: dict[str, float]
+) -> None:
+    rests = {"cpu_ratio": 0.01, "io_bytes_s": 0.0}
+    ranks = tuple(replace(seen(r), **{**rests, **(rank_does if r == 2 else {})}) for r in range(4))
+    worker = replace(seen(2, pid=202, role=Role.WORKER, comm="pt_data_worker"), **{**rests, **worker_does})
+    finding = judge(**HUNG, processes=(*ranks, worker))
+    assert (finding.truth, finding.culprits) == (Truth.UNKNOWN, ())
+    assert "rank 2 on n2" in finding.summary
+    starved = replace(worker, process=replace(worker.process, state="R"), **rests)
+    assert judge(**HUNG, processes=(*ranks, starved)).truth is Truth.UNKNOWN, (
+        "ready to run, on a node without a free core"
+    )
+    of_another = replace(worker, process=replace(worker.process, rank=1), node="n1")
+    rest = tuple(replace(each, **rests) for each in ranks)
+    assert judge(**HUNG, processes=(*rest, of_another)).truth is Truth.BAD, "only what the named one's own do"
+    assert judge(**HUNG, processes=(*rest, replace(worker, **rests))).truth is Truth.BAD
+
+
+def test_a_job_that_hangs_after_its_last_step_is_wedged_in_its_teardown() -> None:
+    assert judge(**{**HUNG, "progress": progress(70.0, total_steps=500)}).truth is Truth.UNKNOWN
+
+
+def test_a_job_that_hangs_at_the_end_of_an_epoch_is_told_and_not_run_again() -> None:
+    finding = judge(**{**HUNG, "progress": progress(70.0, total_steps=500, begun_anew=2)})
+    assert (finding.truth, finding.actionable) == (Truth.BAD, False)
+    assert "hangs after its last step, 500" in finding.summary
+
+
+def test_a_rank_that_cannot_be_dumped_is_named_with_the_reason() -> None:
+    dumps = [
+        snapshot(age, [stack(0, (), error="EPERM"), *(stack(r, BARRIER) for r in (1, 2, 3))])
+        for age in (30, 10)
+    ]
+    finding = judge(progress=progress(70.0), snapshots=tuple(dumps))
+    assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, True, [0])
+
+
+def test_stacks_are_asked_for_from_half_the_limit_on() -> None:
+    finding = judge(progress=progress(31.0))
+    assert finding.truth is Truth.UNKNOWN
+    assert finding.wanted == (StacksWanted(job_id="7", apart_s=9.0),)
+    assert judge(progress=progress(29.0)).wanted == ()
+
+
+def test_a_job_that_makes_steps_is_ok() -> None:
+    assert judge(progress=progress(10.0), snapshots=still(RECV, RECV, LOADER, RECV)).truth is Truth.OK
+
+
+def test_ranks_that_a_launcher_started_anew_since_the_last_step_have_a_start_before_them() -> None:
+    """Within one run of the job: torchrun ends all of its workers when one fails, and starts them again."""
+    ended = tuple(seen(rank, gone_s=60.0, pid=50 + rank, start_ticks=1) for rank in range(4))
+    living = tuple(seen(rank) for rank in range(4))
+    assert judge(**HUNG, processes=(*ended, *living)).truth is not Truth.BAD
+    late = {**HUNG, "progress": progress(3700.0)}
+    assert judge(**late, processes=(*ended, *living)).truth is Truth.BAD
+    assert judge(**HUNG, processes=(*ended[:3], *living)).truth is Truth.BAD  # not all of them
+    before = tuple(replace(each, gone_s=90.0) for each in ended)
+    assert judge(**HUNG, processes=(*before, *living)).truth is Truth.BAD  # they have made steps since
+
+
+def test_two_of_four_ranks_in_the_backward_pass_convict_nobody() -> None:
+    assert (
+        judge(progress=progress(70.0), snapshots=still(BACKWARD, BACKWARD, LOADER, LOADER)).truth
+        is Truth.UNKNOWN
+    )
+
+
+def test_all_ranks_in_the_same_collective_is_told_names_nobody_and_is_acted_on_much_later_only() -> None:
+    dumps = still(RECV, RECV, RECV, RECV)
+    early = judge(progress=progress(70.0), snapshots=dumps)
+    late = judge(progress=progress(1811.0), snapshots=dumps)
+    assert (early.truth, early.culprits, early.actionable) == (Truth.BAD, (), False)
+    assert (late.truth, late.culprits, late.actionable) == (Truth.BAD, (), True)
+
+
+HEALTHY = {
+    "start-up of half an hour": {"progress": None, "run_age_s": 1799.0},
+    "compilation of the first steps": {"progress": progress(1700.0, steps_seen=2)},
+    "evaluation that the log announces": {
+        "progress": progress(720.0, phase="evaluating"),
+        "snapshots": still(RECV, RECV, COMPUTE, RECV),
+    },
+    "evaluation that the log does not announce": {
+        "progress": progress(720.0),
+        "snapshots": (
+            snapshot(30, [stack(r, RECV) for r in range(4)]),
+            snapshot(10, [stack(0, COMPUTE), *(stack(r, RECV) for r in (1, 2, 3))]),
+        ),
+    },
+    "checkpoint by rank 0, the others in barrier": {
+        "progress": progress(900.0),
+        "snapshots": still(SAVE, BARRIER, BARRIER, BARRIER),
+    },
+    "checkpoint by code that nobody knows, the others in the checkpoint's barrier": {
+        "progress": progress(900.0),
+        "snapshots": still(("upload (mine.py)",), *[(*BARRIER[:2], "save_checkpoint (t.py)")] * 3),
+    },
+    "a rank outside the collective that computes": {
+        "progress": progress(70.0),
+        "snapshots": tuple(
+            snapshot(age, [stack(0, COMPUTE, cpu_s=90 - age), *(stack(r, RECV) for r in (1, 2, 3))])
+            for age in (30, 10)
+        ),
+    },
+    "slow steps": {
+        "progress": progress(300.0, intervals_s=(105.0,) * 9),
+        "snapshots": still(RECV, RECV, LOADER, RECV),
+    },
+    "all ranks compute": {"progress": progress(70.0), "snapshots": still(COMPUTE, COMPUTE, COMPUTE, COMPUTE)},
+    "a job that an administrator suspended": {**HUNG, "job": slurm_job(state="SUSPENDED")},
+    "a log without a step that could be read": {
+        "progress": None,
+        "run_age_s": 9e4,
+        "snapshots": still(RECV, RECV, RECV, RECV),
+    },
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_incident_for(name: str) -> None:
+    assert judge(**HEALTHY[name]).truth is not Truth.BAD
+
+
+UNSEEN = {
+    "no ranks are known": {**HUNG, "processes": ()},
+    "a node is silent": {**HUNG, "silent_nodes": ("n2",)},
+    "no dump came": {**HUNG, "snapshots": ()},
+    "one dump came": {**HUNG, "snapshots": HUNG["snapshots"][:1]},
+    "the dump of one rank is missing": {
+        "progress": progress(70.0),
+        "snapshots": tuple(snapshot(age, [stack(r, RECV) for r in (0, 1, 2)]) for age in (30, 10)),
+    },
+    "no rank could be dumped": {
+        "progress": progress(70.0),
+        "snapshots": tuple(
+            snapshot(age, [stack(r, (), error="EPERM") for r in range(4)]) for age in (30, 10)
+        ),
+    },
+    "a rank is gone": {**HUNG, "processes": (*(seen(r) for r in range(3)), seen(3, gone_s=20.0))},
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_unknown_if(name: str) -> None:
+    assert judge(**UNSEEN[name]).truth is Truth.UNKNOWN
+
+
+def test_a_hang_before_the_first_step_is_told_and_never_acted_on() -> None:
+    finding = judge(progress=None, run_age_s=3700.0, snapshots=still(RECV, RECV, LOADER, RECV))
+    assert (finding.truth, finding.actionable) == (Truth.BAD, False)
+    assert "before its first step" in finding.summary
+
+
+def test_a_hang_after_an_elastic_restart_of_a_rank_is_seen() -> None:
+    dead = seen(2, gone_s=400.0, pid=77)
+    assert judge(**HUNG, processes=(dead, *(seen(r) for r in range(4)))).truth is Truth.BAD
+
+
+def test_a_checkpoint_that_takes_longer_than_a_checkpoint_may_is_a_hang() -> None:
+    finding = judge(progress=progress(1811.0), snapshots=still(SAVE, BARRIER, BARRIER, BARRIER))
+    assert (finding.truth, [c.rank for c in finding.culprits]) == (Truth.BAD, [0])
+
+
+def test_stacks_that_move_are_no_hang_however_long() -> None:
+    moving = (
+        snapshot(30, [stack(r, RECV) for r in range(4)]),
+        snapshot(10, [stack(r, COMPUTE) for r in range(4)]),
+    )
+    assert judge(progress=progress(1811.0), snapshots=moving).truth is Truth.UNKNOWN
+
+
+def alone(lines: tuple[str, ...]) -> JobView:
+    """A job of one rank that stands in `lines`, dump after dump, and does nothing, nor does anybody else of it."""
+    rank = replace(seen(0, world_size=1), cpu_ratio=0.0, io_bytes_s=0.0)
+    return job(
+        job=slurm_job(nodes=("n1",)), processes=(rank,), progress=progress(400.0), snapshots=still(lines)
+    )
+
+
+def judge_one(view: JobView) -> Finding:
+    (finding,) = detect(cluster(view), Settings())
+    return finding
+
+
+@pytest.mark.parametrize("lines", [LOADER, ("Lock.acquire (threading.py)", "train (t.py)")])
+def test_a_rank_that_has_no_peers_is_named_where_only_a_fault_keeps_it(lines) -> None:
+    finding = judge_one(alone(lines))
+    assert (finding.truth, [c.rank for c in finding.culprits], finding.actionable) == (Truth.BAD, [0], True)
+    assert "does nothing" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        COMPUTE,
+        SAVE,
+        ("sleep (time.py)", "train (t.py)"),
+        ("SSLSocket.read (ssl.py)", "urlopen (urllib/request.py)"),
+    ],
+)
+def test_a_rank_that_has_no_peers_and_may_be_waiting_for_something_is_not_accused(lines) -> None:
+    assert judge_one(alone(lines)).truth is not Truth.BAD
+
+
+@pytest.mark.parametrize("ratio", [0.9, None])
+def test_a_rank_that_has_no_peers_is_not_accused_while_its_loaders_work_or_are_not_known(ratio) -> None:
+    view = alone(LOADER)
+    worker = replace(seen(0, pid=500, role=Role.WORKER, world_size=1), cpu_ratio=ratio, io_bytes_s=0.0)
+    assert judge_one(replace(view, processes=(*view.processes, worker))).truth is not Truth.BAD
+
+
+@pytest.mark.parametrize(
+    ("rank", "age_s", "told"), [(2, 65.0, True), (1, 65.0, False), (None, 65.0, False), (2, 900.0, False)]
+)
+def test_what_the_culprit_said_since_the_last_step_is_told_with_it(rank, age_s, told) -> None:
+    given = {"kind": EventKind.ERROR, "job_id": "7", "age_s": 0.0, "source": "l", "rank": rank}
+    head = Event(**given, pattern="traceback", line="Traceback (most recent call last):")
+    error = Event(**given, pattern="python_exception", line="ValueError: shapes do not fit")
+    finding = judge(
+        **HUNG, errors=tuple(ErrorLine(node="n2", age_s=age_s, event=each) for each in (error, head))
+    )
+    assert finding.truth is Truth.BAD and [c.rank for c in finding.culprits] == [2]
+    assert ("It said before: ValueError: shapes do not fit." in finding.summary) is told
+
+
+JOINS = (
+    "_store_based_barrier (torch/distributed/distributed_c10d.py)",
+    "init_process_group (torch/distributed/distributed_c10d.py)",
+    "main (train.py)",
+)
+
+
+def starting(age_s: float = 700.0, joined: int = 3, **changes: Any) -> Finding:
+    """A job of four ranks without a step, of which so many were seen."""
+    places = changes.pop("places", [JOINS] * joined)
+    given = {
+        "progress": None,
+        "run_age_s": age_s,
+        "snapshots": still(*places),
+        "processes": tuple(map(seen, range(joined))),
+    }
+    return judge(**{**given, **changes})
+
+
+def test_ranks_that_wait_for_others_to_join_name_those_of_whom_no_process_was_seen() -> None:
+    finding = starting()
+    assert (finding.truth, finding.actionable) == (Truth.BAD, False)
+    assert [(each.rank, each.node, each.pid) for each in finding.culprits] == [(3, None, None)]
+    assert (
+        "3 ranks wait for the others to join, and of rank 3 (of 4 in all) no process has been seen."
+        in finding.summary
+    )
+    alone = starting(joined=2)
+    assert [each.rank for each in alone.culprits] == [2, 3]
+    assert "; n2 has no rank at all." in alone.summary
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"age_s": 500.0},  # a node may boot for as long
+        {"joined": 4},  # all are there: who is late is not absent
+        {"places": [JOINS, JOINS, LOADER]},
+        {"silent_nodes": ("n2",)},
+        {"progress": progress(700.0)},
+        {"snapshots": ()},
+    ],
+)
+def test_nobody_is_absent_while_it_is_early_or_all_are_there_or_something_is_not_known(
+    changes: dict[str, Any],
+) -> None:
+    assert "has been seen" not in " ".join(each.reason or "" for each in starting(**changes).culprits)

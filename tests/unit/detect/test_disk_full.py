@@ -1,0 +1,137 @@
+"""disk_full: what probes, kernels and logs say of a filesystem without room is one incident, with its mount and node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from slurm_watchdog.detect.disk_full import detect
+from slurm_watchdog.diagnose.logs.root_cause import running
+from slurm_watchdog.model.cluster_view import (
+    Checkpoint,
+    ClusterView,
+    EndedJob,
+    NodeView,
+    SeenEvent,
+    SeenMount,
+)
+from slurm_watchdog.model.incidents import Finding, Severity, Truth
+from slurm_watchdog.model.observations import FaultSeverity, MountProbe, NodeEvent
+from tests.builders.views import cluster, job, progress, slurm_job
+from tests.unit.detect.test_log_error import errors
+
+NOW = 10_000.0
+ENOSPC = "OSError: [Errno 28] No space left on device: '/shared/ckpt/step_400/rank3.pt'"
+
+
+@dataclass(frozen=True)
+class Settings:
+    recent: float = 600.0
+
+
+def mount(
+    point: str = "/shared", error: str | None = None, *, at: float = NOW - 5, **changes: Any
+) -> SeenMount:
+    given = {
+        "mount": point,
+        "responding": True,
+        "seconds": 0.1,
+        "fs_type": "nfs4",
+        "device": "server:/export",
+    }
+    return SeenMount(at=at, probe=MountProbe(**{**given, "error": error, **changes}))
+
+
+def node(name: str, *mounts: SeenMount, events: tuple[SeenEvent, ...] = ()) -> NodeView:
+    return NodeView(name=name, reported_at=NOW - 2, mounts=mounts, events=events)
+
+
+def kernel(age_s: float = 30.0, severity: FaultSeverity = FaultSeverity.ERROR) -> SeenEvent:
+    line = "EXT4-fs (sda2): Delayed block allocation failed for inode 12 with error -28"
+    event = NodeEvent(
+        source="kernel_log", name="no_space", severity=severity, age_s=0, line=line, device="sda2"
+    )
+    return SeenEvent(at=NOW - age_s, event=event)
+
+
+def judge(view: ClusterView) -> list[Finding]:
+    return detect(view, Settings())
+
+
+def bad(view: ClusterView) -> list[Finding]:
+    return [finding for finding in judge(view) if finding.truth is Truth.BAD]
+
+
+STANDS = {"errors": errors((30.0, f"[rank3]: {ENOSPC}")), "progress": progress(40.0)}
+
+
+def test_a_log_line_is_about_the_mount_that_its_file_lies_on() -> None:
+    (finding,) = bad(cluster(job(**STANDS), nodes=(node("n1", mount()), node("n2", mount()))))
+    assert (finding.subject, finding.job_ids) == ("full:/shared", ("7",))
+    assert [(c.node, c.rank, c.mount, c.path) for c in finding.culprits] == [
+        ("n2", 3, "/shared", "/shared/ckpt/step_400/rank3.pt")
+    ]
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_probe_and_log_of_one_mount_are_one_incident() -> None:
+    full = mount(error="ENOSPC: No space left on device")
+    (finding,) = bad(cluster(job(**STANDS), nodes=(node("n1", full), node("n2", full))))
+    assert finding.subject == "full:/shared"
+    assert len(finding.facts) == 3
+
+
+def test_a_nodes_own_disk_is_a_place_of_its_own() -> None:
+    full = mount("/local", "No space left on device", fs_type="ext4", device="/dev/sda2")
+    found = bad(cluster(nodes=(node("n1", full, events=(kernel(),)), node("n2", full))))
+    assert [f.subject for f in found] == ["full:n1:/local", "full:n2:/local"]
+    assert len(found[0].facts) == 2
+
+
+def test_the_kernels_word_about_a_disk_that_nobody_probes_names_the_disk() -> None:
+    (finding,) = bad(cluster(nodes=(node("n1", events=(kernel(),)),)))
+    assert finding.subject == "full:n1/sda2"
+    assert [(c.node, c.path) for c in finding.culprits] == [("n1", "sda2")]
+
+
+def test_a_quota_is_called_so_and_a_job_whose_mount_is_not_known_is_the_subject() -> None:
+    line = "OSError: [Errno 122] Disk quota exceeded: 'out'"
+    (finding,) = bad(cluster(job(errors=errors((30.0, line)), progress=progress(5.0))))
+    assert finding.subject == "full:job/7"
+    assert finding.summary.startswith("The quota is used up")
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_run_that_ended_of_it_is_told_of() -> None:
+    run = running(job(**STANDS), NOW)
+    over = EndedJob(job=slurm_job(state="FAILED"), ended_at=NOW - 10, run=run)
+    (finding,) = bad(cluster(ended=(over,), nodes=(node("n2", mount()),)))
+    assert finding.subject == "full:/shared"
+
+
+HEALTHY: dict[str, ClusterView] = {
+    "nobody says anything": cluster(job(), nodes=(node("n1", mount()),)),
+    "a probe could write since": cluster(job(**STANDS), nodes=(node("n2", mount(wrote=True)),)),
+    "a checkpoint was completed since": cluster(job(**STANDS, checkpoint=Checkpoint(step=480, age_s=10))),
+    "it is long ago": cluster(job(**{**STANDS, "errors": errors((601.0, ENOSPC))})),
+    "the kernel merely warns": cluster(nodes=(node("n1", events=(kernel(severity=FaultSeverity.WARNING),)),)),
+    "the kernel said so long ago": cluster(nodes=(node("n1", events=(kernel(601.0),)),)),
+    "another error of a probe": cluster(nodes=(node("n1", mount(error="EACCES: Permission denied")),)),
+    "the node is silent": cluster(
+        nodes=(node("n1", mount(error="ENOSPC"), events=(kernel(),)),), silent_nodes=("n1",)
+    ),
+    "a node of the job is silent": cluster(job(**STANDS, silent_nodes=("n2",))),
+    "another error": cluster(job(errors=errors((30.0, "OSError: [Errno 5] Input/output error")))),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_incident_if(name: str) -> None:
+    assert bad(HEALTHY[name]) == []
+
+
+def test_what_is_over_is_said_to_be_so() -> None:
+    for name in ("a probe could write since", "it is long ago", "the kernel said so long ago"):
+        assert [finding.truth for finding in judge(HEALTHY[name])] == [Truth.OK]

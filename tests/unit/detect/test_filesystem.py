@@ -1,0 +1,184 @@
+"""filesystem_stall and filesystem_outage: one file, one node, or the filesystem itself."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slurm_watchdog.base.redact import MASK
+from slurm_watchdog.detect import filesystem_outage, filesystem_stall
+from slurm_watchdog.diagnose.filesystem import probes_wanted
+from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer
+from slurm_watchdog.model.incidents import Finding, Kind, Truth
+from slurm_watchdog.model.observations import Role
+from tests.builders.views import blocked, cluster, job, progress, seen
+
+YES = MountAnswer(responding=True, age_s=5.0, seconds=0.1)
+NO = MountAnswer(responding=False, age_s=5.0, seconds=12.0)
+STUCK = job(progress=progress(200.0))
+
+
+def stuck(rank: int, seconds: float = 70.0, **changes):
+    return seen(rank, blocked=blocked(seconds), **changes)
+
+
+def judge(*processes, answers=(), jobs=(STUCK,), known=None, **changes) -> dict[Kind, Finding]:
+    nodes = known if known is not None else tuple(sorted({p.node for p in processes}))
+    filesystem = FilesystemView(
+        key="k", mount="/shared", blocked=processes, known_nodes=nodes, answers=tuple(answers)
+    )
+    view = cluster(*jobs, filesystems=(filesystem,), **changes)
+    found = [
+        *filesystem_stall.detect(view, blocked_for_s=60),
+        *filesystem_outage.detect(view, blocked_for_s=60),
+    ]
+    return {f.kind: f for f in found}
+
+
+def truths(found: dict[Kind, Finding]) -> tuple[Truth, Truth]:
+    return found[Kind.FILESYSTEM_STALL].truth, found[Kind.FILESYSTEM_OUTAGE].truth
+
+
+def test_a_node_that_alone_gets_no_answer_is_left_out_of_the_restart() -> None:
+    found = judge(stuck(0), answers=[("n1", NO), ("n2", YES)])
+    stall = found[Kind.FILESYSTEM_STALL]
+    assert truths(found) == (Truth.BAD, Truth.OK)
+    assert (stall.actionable, stall.exclude_nodes, stall.mounts) == (True, ("n1",), ("/shared",))
+    assert [(c.node, c.rank, c.pid, c.path) for c in stall.culprits] == [("n1", 0, 100, "/shared/log.txt")]
+    assert any(fact.startswith("job 7: no step since step 500") for fact in stall.facts)
+
+
+@pytest.mark.parametrize(
+    ("processes", "answers"),
+    [
+        ((stuck(0), stuck(2)), ()),
+        ((stuck(0),), (("n2", NO), ("n3", NO))),
+        ((stuck(0),), (("n1", NO), ("n2", NO), ("n3", NO), ("n4", YES))),
+    ],
+)
+def test_two_nodes_without_an_answer_are_an_outage_and_no_node_is_to_blame(processes, answers) -> None:
+    found = judge(*processes, answers=answers)
+    outage = found[Kind.FILESYSTEM_OUTAGE]
+    assert truths(found) == (Truth.OK, Truth.BAD)
+    assert (outage.actionable, outage.exclude_nodes) == (False, ())
+
+
+def by(uid: int, answer: MountAnswer) -> MountAnswer:
+    return msgspec.structs.replace(answer, uid=uid)
+
+
+def of(uid: int, rank: int, node: str = "n1"):
+    process = msgspec.structs.replace(stuck(rank), node=node)
+    return msgspec.structs.replace(process, process=msgspec.structs.replace(process.process, uid=uid))
+
+
+@pytest.mark.parametrize(
+    ("processes", "answers", "actionable"),
+    [
+        pytest.param([stuck(0)], [("n2", NO)], False, id="one word"),
+        pytest.param([stuck(0)], [("n1", NO), ("n2", NO)], False, id="its own and one word"),
+        pytest.param([stuck(0)], [("n1", NO), ("n2", NO), ("n3", YES)], False, id="one against one"),
+        pytest.param([stuck(0)], [("n1", NO), ("n2", NO), ("n3", YES), ("n4", YES)], True, id="one against two"),
+        pytest.param(
+            [of(1000, 0)], [("n3", YES), ("n2", by(1500, NO)), ("n3", by(1500, NO))], True, id="a stranger's children"
+        ),
+        pytest.param(
+            [of(1000, 0), of(1500, 2, "n2"), of(1500, 4, "n3")], [("n1", by(1000, NO)), ("n2", by(1000, YES)), ("n3", by(1000, YES))],
+            True, id="a stranger's processes",
+        ),
+    ],
+)  # fmt: skip
+def test_one_nodes_word_and_another_users_never_make_an_outage_of_a_stall(
+    processes, answers, actionable
+) -> None:
+    found = judge(*processes, answers=answers)
+    assert truths(judge(*processes, answers=answers))[1] is not Truth.BAD
+    late = judge(*(again(each) for each in processes), answers=answers)
+    assert truths(late) == (Truth.BAD, Truth.OK)
+    assert (late[Kind.FILESYSTEM_STALL].actionable, found[Kind.FILESYSTEM_OUTAGE].exclude_nodes) == (
+        actionable,
+        (),
+    )
+
+
+def again(seen_before):
+    """The same process, 30 s later: the answers of other nodes were waited for."""
+    call = seen_before.process.blocked
+    later = msgspec.structs.replace(call, seconds=call.seconds + 30.0)
+    process = msgspec.structs.replace(seen_before.process, blocked=later)
+    return msgspec.structs.replace(seen_before, process=process)
+
+
+def test_each_user_concerned_is_asked_for_in_his_own_directory() -> None:
+    asked = judge(of(1000, 0), of(1500, 2))[Kind.FILESYSTEM_STALL].wanted
+    assert sorted(each.uid for each in asked) == [1000, 1500]
+
+
+def test_a_filesystem_that_answers_on_the_node_itself_is_told_and_not_acted_on() -> None:
+    stall = judge(stuck(0), answers=[("n1", YES), ("n2", YES)])[Kind.FILESYSTEM_STALL]
+    assert (stall.truth, stall.actionable, stall.exclude_nodes) == (Truth.BAD, False, ())
+
+
+def test_a_process_in_d_for_a_moment_is_ok_and_from_half_the_limit_on_others_are_asked() -> None:
+    assert truths(judge(stuck(0, 5.0))) == (Truth.OK, Truth.OK)
+    asked = judge(stuck(0, 31.0))[Kind.FILESYSTEM_STALL]
+    assert (asked.truth, asked.wanted[0].nodes, asked.wanted[0].directory) == (
+        Truth.UNKNOWN,
+        ("n1", "n2", "n3"),
+        "/shared",
+    )
+
+
+def test_while_nobody_has_answered_nothing_is_said_and_then_nothing_is_done() -> None:
+    assert truths(judge(stuck(0, 70.0))) == (Truth.UNKNOWN, Truth.UNKNOWN)
+    late = judge(stuck(0, 76.0))
+    assert truths(late) == (Truth.BAD, Truth.OK)
+    assert not late[Kind.FILESYSTEM_STALL].actionable
+
+
+def test_what_a_silent_node_said_last_convicts_nobody() -> None:
+    found = judge(stuck(0), answers=[("n2", YES)], reporting_nodes=("n2", "n3"))
+    assert truths(found) == (Truth.UNKNOWN, Truth.UNKNOWN)
+
+
+def test_an_outage_whose_other_node_fell_silent_does_not_become_the_fault_of_the_one_that_reports() -> None:
+    found = judge(stuck(0), stuck(2), answers=[("n3", YES)], reporting_nodes=("n1", "n3"))
+    assert truths(found) == (Truth.UNKNOWN, Truth.UNKNOWN)
+
+
+def test_an_old_answer_clears_nobody() -> None:
+    old = MountAnswer(responding=True, age_s=300.0, seconds=0.1)
+    assert not judge(stuck(0, 400.0), answers=[("n1", NO), ("n2", old)])[Kind.FILESYSTEM_STALL].actionable
+
+
+def test_a_node_that_never_answers_again_does_not_keep_the_incident_for_ever() -> None:
+    old = MountAnswer(responding=False, age_s=700.0, seconds=12.0)
+    assert truths(judge(answers=[("n2", NO)])) == (Truth.UNKNOWN, Truth.UNKNOWN)
+    assert truths(judge(answers=[("n2", old)])) == (Truth.OK, Truth.OK)
+
+
+@pytest.mark.parametrize("role", [Role.RANK, Role.WORKER, Role.HELPER])
+def test_a_job_that_goes_on_is_not_requeued_for_a_process_that_is_blocked(role: Role) -> None:
+    found = judge(
+        stuck(0, 300.0, role=role), answers=[("n1", NO), ("n2", YES)], jobs=(job(progress=progress(8.0)),)
+    )
+    stall = found[Kind.FILESYSTEM_STALL]
+    assert (stall.truth, stall.actionable) == (Truth.BAD, False)
+
+
+def test_the_job_that_stands_still_comes_before_one_that_was_blocked_for_a_moment() -> None:
+    moment = stuck(0, 2.0, job_id="1", pid=900)
+    found = judge(moment, stuck(0, 300.0), jobs=(job(progress=progress(400.0)),))
+    assert found[Kind.FILESYSTEM_STALL].job_ids == ("7", "1")
+
+
+def test_the_order_of_processes_and_answers_does_not_matter() -> None:
+    processes, answers = [stuck(0), stuck(1), stuck(2)], [("n1", NO), ("n2", YES), ("n3", YES)]
+    assert judge(*processes, answers=answers) == judge(*processes[::-1], answers=answers)
+
+
+def test_a_masked_part_of_a_path_is_no_place_to_be_probed() -> None:
+    held = seen(0, blocked=blocked(70.0, path=f"/shared/runs/{MASK}/log.txt"))
+    filesystem = FilesystemView(key="k", mount="/shared", blocked=(held,), known_nodes=("n1",))
+    (wanted,) = probes_wanted(cluster(STUCK, filesystems=(filesystem,)), filesystem)
+    assert wanted.directory == "/shared/runs"

@@ -1,0 +1,291 @@
+"""Faults and low clocks of GPUs: the right card is named, an idle one never, a program's fault is not the hardware's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.config.detectors import GpuClockLow, GpuFault
+from slurm_watchdog.detect import gpu_clock_low, gpu_fault
+from slurm_watchdog.model.cluster_view import (
+    ClusterView,
+    GpuView,
+    NodeView,
+    RankGpu,
+    SeenEvent,
+    SlurmNodeView,
+)
+from slurm_watchdog.model.incidents import Finding, Severity, Truth
+from slurm_watchdog.model.observations import FaultSeverity, Gpu, HungProbe, NodeEvent
+from tests.builders.views import cluster, job
+
+NOW = 10_000.0
+SETTINGS = GpuFault()
+
+
+def card(index: int = 0, *, node: str = "n1", **changes: Any) -> GpuView:
+    """A busy card that is well; keys of GpuView and of Gpu may be given together."""
+    outer = {name: changes.pop(name) for name in list(changes) if name in GpuView.__struct_fields__}
+    given = {
+        "uuid": f"GPU-{node}-{index}", "index": index, "pci_bus_id": f"0000:{index:02x}:00.0", "name": "H100",
+        "utilization_ratio": 1.0, "pids": (100 + index,), "throttle": (),
+    }  # fmt: skip
+    past = {
+        "seen_at": NOW - 2.0,
+        "busy_since": NOW - 500.0,
+        "recent_sm_clock_hz": 1.98e9,
+        "usual_sm_clock_hz": 1.98e9,
+    }
+    return GpuView(**{**past, **outer, "node": node, "gpu": Gpu(**{**given, **changes})})
+
+
+def xid(number: int, severity: FaultSeverity, *, age_s: float = 5.0, **changes: Any) -> SeenEvent:
+    given = {
+        "source": "kernel_log",
+        "name": "xid",
+        "xid": number,
+        "pci_bus_id": "0000:00:00.0",
+        "line": f"NVRM: Xid {number}",
+    }
+    return SeenEvent(at=NOW - age_s, event=NodeEvent(severity=severity, age_s=0.0, **{**given, **changes}))
+
+
+def nodes(**changes: Any) -> ClusterView:
+    return cluster(
+        job(), nodes=(NodeView(**{"name": "n1", "reported_at": NOW - 2.0, "gpus": (card(),), **changes}),)
+    )
+
+
+def faults(view: ClusterView) -> list[Finding]:
+    return [f for f in gpu_fault.detect(view, SETTINGS) if f.truth is Truth.BAD]
+
+
+def test_nothing_is_wrong_with_a_card_that_is_well() -> None:
+    found = gpu_fault.detect(nodes(), SETTINGS)
+    assert found and all(f.truth is Truth.OK for f in found)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "NVML_ERROR_GPU_IS_LOST: GPU is lost",
+        "NVML does not list this GPU any more",
+        "NVML_ERROR_RESET_REQUIRED: x",
+    ],
+)
+def test_a_card_that_is_gone_is_named_with_its_node_and_its_rank(error: str) -> None:
+    gone = card(utilization_ratio=None, busy_since=None, error=error)
+    (found,) = faults(nodes(gpus=(gone, card(1))))
+    assert (found.culprits[0].node, found.culprits[0].gpu_uuid) == ("n1", "GPU-n1-0")
+    assert found.severity is Severity.CRITICAL
+    assert any("rank 0 of job 7" in fact for fact in found.facts)
+
+
+def test_a_card_that_is_lost_lists_nobody_and_its_rank_is_remembered() -> None:
+    gone = card(utilization_ratio=None, busy_since=None, error="NVML_ERROR_GPU_IS_LOST: GPU is lost", pids=())
+    view = nodes(gpus=(gone, card(1)))
+    seat = RankGpu(rank=0, pid=100, view=gone)
+    (found,) = faults(replace(view, jobs=(replace(view.jobs[0], gpus=(seat,)),)))
+    assert [(c.rank, c.pid) for c in found.culprits] == [(0, 100)]
+    assert found.job_ids == ("7",)
+
+
+def test_a_line_about_a_card_that_nobody_knows_names_its_process() -> None:
+    """Whose GPU is then known from the time before: GpuPids remembers it."""
+    line = xid(79, FaultSeverity.CRITICAL, pci_bus_id="0000:9a:00.0", pid=101)
+    (found,) = faults(nodes(events=(line,), gpus=()))
+    assert [(c.node, c.pid, c.gpu_uuid) for c in found.culprits] == [("n1", 101, None)]
+    stranger = xid(79, FaultSeverity.CRITICAL, pci_bus_id="0000:9a:00.0", pid=4242)
+    (found,) = faults(nodes(events=(stranger,), gpus=()))
+    assert [(c.pid, c.rank) for c in found.culprits] == [(4242, None)]
+    assert found.job_ids == ()
+
+
+def test_a_card_that_says_nothing_for_another_reason_is_unknown() -> None:
+    mute = card(utilization_ratio=None, busy_since=None, error="NVML has not answered for 7.0 s")
+    assert [f.truth for f in gpu_fault.detect(nodes(gpus=(mute,)), SETTINGS)] == [Truth.OK, Truth.UNKNOWN]
+
+
+@pytest.mark.parametrize("number", [48, 64, 79, 95, 119, 120])
+def test_a_hardware_xid_is_a_fault_of_the_card_at_that_address(number: int) -> None:
+    (found,) = faults(nodes(gpus=(card(0), card(1)), events=(xid(number, FaultSeverity.CRITICAL),)))
+    assert found.culprits[0].gpu_uuid == "GPU-n1-0"
+    assert f"Xid {number}" in found.summary
+    assert found.lasted_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "events", "avoided", "actionable"),
+    [
+        ({"error": "NVML_ERROR_GPU_IS_LOST: GPU is lost", "busy_since": None}, (), True, True),
+        ({"remap_failed": True}, (), True, False),  # it is to be exchanged one day, and stops nobody
+        ({}, ((79, True),), True, True),
+        ({"pids": ()}, ((79, True),), True, False),  # whose card it was is not known
+        ({}, ((63, False),), False, False),
+        ({"ecc_uncorrected_rose_at": NOW - 20, "ecc_uncorrected": 1}, (), False, False),
+        ({"remap_pending": True}, (), False, False),
+    ],
+)
+def test_a_restart_avoids_a_node_only_where_hardware_is_proven_to_be_broken(
+    changes: dict[str, Any], events: tuple[tuple[int, bool], ...], avoided: bool, actionable: bool
+) -> None:
+    lines = tuple(xid(number, FaultSeverity.CRITICAL, may_exclude_node=sure) for number, sure in events)
+    (found,) = faults(nodes(gpus=(card(**changes),), events=lines))
+    assert found.exclude_nodes == (("n1",) if avoided else ())
+    assert found.actionable is actionable
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
+def test_an_applications_xid_is_no_fault_of_the_gpu(number: int) -> None:
+    assert faults(nodes(events=(xid(number, FaultSeverity.WARNING),))) == []
+
+
+def test_an_xid_is_over_after_its_time() -> None:
+    view = nodes(events=(xid(79, FaultSeverity.CRITICAL, age_s=601.0),))
+    assert faults(view) == []
+    assert all(f.truth is Truth.OK for f in gpu_fault.detect(view, SETTINGS))
+
+
+def test_where_no_address_is_known_the_process_in_the_line_tells_its_gpu() -> None:
+    cards = (card(0, pci_bus_id=None), card(1, pci_bus_id=None))
+    line = xid(79, FaultSeverity.CRITICAL, pci_bus_id="0000:9a:00.0", pid=101)
+    (found,) = faults(nodes(gpus=cards, events=(line,)))
+    assert found.culprits[0].gpu_uuid == "GPU-n1-1"
+    both = (card(0, pci_bus_id=None, pids=(101,)), card(1, pci_bus_id=None))
+    (found,) = faults(nodes(gpus=both, events=(line,)))
+    assert found.culprits[0].gpu_uuid is None
+
+
+def test_a_card_that_nvml_does_not_list_is_named_by_its_address() -> None:
+    (found,) = faults(nodes(events=(xid(79, FaultSeverity.CRITICAL, pci_bus_id="0000:9a:00.0"),)))
+    assert found.culprits[0].gpu_uuid is None
+    assert "0000:9a:00.0" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({"ecc_uncorrected_rose_at": NOW - 20, "ecc_uncorrected": 1}, Severity.CRITICAL),
+        ({"remap_failed": True}, Severity.CRITICAL),
+        ({"remap_pending": True}, Severity.WARNING),
+        ({"retired_pages_pending": True}, Severity.WARNING),
+        ({"pcie_link_width": 8, "pcie_link_width_max": 16}, Severity.WARNING),
+    ],
+)
+def test_what_the_card_says_of_itself_is_told(changes: dict[str, Any], severity: Severity) -> None:
+    (found,) = faults(nodes(gpus=(card(**changes),)))
+    assert found.severity is severity
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ecc_uncorrected": 7},
+        {"ecc_corrected": 100_000},
+        {"pcie_link_width": 8, "pcie_link_width_max": 16, "busy_since": None},
+        {"pcie_link_generation": 1, "pcie_link_generation_max": 5},
+        {"remapped_rows_uncorrected": 3},
+    ],
+)
+def test_old_errors_and_power_saving_are_no_fault(changes: dict[str, Any]) -> None:
+    assert faults(nodes(gpus=(card(**changes),))) == []
+
+
+def test_a_driver_that_does_not_answer_is_the_nodes_trouble_after_its_time() -> None:
+    for seconds, truth in ((30.0, Truth.UNKNOWN), (61.0, Truth.BAD)):
+        driver = gpu_fault.detect(nodes(hung_probes=(HungProbe(probe="nvml", seconds=seconds),)), SETTINGS)[0]
+        assert (driver.subject, driver.truth) == ("node:n1", truth)
+
+
+def test_a_silent_node_has_no_fault() -> None:
+    view = replace(nodes(events=(xid(79, FaultSeverity.CRITICAL),)), silent_nodes=("n1",))
+    assert gpu_fault.detect(view, SETTINGS) == []
+
+
+def test_on_a_node_that_was_drained_nothing_is_told() -> None:
+    view = nodes(events=(xid(79, FaultSeverity.CRITICAL),))
+    for state, told in (("IDLE+DRAIN", False), ("MIXED+DRAIN", True), ("ALLOCATED", True)):
+        states = (SlurmNodeView(name="n1", state=state),)
+        assert bool(faults(replace(view, slurm_nodes=states))) is told
+
+
+# ------------------------------------------------------------------------------------------------ clocks
+
+
+def clocks(*cards: GpuView) -> Finding:
+    seats = tuple(RankGpu(rank=rank, pid=100 + rank, view=each) for rank, each in enumerate(cards))
+    (found,) = gpu_clock_low.detect(cluster(job(gpus=seats)), GpuClockLow())
+    return found
+
+
+def test_the_one_slow_card_under_load_is_named_with_its_reason() -> None:
+    slow = card(3, recent_sm_clock_hz=1.2e9, throttle=("hw_thermal_slowdown",), temperature_c=92.0)
+    found = clocks(card(0), card(1), card(2), slow)
+    assert found.truth is Truth.BAD
+    assert [(c.rank, c.gpu_uuid) for c in found.culprits] == [(3, "GPU-n1-3")]
+    assert "1200 MHz under load, its peers 1980 MHz, held back by hw_thermal_slowdown" in found.summary
+
+
+def test_an_idle_card_is_never_accused_of_its_clock() -> None:
+    idle = card(
+        3,
+        utilization_ratio=0.0,
+        busy_since=None,
+        recent_sm_clock_hz=None,
+        sm_clock_hz=1.155e9,
+        throttle=("gpu_idle",),
+    )
+    assert clocks(card(0), card(1), card(2), card(4), idle).truth is Truth.OK
+
+
+def test_a_card_that_was_always_slower_is_no_news() -> None:
+    capped = card(3, recent_sm_clock_hz=1.5e9, usual_sm_clock_hz=1.5e9, throttle=("sw_power_cap",))
+    assert clocks(card(0), card(1), card(2), capped).truth is Truth.OK
+
+
+def test_a_card_that_has_always_been_held_back_by_heat_is_told_all_the_same() -> None:
+    hot = card(3, recent_sm_clock_hz=1.5e9, usual_sm_clock_hz=1.5e9, throttle=("hw_thermal_slowdown",))
+    assert clocks(card(0), card(1), card(2), hot).truth is Truth.BAD
+
+
+def test_when_most_cards_are_slow_none_is_the_odd_one() -> None:
+    slow = [card(number, recent_sm_clock_hz=1.2e9) for number in range(3)]
+    assert clocks(card(3), *slow).truth is not Truth.BAD
+
+
+def test_cards_of_another_model_are_not_compared() -> None:
+    other = card(3, name="A100", recent_sm_clock_hz=1.41e9)
+    assert clocks(card(0), card(1), card(2), card(4), other).truth is Truth.OK
+
+
+def test_where_the_past_is_not_known_a_node_with_other_cards_is_not_accused() -> None:
+    """Half of a job on A100 at 1410 MHz, the other half on H100 at 1980 MHz, and nobody says which is which."""
+    others = [
+        card(each, node="n1", name="", recent_sm_clock_hz=1.41e9, usual_sm_clock_hz=None) for each in range(4)
+    ]
+    fast = [
+        card(each, node=node, name="", usual_sm_clock_hz=None)
+        for node in ("n2", "n3", "n4")
+        for each in range(4)
+    ]
+    assert clocks(*others, *fast[:4]).truth is Truth.OK
+    assert clocks(*others, *fast).truth is Truth.OK
+    hot = [replace(each, gpu=replace(each.gpu, throttle=("hw_thermal_slowdown",))) for each in others]
+    assert len(clocks(*hot, *fast).culprits) == 4
+
+
+def test_where_the_past_is_not_known_the_odd_card_of_a_node_is_accused() -> None:
+    odd = card(3, recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=None)
+    fine = [card(each, usual_sm_clock_hz=None) for each in range(3)]
+    assert [c.rank for c in clocks(*fine, odd).culprits] == [3]
+    alone = card(0, node="n4", recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=None)
+    others = [card(0, node=f"n{each}", usual_sm_clock_hz=None) for each in range(4)]
+    assert [c.node for c in clocks(*others, alone).culprits] == ["n4"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_few_cards_convict_nobody(number: int) -> None:
+    cards = [card(0, recent_sm_clock_hz=1.0e9), *(card(each) for each in range(1, number))]
+    assert clocks(*cards).truth is Truth.UNKNOWN

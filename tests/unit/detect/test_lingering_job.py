@@ -1,0 +1,210 @@
+"""lingering_job: a rank is dead and the others wait for it; ranks that leave at the end are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from slurm_watchdog.config.detectors import CollectiveHang
+from slurm_watchdog.detect.lingering_job import detect
+from slurm_watchdog.model.cluster_view import ErrorLine, ProcessView
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Event, EventKind, Process, Role
+from tests.builders.views import COMPUTE, RECV, cluster, job, progress, seen, slurm_job, snapshot, stack
+from tests.unit.analysis.test_rank_activity import card, rank
+
+
+@dataclass(frozen=True)
+class Settings:
+    grace: float = 30.0
+
+
+def left(*ranks: int, lines=RECV):
+    return tuple(snapshot(age, [stack(r, lines) for r in ranks]) for age in (20, 10))
+
+
+THREE_LEFT = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=40.0))
+LINGERS = {"processes": THREE_LEFT, "progress": progress(45.0), "snapshots": left(0, 1, 2)}
+
+
+def judge(**changes) -> Finding:
+    (finding,) = detect(cluster(job(**changes)), Settings(), CollectiveHang())
+    return finding
+
+
+def test_the_dead_rank_is_named_with_its_last_words_and_the_job_may_be_requeued() -> None:
+    words = ErrorLine(
+        node="n1",
+        age_s=41,
+        event=Event(kind=EventKind.ERROR, job_id="7", age_s=0, source="l", rank=3, line="boom"),
+    )
+    finding = judge(**LINGERS, errors=(words,))
+    assert (finding.truth, finding.actionable) == (Truth.BAD, True)
+    assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
+    assert "last words: boom" in finding.facts
+    assert "3 of them wait in a collective" in finding.summary
+
+
+def test_ranks_that_ended_because_they_lost_it_are_not_named_with_it() -> None:
+    ended = (seen(0), seen(1, gone_s=2.0), seen(2, gone_s=36.0), seen(3, gone_s=40.0))
+    finding = judge(**{**LINGERS, "processes": ended, "snapshots": left(0)})
+    assert (finding.truth, [c.rank for c in finding.culprits]) == (Truth.BAD, [3, 2]), (
+        "a report apart is together"
+    )
+    assert "and 1 more ended 40 s ago, 1 followed, 1 rank is left" in finding.summary
+
+
+def test_a_zombie_is_dead_since_it_became_one() -> None:
+    zombie = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=40.0, state="Z"))
+    finding = judge(**{**LINGERS, "processes": zombie})
+    assert (finding.truth, finding.culprits[0].reason) == (Truth.BAD, "has been a zombie for 40 s")
+
+
+def test_after_a_grace_the_steps_before_the_death_are_still_before_it() -> None:
+    assert (
+        judge(**{**LINGERS, "progress": progress(31.0, rose_age_s=45.0), "run_age_s": 31.0}).truth
+        is Truth.BAD
+    )
+
+
+HEALTHY = {
+    "all ranks are there": {},
+    "the job goes on without the rank": {**LINGERS, "progress": progress(3.0)},
+    "an elastic launcher started the rank again": {
+        **LINGERS,
+        "processes": (seen(3, gone_s=40.0, pid=77), *(seen(r) for r in range(4))),
+    },
+    "the others still work": {
+        **LINGERS,
+        "snapshots": (*left(0, 1, 2)[:1], *left(0, 1, 2, lines=COMPUTE)[1:]),
+    },
+    "the last step was made": {**LINGERS, "progress": progress(45.0, total_steps=500)},
+    "the grace is not over": {**LINGERS, "processes": (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=29.0))},
+    "all ranks ended": {**LINGERS, "processes": tuple(seen(r, gone_s=90.0) for r in range(4))},
+    "the last rank uploads what the others have left to it": {
+        **LINGERS,
+        "processes": (seen(0), *(seen(r, gone_s=3000.0) for r in (1, 2, 3))),
+        "snapshots": left(0, lines=("send (requests/adapters.py)", "upload (t.py)")),
+        "progress": progress(4000.0),
+    },
+    "the job is suspended": {**LINGERS, "job": slurm_job(state="SUSPENDED")},
+    "no ranks are known": {**LINGERS, "processes": ()},
+    "a node is silent": {**LINGERS, "silent_nodes": ("n2",)},
+    "no dump came": {**LINGERS, "snapshots": ()},
+    "the dump of a survivor is missing": {**LINGERS, "snapshots": left(0, 1)},
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_incident_if(name: str) -> None:
+    assert judge(**HEALTHY[name]).truth is not Truth.BAD
+
+
+def test_without_any_stack_there_is_an_alert_in_the_end_and_nothing_is_done() -> None:
+    late = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=301.0))
+    finding = judge(processes=late, progress=progress(400.0))
+    assert (finding.truth, finding.actionable) == (Truth.BAD, False)
+
+
+# ------------------------------------------------------------------------------------------------ small jobs, without stacks
+
+
+def two(dead_s: float = 70.0, survivor: str = "spins", cpu: float | None = 1.0, **changes: Any) -> Finding:
+    """Two ranks; rank 1 is gone for so long, and so is the last step."""
+    given = {
+        "processes": (rank(0, cpu, world_size=2), rank(1, gone_s=dead_s, world_size=2)),
+        "gpus": (card(0, survivor),),
+        "progress": progress(dead_s + 5),
+        "job": slurm_job(nodes=("n1",)),
+    }
+    return judge(**{**given, **changes})
+
+
+def test_the_dead_one_of_two_ranks_is_found_by_the_gpu_of_the_other_that_spins() -> None:
+    found = two()
+    assert (found.truth, found.actionable) == (Truth.BAD, False)
+    assert [(c.node, c.rank) for c in found.culprits] == [("n1", 1)]
+    assert "1 rank is left" in found.summary
+    assert "spin" in found.summary
+
+
+def test_one_of_two_that_does_nothing_is_told_later_and_only_before_the_last_step() -> None:
+    assert two(290.0, "idles", 0.0, progress=progress(295.0, total_steps=1000)).truth is Truth.UNKNOWN
+    assert two(310.0, "idles", 0.0, progress=progress(315.0, total_steps=1000)).truth is Truth.BAD
+    assert two(5000.0, "idles", 0.0).truth is Truth.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"survivor": "trains"},
+        {"survivor": "idles", "cpu": 0.9},
+        {"survivor": "idles", "cpu": None},
+        {"dead_s": 40.0},
+        {"progress": progress(2.0)},
+        {"progress": None},
+    ],
+    ids=["trains", "computes", "unknown", "within the limit", "makes steps", "never made one"],
+)
+def test_one_of_two_ranks_may_have_ended_alone(changes: dict[str, Any]) -> None:
+    assert two(**changes).truth is not Truth.BAD
+
+
+def helper(comm: str = "torchrun", cpu: float | None = 0.0, **changes: Any) -> ProcessView:
+    process = Process(
+        pid=99, start_ticks=5, job_id="7", role=Role.HELPER, comm=comm, state="S", uid=1000, **changes
+    )
+    return ProcessView(node="n1", process=process, seen_age_s=1.0, cpu_ratio=cpu)
+
+
+def nobody(gone_s: float = 610.0, *others: ProcessView, **changes: Any) -> Finding:
+    """Four ranks that are gone in the middle of the training."""
+    ranks = tuple(seen(r, gone_s=gone_s + r) for r in range(4))
+    return judge(
+        **{
+            "processes": (*ranks, *others),
+            "progress": progress(gone_s + 10, total_steps=1000),
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize("others", [(), (helper(),), (helper(), helper("bash"))], ids=len)
+def test_a_job_of_which_no_rank_is_left_in_the_middle_of_its_training_is_told_after_ten_minutes(
+    others: tuple[ProcessView, ...],
+) -> None:
+    found = nobody(610.0, *others)
+    assert (found.truth, found.actionable) == (Truth.BAD, False)
+    assert [c.rank for c in found.culprits] == [3, 2, 1, 0]
+    assert "step 500 of 1000" in found.summary
+    assert nobody(590.0, *others).truth is Truth.UNKNOWN
+
+
+def test_where_nobody_knows_how_many_steps_there_were_to_make_it_is_told_after_half_an_hour() -> None:
+    assert nobody(1700.0, progress=progress(1710.0)).truth is Truth.UNKNOWN
+    assert nobody(1810.0, progress=progress(1820.0)).truth is Truth.BAD
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        nobody(9000.0, helper("rsync", 0.9)),
+        nobody(9000.0, helper("python", None)),
+        nobody(9000.0, progress=None),
+        nobody(9000.0, progress=progress(9010.0, step=1000, total_steps=1000)),
+        nobody(9000.0, progress=progress(9010.0, phase="finishing")),
+        nobody(9000.0, progress=progress(3.0, total_steps=1000)),
+        nobody(9000.0, job=slurm_job(is_batch=False)),
+        nobody(9000.0, job=slurm_job(state="COMPLETING")),
+        nobody(9000.0, silent_nodes=("n2",)),
+        nobody(9000.0, run_age_s=60.0),
+    ],
+    ids=[
+        "its script copies", "nobody knows what its script does", "no step was ever read", "the last step was made",
+        "the log says it is over", "somebody makes steps", "an interactive allocation", "ending", "a node is silent", "a grace",
+    ],
+)  # fmt: skip
+def test_a_job_without_ranks_may_be_well(found: Finding) -> None:
+    assert found.truth is not Truth.BAD

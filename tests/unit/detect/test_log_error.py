@@ -1,0 +1,374 @@
+"""log_error: the first cause and who said it; what comes to nothing, and normal ends, are no incidents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.config.detectors import CollectiveHang
+from slurm_watchdog.detect.log_error import detect
+from slurm_watchdog.diagnose.logs.root_cause import find_cause, locate, work_lost
+from slurm_watchdog.model.cluster_view import (
+    Checkpoint,
+    EndedJob,
+    ErrorLine,
+    LoggedError,
+    NodeView,
+    PastRun,
+    SeenEvent,
+)
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Event, EventKind, FaultSeverity, NodeEvent
+from slurm_watchdog.parse.training_log.line import parse_line
+from tests.builders.views import cluster, job, progress, seen, slurm_job
+
+NOW = 10_000.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    gone_for: float = 3.0
+    recent: float = 600.0
+
+
+def event(line: str) -> Event:
+    fact = parse_line(line)
+    assert fact is not None and fact.kind is EventKind.ERROR, line
+    return Event(
+        kind=EventKind.ERROR, job_id="7", age_s=0, source="l", line=line, pattern=fact.pattern, rank=fact.rank
+    )
+
+
+def errors(*lines: tuple[float, str], node: str = "n1") -> tuple[ErrorLine, ...]:
+    return tuple(ErrorLine(node=node, age_s=age_s, event=event(line)) for age_s, line in lines)
+
+
+SEATS = {rank: ("n1" if rank < 2 else "n2", 100 + rank) for rank in range(4)}
+
+
+def logged(*lines: tuple[float, str]) -> tuple[LoggedError, ...]:
+    return tuple(
+        locate(event(line), "n1", NOW - age_s, slurm_job(batch_host="n1"), SEATS) for age_s, line in lines
+    )
+
+
+def past(*lines: tuple[float, str], **changes: Any) -> PastRun:
+    given: dict[str, Any] = {
+        "restarts": 0, "began_at": 1000.0, "ended_at": NOW - 20.0, "steps_seen": 49, "first_step": 401, "last_step": 450,
+        "rose_at": NOW - 60.0, "step_s": 105.0, "checkpoint_step": 400, "ranks": 4, "log_read": True,
+    }  # fmt: skip
+    return PastRun(**{**given, "errors": logged(*lines), **changes})
+
+
+def ended(*lines: tuple[float, str], state: str = "FAILED", **changes: Any) -> EndedJob:
+    return EndedJob(job=slurm_job(state=state), ended_at=NOW - 20.0, run=past(*lines, state=state, **changes))
+
+
+def judge_ended(*lines: tuple[float, str], state: str = "FAILED", **changes: Any) -> Finding:
+    (finding,) = detect(cluster(ended=(ended(*lines, state=state, **changes),)), Settings(), CollectiveHang())
+    return finding
+
+
+def judge(**changes: Any) -> Finding:
+    (finding,) = detect(cluster(job(**changes)), Settings(), CollectiveHang())
+    return finding
+
+
+KEY_ERROR = ((42.0, "[rank3]: Traceback (most recent call last):"), (42.0, "[rank3]: KeyError: 'text'"))
+LOST = tuple(
+    (age_s, line)
+    for rank in (0, 1, 2)
+    for age_s, line in (
+        (41.0, f"[rank{rank}]: Traceback (most recent call last):"),
+        (41.0, f"[rank{rank}]: RuntimeError: [1] Connection closed by peer [10.0.0.2]:4711"),
+    )
+)
+SUMMED_UP = (
+    (40.0, "srun: error: n2: task 3: Exited with exit code 1"),
+    (40.0, "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."),
+    (40.0, "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T10:00:00 ***"),
+    (39.0, "srun: error: n1: task 0: Terminated"),
+)
+ONE_DEAD = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=41.0))
+DIES = {"errors": errors(*KEY_ERROR, *LOST), "processes": ONE_DEAD, "progress": progress(50.0)}
+
+
+def test_the_rank_that_failed_first_is_named_with_its_node_and_its_own_words() -> None:
+    finding = judge(**DIES, checkpoint=Checkpoint(step=460, age_s=400.0))
+    assert finding.truth is Truth.BAD
+    assert finding.subject == "run:7.0"
+    assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
+    assert "KeyError: 'text'" in finding.summary
+    assert "rank 3 on n2 said first" in finding.summary
+    assert any("last complete checkpoint at step 460: 40 steps lost" in fact for fact in finding.facts)
+
+
+def test_while_all_ranks_live_it_counts_when_the_next_step_is_overdue() -> None:
+    alive = {**DIES, "processes": tuple(seen(r) for r in range(4))}
+    assert judge(**alive).truth is Truth.UNKNOWN
+    late = errors(*((age_s + 50, line) for age_s, line in KEY_ERROR))
+    assert judge(**{**alive, "errors": late, "progress": progress(95.0)}).truth is Truth.BAD
+
+
+def test_a_run_that_ended_is_told_of_for_ten_minutes_and_then_it_is_over() -> None:
+    finding = judge_ended(*KEY_ERROR, *LOST, *SUMMED_UP)
+    assert (finding.truth, finding.subject, finding.job_ids) == (Truth.BAD, "run:7.0", ("7",))
+    assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
+    assert any("50 steps lost, about 88 min of work" in fact for fact in finding.facts)
+    late = replace(ended(*KEY_ERROR), run=past(*KEY_ERROR, ended_at=NOW - 601), ended_at=NOW - 601)
+    (finding,) = detect(cluster(ended=(late,)), Settings(), CollectiveHang())
+    assert finding.truth is Truth.OK
+
+
+def test_the_last_words_of_a_run_that_names_nobody_are_waited_for() -> None:
+    plain = (42.0, "KeyError: 'text'")
+    for line, truth in ((plain, Truth.UNKNOWN), (KEY_ERROR[1], Truth.BAD)):
+        late = replace(ended(line), ended_at=NOW - 5.0)
+        assert [f.truth for f in detect(cluster(ended=(late,)), Settings(), CollectiveHang())] == [truth]
+
+
+def test_a_traceback_whose_last_line_has_not_come_names_its_rank_only_after_a_while() -> None:
+    header = "[rank3]: Traceback (most recent call last):"
+    fresh = EndedJob(
+        job=slurm_job(state="FAILED"), ended_at=NOW - 2.0, run=past((4.0, header), state="FAILED")
+    )
+    (finding,) = detect(cluster(ended=(fresh,)), Settings(), CollectiveHang())
+    assert (finding.truth, finding.culprits) == (Truth.UNKNOWN, ())
+    lives = {**DIES, "errors": errors((4.0, header)), "progress": progress(50.0)}
+    assert judge(**lives).truth is Truth.UNKNOWN
+    for late in (judge_ended((42.0, header)), judge(**{**lives, "errors": errors((42.0, header))})):
+        assert (late.truth, [c.rank for c in late.culprits]) == (Truth.BAD, [3])
+
+
+def test_a_header_that_comes_behind_what_its_rank_said_of_a_lost_peer_is_no_cause() -> None:
+    lost = (43.0, "[rank2]: RuntimeError: [1] Connection closed by peer [10.0.0.2]:4711")
+    finding = judge_ended(lost, (40.0, "[rank2]: Traceback (most recent call last):"))
+    assert finding.culprits == () and "no line says why" in finding.summary
+
+
+def test_what_the_kernel_said_at_that_time_is_a_fact_and_names_nobody() -> None:
+    line = "oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=103,uid=1000"
+    kill = NodeEvent(source="kernel_log", name="oom_kill", severity=FaultSeverity.ERROR, age_s=0, line=line)
+    seen_at = tuple(SeenEvent(at=at, event=kill) for at in (NOW - 3000, NOW - 45))
+    nodes = tuple(NodeView(name=name, reported_at=NOW, events=seen_at) for name in ("n2", "n9"))
+    view = cluster(ended=(ended(state="OUT_OF_MEMORY"),), nodes=nodes)
+    (finding,) = detect(view, Settings(), CollectiveHang())
+    assert [fact for fact in finding.facts if "kernel" in fact] == [f"the kernel of n2: {line}"]
+    assert finding.culprits == ()
+
+
+def test_a_task_that_slurm_saw_run_out_of_memory_is_named() -> None:
+    finding = judge_ended(*LOST, (40.0, "srun: error: n2: task 3: Out Of Memory"), *SUMMED_UP[1:])
+    assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
+    assert "the kernel killed it" in finding.summary
+
+
+def test_of_a_requeued_run_the_cause_is_told_under_its_own_number() -> None:
+    view = job(job=slurm_job(restarts=1), progress=None, run_age_s=10.0, past=(past(*KEY_ERROR),))
+    present, before = detect(cluster(view), Settings(), CollectiveHang())
+    assert (present.truth, present.subject) == (Truth.UNKNOWN, "run:7.1")
+    assert (before.truth, before.subject) == (Truth.BAD, "run:7.0")
+
+
+def test_the_run_that_completes_or_waits_freezes_what_was_said_of_it() -> None:
+    completing = job(job=slurm_job(state="COMPLETING"), errors=errors(*KEY_ERROR))
+    (finding,) = detect(cluster(waiting=(completing,)), Settings(), CollectiveHang())
+    assert (finding.truth, finding.subject) == (Truth.UNKNOWN, "run:7.0")
+
+
+def test_a_line_without_prefix_gets_its_rank_from_the_task_that_slurm_saw_fail_first() -> None:
+    plain = ((42.0, "Traceback (most recent call last):"), (42.0, "RuntimeError: CUDA error: unknown error"))
+    finding = judge_ended(*plain, *SUMMED_UP)
+    assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
+    assert "an error of CUDA" in finding.summary
+    (nobody,) = (judge_ended(*plain).culprits,)
+    assert nobody == ()
+
+
+def test_how_many_failed_alike_is_said_once() -> None:
+    lines = [
+        (42.0 - r, f"[rank{r}]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+        for r in (2, 0, 1, 3)
+    ]
+    finding = judge_ended(*lines, error_ranks=(("cuda_oom", (0, 1, 2, 3)),))
+    assert "(and 3 more ranks alike)" in finding.summary
+    assert finding.culprits[0].rank == 0
+
+
+def test_a_killed_rank_whose_peers_alone_complain_is_named_by_slurm_or_nobody_is() -> None:
+    killed = ((40.0, "srun: error: n2: task 3: Killed"), *SUMMED_UP[1:])
+    finding = judge_ended(*LOST, *killed)
+    assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
+    assert judge_ended(*LOST).culprits == ()
+    assert "no line says why" in judge_ended(*LOST).summary
+    victims = judge_ended(*LOST, *SUMMED_UP[1:])
+    assert victims.culprits == ()
+
+
+LAUNCHERS_LEAVE = (
+    (40.0, "Traceback (most recent call last):"),
+    (40.0, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"),
+    (40.0, "srun: error: n2: task 1: Exited with exit code 1"),
+)
+"""torchrun, one task a node: task 1 is n2's launcher, rank 1 runs on n1."""
+
+
+def worker_died(code: int, pid: int) -> tuple[float, str]:
+    where = "E1121 10:00:00.322000 37 torch/distributed/elastic/multiprocessing/api.py:1002]"
+    return (40.5, f"{where} failed (exitcode: {code}) local_rank: 1 (pid: {pid}) of binary: /usr/bin/python")
+
+
+def test_a_launcher_that_leaves_because_its_ranks_lost_others_is_no_rank_and_accuses_no_node() -> None:
+    finding = judge_ended(*LOST, *LAUNCHERS_LEAVE)
+    assert finding.culprits == ()
+    assert "no line says why" in finding.summary
+    assert judge_ended(*LOST, worker_died(1, 102), *LAUNCHERS_LEAVE).culprits == ()
+    ended_by_srun = (39.0, "srun: error: n1: task 0: Terminated")
+    assert judge_ended(*LOST, *LAUNCHERS_LEAVE, ended_by_srun).culprits == ()
+
+
+def test_the_rank_that_torchrun_saw_die_of_a_signal_is_named() -> None:
+    finding = judge_ended(*LOST, worker_died(-9, 103), *LAUNCHERS_LEAVE)
+    assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
+    assert "exitcode: -9" in finding.summary, "not the launcher's own traceback"
+    assert "rank 3 on n2 was killed (SIGKILL)" in finding.summary
+    early = tuple((age_s + 2, line) for age_s, line in (worker_died(-9, 103), *LAUNCHERS_LEAVE))
+    assert "exitcode: -9" in judge_ended(*early, *LOST).summary, (
+        "its launcher speaks before those that lost it"
+    )
+    for code, pid in (
+        (-6, 103),
+        (-15, 103),
+        (-9, 999),
+    ):  # an abort follows from a lost peer; TERM is the launcher's; no rank
+        assert judge_ended(*LOST, worker_died(code, pid), *LAUNCHERS_LEAVE).culprits == ()
+
+
+def test_a_label_of_srun_before_a_launchers_line_is_no_rank() -> None:
+    crash = (42.0, "0: Fatal Python error: Segmentation fault")
+    died = (41.9, f"0: {worker_died(-11, 101)[1]}")
+    finding = judge_ended(crash, died, *LAUNCHERS_LEAVE)
+    assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n1", 1, 101)]
+    assert "segmentation fault" in finding.summary
+    aborted = (41.9, f"0: {worker_died(-6, 101)[1]}")
+    assert judge_ended(crash, aborted, *LAUNCHERS_LEAVE).culprits == ()
+    own_word = (42.0, "1: [rank3]: KeyError: 'text'")
+    assert [c.rank for c in judge_ended(own_word, *LAUNCHERS_LEAVE).culprits] == [3]
+    of_tasks = judge_ended((42.0, "3: KeyError: 'text'"), *SUMMED_UP)
+    assert [(c.node, c.rank) for c in of_tasks.culprits] == [("n2", 3)], "no launcher between"
+
+
+def test_below_launchers_the_words_of_a_rank_count_and_the_number_of_a_task_does_not() -> None:
+    finding = judge_ended(*KEY_ERROR, *LOST, *LAUNCHERS_LEAVE)
+    assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
+    plain = ((42.0, "Traceback (most recent call last):"), (42.0, "KeyError: 'text'"), *LAUNCHERS_LEAVE)
+    assert judge_ended(*plain).culprits == ()
+
+
+def test_a_rank_that_lost_another_one_and_left_with_an_error_is_not_who_failed() -> None:
+    left = ((40.0, "srun: error: n2: task 2: Exited with exit code 1"), *SUMMED_UP[1:])
+    assert judge_ended(*LOST, *left).culprits == ()
+
+
+TIMEOUTS = tuple(
+    (41.0, f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1182] [Rank {rank}] Watchdog caught collective operation timeout: W")
+    for rank in (0, 1, 3)
+)  # fmt: skip
+
+
+def test_in_a_cascade_of_timeouts_the_one_that_says_nothing_is_named() -> None:
+    finding = judge_ended(*TIMEOUTS, *SUMMED_UP, error_ranks=(("nccl_watchdog", (0, 1, 3)),))
+    assert [c.rank for c in finding.culprits] == [2]
+    everybody = judge_ended(*TIMEOUTS, error_ranks=(("nccl_watchdog", (0, 1, 2, 3)),))
+    assert everybody.truth is Truth.BAD and everybody.culprits == ()
+    first = judge_ended(*TIMEOUTS, (50.0, "[rank1]: OSError: [Errno 5] Input/output error"))
+    assert [c.rank for c in first.culprits] == [1]
+
+
+def test_slurms_own_word_is_enough_for_memory_and_for_a_lost_node() -> None:
+    finding = judge_ended(state="OUT_OF_MEMORY")
+    assert (finding.truth, finding.culprits) == (Truth.BAD, ())
+    assert detect(cluster(ended=(ended(state="FAILED"),)), Settings(), CollectiveHang()) == []
+
+
+def test_the_node_of_a_line_is_where_its_rank_runs_not_where_the_log_is_read() -> None:
+    two = slurm_job(batch_host="n1")
+    assert locate(event("KeyError: 1"), "n1", 0.0, two, {}).node is None
+    assert locate(event("KeyError: 1"), "n2", 0.0, two, {}).node == "n2"
+    assert locate(event("KeyError: 1"), "n1", 0.0, slurm_job(nodes=("n1",)), {}).node == "n1"
+    assert locate(event("[n2:3]KeyError: 1"), "n1", 0.0, two, {}).node == "n2"
+    assert locate(event("[rank9]: KeyError: 1"), "n1", 0.0, two, SEATS).node is None
+
+
+def test_a_module_and_its_line_in_brackets_are_no_rank() -> None:
+    two = slurm_job(batch_host="n1")
+    assert locate(event("[n2:3]KeyError: 1"), "n1", 0.0, two, SEATS).rank == 3
+    assert locate(event("[n2.cluster:3]KeyError: 1"), "n1", 0.0, two, SEATS).rank == 3
+    for line in ("[gpt2:3] KeyError: 1", "[core.py:3] KeyError: 1", "[trainer:3] KeyError: 1"):
+        found = locate(event(line), "n1", 0.0, two, SEATS)
+        assert (found.rank, found.node, found.pid) == (None, None, None)
+
+
+def test_what_a_failure_costs_is_said_as_far_as_it_is_known() -> None:
+    assert (
+        work_lost(past(checkpoint_step=None))
+        == ("last step 450; no complete checkpoint of this run was seen, where this run began at step 401",)
+        or "no complete checkpoint" in work_lost(past(checkpoint_step=None))[0]
+    )
+    assert work_lost(past(checkpoint_step=None)) == (
+        "last step 450; no complete checkpoint of this run was seen, which began at step 401",
+    )
+    assert work_lost(past(last_step=None)) == ()
+
+
+RETRY = errors((30.0, "[rank3]: Traceback (most recent call last):"), (30.0, "[rank3]: TimeoutError: s3"))
+HEALTHY: dict[str, dict[str, Any]] = {
+    "no error was logged": {"processes": ONE_DEAD, "progress": progress(50.0)},
+    "a step was made after it": {"errors": RETRY, "progress": progress(5.0)},
+    "all ranks live and no step is due yet": {"errors": RETRY, "progress": progress(31.0)},
+    "the error came while the job starts": {
+        "errors": RETRY, "progress": None, "run_age_s": 600.0, "processes": tuple(seen(r) for r in range(4)),
+    },
+    "it evaluates": {
+        "errors": errors((300.0, "[rank3]: KeyError: 1")), "progress": progress(400.0, phase="evaluating"),
+    },
+    "another rank is gone": {
+        "errors": errors((30.0, "[rank1]: KeyError: 1")), "processes": ONE_DEAD, "progress": progress(31.0),
+    },
+    "the dead rank has just ended": {**DIES, "processes": (*ONE_DEAD[:3], seen(3, gone_s=2.0))},
+    "the last step was made": {**DIES, "progress": progress(50.0, total_steps=500)},
+    "the job is suspended": {**DIES, "job": slurm_job(state="SUSPENDED")},
+    "a node is silent": {**DIES, "silent_nodes": ("n2",)},
+    "its script tries again": {**DIES, "processes": tuple(seen(r, gone_s=20.0) for r in range(4))},
+    "only consequences are logged while it runs": {**DIES, "errors": errors(*LOST)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_incident_about_a_running_job_if(name: str) -> None:
+    assert judge(**HEALTHY[name]).truth is not Truth.BAD
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"])
+def test_a_normal_end_is_no_incident_whatever_the_log_says(state: str) -> None:
+    assert judge_ended(*KEY_ERROR, *SUMMED_UP, state=state).truth is Truth.OK
+
+
+@pytest.mark.parametrize("why", ["DUE TO PREEMPTION", "DUE TO JOB REQUEUE", "DUE TO TIME LIMIT", ""])
+def test_what_is_logged_while_a_run_is_ended_from_outside_is_no_cause(why: str) -> None:
+    line = f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:00:00 {why} ***"
+    late = tuple((age_s - 10, text) for age_s, text in KEY_ERROR)
+    view = job(job=slurm_job(restarts=1), progress=None, past=(past((43.0, line), *late, *LOST),))
+    assert all(f.truth is not Truth.BAD for f in detect(cluster(view), Settings(), CollectiveHang()))
+
+
+def test_an_error_before_the_last_step_of_a_run_that_ended_is_none() -> None:
+    assert judge_ended((70.0, "[rank1]: KeyError: 1")).truth is Truth.OK
+    assert judge_ended((70.0, "[rank1]: KeyError: 1"), (30.0, "[rank2]: ValueError: x")).culprits[0].rank == 2
+
+
+def test_no_line_no_cause() -> None:
+    assert find_cause(past()) is None

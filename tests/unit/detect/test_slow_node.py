@@ -1,0 +1,197 @@
+"""slow_node: the node that its hardware tells from the others is named; what many have, chance and missing data name nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slurm_watchdog.config.detectors import SlowJob
+from slurm_watchdog.controller.state.nodes import RISE_BREAK_S, Nodes
+from slurm_watchdog.detect import slow_job, slow_node
+from slurm_watchdog.model.cluster_view import (
+    ClusterView,
+    JobView,
+    NodeView,
+    RankGpu,
+    Rise,
+    SeenEvent,
+    StepTime,
+)
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
+from slurm_watchdog.model.protocol import Report
+from tests.builders.views import cluster, job, slurm_job
+from tests.unit.detect.test_gpu import NOW, card
+from tests.unit.detect.test_speed import noisy
+
+NAMES = ("n1", "n2", "n3", "n4")
+SLOWER = [10.0] * 60 + [10.7] * 30
+CHANGE = NOW - 300.0
+
+
+def times(series: list[float]) -> tuple[StepTime, ...]:
+    return tuple(
+        StepTime(step=n, seconds=s, at=NOW - 10.0 * (len(series) - n), logged=True)
+        for n, s in enumerate(series)
+    )
+
+
+def cards(odd: dict[str, dict[str, Any]] | None = None) -> tuple[RankGpu, ...]:
+    """Two cards a node; `odd` changes the first one of the nodes that it names."""
+    odd = odd or {}
+    usual = {"recent_power_w": 600.0, "usual_power_w": 610.0, "temperature_c": 60.0}
+    return tuple(
+        RankGpu(
+            rank=2 * place + index, pid=100 + index,
+            view=card(index, node=name, **{**usual, **(odd.get(name, {}) if index == 0 else {})}),
+        )
+        for place, name in enumerate(NAMES)
+        for index in range(2)
+    )  # fmt: skip
+
+
+def event(name: str, at: float = NOW - 60.0, repeats: int = 0) -> SeenEvent:
+    severity = FaultSeverity.WARNING
+    return SeenEvent(
+        at=at,
+        event=NodeEvent(
+            source="kernel_log", name=name, severity=severity, age_s=0, line=name, repeats=repeats
+        ),
+    )
+
+
+def view(
+    odd: dict[str, dict[str, Any]] | None = None, *, series: list[float] | None = None,
+    events: dict[str, tuple[SeenEvent, ...]] | None = None, nodes: tuple[str, ...] = NAMES, **changes: Any
+) -> ClusterView:  # fmt: skip
+    given: dict[str, Any] = {
+        "job": slurm_job(nodes=NAMES), "gpus": cards(odd), "step_times": times(SLOWER if series is None else series),
+    }  # fmt: skip
+    seen = {} if events is None else events
+    return cluster(
+        JobView(**{"run_age_s": 5000.0, **given, **changes}),
+        nodes=tuple(NodeView(name=n, reported_at=NOW - 2, events=seen.get(n, ())) for n in nodes),
+    )
+
+
+def judge(of: ClusterView) -> Finding:
+    (finding,) = slow_node.detect(of, SlowJob())
+    return finding
+
+
+def rising(counter: str = "pcie_replays", times: int = 6, first_at: float = CHANGE) -> dict[str, Any]:
+    return {"rising": (Rise(counter=counter, first_at=first_at, last_at=NOW - 30, times=times),)}
+
+
+SIGNS: dict[str, tuple[dict[str, Any], str]] = {
+    "a low clock": ({"recent_sm_clock_hz": 1.7e9}, "1700 MHz under load"),
+    "heat holds it back": ({"throttle": ("hw_thermal_slowdown",)}, "held back by hw_thermal_slowdown"),
+    "less power than it usually draws": ({"recent_power_w": 480.0}, "79 % of its usual power"),
+    "heat": ({"temperature_c": 88.0}, "88 C"),
+    "a narrow link": ({"pcie_link_width": 8, "pcie_link_width_max": 16}, "8 of 16 lanes"),
+    "NVLinks that are down": ({"nvlinks_down": 2}, "2 NVLinks"),
+    "a counter that rises since": (rising(), "pcie_replays"),
+}
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_the_one_node_that_is_unlike_the_others_is_named_with_its_card(name: str) -> None:
+    odd, words = SIGNS[name]
+    finding = judge(view({"n3": odd}))
+    assert finding.truth is Truth.BAD
+    assert [(c.node, c.rank, c.gpu_uuid) for c in finding.culprits] == [("n3", 4, "GPU-n3-0")]
+    assert words in finding.summary and "slower since step" in finding.summary
+    assert (finding.exclude_nodes, finding.actionable) == (("n3",), True)
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_what_many_nodes_have_is_not_what_makes_one_slow(name: str) -> None:
+    odd, _ = SIGNS[name]
+    assert judge(view({"n2": odd, "n3": odd})).truth is Truth.UNKNOWN
+
+
+def test_the_kernels_word_of_heat_and_a_stream_of_corrections_name_a_node() -> None:
+    for events in ((event("cpu_throttled"),), (event("memory_corrected", repeats=20),)):
+        finding = judge(view(events={"n2": events}))
+        assert [(c.node, c.rank) for c in finding.culprits] == [("n2", None)]
+
+
+def test_several_nodes_that_are_odd_each_in_its_way_accuse_nobody() -> None:
+    odd = {"n1": {"temperature_c": 88.0}, "n3": {"recent_power_w": 480.0}}
+    assert judge(view(odd)).truth is Truth.UNKNOWN
+
+
+OLD = NOW - 5000.0
+NOBODY: dict[str, Callable[[], ClusterView]] = {
+    "no signal": view,
+    "one correction by chance": lambda: view(events={"n2": (event("pcie_corrected"),)}),
+    "a counter that rose twice": lambda: view({"n3": rising(times=2)}),
+    "a counter that rose long before": lambda: view({"n3": rising(first_at=OLD)}),
+    "heat long before": lambda: view(events={"n2": (event("cpu_throttled", at=OLD),)}),
+    "a card that was always slower": lambda: view({"n3": {"recent_sm_clock_hz": 1.7e9, "usual_sm_clock_hz": 1.7e9}}),
+    "an idle card": lambda: view({"n3": {"recent_sm_clock_hz": 0.3e9, "busy_since": None, "throttle": ("hw_slowdown",)}}),
+    "a card at its full power": lambda: view({"n3": {"throttle": ("sw_power_cap",)}}),
+    "a card that has just begun": lambda: view({"n3": {"pcie_link_width": 8, "pcie_link_width_max": 16, "busy_since": NOW - 60}}),
+    "no cards are known": lambda: view(gpus=()),
+    "a node is silent": lambda: view({"n3": {"temperature_c": 88.0}}, silent_nodes=("n1",)),
+    "a node has no agent": lambda: view({"n3": {"temperature_c": 88.0}}, nodes=NAMES[:3]),
+    "too few steps": lambda: view({"n3": {"temperature_c": 88.0}}, series=[10.0] * 10),
+    "the job is as fast as ever": lambda: view({"n3": {"temperature_c": 88.0}}, series=noisy([10.0] * 90, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOBODY)
+def test_nobody_is_named_if_there_is(name: str) -> None:
+    finding = judge(NOBODY[name]())
+    assert finding.truth is not Truth.BAD
+    assert finding.culprits == ()
+
+
+def test_of_two_cards_with_the_same_sign_none_is_chosen_by_its_place() -> None:
+    slow = {"recent_sm_clock_hz": 1.2e9, "usual_sm_clock_hz": 1.98e9}
+    usual = cards({"n2": slow})
+    twins = tuple(
+        RankGpu(rank=g.rank, pid=g.pid, view=card(1, node="n2", **slow)) if g.rank == 3 else g for g in usual
+    )
+    for gpus in (twins, twins[::-1]):
+        found = judge(view(gpus=gpus))
+        assert sorted(c.gpu_uuid or "" for c in found.culprits) == ["GPU-n2-0", "GPU-n2-1"]
+
+
+def test_what_three_cards_of_a_node_have_is_the_nodes() -> None:
+    slow = {"recent_sm_clock_hz": 1.2e9, "usual_sm_clock_hz": 1.98e9}
+    three = tuple(RankGpu(rank=9 + i, pid=200 + i, view=card(i, node="n2", **slow)) for i in range(3))
+    found = judge(view(gpus=(*(g for g in cards() if g.view.node != "n2"), *three)))
+    assert [(c.node, c.gpu_uuid) for c in found.culprits] == [("n2", None)]
+
+
+def test_a_job_on_one_node_has_nobody_to_compare_with() -> None:
+    one = job(job=slurm_job(nodes=("n1",)), step_times=times(SLOWER), gpus=cards()[:2])
+    assert slow_node.detect(cluster(one), SlowJob()) == []
+
+
+def test_without_a_signal_the_slow_job_says_how_to_find_the_node() -> None:
+    (finding,) = slow_job.detect(view(), SlowJob())
+    assert finding.truth is Truth.BAD
+    assert any("leave out half of the nodes" in fact and "n1 n2." in fact for fact in finding.facts)
+
+
+def test_a_counter_rises_since_the_first_of_its_rises_without_a_long_break() -> None:
+    nodes = Nodes()
+
+    def look(number: int, at: float, count: int) -> tuple[Rise, ...]:
+        gpu = Gpu(uuid="GPU-1", index=0, pcie_replays=count)
+        nodes.apply(Report(node="n1", boot_id="b", agent_id="a", sequence=number, gpus=(gpu,)), at)
+        seen = nodes.view("n1")
+        assert seen is not None
+        return seen.gpus[0].rising
+
+    assert look(1, 0.0, 70) == ()
+    assert look(2, 60.0, 71) == (Rise(counter="pcie_replays", first_at=60.0, last_at=60.0, times=1),)
+    assert look(3, 120.0, 71)[0].times == 1
+    assert look(4, 180.0, 90) == (Rise(counter="pcie_replays", first_at=60.0, last_at=180.0, times=2),)
+    assert look(5, 200.0 + RISE_BREAK_S, 90) == ()
+    assert look(6, 260.0 + RISE_BREAK_S, 91)[0].times == 1
+    assert look(7, 300.0 + RISE_BREAK_S, 0)[0].times == 1

@@ -1,0 +1,367 @@
+"""What a node and a cluster lack, rule by rule; and nothing where all is well."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from slurm_watchdog.cli import doctor
+from slurm_watchdog.cli.api_types import Status
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.doctor import endpoints
+from slurm_watchdog.doctor import facts as read
+from slurm_watchdog.doctor.cluster_rules import (
+    CLUSTER_RULES,
+    ClusterFacts,
+    Undelivered,
+    Unjudged,
+    parse_slurm_config,
+    settings_of,
+)
+from slurm_watchdog.doctor.deadline import examine_in_time, parse_findings
+from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
+from slurm_watchdog.doctor.node_rules import NODE_RULES, NodeFacts
+from slurm_watchdog.slurm.access import Access, hides_jobs, token_note
+from tests.builders.identity_door import listening
+from tests.unit.cli.test_cli import job, status
+
+NODE = NodeFacts(
+    node="n1", unit_state="active", py_spy="0.4.1", ptrace_scope=1, gpu_devices=8, nvml_gpus=8, munge=(0, 5, 18), munge_works=True,
+    clock_synchronised=True, state_directory="/var/lib/slurm-watchdog", state_filesystem="ext4", state_free_bytes=10 << 30,
+    node_known=True, controller_url="https://mgmt1:9765", identity="tls", port="127.0.0.1:9766",
+)  # fmt: skip
+SLURM = {
+    "JobRequeue": "1", "KillOnBadExit": "0", "JobFileAppend": "0", "TaskProlog": "/etc/slurm/slurm-watchdog-task-prolog.sh",
+    "MinJobAge": "300 sec", "ProctrackType": "proctrack/cgroup", "SLURM_VERSION": "24.11.5",
+}  # fmt: skip
+CLUSTER = ClusterFacts(
+    slurm=SLURM,
+    slurm_nodes=("n1", "n2"),
+    mode="act",
+    reporting=("n1", "n2"),
+    operator=True,
+    user="slurm-watchdog",
+)
+
+
+CLAIMS = base64.urlsafe_b64encode(b'{"exp": 1700000300}').decode().rstrip("=")
+TOKEN = f"e30.{CLAIMS}.x"
+
+
+def changed(facts: Any, **changes: Any) -> Any:
+    return type(facts)(**{**{name: getattr(facts, name) for name in facts.__struct_fields__}, **changes})
+
+
+def of_node(**changes: Any) -> list[Advice]:
+    return list(examine(changed(NODE, **changes), NODE_RULES))
+
+
+def of_cluster(**changes: Any) -> list[Advice]:
+    return list(examine(changed(CLUSTER, **changes), CLUSTER_RULES))
+
+
+def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
+    assert of_node() == []
+    bare = {
+        "gpu_devices": 0,
+        "nvml_gpus": None,
+        "ptrace_scope": None,
+        "munge": None,
+        "munge_works": None,
+        "unit_state": None,
+    }
+    assert of_node(**bare) == []
+    assert of_node(identity="tls", certificate="agent.crt", certificate_days=31, clock_offset_s=2.5) == []
+    unseen = dict.fromkeys(["clock_synchronised", "node_known", "state_filesystem", "state_free_bytes"])
+    assert of_node(**unseen) == []
+    assert of_node(ptrace_scope=2, hidepid=True) == []  # root sees and traces all the same
+    assert of_cluster() == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "level", "changes"),
+    [
+        ("service", Level.CRITICAL, {"unit_state": "failed"}),
+        ("service", Level.CRITICAL, {"unit_state": "not installed"}),
+        ("controller", Level.CRITICAL, {"controller_problem": "Connection refused"}),
+        ("nvml", Level.CRITICAL, {"nvml": "Driver/library version mismatch", "nvml_gpus": None}),
+        ("nvml", Level.CRITICAL, {"nvml_gpus": 7}),
+        ("controller", Level.CRITICAL, {"controller_url": ""}),
+        ("state_directory", Level.WARNING, {"state_problem": "not writable for you"}),
+        ("state_local", Level.WARNING, {"state_filesystem": "lustre"}),
+        ("state_local", Level.CRITICAL, {"state_filesystem": "nfs4", "service": "controller"}),
+        ("state_space", Level.WARNING, {"state_free_bytes": 1 << 20}),
+        ("slurm_commands", Level.CRITICAL, {"slurm_commands": False, "service": "controller"}),
+        ("slurm_commands", Level.HINT, {"slurm_commands": False}),
+        ("node_name", Level.CRITICAL, {"node_known": False}),
+        ("munge_version", Level.HINT, {"munge": (0, 5, 15)}),
+        ("munge", Level.CRITICAL, {"munge_works": False, "node_known": None}),
+        ("py_spy", Level.WARNING, {"py_spy": None}),
+        ("ptrace_scope", Level.WARNING, {"ptrace_scope": 3}),
+        ("ptrace_scope", Level.WARNING, {"ptrace_scope": 2, "root": False}),
+        ("hidepid", Level.WARNING, {"hidepid": True, "root": False}),
+        ("kernel_log", Level.WARNING, {"kernel_log": "/dev/kmsg: Operation not permitted"}),
+        ("clock", Level.WARNING, {"clock_synchronised": False}),
+        ("helper", Level.CRITICAL, {"helper_problem": "/run/slurm-watchdog-helper/socket: Connection refused"}),
+        ("certificate", Level.CRITICAL, {"certificate_problem": "agent.key cannot be read"}),
+        ("certificate_end", Level.WARNING, {"certificate_days": 12, "certificate": "agent.crt"}),
+        ("certificate_end", Level.CRITICAL, {"certificate_days": -1, "certificate": "agent.crt"}),
+        ("clock_offset", Level.WARNING, {"clock_offset_s": -42.0}),
+        ("clock_offset", Level.WARNING, {"clock_offset_s": 4000.0}),
+        ("clock_offset", Level.CRITICAL, {"clock_offset_s": 400.0, "identity": "munge"}),
+        ("munge", Level.CRITICAL, {"identity": "munge", "munge": None, "munge_works": None}),
+        ("port", Level.WARNING, {"port_holder": "an HTTP server without our metrics"}),
+    ],
+)  # fmt: skip
+def test_what_a_node_lacks_is_said_alone_and_with_what_mends_it(
+    rule: str, level: Level, changes: dict[str, Any]
+) -> None:
+    (found,) = of_node(**changes)
+    assert (found.rule, found.level, found.where) == (rule, level, "n1")
+    assert found.sentence.endswith(".")
+    assert found.evidence
+    assert found.add
+
+
+@pytest.mark.parametrize(
+    ("rule", "level", "changes"),
+    [
+        ("controller", Level.UNKNOWN, {"controller_problem": "does not exist"}),
+        ("blind", Level.CRITICAL, {"blind": "disk full"}),
+        ("paused", Level.WARNING, {"paused": ""}),
+        ("mode", Level.HINT, {"mode": "observe"}),
+        ("mode", Level.WARNING, {"mode": "off"}),
+        ("silent_agents", Level.WARNING, {"silent": ("n2",), "reporting": ("n1",)}),
+        ("nodes_without_agent", Level.WARNING, {"slurm_nodes": ("n1", "n2", "n3", "n4")}),
+        ("no_agents", Level.CRITICAL, {"reporting": ()}),
+        ("slurm", Level.UNKNOWN, {"slurm": None, "slurm_problem": "timed out"}),
+        ("job_requeue", Level.HINT, {"slurm": {**SLURM, "JobRequeue": "0"}}),
+        ("task_prolog", Level.HINT, {"slurm": {**SLURM, "TaskProlog": "(null)"}}),
+        ("min_job_age", Level.WARNING, {"slurm": {**SLURM, "MinJobAge": "2 sec"}}),
+        ("proctrack", Level.HINT, {"slurm": {**SLURM, "ProctrackType": "proctrack/linuxproc"}}),
+        ("slurm_version", Level.WARNING, {"slurm": {**SLURM, "SLURM_VERSION": "20.11.9"}}),
+        ("operator", Level.CRITICAL, {"operator": False}),
+        ("operator", Level.WARNING, {"operator": False, "mode": "observe"}),
+        (
+            "deliveries",
+            Level.WARNING,
+            {"deliveries": (Undelivered(channel="slack", failing_s=600.0, error="404", waiting=3),)},
+        ),
+        (
+            "not_judged",
+            Level.WARNING,
+            {"unjudged": (Unjudged(reason="no step in its log", todo="log one", job_ids=("7", "8")),)},
+        ),
+        ("slurm_access", Level.WARNING, {"notes": (hides_jobs(Access(private=frozenset({"jobs"})), 1000),)}),
+        (
+            "slurm_access",
+            Level.WARNING,
+            {"notes": ("Slurm is asked by its commands, not by pyslurm: release 24.05",)},
+        ),
+        ("slurm_access", Level.WARNING, {"notes": token_note(TOKEN, 1700000000.0)}),
+        (
+            "slurm_access",
+            Level.WARNING,
+            {"controller_problem": "x", "slurm": {**SLURM, "PrivateData": "accounts,jobs"}},
+        ),
+    ],
+)
+def test_what_a_cluster_lacks_is_said_with_what_mends_it(
+    rule: str, level: Level, changes: dict[str, Any]
+) -> None:
+    (found,) = [each for each in of_cluster(**changes) if each.rule == rule]
+    assert found.level is level
+    assert found.sentence.endswith(".")
+    assert found.evidence
+    assert found.add
+
+
+def test_findings_of_status_become_findings_of_the_doctor_grouped_by_their_reason() -> None:
+    health = {
+        "state": "not judged",
+        "level": "unknown",
+        "reason": "no agent",
+        "todo": "start it",
+        "not_judged": "no_agent",
+    }
+    answer = msgspec.convert(
+        status(
+            jobs=[job(job_id=each, health=health) for each in ("7", "8")] + [job()],
+            deliveries=[{"channel": "slack", "failing_s": 600.0, "error": "404", "waiting": 3, "oldest_s": 1.0},
+                        {"channel": "webhook", "failing_s": None}],
+        ),
+        Status,
+    )  # fmt: skip
+    found = of_cluster(deliveries=doctor._undelivered(answer), unjudged=doctor._unjudged(answer))
+    assert [each.sentence for each in found] == [
+        "No notification has reached slack for 10 min; 3 notifications waiting.",
+        "2 jobs cannot be judged: no agent.",
+    ]
+    assert [each.evidence for each in found] == ["404", "job 7-8"]
+
+
+def test_the_code_is_that_of_a_monitoring_plugin() -> None:
+    levels = {Level.HINT: 0, Level.WARNING: 1, Level.CRITICAL: 2, Level.UNKNOWN: 3}
+    some = {level: Advice(rule="x", level=level, sentence="x.") for level in levels}
+    assert {level: exit_code([some[level]]) for level in levels} == levels
+    assert exit_code([]) == 0
+    assert exit_code([some[Level.WARNING], some[Level.UNKNOWN], some[Level.HINT]]) == 3
+    assert exit_code([some[Level.UNKNOWN], some[Level.CRITICAL]]) == 2
+
+
+def test_the_configuration_of_slurm_is_read_as_scontrol_prints_it() -> None:
+    text = "Configuration data as of 2026-11-21T15:00:00\nJobRequeue              = 1\nKillOnBadExit           = 0\nTaskProlog = (null)\n"
+    config = parse_slurm_config(text)
+    assert config["TaskProlog"] == "(null)"
+    settings = settings_of(config)
+    assert (settings.requeue, settings.kill_on_bad_exit, settings.append) == (True, False, None)
+    assert settings_of(None).requeue is None
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def test_this_machine_is_read_without_an_exception() -> None:
+    facts = read.read_node(Config(), "agent", os.uname().nodename)
+    assert facts.node == os.uname().nodename
+    assert facts.root is (os.geteuid() == 0)
+    assert isinstance(list(examine(facts, NODE_RULES)), list)
+
+
+def test_a_command_that_does_not_end_is_left_after_its_deadline() -> None:
+    code, said = read.run(["sleep", "60"], 0.2)
+    assert (code, said) == (None, "sleep: no answer within 0.2 s")
+    code, said = read.run(["/no/such/program"])
+    assert (code, "No such file" in said) == (None, True)
+
+
+def test_a_directory_is_known_with_its_filesystem_and_whether_it_can_be_written(tmp_path: Path) -> None:
+    filesystem, problem, free = read.read_directory(str(tmp_path))
+    assert filesystem
+    assert problem is None
+    assert (free or 0) > 0
+    assert read.read_directory(str(tmp_path / "none"))[1] == "it is not there"
+    assert read.read_directory("") == (None, None, None)
+
+
+def test_a_controller_that_is_not_there_is_said_with_the_reason() -> None:
+    assert endpoints.read_controller("http://127.0.0.1:1", None) == ("Connection refused", None)
+
+
+def test_the_controller_s_time_is_that_of_its_short_answer_also_when_it_is_not_well() -> None:
+    with listening() as port:
+        for well in (True, False):
+            port.door._healthy = lambda well=well: (well, "it said so")
+            problem, ahead_s = endpoints.read_controller(f"http://127.0.0.1:{port.number}", None)
+            assert problem is None
+            assert ahead_s is not None and abs(ahead_s) < 600, "both are this machine's clock"
+
+
+def test_munge_is_not_accused_where_a_command_of_slurm_was_answered() -> None:
+    assert [each.rule for each in of_node(munge_works=False, node_known=None)] == ["munge"]
+    assert of_node(munge_works=False, node_known=True) == []
+    assert [each.rule for each in of_node(munge_works=False, node_known=True, identity="munge")] == ["munge"]
+
+
+def test_the_munge_that_is_asked_is_the_one_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "munge"
+    program.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo munge-0.5.18 && exit\n[ "$2" = --socket=/run/other ]\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert read.read_munge() == ((0, 5, 18), False)
+    assert read.read_munge("/run/other") == ((0, 5, 18), True)
+
+
+def test_a_look_that_is_not_finished_in_time_says_so_and_claims_nothing_else() -> None:
+    (found,) = examine_in_time(0.0, "n1", None)
+    assert (found.rule, found.level, found.where) == ("deadline", Level.UNKNOWN, "n1")
+    assert "it waits in" in found.evidence
+
+
+def test_what_the_child_found_is_told_as_its_own() -> None:
+    row = {
+        "rule": "nvml",
+        "level": "critical",
+        "sentence": "It is gone.",
+        "evidence": "7",
+        "add": "look",
+        "where": "n1",
+    }
+    document = {"what": "node", "subject": "n1", "level": "critical", "findings": [row]}
+    (found,) = parse_findings(json.dumps(document).encode(), "n1")
+    assert found == Advice(
+        rule="nvml", level=Level.CRITICAL, sentence="It is gone.", evidence="7", add="look", where="n1"
+    )
+    for text in (b"", b"{}", b'{"findings": [{"level": "odd"}]}', b'{"findings": 3}'):
+        (found,) = parse_findings(text, "n1")
+        assert found.level is Level.UNKNOWN
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def run(*arguments: str, given: str | None = None) -> Any:
+    return CliRunner(env={"SLURM_WATCHDOG_SOCKET": "/no/such/socket", "COLUMNS": "100"}).invoke(
+        main, ["doctor", *arguments], input=given
+    )
+
+
+SCRIPT = "#!/bin/bash\n#SBATCH --nodes=2 --job-name=\x1b[31mred\nsrun python train.py --save x\n"
+
+
+def test_a_script_is_examined_without_slurm_or_a_controller(tmp_path: Path) -> None:
+    file = tmp_path / "train.sbatch"
+    file.write_text(SCRIPT)
+    result = run(str(file))
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"WARNING: script {file}: ")
+    assert "  add:   #SBATCH --open-mode=append\n" in result.stdout
+    assert f"  where: {file}:3\n" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_as_json_each_finding_has_its_fields() -> None:
+    result = run("-", "--json", given=SCRIPT)
+    document = json.loads(result.stdout)
+    assert (document["what"], document["subject"], document["level"]) == ("script", "-", "warning")
+    assert set(document["findings"][0]) == {"rule", "level", "sentence", "evidence", "add", "where"}
+    assert "kill_on_bad_exit" in [each["rule"] for each in document["findings"]]
+    assert result.exit_code == 1
+
+
+def test_a_well_kept_script_is_ok_with_code_0(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('os.environ["SLURM_WATCHDOG_KILL_SWITCH"]')
+    file = tmp_path / "job.sh"
+    file.write_text(
+        "#!/bin/bash\n#SBATCH --requeue --open-mode=append\nsrun -u -K -W60 python train.py --save x\n"
+    )
+    result = run(str(file))
+    assert (result.exit_code, result.stdout) == (0, f"OK: script {file}: nothing is missing.\n")
+
+
+def test_wrong_usage_has_code_2(tmp_path: Path) -> None:
+    assert run("a", "--node").exit_code == 2
+    assert run("a", "--torch", "new").exit_code == 2
+    assert run("--deadline", "20s").exit_code == 2
+    assert run("--only", "nvml").exit_code == 2
+    assert run("--node", "--deadline", "20").exit_code == 2
+    result = run(str(tmp_path / "none"))
+    assert (result.exit_code, "can't be read" in result.stderr) == (2, True)
+
+
+def test_a_job_that_slurm_does_not_have_is_unknown() -> None:
+    result = run("--job", "999999999")
+    assert result.exit_code == 3
+    assert "Slurm has no job 999999999" in result.stdout

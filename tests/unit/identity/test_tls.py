@@ -1,0 +1,464 @@
+"""Mutual TLS: a node speaks for itself alone, and whoever can't show who it is does not get as far as a request."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_watchdog.agent.delivery.connect import connect
+from slurm_watchdog.agent.delivery.sender import Sender, Spool, in_words
+from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.identity import certificate_authority
+from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
+from slurm_watchdog.identity.tls import Context, names_of
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.http_client import Connection, Response, Unproven
+from tests.builders.identity_door import Port, body_of, listening, until
+from tests.builders.identity_files import DAY_S, controller_files, make_authority, node_files, replace_files
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_authority(tmp_path_factory.mktemp("identity") / "ca", time.time())
+
+
+@pytest.fixture
+def port(ca: Path) -> Iterator[Port]:
+    with listening(identity=Context(controller_files(ca), server=True)) as port:
+        yield port
+
+
+def connection(port: Port, files: TlsFiles | None) -> Connection:
+    return Connection(f"https://127.0.0.1:{port.number}", 10**6, files=files)
+
+
+def report(connection: Connection, node: str, sequence: int = 1) -> Response:
+    return connection.post("/v1/report", body_of(node, sequence), {}, 10.0, 10.0)
+
+
+def test_a_node_reports_for_itself_and_for_nobody_else(ca: Path, port: Port) -> None:
+    agent = connection(port, node_files(ca, "n1", time.time()))
+    assert report(agent, "n1").status == 200
+    refused = report(agent, "n2")
+    assert refused.status == 403
+    assert b"who has proven to be n1 can't speak for 'n2'" in refused.body
+    assert report(agent, "n1", 2).status == 200
+    assert [each.node for each in port.reports] == ["n1", "n1"]
+    assert port.outcome("wrong_node") == 1
+    agent.close()
+
+
+def test_the_handshake_is_paid_once_for_many_reports(ca: Path, port: Port) -> None:
+    agent = connection(port, node_files(ca, "n1", time.time()))
+    for sequence in range(20):
+        assert report(agent, "n1", sequence).status == 200
+    assert port.do(lambda: len(port.server.secured)) == 1
+    agent.close()
+    until(lambda: port.do(lambda: port.server.limits.total) == 0)
+
+
+@pytest.mark.parametrize(
+    ("made_days_ago", "days", "reason", "words"),
+    [(40, 30, "expired", "has expired"), (-2, 30, "not_yet_valid", "is not good")],
+)
+def test_a_certificate_out_of_its_time_is_refused_in_the_handshake(
+    ca: Path,
+    port: Port,
+    made_days_ago: int,
+    days: int,
+    reason: str,
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    files = node_files(ca, "n8", time.time() - made_days_ago * DAY_S, days)
+    with pytest.raises(ssl.SSLError) as raised:
+        report(connection(port, files), "n8")
+    assert words in in_words(raised.value)
+    until(lambda: port.refused(reason) == 1)
+    assert not port.reports
+    until(lambda: "a connection from 127.0.0.1 was refused" in caplog.text)
+
+
+def test_the_certificate_of_another_authority_is_refused_however_it_is_called(
+    ca: Path, port: Port, tmp_path: Path
+) -> None:
+    other = make_authority(tmp_path / "other", time.time())
+    files = node_files(other, "n1", time.time())
+    shutil.copy(ca / "ca.crt", files.ca)  # it knows whom to trust, as everybody may
+    with pytest.raises(ssl.SSLError) as raised:
+        report(connection(port, files), "n1")
+    assert "authority" in in_words(raised.value)
+    until(lambda: port.refused("unknown_ca") == 1)
+
+
+def raw(port: Port, context: ssl.SSLContext) -> bytes:
+    """What somebody gets who comes without our client."""
+    with (
+        socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock,
+        context.wrap_socket(sock) as secure,
+    ):
+        secure.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        return secure.recv(100)
+
+
+def anybody() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def test_without_a_certificate_nobody_gets_anything(port: Port) -> None:
+    with pytest.raises(ssl.SSLError):
+        raw(port, anybody())
+    until(lambda: port.refused("no_certificate") == 1)
+
+
+def test_old_tls_is_refused(port: Port) -> None:
+    context = anybody()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        raw(port, context)
+    until(lambda: port.refused("old_tls") == 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"POST /v1/report HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", "no_tls"),
+        (b"\x00" * 200, "no_tls"),
+        (b"\x16\x03\x01" + b"\xff" * 100_000, "handshake"),
+    ],
+)
+def test_what_is_no_tls_is_closed_and_counted(port: Port, said: bytes, reason: str) -> None:
+    with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
+        try:
+            sock.sendall(said)
+            while sock.recv(1000):
+                pass
+        except ConnectionError:
+            pass
+    until(lambda: sum(port.all_refused().values()) == 1)
+    assert set(port.all_refused()) <= {reason, "handshake"}
+    until(lambda: not port.server.secured)
+
+
+def test_a_controller_s_certificate_is_none_for_a_node_and_a_node_s_none_for_a_controller(
+    ca: Path, port: Port, tmp_path: Path
+) -> None:
+    disguised = tmp_path / "as_agent"
+    shutil.copytree(ca / "controllers" / "localhost", disguised)
+    for end in ("crt", "key"):
+        os.rename(disguised / f"controller.{end}", disguised / f"agent.{end}")
+    with pytest.raises(ssl.SSLError):
+        report(connection(port, TlsFiles(str(disguised), "agent")), "localhost")
+    until(lambda: port.refused("wrong_purpose") == 1)
+
+    node = Path(node_files(ca, "localhost", time.time()).directory)
+    for end in ("crt", "key"):
+        shutil.copy(node / f"agent.{end}", node / f"controller.{end}")
+    with listening(identity=Context(TlsFiles(str(node), "controller"), server=True)) as false:
+        with pytest.raises(ssl.SSLCertVerificationError) as raised:
+            report(connection(false, node_files(ca, "n1", time.time())), "n1")
+        assert "the controller's certificate is not good" in in_words(raised.value)
+        assert not false.reports
+
+
+def test_a_client_s_certificate_reads_metrics_and_speaks_for_no_node(ca: Path, port: Port) -> None:
+    made = Path(certificate_authority.issue(ca, "client", "prometheus", (), 30, time.time()).directory)
+    for end in ("crt", "key"):
+        shutil.copy(made / f"client.{end}", made / f"agent.{end}")
+    reader = connection(port, TlsFiles(str(made), "agent"))
+    assert report(reader, "prometheus").status == 403
+    context = ssl.create_default_context(cafile=str(ca / "ca.crt"))
+    context.load_cert_chain(made / "client.crt", made / "client.key")
+    with (
+        socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock,
+        context.wrap_socket(sock, server_hostname="localhost") as secure,
+    ):
+        secure.sendall(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+        text = b"".join(iter(lambda: secure.recv(1 << 16), b""))
+    assert b"slurm_watchdog_reports_total" in text
+    assert b"slurm_watchdog_certificate_expiry_timestamp_seconds" in text
+    reader.close()
+
+
+def test_a_handshake_that_does_not_go_on_is_ended(port: Port) -> None:
+    with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
+        sock.sendall(b"\x16\x03\x01\x02")
+        until(lambda: port.do(lambda: len(port.server.secured)) == 1)
+        port.do(lambda: [each.check(each._since + 11.0) for each in list(port.server.secured)])
+        assert sock.recv(100) == b""
+    assert port.refused("slow_handshake") == 1
+
+
+def test_a_handshake_that_waited_for_us_is_not_found_slow(port: Port) -> None:
+    """After a restart ten thousand come at once: whoever is refused for that comes again, and so for ever."""
+    with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
+        sock.sendall(b"\x16\x03\x01\x02")
+        until(lambda: port.do(lambda: len(port.server.secured)) == 1)
+        (since,) = port.do(lambda: [each._since for each in port.server.secured])
+
+        def look(now: float) -> None:
+            for each in list(port.server.secured):
+                each.check(now)
+
+        port.do(lambda: port.server.note_pause(since - 1.0, 60.0))  # before its time: no excuse
+        port.do(lambda: port.server.note_pause(since + 14.0, 14.0))
+        port.do(lambda: look(since + 20.0))
+        assert port.all_refused() == {}, "six seconds were its own"
+        port.do(lambda: look(since + 24.5))
+        assert port.refused("slow_handshake") == 1
+
+
+def test_what_the_loop_was_late_is_forgotten_after_minutes_and_what_is_usual_is_not_counted(
+    port: Port,
+) -> None:
+    def count() -> tuple[float, int]:
+        port.server._late.clear()
+        for second in range(2000):
+            port.server.note_pause(float(second), 0.9 if second % 2 else 0.1)
+        return port.server.held_up_s(1990.0), len(port.server._late)
+
+    held_up_s, kept = port.do(count)
+    assert held_up_s == pytest.approx(5 * 0.9)
+    assert kept <= 151
+
+
+def test_a_kept_connection_ends_with_its_certificate(ca: Path, port: Port) -> None:
+    agent = connection(port, node_files(ca, "n1", time.time()))
+    assert report(agent, "n1").status == 200
+
+    def expire() -> None:
+        (kept,) = port.server.secured
+        kept._expires_at = time.time() - 1
+        kept.check(0.0)
+
+    port.do(expire)
+    assert port.refused("expired") == 1
+    until(lambda: not port.server.secured)
+
+
+def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(ca / "controllers" / "localhost", tmp_path / "controller")
+    context = Context(TlsFiles(str(place), "controller"), server=True)
+    files = node_files(ca, "n5", time.time(), 20)
+    moment = [0.0]
+    with listening(identity=context) as port:
+        agent = Connection(f"https://127.0.0.1:{port.number}", 10**6, now=lambda: moment[0], files=files)
+        assert report(agent, "n5").status == 200
+        (first,) = port.do(lambda: set(port.server.secured))
+        before = agent.certificates()["own"], context.expires["own"]
+        renewed = TlsFiles(
+            certificate_authority.issue(
+                ca, "controller", "localhost", ("127.0.0.1",), 500, time.time()
+            ).directory,
+            "controller",
+        )
+        replace_files(context.files, renewed)
+        port.do(port.server.refresh)
+        assert report(agent, "n5", 2).status == 200, "a connection that is kept stays"
+        node_files(ca, "n5", time.time() + 2, 30)
+        moment[0] += 61.0
+        assert report(agent, "n5", 3).status == 200
+        assert port.do(lambda: first not in port.server.secured)
+        assert agent.certificates()["own"] > before[0]
+        assert context.expires["own"] > before[1]
+        agent.close()
+
+
+def test_files_that_cannot_be_used_change_nothing_and_are_told(
+    ca: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = shutil.copytree(ca / "controllers" / "localhost", tmp_path / "controller")
+    context = Context(TlsFiles(str(place), "controller"), server=True)
+    with listening(identity=context) as port:
+        agent = connection(port, node_files(ca, "n1", time.time()))
+        good = (place / "controller.crt").read_text()
+        (place / "controller.crt").write_text("half of a")
+        port.do(port.server.refresh)
+        assert "can't be used, the old ones stay" in caplog.text
+        assert report(agent, "n1").status == 200
+        (place / "controller.crt").write_text(good)
+        port.do(port.server.refresh)
+        assert context.problem == ""
+        agent.close()
+
+
+def test_another_authority_sends_everybody_away_who_came_by_the_old_one(ca: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(ca / "controllers" / "localhost", tmp_path / "controller")
+    with listening(identity=Context(TlsFiles(str(place), "controller"), server=True)) as port:
+        agent = connection(port, node_files(ca, "n1", time.time()))
+        assert report(agent, "n1").status == 200
+        other = make_authority(tmp_path / "other", time.time())
+        replace_files(TlsFiles(str(place), "controller"), controller_files(other))
+        port.do(port.server.refresh)
+        until(lambda: not port.server.secured)
+        with pytest.raises(OSError):
+            report(agent, "n1", 2)
+        assert len(port.reports) == 1
+
+
+def together(target: Path, *parts: Path) -> None:
+    """As `cat PARTS > TARGET`."""
+    replacement = target.with_suffix(".new")
+    replacement.write_text("".join(part.read_text() for part in parts))
+    os.replace(replacement, target)
+
+
+@pytest.mark.parametrize("some_were_revoked", [False, True])
+def test_a_new_authority_takes_over_step_by_step_and_nobody_is_sent_away(
+    tmp_path: Path, some_were_revoked: bool
+) -> None:
+    """The steps of deploy/README.md. Both authorities have the same name, as those that `ca init` makes."""
+    old, new = make_authority(tmp_path / "old", time.time()), make_authority(tmp_path / "new", time.time())
+    place = shutil.copytree(controller_files(old).directory, tmp_path / "controller")
+    nodes = [
+        shutil.copytree(node_files(old, name, time.time()).directory, tmp_path / name)
+        for name in ("n1", "n2")
+    ]
+    if some_were_revoked:
+        node_files(old, "n9", time.time())
+        certificate_authority.revoke(
+            old, [each for each in certificate_authority.list_issued(old) if each.name == "n9"], time.time()
+        )
+        shutil.copy(old / "ca.crl", place / "ca.crl")
+    with listening(identity=Context(TlsFiles(str(place), "controller"), server=True)) as port:
+
+        def all_report(*of: Path) -> None:
+            port.do(port.server.refresh)
+            for each in of:
+                agent = connection(port, TlsFiles(str(each), "agent"))
+                assert report(agent, each.name).status == 200
+                agent.close()
+
+        all_report(*nodes)
+        for machine in (place, *nodes):
+            together(machine / "ca.crt", new / "ca.crt", old / "ca.crt")
+            if some_were_revoked and machine == place:
+                together(place / "ca.crl", new / "ca.crl", old / "ca.crl")
+            all_report(*nodes)
+        for node in nodes:
+            made = Path(node_files(new, node.name, time.time()).directory)
+            for name in ("agent.crt", "agent.key"):
+                shutil.copy(made / name, node / name)
+            all_report(*nodes)
+        for name in ("controller.crt", "controller.key"):
+            shutil.copy(Path(controller_files(new).directory) / name, place / name)
+        all_report(*nodes)
+        for machine in (*nodes, place):
+            together(machine / "ca.crt", new / "ca.crt")
+            if some_were_revoked and machine == place:
+                together(place / "ca.crl", new / "ca.crl")
+            all_report(*nodes)
+        assert port.all_refused() == {}
+        late = connection(port, node_files(old, "n1", time.time()))
+        shutil.copy(new / "ca.crt", old / "nodes" / "n1" / "ca.crt")
+        with pytest.raises(ssl.SSLError):
+            report(late, "n1")
+        until(lambda: port.refused("unknown_ca") == 1)
+
+
+def test_a_list_of_another_authority_s_revocations_is_said_to_be_that(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = make_authority(tmp_path / "old", time.time()), make_authority(tmp_path / "new", time.time())
+    shutil.copy(old / "ca.crl", new / "controllers" / "localhost" / "ca.crl")
+    with listening(identity=Context(controller_files(new), server=True)) as port:
+        with pytest.raises(ssl.SSLError):
+            report(connection(port, node_files(new, "n1", time.time())), "n1")
+        until(lambda: port.refused("no_revocation_list") == 1)
+        until(lambda: "holds no list of the authority that made its certificate" in caplog.text)
+
+
+def test_an_agent_without_its_files_says_what_is_missing_and_goes_on(
+    ca: Path, port: Port, tmp_path: Path
+) -> None:
+    files = TlsFiles(str(tmp_path), "agent")
+    with pytest.raises(Unproven, match=r"agent\.key cannot be read"):
+        report(connection(port, files), "n1")
+    made = Path(node_files(ca, "n1", time.time()).directory)
+    url = f"https://127.0.0.1:{port.number}"
+    sender = Sender(
+        url,
+        Spool(10**6, 60),
+        connect(url, SecuritySettings(mode="tls", tls_directory=str(tmp_path)), "n1"),
+    )
+    sender.start()
+    sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
+    until(lambda: "cannot be read" in sender.problem)
+    for name in ("ca.crt", "agent.crt", "agent.key"):
+        shutil.copy(made / name, tmp_path / name)
+    until(lambda: len(port.reports) == 1)
+    sender.stop()
+
+
+def test_an_agent_that_is_to_show_a_certificate_never_speaks_without_tls(ca: Path) -> None:
+    with listening() as plain:
+        agent = Connection(f"http://127.0.0.1:{plain.number}", 10**6, files=node_files(ca, "n1", time.time()))
+        with pytest.raises(Unproven, match="https://"):
+            report(agent, "n1")
+        assert not plain.reports
+
+
+def test_a_key_that_others_may_read_keeps_the_controller_from_starting(ca: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(ca / "controllers" / "localhost", tmp_path / "controller")
+    (place / "controller.key").chmod(0o644)
+    with pytest.raises(IdentityError, match="chmod 600"):
+        Context(TlsFiles(str(place), "controller"), server=True)
+
+
+def test_names_are_those_of_the_certificate_without_the_site_s_domain() -> None:
+    subject = ((("commonName", "n1"),),)
+    assert names_of({"subject": subject}) == {"n1"}
+    assert names_of({"subject": subject, "subjectAltName": (("DNS", "n2"),)}) == {"n2"}
+    assert (
+        names_of({"subject": subject, "subjectAltName": (("URI", "slurm-watchdog:client:x"),)}) == frozenset()
+    )
+    long = {
+        "subjectAltName": (
+            ("DNS", "n1.c.example.org"),
+            ("DNS", "*.c.example.org"),
+            ("DNS", "n1.other.org"),
+            ("DNS", ".c.example.org"),
+        )
+    }
+    assert names_of(long, "c.example.org") == {"n1", "n1.other.org"}
+    assert names_of(long) == {"n1.c.example.org", "n1.other.org", ".c.example.org"}
+    assert names_of({}) == frozenset()
+
+
+def test_a_certificate_that_was_revoked_is_refused_and_its_kept_connection_ended(tmp_path: Path) -> None:
+    ca = make_authority(tmp_path / "ca", time.time())
+    own, thief = tmp_path / "n1", tmp_path / "n2"
+    shutil.copytree(node_files(ca, "n1", time.time()).directory, own)
+    shutil.copytree(node_files(ca, "n2", time.time()).directory, thief)
+    with listening(identity=Context(controller_files(ca), server=True)) as port:
+        good, stolen = (
+            connection(port, TlsFiles(str(own), "agent")),
+            connection(port, TlsFiles(str(thief), "agent")),
+        )
+        assert report(good, "n1").status == report(stolen, "n2").status == 200
+        for name in ("n9", "n2"):  # the list holds all that ever were on it
+            node_files(ca, "n9", time.time())
+            done = CliRunner().invoke(main, ["ca", "revoke", name, "--directory", str(ca)])
+            assert done.exit_code == 0, done.output
+            shutil.copy(ca / "ca.crl", ca / "controllers" / "localhost" / "ca.crl")
+            port.do(port.server.refresh)
+        until(lambda: not port.server.secured)
+        with pytest.raises(ssl.SSLError) as raised:
+            report(stolen, "n2", 2)
+        assert "revoked" in in_words(raised.value)
+        until(lambda: port.refused("revoked") == 1)
+        assert report(good, "n1", 2).status == 200
+        assert not (ca / "nodes" / "n2").exists()
+        assert CliRunner().invoke(main, ["ca", "revoke", "n2", "--directory", str(ca)]).exit_code == 2
+        good.close()

@@ -1,0 +1,158 @@
+"""Journals of older releases, the ledger of nodes, and a real PostgreSQL where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.actions.ladder.state import ladder_of
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.journal.tables import SCHEMA_VERSION
+from slurm_watchdog.model.actions import ActionEnd, Rung, RungOutcome, Step
+from tests.builders.notices import DECISION, INCIDENT
+
+SCHEMA_1 = """
+CREATE TABLE journal_schema (version INTEGER NOT NULL);
+CREATE TABLE incidents (id VARCHAR(64) NOT NULL, state VARCHAR(16) NOT NULL, kind VARCHAR(64) NOT NULL, opened_at FLOAT NOT NULL,
+  document TEXT NOT NULL, PRIMARY KEY (id));
+CREATE TABLE incident_jobs (incident_id VARCHAR(64) NOT NULL, job_id VARCHAR(64) NOT NULL, PRIMARY KEY (incident_id, job_id));
+CREATE TABLE evidence (id INTEGER NOT NULL, incident_id VARCHAR(64) NOT NULL, at FLOAT NOT NULL, kind VARCHAR(64) NOT NULL,
+  document TEXT NOT NULL, PRIMARY KEY (id));
+CREATE TABLE decisions (id VARCHAR(64) NOT NULL, incident_id VARCHAR(64) NOT NULL, verdict VARCHAR(16) NOT NULL,
+  action VARCHAR(32) NOT NULL, decided_at FLOAT NOT NULL, document TEXT NOT NULL, PRIMARY KEY (id));
+CREATE TABLE rungs (id INTEGER NOT NULL, decision_id VARCHAR(64) NOT NULL, rung VARCHAR(32) NOT NULL, attempt INTEGER NOT NULL,
+  intent_at FLOAT NOT NULL, outcome VARCHAR(16), outcome_at FLOAT, detail TEXT NOT NULL, PRIMARY KEY (id),
+  UNIQUE (decision_id, rung, attempt));
+CREATE TABLE action_ends (decision_id VARCHAR(64) NOT NULL, document TEXT NOT NULL, PRIMARY KEY (decision_id));
+CREATE TABLE pauses (id INTEGER NOT NULL, reason TEXT NOT NULL, paused_by VARCHAR(255) NOT NULL, paused_at FLOAT NOT NULL,
+  resumed_by VARCHAR(255), resumed_at FLOAT, PRIMARY KEY (id));
+CREATE TABLE timeline (id INTEGER NOT NULL, incident_id VARCHAR(64) NOT NULL, at FLOAT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (id));
+CREATE TABLE outbox (id INTEGER NOT NULL, channel VARCHAR(32) NOT NULL, incident_id VARCHAR(64) NOT NULL, payload TEXT NOT NULL,
+  added_at FLOAT NOT NULL, done BOOLEAN NOT NULL, attempts INTEGER NOT NULL, retry_at FLOAT NOT NULL, error TEXT NOT NULL,
+  PRIMARY KEY (id));
+INSERT INTO journal_schema VALUES (1);
+INSERT INTO decisions VALUES ('d1', 'i1', 'allowed', 'requeue', 200.0, '{"id":"d1","incident_id":"i1","action":"requeue",
+  "verdict":"allowed","by":"rule","reason":"why","decided_at":200.0,"fence":{"job_id":"7","restarts":0,"start_at":90.0}}');
+INSERT INTO rungs VALUES (1, 'd1', 'requeue_hold', 1, 201.0, NULL, NULL, '');
+INSERT INTO pauses VALUES (1, 'maintenance', 'root', 100.0, NULL, NULL);
+"""
+"""As the first releases wrote it, with an action that was under way."""
+
+
+def test_a_journal_of_schema_1_is_taken_over_with_the_action_that_was_under_way(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with sqlite3.connect(path) as old:
+        old.executescript(SCHEMA_1)
+    old.close()
+    journal = Journal(f"sqlite:///{path}")
+    (run,) = journal.open_actions()
+    assert ladder_of(run.decision) == (Step.EVIDENCE, Step.REQUEUE)
+    assert [(r.rung, r.outcome) for r in run.records] == [(Rung.REQUEUE_HOLD, None)]
+    assert journal.paused() == ("maintenance", "root", 100.0)
+    journal.node_entry("n1", "excluded", run.decision, 300.0)
+    journal.close()
+    with sqlite3.connect(path) as now:
+        assert now.execute("SELECT version FROM journal_schema").fetchone() == (SCHEMA_VERSION,)
+    now.close()
+    Journal(f"sqlite:///{path}").close()
+
+
+def everything(url: str) -> None:
+    """What the controller does with a journal, once."""
+    journal = Journal(url)
+    journal.save_incident(INCIDENT)
+    journal.save_incident(replace(INCIDENT, summary="again"))
+    journal.note("i1", 1.0, "fires")
+    journal.add_evidence("i1", 1.0, "node", {"a": "b" * 5000})
+    journal.add_decision(DECISION)
+    with pytest.raises(JournalError, match="don't change"):
+        journal.add_decision(DECISION)
+    journal.rung_intent("d1", Rung.REQUEUE_HOLD, 1, 2.0)
+    journal.rung_outcome("d1", Rung.REQUEUE_HOLD, 1, RungOutcome.DONE, 3.0, "held")
+    with pytest.raises(JournalError, match="stays so"):
+        journal.rung_outcome("d1", Rung.REQUEUE_HOLD, 1, RungOutcome.FAILED, 3.0, "no")
+    journal.node_entry("n1", "excluded", DECISION, 4.0)
+    journal.node_entry("n1", "excluded", DECISION, 5.0)
+    journal.node_entry("n2", "drained", DECISION, 4.0, "slurm-watchdog: x", 3.5)
+    journal.pause("x", "root", 5.0)
+    journal.outbox.add("slack", "i1", {"text": "x"}, 5.0)
+    journal.close()
+    journal = Journal(url)
+    (run,) = journal.open_actions()
+    assert run.records[0].detail == "held"
+    journal.end_action("d1", ActionEnd(ok=True, ended_at=6.0, detail="done"))
+    assert not journal.open_actions() and journal.actions("i1")[0].end is not None
+    assert journal.paused() == ("x", "root", 5.0)
+    assert [entry.node for entry in journal.node_entries("excluded", "7")] == ["n1"]
+    assert not journal.node_entries("excluded", "8")
+    (drained,) = journal.node_entries("drained")
+    assert (drained.reason, drained.reason_at) == ("slurm-watchdog: x", 3.5)
+    journal.end_node_entry(drained.id, 7.0, "given back")
+    assert not journal.node_entries("drained")
+    assert journal.evidence("i1")[0][2] == {"a": "b" * 5000}
+    assert journal.incidents()[0].summary == "again"
+    assert len(journal.outbox.pending(10)) == 1
+    with journal.together():
+        journal.note("i1", 8.0, "one")
+        journal.note("i1", 8.0, "two")
+    assert len(journal.timeline("i1")) == 3
+    journal.close()
+
+
+def test_everything_that_a_journal_does_on_sqlite(tmp_path: Path) -> None:
+    everything(f"sqlite:///{tmp_path / 'journal.sqlite'}")
+
+
+@pytest.fixture
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL of its own; skipped where its server or the driver (extra `postgresql`) is not installed."""
+    if importlib.util.find_spec("psycopg") is None:
+        pytest.skip("the driver psycopg is not installed: pip install 'slurm-training-watchdog[postgresql]'")
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    server = str(found[-1].parent) if found else os.path.dirname(shutil.which("initdb") or "")
+    if not server:
+        pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
+    if os.geteuid() == 0 and shutil.which("runuser") is None:
+        pytest.skip("PostgreSQL does not run as root, and there is no runuser")
+    directory = Path(
+        subprocess.run(
+            ["mktemp", "-d", "/tmp/pgXXXXXX"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+    )
+    as_user = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
+    if as_user:
+        shutil.chown(directory, "nobody")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    subprocess.run([*as_user, f"{server}/initdb", "-D", f"{directory}/data", "-U", "watchdog", "--auth=trust", "-N"],
+                   check=True, capture_output=True, timeout=120, cwd="/")  # fmt: skip
+    process = subprocess.Popen(
+        [*as_user, f"{server}/postgres", "-D", f"{directory}/data", "-p", str(port), "-h", "127.0.0.1", "-k", str(directory)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 60
+        ready = [*as_user, f"{server}/pg_isready", "-h", "127.0.0.1", "-p", str(port), "-q"]
+        while subprocess.run(ready, timeout=20, cwd="/").returncode:
+            assert process.poll() is None and time.monotonic() < until, "PostgreSQL did not start"
+            time.sleep(0.2)
+        yield f"postgresql+psycopg://watchdog@127.0.0.1:{port}/postgres"
+    finally:
+        process.terminate()
+        process.wait(30)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_everything_that_a_journal_does_on_postgresql(postgresql: str) -> None:
+    everything(postgresql)

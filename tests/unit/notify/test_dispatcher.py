@@ -1,0 +1,811 @@
+"""Messages on their way: in order, few, together where they are many, and none lost that is not too old. Hours take no time here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ClusterShell.NodeSet import NodeSet
+from ClusterShell.RangeSet import RangeSet
+
+from slurm_watchdog.base.text import fold
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.model.actions import Verdict
+from slurm_watchdog.model.incidents import IncidentState, Kind, Severity
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.dispatcher import Notifier, Sources
+from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.job_status_message import JobPulse
+from slurm_watchdog.notify.notification import Delivery, Topic
+from slurm_watchdog.notify.slack import SlackBot
+from slurm_watchdog.notify.slack_channel import LogPoster, Pace, PulseChannel, SlackChannel
+from slurm_watchdog.notify.slack_messages import Payload
+from tests.builders.notices import (
+    DECISION,
+    FAILED,
+    INCIDENT,
+    OVER,
+    RUN,
+    Ticking,
+    incident,
+    open_journal,
+    replace,
+)
+from tests.builders.slack_server import CHANNEL, FakeSlack, shown, too_long, with_slack
+
+
+@pytest.fixture
+def journal() -> Journal:
+    """In memory: nobody dies in most of these tests."""
+    return Journal("sqlite://")
+
+
+class Wall:
+    """In the place of Slack: fails as told, else keeps (when, message, thread)."""
+
+    def __init__(self, *failures: SendFailed, threads: bool = False) -> None:
+        self.failures: list[SendFailed | None] = list(failures)
+        self.threads = threads
+        self.posts: list[tuple[float, Payload, str | None]] = []
+        self.tries: list[float] = []
+        self.now = lambda: 0.0
+
+    async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
+        self.tries.append(self.now())
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            raise failure
+        assert not too_long(message)
+        self.posts.append((self.now(), message, thread))
+        return (thread or f"C/{len(self.posts)}") if self.threads else None
+
+    async def revise(self, thread: str, message: Payload) -> None:
+        self.posts.append((self.now(), message, f"revised {thread}"))
+
+    def texts(self) -> list[str]:
+        return [message["text"] for _, message, _ in self.posts]
+
+    def everything(self) -> str:
+        return "\n".join(text["text"] for _, message, _ in self.posts for _, text in shown(message))
+
+
+def ticking(journal: Journal, wall: Wall, **changes: Any) -> Ticking:
+    pace = changes.pop("pace", Pace(5))
+    found = Ticking(journal, [SlackChannel(wall, "a", pace=pace, **changes)])
+    wall.now = lambda: found.now
+    return found
+
+
+def most_in_a_minute(times: list[float]) -> int:
+    return max((sum(1 for other in times if at <= other < at + 60.0) for at in times), default=0)
+
+
+# ------------------------------------------------------------------------------------------------- the story of one
+
+
+def test_without_threads_each_thing_is_told_in_the_channel_and_what_comes_together_is_told_together(
+    journal: Journal,
+) -> None:
+    wall = Wall()
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        told.notifier.opened(INCIDENT)
+        told.notifier.decided(INCIDENT, DECISION)
+        assert wall.posts == []  # nobody waited
+        await told.run_until_empty()
+        told.notifier.ended(INCIDENT, RUN)
+        await told.run_until_empty()
+        told.notifier.resolved(OVER)
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    opened, ended, resolved = wall.texts()
+    assert opened.startswith(
+        "[a] CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s. Job 7 is being restarted"
+    )
+    assert ended.startswith("[a] job 7 was restarted")
+    assert resolved.startswith("[a] over after")
+
+
+def test_a_bot_tells_one_incident_in_one_thread_and_strikes_its_first_message_when_it_is_over(
+    journal: Journal, tmp_path: Path
+) -> None:
+    async def go(slack: FakeSlack) -> None:
+        bot = SlackBot(slack.token_file(tmp_path), CHANNEL, 5, f"{slack.url}/api")
+        told = Ticking(journal, [SlackChannel(bot, "a", pace=Pace(5))])
+        told.notifier.opened(INCIDENT)
+        told.notifier.decided(INCIDENT, DECISION)
+        await told.run_until_empty()
+        told.notifier.diagnosed(INCIDENT, ["Rank 3 waits for its data loader.", "7 ranks: in all_reduce"])
+        await told.run_until_empty()
+        told.notifier.ended(INCIDENT, FAILED)
+        await told.run_until_empty()
+        (first,) = slack.in_channel()
+        assert first["text"].startswith("[a] CRITICAL: job 7: rank 3 waits alone.")
+        evidence, diagnosis, outcome = slack.below(first)
+        assert "the only one in forward" in json.dumps(evidence)
+        assert diagnosis["text"] == "evidence: job 7: Rank 3 waits for its data loader."
+        assert "NEEDS YOU" in outcome["text"]
+        assert (diagnosis["reply_broadcast"], outcome["reply_broadcast"]) == (False, True)
+        told.notifier.resolved(OVER)
+        await told.run_until_empty()
+        assert len(slack.below(first)) == 3  # that it is over stands in the first message, and nowhere else
+        assert slack.in_channel()[0]["text"].startswith("[a] over after 2 h 00 min: job 7")
+
+    with_slack(FakeSlack(), go)
+
+
+def test_a_thread_goes_on_after_a_restart(tmp_path: Path) -> None:
+    wall, journal = Wall(threads=True), open_journal(tmp_path)
+
+    async def before() -> None:
+        told = ticking(journal, wall)
+        told.notifier.opened(INCIDENT)
+        await told.run_until_empty()
+        told.notifier.ended(INCIDENT, RUN)
+
+    asyncio.run(before())
+    journal.close()
+
+    async def after() -> None:
+        await ticking(open_journal(tmp_path), wall).run_until_empty()
+
+    asyncio.run(after())
+    assert [thread for _, _, thread in wall.posts] == [None, "C/1", "C/1", "revised C/1"]
+    assert wall.texts()[-2].startswith("job 7 was restarted")
+    assert wall.texts()[-1].startswith("[a] CRITICAL: job 7: rank 3 waits alone.")
+
+
+def test_a_first_message_whose_thread_failed_is_not_told_twice(journal: Journal) -> None:
+    wall = Wall(threads=True)
+    wall.failures = [None, SendFailed("no"), None]
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        told.notifier.opened(INCIDENT)
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert [thread for _, _, thread in wall.posts] == [None, "C/1", "revised C/1"]
+    assert "the only one in forward" in wall.everything()
+
+
+def test_an_incident_that_another_explains_is_not_announced(journal: Journal) -> None:
+    async def go() -> None:
+        told = ticking(journal, Wall())
+        told.notifier.opened(replace(INCIDENT, inhibited_by="i0"))
+        told.notifier.resolved(replace(INCIDENT, inhibited_by="i0"))
+        told.notifier.resolved(replace(INCIDENT, fired_at=None))
+
+    asyncio.run(go())
+    assert journal.outbox.pending(5) == []
+
+
+CAUSE = replace(
+    INCIDENT,
+    id="i9",
+    kind=Kind.FILESYSTEM_OUTAGE,
+    subject="mount:/shared",
+    summary="/shared does not answer.",
+)
+
+
+def test_a_cause_takes_over_the_message_of_what_it_explains_and_closes_it(journal: Journal) -> None:
+    wall = Wall(threads=True)
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        told.notifier.opened(INCIDENT)
+        await told.run_until_empty()
+        told.notifier.explained(replace(INCIDENT, inhibited_by="i9"), CAUSE)
+        told.notifier.opened(CAUSE)
+        await told.run_until_empty()
+        told.notifier.resolved(
+            replace(CAUSE, state=IncidentState.RESOLVED, resolved_at=told.now, resolution="it answers")
+        )
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert [thread for _, _, thread in wall.posts].count(None) == 1, "one fault, one message in the channel"
+    revisions = [
+        message["text"] for _, message, thread in wall.posts if (thread or "").startswith("revised C/1")
+    ]
+    assert any(text.startswith("[a] CRITICAL: job 7: /shared does not answer.") for text in revisions)
+    assert revisions[-1].startswith("[a] over after")
+
+
+@pytest.mark.parametrize("guard", ["blind", "evidence", "busy"])
+def test_a_verdict_that_turns_within_half_a_minute_is_not_sent_and_one_that_stands_is(
+    journal: Journal, guard: str
+) -> None:
+    wall, passing = Wall(), replace(DECISION, id="d0", verdict=Verdict.SUPPRESSED, by=guard)
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        told.notifier.decided(INCIDENT, passing)
+        told.now += 20.0
+        told.notifier.release()
+        told.notifier.decided(INCIDENT, DECISION)
+        told.now += 60.0
+        told.notifier.release()
+        await told.run_until_empty()
+        assert f"guard: {guard}" not in wall.everything()
+        told.notifier.decided(INCIDENT, passing)
+        told.now += 31.0
+        told.notifier.release()
+        await told.run_until_empty()
+        assert f"guard: {guard}" in wall.everything()
+
+    asyncio.run(go())
+
+
+def test_a_channel_that_fails_says_since_when_and_what_waits_until_a_message_gets_through(
+    journal: Journal,
+) -> None:
+    wall = Wall(*[SendFailed("HTTP 500")] * 3)
+    counted: dict[str, int] = {}
+
+    def count(channel: str, outcome: str, number: int) -> None:
+        counted[f"{channel} {outcome}"] = counted.get(f"{channel} {outcome}", 0) + number
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        (worker,) = told.workers
+        worker.count = count
+        assert worker.delivery() == Delivery(channel="slack")
+        told.notifier.opened(INCIDENT)
+        told.now += 30.0
+        await worker.step()
+        told.now += 1.0
+        failing = worker.delivery()
+        assert (failing.failing_s, failing.error) == (1.0, "HTTP 500")
+        await told.run_until_empty()
+        assert worker.delivery().failing_s is None
+
+    asyncio.run(go())
+    assert counted == {"slack failed": 3, "slack sent": 1}
+
+
+def test_whose_job_it_is_stands_in_the_message(journal: Journal) -> None:
+    wall = Wall()
+
+    async def go() -> None:
+        told = ticking(journal, wall, mentions={"user:ann": "U0ANN"})
+        job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
+        told.notifier.attach(Sources(job_of={"7": job}.get))
+        told.notifier.opened(INCIDENT)
+        told.notifier.decided(INCIDENT, replace(DECISION, verdict=Verdict.OBSERVED))
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert "<@U0ANN>" in wall.everything()
+
+
+# ------------------------------------------------------------------------------------------------- failures
+
+
+def test_messages_go_in_order_through_failures_and_wait_as_long_as_slack_asks(journal: Journal) -> None:
+    wall = Wall()
+    wall.failures = [None, SendFailed("500"), SendFailed("429", retry_after_s=30.0), SendFailed("500"), None]
+
+    async def go() -> None:
+        told = ticking(journal, wall, pace=Pace(50))
+        for number in range(3):
+            told.notifier.opened(incident(number))
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert [re.search(r"job (\d)", text)[1] for text in wall.texts()] == ["0", "1", "2"]  # type: ignore[index]
+    gaps = [later - earlier for earlier, later in zip(wall.tries, wall.tries[1:], strict=False)]
+    assert min(gaps) >= 1.0
+    assert gaps[2] >= 30.0  # Retry-After
+    assert gaps[3] >= 8.0  # the third failure of the same message
+
+
+def test_what_was_not_sent_is_sent_after_a_restart(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+
+    async def before() -> None:
+        told = ticking(journal, Wall(*[SendFailed("away")] * 100))
+        told.notifier.opened(INCIDENT)
+        await told.run_until(told.now + 100.0)
+
+    asyncio.run(before())
+    journal.close()
+    wall = Wall()
+
+    async def after() -> None:
+        await ticking(open_journal(tmp_path), wall).run_until_empty()
+
+    asyncio.run(after())
+    assert len(wall.posts) == 1
+
+
+def test_a_message_that_can_never_be_delivered_does_not_block_the_others(journal: Journal) -> None:
+    wall = Wall(SendFailed("invalid", permanent=True))
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        told.notifier.opened(incident(1))
+        told.notifier.opened(incident(2))
+        journal.outbox.add("slack", "i3", {"of": "another release"}, told.now)
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert len(wall.posts) == 1
+    assert "job 2" in wall.texts()[0]
+
+
+def test_what_is_a_day_old_is_news_to_nobody(journal: Journal) -> None:
+    wall = Wall()
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        told.notifier.opened(incident(1))
+        told.now += 90_000.0
+        told.notifier.opened(incident(2))
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert ["job 2" in text for text in wall.texts()] == [True]
+
+
+def test_a_clock_that_was_set_back_holds_nothing_up_for_long(journal: Journal) -> None:
+    wall = Wall(SendFailed("no", retry_after_s=3000.0))
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        told.notifier.opened(incident(1))
+        await told.run_until(told.now + 1.0)
+        told.now -= 86_400.0
+        await told.run_until_empty(60.0)
+
+    asyncio.run(go())
+    assert len(wall.posts) == 1
+
+
+class BrokenOutbox:
+    """An outbox on a disk that fails, the first time it is looked at."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "pending" and not self.failed:
+            self.failed = True
+            raise JournalError("the disk is full")
+        return getattr(self.journal, name)
+
+
+def test_an_outbox_that_fails_once_does_not_end_the_sending(journal: Journal) -> None:
+    wall, outbox = Wall(), BrokenOutbox(journal.outbox)
+
+    async def go() -> None:
+        notifier = Notifier(outbox, [SlackChannel(wall, "a", pace=Pace(5))], "a", poll_s=0.02)
+        notifier.opened(INCIDENT)
+        await until_empty(journal, notifier)
+
+    asyncio.run(go())
+    assert outbox.failed
+    assert len(wall.posts) == 1
+
+
+async def until_empty(journal: Journal, notifier: Notifier) -> None:
+    task = asyncio.create_task(notifier.run())
+    for _ in range(2000):
+        if not journal.outbox.pending(1):
+            break
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not journal.outbox.pending(1)
+
+
+def test_without_slack_the_messages_go_to_the_log(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        notifier = make_notifier(Config(cluster_name="alpha"), journal.outbox)
+        for number in range(30):
+            notifier.opened(incident(number))
+        await until_empty(journal, notifier)
+
+    asyncio.run(go())
+    assert caplog.text.count("message: [alpha] CRITICAL: job ") == 30
+
+
+class Silent(LogPoster):
+    """A Slack that takes a message and never answers."""
+
+    async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
+        await asyncio.Event().wait()
+        return None
+
+
+def test_a_slack_that_never_answers_keeps_nobody_from_working(journal: Journal) -> None:
+    """The tick and the ladder live in the same loop: while 5,000 incidents are told to nobody they have turn after turn."""
+    turns = 0
+
+    async def act() -> None:
+        nonlocal turns
+        while turns < 1000:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def go() -> None:
+        notifier = Notifier(journal.outbox, [SlackChannel(Silent(), "a", pace=Pace(5))], "a")
+        task = asyncio.create_task(notifier.run())
+        with journal.together():
+            for number in range(500):
+                notifier.opened(incident(number))
+        await act()
+        notifier.opened(incident(9999))
+        assert not task.done()
+        task.cancel()
+
+    asyncio.run(go())
+    assert turns == 1000
+    # All are kept: as they came, or in the digest that is on its way.
+    assert journal.outbox.pending(1)
+
+
+def test_the_pace_forgets_what_is_a_minute_old_and_what_a_clock_left_in_the_future() -> None:
+    pace = Pace(5)
+    for at in (100.0, 102.0, 104.0, 106.0, 108.0):
+        assert pace.wait_s(at) == 0.0
+        pace.note(at)
+    assert (pace.free(109.0), round(pace.wait_s(109.0))) == (0, 51)
+    assert (pace.free(160.5), pace.wait_s(160.5)) == (1, 0.0)
+    assert (pace.free(50.0), pace.wait_s(50.0)) == (5, 0.0)  # the clock was set back
+    pace.note(50.0)
+    assert len(pace._sent) == 1
+    assert pace.wait_s(50.5) == 0.5  # a second between two
+
+
+# ------------------------------------------------------------------------------------------------- many
+
+
+def folded_numbers(text: str) -> list[int]:
+    """Every number that is named in ranges, with ClusterShell as the other opinion."""
+    found: list[int] = []
+    for line in re.findall(r"×[^:\n]*: ([\d, …-]+)", text) + re.findall(
+        r"^• … ([\d, -]+)", text, re.MULTILINE
+    ):
+        found.extend(int(n) for n in RangeSet(line.replace(" ", "").replace("…", "").strip(",")))
+    return found
+
+
+@pytest.mark.parametrize(("threads", "scattered", "in_a_row"), [(True, 4000, 1000), (False, 100, 200)])
+def test_five_thousand_incidents_at_once_are_a_few_messages_and_each_is_in_them(
+    journal: Journal, threads: bool, scattered: int, in_a_row: int
+) -> None:
+    wall = Wall(threads=threads)
+    numbers = [1000 + 7 * n for n in range(scattered)] + [40_000 + n for n in range(in_a_row)]
+    many = f"{len(numbers):,}"
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        with journal.together():
+            for number in numbers:
+                one = incident(number)
+                told.notifier.opened(one)
+                held = replace(DECISION, verdict=Verdict.SUPPRESSED, by="storm")
+                told.notifier.decided(one, held)
+        await told.run_until_empty()
+        with journal.together():
+            for number in numbers:
+                told.notifier.resolved(incident(number, resolved_at=told.now, resolution="steps again"))
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    times = [at for at, _, _ in wall.posts]
+    assert most_in_a_minute(times) <= 5
+    assert wall.texts()[0].startswith(f"[a] {many} incidents: {many} collective_hang")
+    assert f"{many} × graceful_restart suppressed (storm)" in wall.everything()
+    assert sorted(folded_numbers(wall.everything())) == sorted(numbers * 2)
+    assert len(wall.posts) < 30
+    if threads:
+        assert sum(1 for _, _, thread in wall.posts if thread is None) == 2  # the others are below these
+
+
+def test_a_storm_that_goes_on_is_a_digest_a_minute_and_what_failed_is_said_in_it(journal: Journal) -> None:
+    wall = Wall()
+    numbers = list(range(1, 601))
+
+    async def go() -> None:
+        told = ticking(journal, wall, mentions={"default": "here"})
+        for number in numbers:  # two a second, for five minutes
+            told.notifier.opened(incident(number))
+            if number == 300:
+                told.notifier.ended(incident(number), FAILED)
+            await told.run_until(told.now + 0.5)
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert most_in_a_minute([at for at, _, _ in wall.posts]) <= 5
+    assert len(wall.posts) <= 16
+    singles = [int(n) for text in wall.texts() for n in re.findall(r"^\[a\] CRITICAL: job (\d+)", text)]
+    few = [int(n) for n in re.findall(r"^• CRITICAL: job (\d+)", wall.everything(), re.MULTILINE)]
+    assert sorted(singles + few + folded_numbers(wall.everything())) == numbers
+    assert "NEEDS YOU: job 7 NEEDS YOU, its restart failed: no checkpoint" in wall.everything()
+    assert "<!here>" in wall.everything()
+
+
+def test_incidents_of_all_kinds_and_names_are_in_the_digest(journal: Journal) -> None:
+    wall = Wall()
+    nodes = [f"gpu{number:04d}" for number in range(0, 900, 3)]
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        for node in nodes:
+            told.notifier.opened(
+                replace(INCIDENT, id=node, kind=Kind.AGENT_SILENT, severity=Severity.WARNING, job_ids=(), subject=f"node:{node}")
+            )  # fmt: skip
+        for name in ("mount:/scratch <x>", "mount:/home"):
+            told.notifier.opened(replace(INCIDENT, id=name, kind=Kind.FILESYSTEM_OUTAGE, job_ids=(), subject=name))  # fmt: skip
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    said = wall.everything()
+    assert wall.texts()[0].startswith("[a] 302 incidents: 300 agent_silent, 2 filesystem_outage")
+    assert said.index("filesystem_outage × 2") < said.index("warning agent_silent × 300")  # the worst first
+    assert "mount:/scratch &lt;x&gt;" in said
+    named = NodeSet()
+    for part in re.findall(r"node:(gpu\[[\d,-]+\])", said):
+        named.update(part)
+    assert sorted(named) == nodes
+
+
+def test_a_few_incidents_keep_their_sentences(journal: Journal) -> None:
+    wall = Wall()
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        for number in range(8):
+            told.notifier.opened(incident(number))
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert len(wall.posts) == 1
+    for number in range(8):
+        assert f"CRITICAL: job {number}: rank 3 waits alone." in wall.everything()
+
+
+def test_the_newest_news_of_a_slack_that_was_away_are_told_together(journal: Journal) -> None:
+    wall = Wall(*[SendFailed("away")] * 8)
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        for number in range(100):
+            told.notifier.opened(incident(number))
+            await told.run_until(told.now + 10.0)
+        await told.run_until_empty()
+
+    asyncio.run(go())
+    assert not wall.failures
+    assert most_in_a_minute(wall.tries) <= 5
+    named = folded_numbers(wall.everything()) + [
+        int(n) for n in re.findall(r"^(?:• )?CRITICAL: job (\d+)", wall.everything(), re.MULTILINE)
+    ]
+    assert sorted(named) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        ([], []),
+        (["n1", "n2", "n3", "n7"], ["n[1-3,7]"]),
+        (["n01", "n02", "n10", "n9"], ["n[01-02]", "n[9-10]"]),
+        (["4711", "4712", "12_1", "12_2", "9"], ["9", "4711-4712", "12_[1-2]"]),
+        (["login", "a1b", "n1"], ["n1", "a1b", "login"]),
+        (["n5", "n5"], ["n5"]),
+    ],
+)
+def test_names_are_folded_into_ranges_and_none_is_lost(names: list[str], folded: list[str]) -> None:
+    found = fold(names)
+    assert sorted(found) == sorted(folded) or NodeSet(",".join(found)) == NodeSet(",".join(names))
+
+
+# ------------------------------------------------------------------------------------------------- the pulse
+
+
+def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated_after_a_restart(
+    journal: Journal,
+) -> None:
+    wall = Wall()
+    now = 7200.0 * 1000 + 10.0
+    channel = PulseChannel(wall, Pace(5))
+    jobs = [
+        JobPulse(job_id="7", user="ann", name="gpt", nodes=("n1", "n2"), running_s=11_000.0, step=500, total_steps=1500,
+                 step_s=7.2, progress_age_s=5.0, limit_s=60.0, phase="training"),
+        JobPulse(job_id="8", nodes=("n3",), running_s=600.0, step=10, step_s=1.0, progress_age_s=400.0, limit_s=60.0),
+        JobPulse(job_id="9", nodes=("n4",), running_s=60.0),
+        JobPulse(job_id="10", user="bob <!here>", waits_for="PENDING (Resources)"),
+    ]  # fmt: skip
+
+    async def go() -> None:
+        nonlocal now
+        notifier = Notifier(journal.outbox, [channel], "a", pulse_s=3600.0, wall=lambda: now)
+        notifier.attach(Sources(pulses=lambda: jobs))
+        told = now // 3600.0
+        for _ in range(120):  # two hours, a minute each
+            now += 60.0
+            told = notifier.pulse(told)
+        # Slack was away: of two pulses the newer one is told.
+        (row,) = journal.outbox.pending(5)
+        assert row.added_at // 3600 == told
+        await channel.turn(journal.outbox, now)
+
+    asyncio.run(go())
+    lines = wall.everything().splitlines()
+    assert lines[0] == "[a] 3 jobs running, 1 waiting"
+    assert lines[1] == "• job 8 runs since 10 min on n3, step 10, 1 s a step, NO STEP for 7 min"
+    assert lines[2] == (
+        "• job 7 (gpt of ann) runs since 3 h 03 min on n[1-2], step 500 of 1500, 7.2 s a step, 2 h 00 min to go"
+    )
+    assert lines[3] == "• job 9 runs since 60 s on n4, no step yet (starting)"
+    assert lines[4] == "• job 10 (of bob &lt;!here&gt;) waits: PENDING (Resources)"
+    assert not journal.outbox.pending(1)
+
+
+def test_a_thousand_jobs_are_one_message_that_slack_takes(journal: Journal) -> None:
+    wall = Wall()
+    channel = PulseChannel(wall, Pace(5))
+    jobs = [JobPulse(job_id=str(n), name="x" * 200, nodes=("n1",), running_s=5.0, step=n) for n in range(1000)]  # fmt: skip
+
+    async def go() -> None:
+        notifier = Notifier(journal.outbox, [channel], "a", pulse_s=3600.0, wall=lambda: 1e6)
+        notifier.attach(Sources(pulses=lambda: jobs))
+        notifier.pulse(0.0)
+        await channel.turn(journal.outbox, 1e6)
+
+    asyncio.run(go())
+    assert "1,000 jobs running" in wall.texts()[0]
+    assert re.search(r"and 9\d\d more jobs: slurm-watchdog status", wall.everything())
+
+
+def test_every_topic_has_words() -> None:
+    assert SlackChannel.topics == frozenset(Topic)
+
+
+OLD = {"text": "[a] CRITICAL: job 7: rank 3 waits alone.", "blocks": [], "link_names": False}
+
+
+def test_what_a_release_before_the_upgrade_has_left_is_delivered_or_ended_in_writing(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    wall = Wall()
+
+    async def go() -> None:
+        told = ticking(journal, wall)
+        notifier = Notifier(journal.outbox, [], "a", wall=lambda: told.now)
+        with journal.together():
+            journal.outbox.add("people", "old", {**OLD, "text": "of last week"}, told.now - 90_000.0)
+            for number in range(40):
+                journal.outbox.add(
+                    "people", f"i{number}", {**OLD, "text": f"story {number}"}, told.now - 100.0
+                )
+            journal.outbox.add("people", "odd", {"of": "another release"}, told.now)
+            journal.outbox.add("webhook", "i1", {"topic": "opened"}, told.now)
+        heir = Notifier(journal.outbox, [told.workers[0].channel], "a", heir="slack", wall=lambda: told.now)
+        heir.take_over()
+        await told.run_until_empty()
+        heir.take_over()
+        notifier.take_over()
+
+    asyncio.run(go())
+    assert [text for text in wall.texts() if "story" in text] == [f"story {n}" for n in range(30, 40)]
+    assert most_in_a_minute([at for at, _, _ in wall.posts]) <= 5
+    ended = [record.getMessage() for record in caplog.records if "ends here" in record.getMessage()]
+    assert len(ended) == 1 + 30 + 1 + 1
+    assert any("of last week" in text for text in ended)
+    assert journal.outbox.waiting_channels() == []
+
+
+def test_without_slack_what_is_left_ends_in_writing(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.outbox.add("people", "i1", OLD, 1e6)
+    Notifier(journal.outbox, [], "a", wall=lambda: 1e6).take_over()
+    assert journal.outbox.waiting_channels() == []
+    assert "nobody takes it: [a] CRITICAL: job 7" in caplog.text
+
+
+def test_a_slack_that_asks_for_an_hour_of_silence_hears_nothing_not_even_a_pulse(journal: Journal) -> None:
+    wall, pace = Wall(SendFailed("429", retry_after_s=3600.0)), Pace(5)
+    told = Ticking(journal, [SlackChannel(wall, "a", pace=pace), PulseChannel(wall, pace)])
+    wall.now = lambda: told.now
+    began = told.now
+
+    async def go() -> None:
+        told.notifier.opened(INCIDENT)
+        await told.run_until(began + 60.0)
+        journal.outbox.add("slack-pulse", "pulse", {"message": OLD}, told.now)
+        await told.run_until(began + 3599.0)
+        assert wall.tries == [began]
+        await told.run_until(began + 3700.0)
+
+    asyncio.run(go())
+    assert len(wall.posts) == 2
+    assert min(wall.tries[1:]) >= began + 3600.0
+
+
+def test_an_answer_far_in_the_future_of_a_clock_that_was_set_back_is_no_silence() -> None:
+    pace = Pace(5)
+
+    async def refused() -> None:
+        raise SendFailed("429", retry_after_s=60.0)
+
+    async def go() -> None:
+        with pytest.raises(SendFailed):
+            await pace.keep(1_000_000.0, refused())
+
+    asyncio.run(go())
+    assert pace.wait_s(1_000_010.0) == 50.0
+    assert pace.wait_s(1_000_061.0) == 0.0
+    assert pace.wait_s(900_000.0) == 0.0
+
+
+class Killed(BaseException):
+    """kill -9."""
+
+
+class Deadly(Wall):
+    """A Slack in whose face the controller is killed at a given message, before it is there or after."""
+
+    def __init__(self, at: int, *, taken: bool, threads: bool) -> None:
+        super().__init__(threads=threads)
+        self.at, self.taken = at, taken
+
+    async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
+        last = sum(1 for _, _, name in self.posts if "revised" not in str(name)) == self.at
+        if last and not self.taken:
+            raise Killed
+        name = await super().post(message, thread, loud=loud)
+        if last:
+            raise Killed
+        return name
+
+
+@pytest.mark.parametrize("threads", [True, False])
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_controller_that_is_killed_while_it_sends_loses_nothing_and_repeats_one_message_at_most(
+    tmp_path: Path, taken: bool, threads: bool
+) -> None:
+    def put_up(told: Ticking) -> None:
+        for number in range(3):
+            one = incident(number, summary=f"story {number}.")
+            told.notifier.opened(one)
+            told.notifier.decided(one, DECISION)
+            told.notifier.resolved(replace(one, resolved_at=1.0, resolution=f"end {number}"))
+
+    async def until_it_dies(told: Ticking) -> None:
+        put_up(told)
+        await told.run_until_empty()
+
+    whole = Wall(threads=threads)
+    (tmp_path / "whole").mkdir()
+    asyncio.run(
+        until_it_dies(Ticking(open_journal(tmp_path / "whole"), [SlackChannel(whole, "a", pace=Pace(5))]))
+    )
+    for at in range(sum(1 for _, _, thread in whole.posts if "revised" not in str(thread))):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        wall = Deadly(at, taken=taken, threads=threads)
+        journal = open_journal(directory)
+        with pytest.raises(Killed):
+            asyncio.run(until_it_dies(Ticking(journal, [SlackChannel(wall, "a", pace=Pace(5))])))
+        journal.close()
+        wall.at = -1
+        again = Ticking(open_journal(directory), [SlackChannel(wall, "a", pace=Pace(5))], now=1_000_500.0)
+        asyncio.run(again.run_until_empty())
+        said = " ".join(wall.texts()) + wall.everything()
+        assert all(f"story {number}" in said and f"end {number}" in said for number in range(3))
+        assert len(wall.posts) <= len(whole.posts) + 2

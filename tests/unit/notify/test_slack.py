@@ -1,0 +1,490 @@
+"""Messages say what matters and can't be turned into anything else; Slack is spoken to as it wants to be."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slack_sdk.models.blocks import Block
+
+from slurm_watchdog.base.text import cut, safe
+from slurm_watchdog.model.actions import Action, Verdict
+from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.links import Places
+from slurm_watchdog.notify.notification import JobNote, Notice, Topic
+from slurm_watchdog.notify.slack import SlackBot, SlackWebhook
+from slurm_watchdog.notify.slack_messages import Payload, closed, parent, payload, reply, updated
+from slurm_watchdog.notify.wording import Said, say_decision, say_opened, say_outcome, say_resolved
+from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, RUN, replace
+from tests.builders.slack_server import (
+    CHANNEL,
+    SECRET,
+    TOKEN,
+    Answer,
+    FakeSlack,
+    marked,
+    shown,
+    too_long,
+    with_slack,
+)
+
+HOSTILE = [
+    "<!channel> <@U123> @everyone",
+    "</text> & <https://evil.example|click>",
+    "a\nb\r\n\x1b[31mred\x00",
+    "\u202egnp.exe",
+    "&" * 5000,
+    "*bold* `code` :skull:",
+]
+PLACES = Places(external_url="https://w.example", runbook_url="https://r.example/{kind}?a=1&b=2")
+LINKS = "<https://w.example/#/incident/i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
+MENTIONS = {"user:ann": "U0ANN", "partition:large": "S0LARGE", "default": "here"}
+
+
+def notice(topic: Topic, **changes: Any) -> Notice:
+    return Notice(**{"topic": topic, "at": 1.0, "incident": INCIDENT, **changes})
+
+
+def texts(message: Payload) -> list[str]:
+    return [message["text"], *(text["text"] for _, text in shown(message))]
+
+
+def every_message(text: str) -> list[Payload]:
+    """All kinds of messages with `text` wherever a user may have a hand in it."""
+    incident = replace(
+        INCIDENT, summary=text, facts=(text,) * 40, subject=text, job_ids=(), resolution=text, resolved_at=200.0,
+        culprits=(Culprit(path=text, reason=text),) * 40,
+    )  # fmt: skip
+    run = replace(
+        RUN, records=(replace(RUN.records[0], detail=text),) * 40, end=replace(RUN.end, detail=text)
+    )
+    failed = replace(run, end=replace(RUN.end, ok=False, detail=text))
+    jobs = (JobNote(job_id="7", user=text, partition=text, name=text),) * 8
+    story = [
+        Notice(topic=Topic.OPENED, at=1.0, incident=incident, jobs=jobs),
+        Notice(topic=Topic.DIAGNOSED, at=1.0, incident=incident, said=(text,) * 20),
+        Notice(topic=Topic.DECIDED, at=1.0, incident=incident, decision=replace(DECISION, reason=text, asked_by=text)),
+        Notice(topic=Topic.ENDED, at=1.0, incident=incident, run=run),
+        Notice(topic=Topic.ENDED, at=1.0, incident=incident, run=failed),
+        Notice(topic=Topic.RESOLVED, at=1.0, incident=incident),
+    ]  # fmt: skip
+    mentions = {f"user:{text}": "U0X", **MENTIONS}
+    return [
+        *(parent([each], "c", mentions, whole=True, places=PLACES) for each in story),
+        parent(story, "c", mentions, whole=True, places=PLACES),
+        parent(story, "c", mentions, whole=False),
+        updated(story[:5], "c", PLACES),
+        reply(story, mentions, first=False),
+        reply(story, mentions, first=True),
+        closed(story[-1], "c", PLACES),
+    ]
+
+
+def check_harmless(message: Payload) -> None:
+    assert len(message["blocks"]) <= 7
+    for where, text in shown(message):
+        if where == "context":
+            assert text["text"] == LINKS
+            continue
+        if text["type"] == "mrkdwn":
+            # Ids of the configuration, and nothing else.
+            assert set(text["text"].split()) <= {"<@U0X>", "<@U0ANN>", "<!subteam^S0LARGE>", "<!here>"}
+            continue
+        assert text == {"type": "plain_text", "text": text["text"], "emoji": False}
+        check_text(text["text"])
+    for block in Block.parse_all(message["blocks"]):
+        block.validate_json()  # the limits that Slack's own library knows
+    check_text(message["text"])
+    assert "\n" not in message["text"]
+    assert message["link_names"] is False
+    assert not too_long(message)
+
+
+def check_text(text: str) -> None:
+    assert 0 < len(text) <= 3000
+    assert "<" not in text
+    assert ">" not in text
+    bare = text.replace("&amp;", "").replace("&lt;", "").replace("&gt;", "")
+    assert "&" not in bare
+    assert not set(text) & set("\x00\x1b\r\u202e")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_of_users_stays_text(text: str) -> None:
+    for message in every_message(text):
+        check_harmless(message)
+        json.dumps(message)
+
+
+@given(st.text())
+def test_any_text_stays_text(text: str) -> None:
+    for message in every_message(text):
+        check_harmless(message)
+
+
+# ------------------------------------------------------------------------------------------------- words
+
+
+def test_an_incident_says_what_who_and_what_to_do() -> None:
+    said = say_opened(INCIDENT)
+    assert said.sentence == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
+    assert said.evidence == ("rank 3 on n1 pid 42: the only one in forward", "no step for 90 s")
+    assert "slurm-watchdog explain i1" in said.todo
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence", "todo"),
+    [
+        ({}, "job 7 is being restarted gracefully: a rank is stuck", "slurm-watchdog pause"),
+        ({"verdict": Verdict.OBSERVED}, "job 7 would have been restarted gracefully, but was not touched: a rank is stuck",
+         "slurm-watchdog restart 7"),
+        ({"verdict": Verdict.SUPPRESSED, "by": "storm"},
+         "job 7 was not restarted gracefully (guard: storm): a rank is stuck", "slurm-watchdog restart 7"),
+        ({"action": Action.NONE, "fence": None}, "job 7: alert only: a rank is stuck", "explain i1"),
+    ],
+)  # fmt: skip
+def test_a_decision_says_what_by_whom_and_what_to_do(
+    change: dict[str, Any], sentence: str, todo: str
+) -> None:
+    said = say_decision(INCIDENT, replace(DECISION, **change))
+    assert said.sentence == sentence
+    assert todo in said.todo
+
+
+@pytest.mark.parametrize(
+    ("exclude", "command"),
+    [
+        ((), "scontrol requeue 7"),
+        (
+            ("n1", "n2"),
+            "scontrol requeuehold 7; scontrol update JobId=7 ExcNodeList=n1,n2; scontrol release 7",
+        ),
+    ],
+)
+def test_a_loop_that_does_not_turn_is_not_restarted_by_a_kill_switch(
+    exclude: tuple[str, ...], command: str
+) -> None:
+    decision = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED, exclude=exclude)
+    said = say_decision(INCIDENT, decision)
+    assert said.sentence.startswith("job 7 would have been requeued, but was not touched")
+    assert command in said.todo
+
+
+def test_a_job_is_named_once() -> None:
+    named = replace(INCIDENT, summary="Job 7 hangs.")
+    assert say_opened(named).sentence == "CRITICAL: Job 7 hangs. Noticed after 60 s."
+    other = replace(INCIDENT, summary="Job 77 hangs.")
+    assert say_opened(other).sentence.startswith("CRITICAL: job 7: Job 77 hangs.")
+
+
+def test_an_outcome_says_where_the_job_goes_on_and_what_was_lost_or_that_it_needs_somebody() -> None:
+    said = say_outcome(INCIDENT, RUN)
+    assert said.sentence == "job 7 was restarted: runs on n2; it was down for 12 min, 20 steps done again"
+    assert said.evidence == ("Continues from step 500", "requeue_hold: done, held")
+    assert "Nodes to look at: n1" in said.todo
+    said = say_outcome(INCIDENT, FAILED)
+    assert said.sentence == "job 7 NEEDS YOU, its restart failed: no checkpoint"
+    assert "scontrol show job 7" in said.todo
+
+
+def test_an_action_that_was_not_needed_wakes_nobody() -> None:
+    assert FAILED.end is not None
+    needless = replace(FAILED, end=replace(FAILED.end, needless=True, detail="the job makes steps again"))
+    said = say_outcome(INCIDENT, needless)
+    assert said.sentence == "job 7: its restart was not needed: the job makes steps again"
+    assert said.todo == "Nothing to do"
+    told = [Notice(topic=Topic.ENDED, at=1.0, incident=INCIDENT, run=run) for run in (needless, FAILED)]
+    assert [notice.needs_person for notice in told] == [False, True]
+
+
+def test_a_resolved_incident_says_how_long_it_lasted() -> None:
+    assert say_resolved(OVER) == Said(
+        sentence="over after 2 h 00 min: job 7: steps again",
+        evidence=("Was: rank 3 waits alone.",),
+        todo="Nothing to do. What happened: slurm-watchdog explain i1",
+    )
+
+
+# ------------------------------------------------------------------------------------------------- mentions
+
+
+@pytest.mark.parametrize(
+    ("jobs", "called"),
+    [
+        ((JobNote(job_id="7", user="ann", partition="small"),), "<@U0ANN>"),
+        ((JobNote(job_id="7", user="bob", partition="large"),), "<!subteam^S0LARGE>"),
+        ((JobNote(job_id="7", user="ann", partition="large"),), "<@U0ANN> <!subteam^S0LARGE>"),
+        ((JobNote(job_id="7", user="bob", partition="small"),), "<!here>"),
+        ((), "<!here>"),
+    ],
+)
+def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...], called: str) -> None:
+    message = parent([notice(Topic.ENDED, run=FAILED, jobs=jobs)], "a", MENTIONS, whole=True)
+    assert marked(message) == [called]
+    assert called not in message["text"]
+
+
+@pytest.mark.parametrize(
+    ("each", "loud"),
+    [
+        (notice(Topic.OPENED), False),  # what is decided says whether a person is needed
+        (notice(Topic.OPENED, incident=replace(INCIDENT, job_ids=())), True),
+        (notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.SUPPRESSED)), True),
+        (notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.OBSERVED)), True),
+        (notice(Topic.DECIDED, decision=replace(DECISION, action=Action.NONE)), True),
+        (notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.SUPPRESSED, by="busy")), False),
+        (notice(Topic.OPENED, incident=replace(INCIDENT, severity="warning")), False),
+        (notice(Topic.DECIDED, decision=DECISION), False),
+        (notice(Topic.ENDED, run=RUN), False),
+        (notice(Topic.ENDED, run=FAILED), True),
+        (notice(Topic.RESOLVED, incident=OVER), False),
+    ],
+)
+def test_only_what_needs_somebody_mentions_anybody(each: Notice, loud: bool) -> None:
+    message = parent([each], "a", MENTIONS, whole=True)
+    assert bool(marked(message)) is loud
+    assert not marked(parent([each], "a", {}, whole=True))
+
+
+# ------------------------------------------------------------------------------------------------- header and fields
+
+
+JOB = JobNote(job_id="7", user="ann", partition="large", name="llm", gpus=256)
+
+
+def top_of(message: Payload) -> tuple[str, list[str]]:
+    """The header, and the fields."""
+    found = shown(message)
+    return found[0][1]["text"], [text["text"] for where, text in found if where == "field"]
+
+
+def test_a_message_has_a_headline_and_the_facts_as_fields() -> None:
+    hang = replace(
+        INCIDENT, summary="Job 7 hangs after step 120: no step for 60 s (limit 60 s); rank 3 waits.",
+        culprits=(Culprit(node="n1", rank=3, gpu_uuid="GPU-5"), Culprit(node="n2")),
+    )  # fmt: skip
+    header, facts = top_of(parent([notice(Topic.OPENED, incident=hang, jobs=(JOB,))], "a", {}, whole=True))
+    assert header == "\N{LARGE RED CIRCLE} Job 7 hangs after step 120"
+    assert facts == [
+        "Cluster\na", "Job\n7 llm", "Owner\nann, partition large", "Where\nrank 3 · node n1 · GPU-5 and 1 more",
+        "Since\n1970-01-01 00:01:40 UTC, noticed after 60 s",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("last", "ends"),
+    [
+        (notice(Topic.DECIDED, decision=replace(DECISION, action=Action.REQUEUE)), "(requeued: under way)"),
+        (notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.OBSERVED)), "(needs a person)"),
+        (notice(Topic.ENDED, run=FAILED), "(needs a person)"),
+        (notice(Topic.ENDED, run=RUN), "rank 3 waits alone"),
+    ],
+)
+def test_the_headline_of_an_updated_message_says_whether_a_person_is_needed(last: Notice, ends: str) -> None:
+    header, _ = top_of(updated([notice(Topic.OPENED), last], "a", PLACES))
+    assert header.startswith("\N{LARGE RED CIRCLE} job 7: rank 3 waits alone")
+    assert header.endswith(ends)
+
+
+def test_what_is_over_is_green_with_its_lost_gpu_hours() -> None:
+    header, facts = top_of(closed(notice(Topic.RESOLVED, incident=OVER, jobs=(JOB,)), "a"))
+    assert header == "\N{LARGE GREEN CIRCLE} job 7: rank 3 waits alone (over)"
+    assert facts[-2:] == ["Lasted\n2 h 00 min", "Lost\nabout 512 GPU hours (256 GPUs)"]
+
+
+# ------------------------------------------------------------------------------------------------- the webhook
+
+
+def test_a_message_arrives_as_it_was_formatted(tmp_path: Path) -> None:
+    message = parent([notice(Topic.OPENED)], "a", {}, whole=True)
+
+    async def send(slack: FakeSlack) -> None:
+        assert await SlackWebhook(slack.webhook_file(tmp_path), 5).post(message) is None
+        assert slack.calls == [("webhook", message)]
+
+    with_slack(FakeSlack(), send)
+
+
+FAILURES: list[tuple[Answer, float | None, bool]] = [
+    (Answer(429, headers={"Retry-After": "7"}), 7.0, False),
+    (Answer(429, headers={"Retry-After": "soon"}), None, False),
+    (Answer(429), None, False),
+    (Answer(500), None, False),
+    (Answer(503, body="<html>down for maintenance</html>"), None, False),
+    (Answer(404), None, False),
+    (Answer(400), None, True),
+]
+
+
+@pytest.mark.parametrize(("answer", "retry_after_s", "permanent"), FAILURES)
+def test_an_answer_that_is_no_ok_is_a_failure_without_the_address(
+    answer: Answer, retry_after_s: float | None, permanent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    caplog.set_level(logging.DEBUG)
+
+    async def send(slack: FakeSlack) -> None:
+        with pytest.raises(SendFailed) as caught:
+            await SlackWebhook(slack.webhook_file(tmp_path), 5).post({"text": "x"})
+        assert str(answer.status) in caught.value.reason
+        assert "xyzSECRETxyz" not in caught.value.reason
+        assert (caught.value.retry_after_s, caught.value.permanent) == (retry_after_s, permanent)
+
+    with_slack(FakeSlack(answer), send)
+    assert "xyzSECRETxyz" not in caplog.text
+
+
+def test_silence_and_refusal_are_failures_within_the_deadline(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def send(slack: FakeSlack) -> None:
+        file = slack.webhook_file(tmp_path)
+        start = time.monotonic()
+        with pytest.raises(SendFailed, match=r"within 0\.3 s"):
+            await SlackWebhook(file, 0.3).post({"text": "x"})
+        assert time.monotonic() - start < 10  # and not the 20 s that the server takes
+        with pytest.raises(SendFailed, match="can't be reached"):
+            await SlackWebhook(file, 5).post({"text": "x"})
+
+    with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)
+
+    async def nobody_listens(slack: FakeSlack) -> None:
+        (tmp_path / "gone").write_text(f"http://127.0.0.1:1/services/{SECRET}")
+        with pytest.raises(SendFailed, match="can't be reached") as caught:
+            await SlackWebhook(str(tmp_path / "gone"), 5).post({"text": "x"})
+        assert SECRET not in str(caught.value)
+        assert caught.value.__suppress_context__
+
+    with_slack(FakeSlack(), nobody_listens)
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", ["", f"ftp://h/{SECRET}", f"http://hooks.example/{SECRET}", f"https:///{SECRET}", "https://["]
+)
+def test_an_address_that_is_none_is_not_shown(url: str, tmp_path: Path) -> None:
+    (tmp_path / "webhook").write_text(url)
+
+    async def send(slack: FakeSlack) -> None:
+        with pytest.raises(SendFailed, match="webhook_url_file") as caught:
+            await SlackWebhook(str(tmp_path / "webhook"), 5).post({"text": "x"})
+        assert SECRET not in str(caught.value)
+        with pytest.raises(SendFailed, match="can't be read"):
+            await SlackWebhook(str(tmp_path / "missing"), 5).post({"text": "x"})
+
+    with_slack(FakeSlack(), send)
+
+
+# ------------------------------------------------------------------------------------------------- the bot
+
+
+def bot(slack: FakeSlack, directory: Path, *, channel: str = CHANNEL, deadline_s: float = 5.0) -> SlackBot:
+    return SlackBot(slack.token_file(directory), channel, deadline_s, f"{slack.url}/api")
+
+
+def test_a_bot_opens_a_thread_answers_in_it_and_changes_its_first_message(tmp_path: Path) -> None:
+    message = parent([notice(Topic.OPENED)], "a", {}, whole=True)
+
+    async def send(slack: FakeSlack) -> None:
+        poster = bot(slack, tmp_path)
+        thread = await poster.post(message)
+        assert thread == f"{CHANNEL}/1700000000.000000"
+        assert (
+            await poster.post(reply([notice(Topic.ENDED, run=FAILED)], {}, first=False), thread, loud=True)
+            == thread
+        )
+        (first,) = slack.in_channel()
+        (answer,) = slack.below(first)
+        assert answer["reply_broadcast"] is True
+        assert first["blocks"] == message["blocks"]
+        await poster.revise(thread, closed(notice(Topic.RESOLVED, incident=OVER), "a"))
+        assert slack.in_channel()[0]["text"].startswith(
+            "[a] over after 2 h 00 min: job 7: rank 3 waits alone."
+        )
+
+    with_slack(FakeSlack(), send)
+
+
+def test_where_the_first_message_was_removed_the_next_one_stands_by_itself(tmp_path: Path) -> None:
+    async def send(slack: FakeSlack) -> None:
+        poster = bot(slack, tmp_path)
+        gone = f"{CHANNEL}/1600000000.000000"
+        await poster.post(reply([notice(Topic.DECIDED, decision=DECISION)], {}, first=False), gone)
+        assert len(slack.in_channel()) == 1
+        await poster.revise(gone, closed(notice(Topic.RESOLVED, incident=OVER), "a"))
+
+    with_slack(FakeSlack(), send)
+
+
+BOT_FAILURES: list[tuple[Answer, float | None, bool]] = [
+    (Answer(429, "ratelimited", {"Retry-After": "30"}), 30.0, False),
+    (Answer(200, "ratelimited"), None, False),
+    (Answer(200, "invalid_blocks"), None, True),
+    (Answer(200, "msg_blocks_too_long"), None, True),
+    (Answer(200, "not_in_channel"), None, False),
+    (Answer(200, "token_revoked"), None, False),
+    (Answer(200, "internal_error"), None, False),
+    (Answer(200, f"odd {TOKEN}"), None, False),
+    (Answer(500), None, False),
+    (Answer(502, body="<html>bad gateway</html>"), None, False),
+    (Answer(200, body="not what was asked for"), None, False),
+]
+
+
+@pytest.mark.parametrize(("answer", "retry_after_s", "permanent"), BOT_FAILURES)
+def test_what_the_api_refuses_is_tried_again_unless_the_message_itself_is_wrong(
+    answer: Answer, retry_after_s: float | None, permanent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    caplog.set_level(logging.DEBUG)
+
+    async def send(slack: FakeSlack) -> None:
+        with pytest.raises(SendFailed) as caught:
+            await bot(slack, tmp_path).post(parent([notice(Topic.OPENED)], "a", {}, whole=True))
+        assert TOKEN not in caught.value.reason
+        assert (caught.value.retry_after_s, caught.value.permanent) == (retry_after_s, permanent)
+
+    with_slack(FakeSlack(answer), send)
+    assert TOKEN not in caplog.text
+
+
+def test_a_bot_that_gets_no_answer_or_has_no_token_fails_within_its_deadline(tmp_path: Path) -> None:
+    async def send(slack: FakeSlack) -> None:
+        message = parent([notice(Topic.OPENED)], "a", {}, whole=True)
+        with pytest.raises(SendFailed, match=r"within 0\.3 s"):
+            await bot(slack, tmp_path, deadline_s=0.3).post(message)
+        with pytest.raises(SendFailed, match="can't be reached"):
+            await bot(slack, tmp_path).post(message)
+        with pytest.raises(SendFailed, match="channel_not_found"):
+            await bot(slack, tmp_path, channel="C0OTHER").post(message)
+        (tmp_path / "slack-token").write_text("xoxb\nsecond line")
+        with pytest.raises(SendFailed, match="token_file") as caught:
+            await SlackBot(str(tmp_path / "slack-token"), CHANNEL, 5, slack.url).post(message)
+        assert "xoxb" not in str(caught.value)
+        with pytest.raises(SendFailed, match="can't be read"):
+            await SlackBot(str(tmp_path / "none"), CHANNEL, 5, slack.url).post(message)
+
+    with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)
+
+
+def test_what_is_cut_off_leaves_no_half_of_an_escape() -> None:
+    for size in range(90, 110):
+        escaped = safe("&<>" * 40, 1000)
+        end = cut(escaped, size)
+        assert len(end) <= size
+        assert not re.search(r"&(?!amp;|lt;|gt;)", end)
+        assert end.removesuffix("…") == escaped[: len(end) - 1]
+    assert cut("short &amp; whole", 40) == "short &amp; whole"
+
+
+def test_sentences_one_behind_the_other_end_with_a_stop_and_begin_with_a_capital() -> None:
+    message = payload(["it hangs", "job 7 was restarted…", "over after 26 s"], [], "")
+    assert message["text"] == "it hangs. Job 7 was restarted… Over after 26 s"

@@ -1,0 +1,350 @@
+"""The generic webhook and Alertmanager: the same queue, programs at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from slurm_watchdog.config.schema import ConfigError, parse_config
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.incidents import Kind, Severity
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.notify.alertmanager import AlertmanagerChannel, alert_json, alerts_json
+from slurm_watchdog.notify.dispatcher import Sources
+from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.links import Places
+from slurm_watchdog.notify.notification import Notice, Topic
+from slurm_watchdog.notify.self_test import Outcome, try_receivers
+from slurm_watchdog.notify.slack_messages import parent
+from slurm_watchdog.notify.webhook import WebhookChannel, event_json
+from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, Ticking, incident, replace
+
+SECRET = "hookSECRET"
+
+
+@pytest.fixture
+def journal() -> Journal:
+    return Journal("sqlite://")
+
+
+class Receiver:
+    """Answers as told, 200 when nothing is left to say; keeps (path, headers, document)."""
+
+    def __init__(self, *answers: tuple[int, str]) -> None:
+        self.answers = list(answers)
+        self.got: list[tuple[str, Any, Any]] = []
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.got.append((request.path, request.headers, await request.json()))
+        status, text = self.answers.pop(0) if self.answers else (200, "")
+        return web.Response(status=status, text=text, headers={"Location": "http://127.0.0.1:1/elsewhere"})
+
+    def documents(self) -> list[Any]:
+        return [document for _, _, document in self.got]
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Receiver]:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", self.handle)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+def webhook(receiver: Receiver, directory: Path, token: str = "") -> WebhookChannel:
+    (directory / "hook").write_text(f"{receiver.url}/{SECRET}\n")
+    (directory / "token").write_text(f"{token}\n")
+    return WebhookChannel(str(directory / "hook"), str(directory / "token") if token else "", 5.0, "a")
+
+
+# ------------------------------------------------------------------------------------------------- the webhook
+
+
+def test_a_webhook_is_told_everything_in_order_with_values_by_their_names(
+    journal: Journal, tmp_path: Path
+) -> None:
+    receiver = Receiver()
+
+    async def go() -> None:
+        async with receiver.listening():
+            told = Ticking(journal, [webhook(receiver, tmp_path, "tokenSECRET")])
+            job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
+            told.notifier.attach(Sources(job_of={"7": job}.get))
+            told.notifier.opened(INCIDENT)
+            told.notifier.diagnosed(INCIDENT, ["Rank 3 waits."])
+            told.notifier.decided(INCIDENT, DECISION)
+            told.notifier.ended(INCIDENT, FAILED)
+            told.notifier.resolved(OVER)
+            await told.run_until_empty()
+
+    asyncio.run(go())
+    ((path, headers, document),) = receiver.got
+    assert (path, headers["Authorization"]) == (f"/{SECRET}", "Bearer tokenSECRET")
+    assert (document["version"], document["cluster"]) == (1, "a")
+    events = document["events"]
+    assert [each["event"] for each in events] == ["opened", "diagnosed", "decided", "ended", "resolved"]
+    assert [each["urgent"] for each in events] == [False, False, False, True, False]
+    opened = events[0]
+    assert opened["text"] == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
+    assert opened["incident"]["kind"] == "collective_hang"
+    assert opened["incident"]["culprits"] == [
+        {"node": "n1", "rank": 3, "pid": 42, "reason": "the only one in forward"}
+    ]
+    assert not {"pending_mono", "heard_mono"} & set(opened["incident"])
+    assert opened["jobs"] == [{"job_id": "7", "user": "ann", "partition": "large", "name": "gpt"}]
+    assert events[2]["decision"]["action"] == "graceful_restart"
+    assert events[3]["action"]["end"]["detail"] == "no checkpoint"
+    assert len({each["id"] for each in events}) == 5
+
+
+def test_a_webhook_that_fails_is_told_again_and_what_it_never_takes_is_given_up_alone(
+    journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver = Receiver((500, f"no {SECRET}"), (302, ""), (422, "no"), (200, ""), (422, "no"), (422, "no"))
+
+    async def go() -> None:
+        async with receiver.listening():
+            told = Ticking(journal, [webhook(receiver, tmp_path)])
+            for number in range(3):
+                told.notifier.opened(incident(number))
+            await told.run_until_empty()
+
+    asyncio.run(go())
+    sent = [[e["incident"]["id"] for e in document["events"]] for document in receiver.documents()]
+    # As a whole until it is refused for good; then each by itself: the first is taken, the second is not, the third is.
+    assert sent == [["i0", "i1", "i2"]] * 3 + [["i0"], ["i1", "i2"], ["i1"], ["i2"]]
+    assert SECRET not in caplog.text
+
+
+def test_a_thousand_events_are_ten_requests(journal: Journal, tmp_path: Path) -> None:
+    receiver = Receiver()
+
+    async def go() -> None:
+        async with receiver.listening():
+            told = Ticking(journal, [webhook(receiver, tmp_path)])
+            with journal.together():
+                for number in range(1000):
+                    told.notifier.opened(incident(number))
+            await told.run_until_empty()
+
+    asyncio.run(go())
+    assert len(receiver.got) == 10
+    named = [event["incident"]["id"] for document in receiver.documents() for event in document["events"]]
+    assert named == [f"i{number}" for number in range(1000)]
+
+
+# ------------------------------------------------------------------------------------------------- Alertmanager
+
+
+def alertmanager(told: list[Ticking], *urls: str) -> AlertmanagerChannel:
+    return AlertmanagerChannel(urls, 5.0, 60.0, "a", lambda: told[0].notifier.sources)
+
+
+def test_an_incident_is_an_alert_that_is_told_again_while_it_fires_and_then_ended(journal: Journal) -> None:
+    receiver = Receiver()
+
+    async def go() -> None:
+        async with receiver.listening():
+            told: list[Ticking] = []
+            told.append(Ticking(journal, [alertmanager(told, receiver.url)]))
+            ticking, firing = told[0], []
+            job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="g\x1bpt")
+            ticking.notifier.attach(Sources(job_of={"7": job}.get, firing=lambda: firing))
+            await ticking.run_until(ticking.now + 1.0)
+            firing.append(INCIDENT)
+            ticking.notifier.opened(INCIDENT)
+            ticking.notifier.decided(INCIDENT, DECISION)  # of no interest here
+            await ticking.run_until(ticking.now + 130.0)
+            firing.clear()
+            ticking.notifier.resolved(OVER)
+            await ticking.run_until(ticking.now + 130.0)
+
+    asyncio.run(go())
+    assert {path for path, _, _ in receiver.got} == {"/api/v2/alerts"}
+    opened, *again, over, over_while_acted_on = [
+        alert for document in receiver.documents() for alert in document
+    ]
+    assert len(again) == 2
+    assert opened["labels"] == {
+        "alertname": "SlurmWatchdogIncident", "cluster": "a", "kind": "collective_hang", "severity": "page", "incident": "i1",
+        "job_id": "7",
+    }  # fmt: skip
+    assert opened["annotations"]["summary"] == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
+    assert opened["annotations"]["job"] == "g\N{REPLACEMENT CHARACTER}pt of ann in large"
+    for alert in (*again, over):
+        assert alert["labels"] == opened["labels"]
+        assert alert["startsAt"] == opened["startsAt"] == "1970-01-01T00:02:40+00:00"
+    assert "endsAt" not in opened
+    assert over_while_acted_on["labels"] == opened["labels"] | {"severity": "ticket"}
+    assert over["endsAt"] == "1970-01-01T02:01:40+00:00"
+
+
+def test_one_alertmanager_of_two_is_enough_and_none_is_tried_again(journal: Journal) -> None:
+    receiver = Receiver((200, ""), (503, ""))
+
+    async def go() -> None:
+        async with receiver.listening():
+            told: list[Ticking] = []
+            told.append(Ticking(journal, [alertmanager(told, "http://127.0.0.1:1", receiver.url)]))
+            told[0].notifier.opened(incident(1))
+            await told[0].run_until_empty(10.0)
+            told[0].notifier.opened(incident(2))
+            await told[0].run_until_empty(60.0)
+
+    asyncio.run(go())
+    assert [d[0]["labels"]["incident"] for d in receiver.documents()] == ["i1", "i2", "i2"]
+
+
+def test_severities_are_those_of_the_shipped_rules(journal: Journal) -> None:
+    receiver = Receiver()
+
+    async def go() -> None:
+        async with receiver.listening():
+            told: list[Ticking] = []
+            told.append(Ticking(journal, [alertmanager(told, receiver.url)]))
+            for severity in Severity:
+                told[0].notifier.opened(
+                    replace(INCIDENT, id=severity, severity=severity, kind=Kind.NODE_DOWN, job_ids=())
+                )
+            await told[0].run_until_empty()
+
+    asyncio.run(go())
+    labels = [alert["labels"] for alert in receiver.documents()[0]]
+    assert {each["incident"]: each["severity"] for each in labels} == {
+        "critical": "page", "warning": "ticket", "info": "none",
+    }  # fmt: skip
+    assert not any("job_id" in each for each in labels)
+
+
+# ------------------------------------------------------------------------------------------------- configuration
+
+
+def test_every_notifier_that_is_configured_is_told(journal: Journal, tmp_path: Path) -> None:
+    text = """
+notify:
+  slack: {token_file: /t, channel: C024BE91L, mentions: {'user:ann': U024BE7LH, default: here}, pulse: 1h}
+  webhook: {url_file: /u}
+  alertmanager: {urls: ['http://alerts:9093']}
+"""
+
+    async def go() -> None:
+        make_notifier(parse_config(text), journal.outbox).opened(INCIDENT)
+
+    asyncio.run(go())
+    assert [item.channel for item in journal.outbox.pending(9)] == ["slack", "webhook", "alertmanager"]
+
+
+@pytest.mark.parametrize(
+    ("slack", "complaint"),
+    [
+        ("{token_file: /t}", "notify.slack.channel: required"),
+        ("{token_file: /t, webhook_url_file: /w, channel: C1}", "a token or a webhook, not both"),
+        ("{mentions: {ann: U024BE7LH}}", "must be user:NAME, partition:NAME or default"),
+        ("{mentions: {'user:ann': '@ann'}}", "must be an id"),
+        ("{mentions: {'user:ann': 'U1> <!channel'}}", "must be an id"),
+        ("{api_url: 'http://slack.example/api/'}", "must be an https:// address"),
+        ("{pulse: 5s}", "at least 1min"),
+        ("{messages_per_minute: 0}", "greater than or equal to 1"),
+    ],
+)
+def test_what_can_not_be_is_refused_when_it_is_loaded(slack: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(f"notify:\n  slack: {slack}\n")
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [("{urls: ['alerts:9093']}", "must be http://HOST:PORT"), ("{repeat: 10min}", "below 4min")],
+)
+def test_alerts_that_would_end_in_between_are_refused(settings: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(f"notify:\n  alertmanager: {settings}\n")
+    assert complaint in str(caught.value)
+
+
+def test_what_a_webhook_is_sent_is_plain_ascii_json(journal: Journal, tmp_path: Path) -> None:
+    receiver = Receiver()
+
+    async def go() -> None:
+        async with receiver.listening():
+            told = Ticking(journal, [webhook(receiver, tmp_path)])
+            told.notifier.opened(replace(INCIDENT, summary="\u202e\x1b]0;x\x07 \ud7ff"))
+            await told.run_until_empty()
+
+    asyncio.run(go())
+    assert json.dumps(receiver.documents()).isascii()
+
+
+PLACES = Places(
+    external_url="https://watchdog.example.org/", runbook_url="https://wiki.example.org/{kind}.html"
+)
+
+
+def test_messages_link_to_the_page_and_the_runbook_where_a_site_names_them_and_nowhere_else() -> None:
+    notice = Notice(topic=Topic.OPENED, at=1.0, incident=INCIDENT)
+    page, runbook = (
+        "https://watchdog.example.org/#/incident/i1",
+        "https://wiki.example.org/collective_hang.html",
+    )
+    shown = json.dumps(parent([notice], "a", {}, whole=True, places=PLACES))
+    assert page in shown and runbook in shown
+    alert = alert_json(notice, "a", places=PLACES)
+    assert (alert["generatorURL"], alert["annotations"]["runbook_url"]) == (page, runbook)
+    assert event_json(notice, PLACES)["links"] == {"page": page, "runbook": runbook}
+    assert "http" not in json.dumps([parent([notice], "a", {}, whole=True), alert_json(notice, "a")])
+
+
+def test_an_alert_wakes_nobody_while_an_action_is_under_way() -> None:
+    notice = Notice(topic=Topic.OPENED, at=1.0, incident=INCIDENT)
+    severities = [
+        alert["labels"]["severity"] for acting in ((), ("i1",)) for alert in alerts_json(notice, "a", acting)
+    ]
+    assert severities == ["page", "ticket"]
+
+
+# ------------------------------------------------------------------------------------------------- notify test
+
+
+def test_a_test_reaches_every_receiver_is_closed_there_and_each_failure_has_its_reason(
+    tmp_path: Path,
+) -> None:
+    hook, good, bad = Receiver(), Receiver(), Receiver(*[(404, "no such tenant")] * 3)
+
+    async def go() -> list[Outcome]:
+        async with hook.listening(), good.listening(), bad.listening():
+            (tmp_path / "hook").write_text(f"{hook.url}/{SECRET}\n")
+            config = parse_config(
+                f"notify: {{webhook: {{url_file: {tmp_path / 'hook'}}}, alertmanager: {{urls: [{good.url}, {bad.url}]}}}}"
+            )
+            return await try_receivers(
+                config, lambda: Journal("sqlite://").outbox, Severity.INFO, 1700000000.0
+            )
+
+    assert asyncio.run(go()) == [
+        Outcome(receiver="webhook", error=None),
+        Outcome(receiver=f"alertmanager {good.url}", error=None),
+        Outcome(receiver=f"alertmanager {bad.url}", error="Alertmanager answered 404: no such tenant"),
+    ]
+    events = [event for document in hook.documents() for event in document["events"]]
+    assert [event["event"] for event in events] == ["opened", "resolved"]
+    assert all("This is a test" in event["text"] + event["incident"]["summary"] for event in events)
+    alerts = [alert for document in good.documents() for alert in document]
+    assert [("endsAt" in alert, alert["labels"]["severity"]) for alert in alerts] == [
+        (False, "none"),
+        (True, "none"),
+    ]
+    assert alerts[0]["annotations"]["next"] == "Nothing to do: this is a test"

@@ -1,0 +1,48 @@
+"""The shipped alerts speak of series, labels and kinds that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slurm_watchdog.model.incidents import Kind
+from tests.unit.repository.test_readme import metrics_table
+
+SERIES = re.compile(r"slurm_watchdog_(\w+)(?:\{([^}]*)\})?")
+LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"([^\"]*)\"")
+PUT_ON_BY_PROMETHEUS = {"instance", "job"}
+
+
+def expressions(checkout: Path) -> dict[str, str]:
+    document = yaml.safe_load((checkout / "deploy/prometheus/alerts.yaml").read_text())
+    return {rule["alert"]: rule["expr"] for group in document["groups"] for rule in group["rules"]}
+
+
+def test_no_alert_asks_for_a_series_a_label_or_a_kind_that_does_not_exist(checkout: Path) -> None:
+    known = metrics_table(checkout, "an agent") | metrics_table(checkout, "the controller")
+    for alert, expression in expressions(checkout).items():
+        used = SERIES.findall(expression)
+        assert used, alert
+        for name, labels in used:
+            assert name in known, f"{alert}: no series slurm_watchdog_{name}"
+            for label, value in LABEL.findall(labels):
+                assert label in {*known[name][1], *PUT_ON_BY_PROMETHEUS}, (
+                    f"{alert}: {name} has no label {label}"
+                )
+                if label == "kind":
+                    assert set(value.split("|")) <= set(Kind), f"{alert}: {value}"
+
+
+@pytest.mark.parametrize("severity", ["page", "ticket"])
+def test_every_alert_says_what_is_wrong_and_what_to_do(checkout: Path, severity: str) -> None:
+    document = yaml.safe_load((checkout / "deploy/prometheus/alerts.yaml").read_text())
+    rules = [rule for group in document["groups"] for rule in group["rules"]]
+    chosen = [rule for rule in rules if rule["labels"]["severity"] == severity]
+    assert chosen
+    for rule in chosen:
+        assert rule["annotations"]["summary"].endswith("."), rule["alert"]
+        assert rule["annotations"]["action"], rule["alert"]
+    assert {rule["labels"]["severity"] for rule in rules} == {"page", "ticket", "none"}

@@ -1,0 +1,147 @@
+"""What pyslurm says becomes the same values as what squeue and sinfo say of the same moment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.slurm import parse, pyslurm_child, pyslurm_rows
+from slurm_watchdog.slurm.fields import ParseError
+
+CAPTURES = Path(__file__).parents[2] / "captures/slurm"
+RECORDED = sorted(path.parent for path in CAPTURES.glob("*/pyslurm.json"))
+MARKS = parse.Marks("q7f", "q8r")
+
+
+@pytest.fixture(params=RECORDED, ids=lambda path: path.name)
+def release(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def rows_of(release: Path) -> dict[str, Any]:
+    return json.loads((release / "pyslurm.json").read_text())
+
+
+def comparable(job: SlurmJob) -> SlurmJob:
+    """Without what squeue can't list, what pyslurm can't say (a job that was stopped runs, for it cuts off the higher
+    flags of a state), and of elements that have not started the output, which does not exist, and their list, which
+    both cut off after so many characters."""
+    unstarted = "[" in job.job_id
+    return replace(
+        job,
+        job_id=f"{job.array_job_id}_[...]" if unstarted else job.job_id,
+        array_tasks="..." if unstarted else job.array_tasks,
+        excluded_nodes=(),
+        state="RUNNING" if job.state == "STOPPED" else job.state,
+        stdout=None if unstarted else job.stdout,
+        stderr=None if unstarted else job.stderr,
+    )
+
+
+def comparable_nodes(nodes: Iterable[SlurmNode]) -> dict[str, SlurmNode]:
+    """By name. MIXED is sinfo's word for an allocated node that has free cores."""
+    return {node.name: replace(node, state=node.state.replace("MIXED", "ALLOCATED")) for node in nodes}
+
+
+def test_there_are_recordings() -> None:
+    assert RECORDED
+
+
+def test_jobs_are_the_same_as_in_the_commands_listing(release: Path) -> None:
+    text = (release / "jobs.txt").read_text()
+    listed = {job.job_id: job for job in map(comparable, parse.parse_jobs(text, MARKS))}
+    told = {job.job_id: job for job in map(comparable, pyslurm_rows.read_jobs(rows_of(release)["jobs"]))}
+    assert told.keys() == listed.keys()
+    for job_id, job in listed.items():
+        assert told[job_id] == job
+
+
+def test_nodes_are_the_same_as_in_the_commands_listing(release: Path) -> None:
+    listed = parse.parse_nodes((release / "nodes.txt").read_text(), MARKS)
+    told = pyslurm_rows.read_nodes(rows_of(release)["nodes"])
+    assert comparable_nodes(told) == comparable_nodes(listed)
+
+
+def test_excluded_nodes_are_in_the_listing(release: Path) -> None:
+    plain = json.loads((release / "story.json").read_text())["jobs"]["plain"]
+    excluded = {job.job_id: job.excluded_nodes for job in pyslurm_rows.read_jobs(rows_of(release)["jobs"])}
+    assert excluded[plain] == ("n2",)
+
+
+def test_every_attribute_that_is_asked_for_is_read(release: Path) -> None:
+    asked = {*pyslurm_child.JOB_ATTRIBUTES, *pyslurm_child.JOB_TEXTS, "user_name"}
+    assert asked == set(pyslurm_rows.JobRow.__struct_fields__)
+    assert asked == set(rows_of(release)["jobs"][0])
+    nodes = {*pyslurm_child.NODE_ATTRIBUTES, *pyslurm_child.NODE_TEXTS}
+    assert nodes == set(pyslurm_rows.NodeRow.__struct_fields__)
+    assert nodes == set(rows_of(release)["nodes"][0])
+
+
+def row(**values: Any) -> dict[str, Any]:
+    return {"id": 20, "state": "RUNNING", "user_id": 0, **values}
+
+
+@pytest.mark.parametrize(
+    ("values", "job_id", "array", "tasks"),
+    [
+        ({}, "20", "", ""),
+        ({"array_id": 18, "array_task_id": 3}, "18_3", "18", "3"),
+        # pyslurm says None for the element 0.
+        ({"array_id": 18}, "18_0", "18", "0"),
+        ({"array_id": 20}, "20_0", "20", "0"),
+        ({"array_id": 20, "array_tasks_waiting": "2-9"}, "20_[2-9]", "20", "2-9"),
+        # An array that was cancelled before all had started.
+        ({"array_id": 20, "state": "CANCELLED"}, "20", "", ""),
+        ({"array_id": 20, "state": "CANCELLED", "allocated_nodes": "n1"}, "20_0", "20", "0"),
+        ({"array_id": 20, "state": "CANCELLED", "array_task_id": 4}, "20_4", "20", "4"),
+        ({"heterogeneous_id": 20}, "20", "", ""),
+        ({"heterogeneous_id": 19, "heterogeneous_offset": 1}, "19+1", "", ""),
+    ],
+)
+def test_ids_are_as_squeue_writes_them(values: dict[str, Any], job_id: str, array: str, tasks: str) -> None:
+    (job,) = pyslurm_rows.read_jobs([row(**values)])
+    assert (job.job_id, job.array_job_id, job.array_tasks, job.raw_id) == (job_id, array, tasks, "20")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, ""),
+        ({"afterok": [1, 2], "afterany": [], "singleton": False, "satisfy": "all"}, "afterok:1:2"),
+        (
+            {"afterok": ["1(unfulfilled)"], "singleton": True, "satisfy": "all"},
+            "singleton,afterok:1(unfulfilled)",
+        ),
+        ({"afterok": [1], "afternotok": ["2+5"], "satisfy": "any"}, "afterok:1?afternotok:2+5"),
+    ],
+)
+def test_a_dependency_is_put_together_again(given: dict[str, Any] | None, text: str) -> None:
+    assert pyslurm_rows.dependency_text(given) == text
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        None,
+        {},
+        [None],
+        [{}],
+        [row(id="x")],
+        [row(id=None)],
+    ],
+)
+def test_rows_that_are_not_as_expected_are_no_answer(rows: Any) -> None:
+    with pytest.raises(ParseError):
+        pyslurm_rows.read_jobs(rows)
+
+
+@pytest.mark.parametrize("rows", [None, [None], [{"state": "IDLE"}], [{"name": "n 1", "state": "IDLE"}]])
+def test_nodes_that_are_not_as_expected_are_no_answer(rows: Any) -> None:
+    with pytest.raises(ParseError):
+        pyslurm_rows.read_nodes(rows)

@@ -1,0 +1,82 @@
+"""No text of a report is longer than its field may be, whatever field of whatever row: they are derived from the types of the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.wire.codec import decode_report
+from slurm_watchdog.wire.text_limits import CUT, LENGTHS, MAX_NAME, SKIPPED, has_long
+from tests.builders.wire_fill import filled
+
+LONG = 10_000
+
+
+def texts(kind: inspect.Type, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where a report has free text."""
+    match kind:
+        case inspect.StrType():
+            return [path]
+        case inspect.StructType():
+            return [each for field in kind.fields for each in texts(field.type, (*path, field.name))]
+        case inspect.UnionType():
+            return [found for each in kind.types for found in texts(each, path)]
+        case inspect.CollectionType():
+            return texts(kind.item_type, path)
+        case inspect.TupleType():
+            return [found for each in kind.item_types for found in texts(each, path)]
+        case _:
+            return []
+
+
+PATHS = sorted({path for path in texts(inspect.type_info(Report)) if path[0] not in SKIPPED})
+
+
+def swollen(value: Any, path: tuple[str, ...], text: str) -> Any:
+    """Plain data with `text` at one path, in all rows there."""
+    if isinstance(value, list):
+        return [swollen(each, path, text) for each in value]
+    if not isinstance(value, dict):
+        return text if isinstance(value, str) else value  # a row as a list: all texts in it
+    return {name: swollen(each, path[1:], text) if name == path[0] else each for name, each in value.items()}
+
+
+def longest(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return max(map(longest, inner), default=0)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=".".join)
+def test_a_long_text_of_a_report_is_cut_and_says_so(path: tuple[str, ...]) -> None:
+    # Quotation marks and control characters are escaped in JSON: length must not hide behind them.
+    text = ('\\"', "é\n\x01", "x")[PATHS.index(path) % 3] * LONG
+    plain = filled(inspect.type_info(Report))
+    data = msgspec.json.encode(swollen(plain, path, text))
+    assert len(data) > LONG
+    taken = msgspec.to_builtins(decode_report(data))
+    limit = LENGTHS.get(path[-1], MAX_NAME)
+    assert longest(taken) == limit
+    assert CUT in msgspec.json.encode(taken).decode()
+
+
+def test_an_honest_report_is_taken_as_it_is() -> None:
+    data = msgspec.json.encode(filled(inspect.type_info(Report)))
+    assert not has_long(data)
+    assert decode_report(data) == msgspec.json.decode(data, type=Report)
+
+
+def test_numbers_between_two_texts_are_no_long_text() -> None:
+    data = msgspec.json.encode({"node": "n1", "numbers": list(range(MAX_NAME)), "states": "S" * MAX_NAME})
+    assert len(data) > 3 * MAX_NAME
+    assert not has_long(data)
+
+
+@pytest.mark.parametrize("text", ['"', "\\", '\\"', "x\\"])
+def test_a_long_text_is_found_behind_escapes(text: str) -> None:
+    assert has_long(msgspec.json.encode({"a": text, "b": "x" * (MAX_NAME + 1), "c": text}))
